@@ -1,1 +1,1 @@
-"""A project directory of the host: into a session as a copy, and back as an approved diff."""
+"""Projects: a host directory is copied into a session, and changes return as an approved diff."""

@@ -1,12 +1,12 @@
-"""What changed in a session since its project was copied in.
+"""The changes in a session since its project was copied in.
 
-Host side. The guest tells which files differ; the content of those is read and hashed here, so that
-what is shown, approved and written is the same. Invariants: `digest` covers every path that would
-be written or deleted, with what it was and what it becomes; the old text of a diff is the host's
-file only if that is still as it was copied or last applied, so that no session reads what the host
-wrote since.
+Host side. The guest reports which files differ; their contents are read and hashed here, so that
+the same contents are shown, approved and written. Invariants: `digest_of` covers every path that
+would be written or deleted, with its entries before and after; a diff shows the host's file as the
+old text only if that file is still as it was copied or last applied, so that no session can read
+what the host has written since.
 
-The patch is what `git apply` takes. Making one can take seconds, so it is done in a thread.
+Patches have the format of `git apply`. Making a patch can take seconds, so it is done in a thread.
 *Source*: git-diff(1), "Generating patch text with -p".
 """
 
@@ -64,27 +64,27 @@ from fumehood.projects.writing import Change
 from fumehood.sandbox.wall import Lease
 
 SHOWN_BYTES = 16 << 20
-"""Bytes of contents that are kept to be shown. The others are only hashed."""
+"""Total bytes of file contents that are kept to be shown. Other contents are only hashed."""
 
 Write = Callable[[str, bytes], Awaitable[None]]
 
 
 @dataclass(slots=True)
 class Baseline:
-    """A project as it was copied into a session, and applied since."""
+    """A project's state when it was copied into a session, updated whenever changes are applied."""
 
     tree: Tree
     rules: Mapping[str, str]
     """Directory → text of its `.gitignore`."""
     everything: bool
-    """Whether no rule left anything out."""
+    """Whether the project was copied without applying its rules."""
     versions: dict[str, tuple[str, str]] = field(default_factory=dict)
-    """Path → version and digest of a file in the session, as far as known."""
+    """Path → version and digest of a file in the session, if known."""
     applied: frozenset[str] = frozenset()
-    """Paths that are as they were last applied, not as they were copied."""
+    """Paths whose entries in `tree` come from applied changes, not from the copy."""
 
     def content(self) -> bytes:
-        """Return it in the form that is stored."""
+        """Return the baseline as JSON, without `versions`. `parse` reads it."""
         tree = [[path, one.size, one.can_run, one.digest] for path, one in self.tree.items()]
         told = {"tree": tree, "rules": dict(self.rules), "everything": self.everything}
         told["applied"] = sorted(self.applied)
@@ -94,7 +94,7 @@ class Baseline:
     def parse(cls, content: bytes) -> Baseline:
         told = json.loads(content)
         tree = {path: Entry(*rest) for path, *rest in told["tree"]}
-        applied = frozenset(told.get("applied", ()))  # an earlier engine noted none
+        applied = frozenset(told.get("applied", ()))  # old engine versions did not store it
         return cls(tree, told["rules"], told["everything"], applied=applied)
 
 
@@ -104,7 +104,8 @@ class _Digests(Claim):
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """All changes, by path, and the directories and other paths that the session has."""
+    """All changes in a session, sorted by path, with the session's directories (`directories`) and
+    other paths (`present`)."""
 
     changes: Sequence[Change]
     directories: frozenset[str]
@@ -112,15 +113,15 @@ class Changes:
     rows: Mapping[str, Row]
     """Path → row of each file that is new or has changed."""
     texts: Mapping[str, bytes]
-    """Path → content of what is small enough to be shown."""
+    """Path → content of each such file that is small enough to be shown."""
     unseen: Sequence[str]
-    """Links that lead out, special files, parts of hidden repositories, and what has a name that no
-    project has: it is never written.
+    """Paths that are never written to the host: links out of the project, special files, parts of
+    hidden repositories, and names that no project may contain.
     """
 
 
 def digest_of(changes: Sequence[Change]) -> str:
-    """Return the hash of all that would be written."""
+    """Return a SHA-256 over the path and the entries before and after of all changes."""
     total = hashlib.sha256(b"fumehood.project.1\n")
     for one in changes:
         row = [one.path, *(_row(entry) for entry in (one.before, one.after))]
@@ -135,16 +136,17 @@ def _row(entry: Entry | None) -> list[Any] | None:
 async def changes_of(
     source: Lease, baseline: Baseline, limiter: anyio.CapacityLimiter | None = None
 ) -> Changes:
-    """Return what differs in a session's workspace. `limiter` is that of threads in which rules are
-    compared: a program of the session wrote these, and they may take seconds.
+    """Return what differs between a session's workspace and its baseline. `limiter` limits the
+    threads that evaluate `.gitignore` rules: the session's programs can write rules that take
+    seconds.
 
     Raises:
-        NotRead: there are too many files, or one changes meanwhile.
+        NotRead: there are too many files or rules, or a file changes meanwhile.
         EngineError: the guest failed.
     """
     skip = [GIT]
     if not baseline.everything:
-        # Rules leave out no file that was copied in: without its row it would count as deleted.
+        # A copied file must stay in the scan: without a row, it would count as deleted.
         copied = {name for path in baseline.tree for name in path.split("/")}
         skip += (name for name in plain_names(await _top_rules(source)) if name not in copied)
     rows, unseen = await scan(source, links=True, skip=skip)
@@ -178,7 +180,7 @@ async def changes_of(
 
 
 async def _top_rules(source: Lease) -> str:
-    """Return the text of the workspace's own `.gitignore`, if it has one."""
+    """Return the text of the `.gitignore` at the workspace's top, or "" if it cannot be read."""
     asked = {"do": "read", "path": FILE_NAME, "offset": 0, "length": MAX_READ_BYTES}
     piece = (await ask(source, asked, LIMITS, Piece)).value
     return piece.content.decode("utf-8", "replace") if piece is not None else ""
@@ -187,7 +189,11 @@ async def _top_rules(source: Lease) -> str:
 async def _rules(
     source: Lease, baseline: Baseline, rows: Sequence[Row], differing: Collection[str]
 ) -> dict[str, str]:
-    """Return the rules of the workspace as it is now: directory → text. Raises NotRead."""
+    """Return the current rules of the workspace: directory → text of its `.gitignore`.
+
+    Raises:
+        NotRead: changed rules are too large, or a file changes meanwhile.
+    """
     texts: dict[str, str] = {}
     new: list[Row] = []
     for row in rows:
@@ -212,7 +218,12 @@ async def _rules(
 def _not_left_out(
     baseline: Baseline, texts: Mapping[str, str], differing: Sequence[Row]
 ) -> list[Row]:
-    """Return those of the rows that no rule leaves out. Raises NotRead."""
+    """Return the rows that are in the baseline or that no rule leaves out. `texts` is directory →
+    text of its `.gitignore`.
+
+    Raises:
+        NotRead: the rules would take too much time or memory.
+    """
     rules = IgnoreRules()
     try:
         for directory, text in texts.items():
@@ -227,17 +238,17 @@ def _not_left_out(
 
 
 async def stage(source: Lease, found: Changes, wanted: Sequence[Change], write: Write) -> None:
-    """Pass the content of new and changed files to `write`, piece by piece; an empty file has one
+    """Pass the content of new and changed files to `write`, piece by piece. An empty file has one
     empty piece.
 
     Raises:
-        NotRead: one is not as it was found.
+        NotRead: a file has changed since `found` was made.
         EngineError: the guest failed.
     """
     files = {
         one.path: one.after for one in wanted if one.after is not None and not one.after.is_link
     }
-    for path in files.keys() & found.texts.keys():  # what was hashed
+    for path in files.keys() & found.texts.keys():  # these contents were hashed already
         await write(path, found.texts[path])
     expected = {path: entry for path, entry in files.items() if path not in found.texts}
     digests = {path: hashlib.sha256() for path in expected}
@@ -250,7 +261,7 @@ async def stage(source: Lease, found: Changes, wanted: Sequence[Change], write: 
 
 
 async def _read(source: Lease, rows: Sequence[Row]) -> tuple[dict[str, Entry], dict[str, bytes]]:
-    """Return the entries of rows, and the content of what can be shown."""
+    """Return path → entry for files and links, and path → content for files that can be shown."""
     entries: dict[str, Entry] = {}
     texts: dict[str, bytes] = {}
     room = SHOWN_BYTES
@@ -273,19 +284,20 @@ async def _read(source: Lease, rows: Sequence[Row]) -> tuple[dict[str, Entry], d
 
 
 def _is_same(row: Row, baseline: Baseline) -> bool | None:
-    """Whether a file or link is as it was copied in; None if only its content can tell."""
+    """Return whether a file or link equals its baseline entry, or None if its content must be
+    hashed to know."""
     path, size, can_run, version = row
     before = baseline.tree.get(path)
     if before is None or (size, can_run) != (before.size, before.can_run):
         return False
-    if size == LINK or version == before.digest:  # it can be the content's own
+    if size == LINK or version == before.digest:  # the version can be the content's hash
         return version == before.digest
     known = baseline.versions.get(path)
     return known[1] == before.digest if version and known and known[0] == version else None
 
 
 async def _differing(source: Lease, baseline: Baseline, rows: Sequence[Row]) -> list[Row]:
-    """Return the files and links that are not, or may not be, as they were copied in."""
+    """Return the rows of files and links that differ from the baseline or could not be hashed."""
     unknown: list[Row] = []
     differing: list[Row] = []
     for row in rows:
@@ -314,10 +326,10 @@ async def _differing(source: Lease, baseline: Baseline, rows: Sequence[Row]) -> 
 # -- changes as people and `git apply` read them ----------------------------------------------
 
 MAX_PATCH_BYTES = 4 << 20
-"""Bytes of a patch. Files that do not fit are named in it."""
+"""Maximum size of a patch in bytes. Files that do not fit are only named in it."""
 
 SHOWN_PATCH_BYTES = 256 * 1024
-"""Bytes of all diffs together that an approver is shown; those that do not fit are named."""
+"""Maximum total bytes of the diffs that an approver sees. Files that do not fit are only named."""
 
 MAX_ALL_STEPS = 100 * MAX_STEPS
 """Maximum number of line comparisons for all diffs of a project together: about 15 s."""
@@ -328,7 +340,8 @@ Texts = Mapping[str, bytes]
 
 
 class _Diffs:
-    """Makes diffs. Once they have taken `MAX_ALL_STEPS`, each shows its file as one change."""
+    """Makes the diffs of a project. After `MAX_ALL_STEPS` line comparisons in total, each further
+    diff replaces the whole file as one change."""
 
     def __init__(self) -> None:
         self._steps_left = MAX_ALL_STEPS
@@ -342,8 +355,8 @@ class _Diffs:
 def patch_of(
     changes: Sequence[Change], conflicts: Collection[str], old: Texts, new: Texts
 ) -> tuple[str, bool]:
-    """Return a patch, and whether files are only named in it. `old` and `new`
-    have the contents of files that can be shown.
+    """Return a patch, and whether it only names some of the files. `old` and `new` are path →
+    content before and after, for the files that can be shown.
     """
     parts: list[str] = []
     room = MAX_PATCH_BYTES
@@ -352,7 +365,7 @@ def patch_of(
     for change in changes:
         text, is_whole = _file_patch(change, conflicts, old, new, diffs)
         size = len(text.encode())
-        if size > room:  # it is named, and others may fit
+        if size > room:  # the patch only names this file; smaller ones may still fit
             text, is_whole = _file_patch(change, conflicts, {}, {}, diffs)
         else:
             room -= size
@@ -362,7 +375,8 @@ def patch_of(
 
 
 def listed(changes: Sequence[Change]) -> list[JsonObject]:
-    """Return each change as path, kind and size; two with the same content are a renaming."""
+    """Return each change as path, kind and size. A deleted and an added file with equal content
+    become one renaming."""
     gone = {
         change.before: change.path
         for change in changes
@@ -392,7 +406,9 @@ def listed(changes: Sequence[Change]) -> list[JsonObject]:
 def shown(
     changes: Sequence[Change], conflicts: Mapping[str, str], old: Texts, new: Texts, directory: str
 ) -> JsonObject:
-    """Return the changes in the form of previews, for the human who decides."""
+    """Return the changes of the project `directory` as a preview for the approver. `old` and `new`
+    are path → content before and after, for the files that can be shown.
+    """
     added: list[JsonObject] = []
     changed: list[JsonObject] = []
     removed: list[JsonObject] = []
@@ -453,7 +469,8 @@ def _facts(entry: Entry) -> JsonObject:
 
 
 def _content(entry: Entry | None, path: str, texts: Texts) -> bytes | None:
-    """Return what git compares of one side; None if it cannot be shown."""
+    """Return the text of one side of git's diff: a file's content, a link's target, or b"" if there
+    is no entry. Return None if the content cannot be shown."""
     if entry is None:
         return b""
     return entry.digest.encode() if entry.is_link else texts.get(path)
@@ -494,11 +511,11 @@ def _file_patch(
     ]
     texts = [text_of(side) if side is not None else None for side in sides]
     if texts[0] is None or texts[1] is None:
-        # As `git apply` knows it: it refuses the patch, and does not apply the rest of it.
+        # In this form, `git apply` refuses the whole patch instead of applying the rest of it.
         what = "Files" if None in sides else "Binary files"
         why = " (in conflict, not shown)" if change.path in conflicts else ""
         return "".join([*lines, f"{what} {names[0]} and {names[1]}{why} differ\n"]), False
-    diff = diffs.of(texts[0], texts[1], MAX_PATCH_BYTES)  # more than two shown files can take
+    diff = diffs.of(texts[0], texts[1], MAX_PATCH_BYTES)  # no diff of two shown files exceeds it
     if diff.text:
         tab = "\t" if " " in change.path else ""
         lines += [f"--- {names[0]}{tab}\n", f"+++ {names[1]}{tab}\n", diff.text]
@@ -521,7 +538,8 @@ def _mode(entry: Entry) -> str:
 
 
 def _named(side: str, path: str) -> str:
-    """Return a path as git writes it: in quotes if it has characters that would confuse."""
+    """Return a path with its side (`a` or `b`) as git writes it: quoted and escaped if it has
+    special characters."""
     name = f"{side}/{path}"
     if name.isprintable() and not set('"\\') & set(name):
         return name

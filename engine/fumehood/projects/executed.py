@@ -1,8 +1,8 @@
-"""Files of a project that the tools of its owner execute, because they are there.
+"""Files of a project that common tools execute just because they are present.
 
-Host side, a table. A diff of such a file looks like any other, so the approver sees its name
-first. It is shown, not refused: such files are a part of most projects. The table has what common
-tools execute when they are started in a directory, or only look into it; no table has all of it.
+Host side, a table. A diff of such a file looks like any other diff, so the approver is warned of
+it. It is not refused, because most projects contain such files. The table lists what common tools
+execute when they start in a directory or only look into it. It cannot be complete.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import re
 
 from fumehood.projects.rules import plain
 
-# A name that ends in a slash is a directory, with all that is in it.
+# A name that ends in a slash is a directory with everything below it.
 _TABLE = {
     "direnv": ".envrc",
     "mise": "mise.toml .mise.toml mise.*.toml .mise/",
@@ -56,7 +56,8 @@ _TABLE = {
     "git hooks": ".husky/ .githooks/ git-hooks/ .lefthook/ lefthook.yml lefthook.yaml "
     ".lefthook.yml .lefthook.yaml .pre-commit-config.yaml .pre-commit-hooks.yaml .overcommit.yml "
     ".lintstagedrc*",
-    # Followed rather than executed. It precedes the entries for the whole of such a directory.
+    # Agents follow these files rather than execute them. The first match counts, so this entry
+    # precedes the entries for whole directories, such as `.github/`.
     "coding agents, as instructions": "claude.md claude.local.md agents.md agents.override.md "
     "agent.md gemini.md qwen.md .cursorrules .cursor/rules/ .windsurfrules .windsurf/rules/ "
     ".clinerules/ .roorules* .goosehints .junie/ .kiro/ .augment/ .augment-guidelines "
@@ -75,7 +76,8 @@ _TABLE = {
     "the desktop": "*.desktop autostart/ systemd/",
     "SSH": ".ssh/",
 }
-"""Tool → names of files and directories, as `plain` returns them. A star matches anything."""
+"""Tool → names of files and directories, as `plain` returns them. `*` matches any characters but a
+slash."""
 
 
 def _pattern(names: str) -> str:
@@ -90,7 +92,7 @@ _PATTERNS = {tool: re.compile(_pattern(names)) for tool, names in _TABLE.items()
 
 
 def executed_by(path: str) -> str | None:
-    """Return what executes the file or the link at a path of a project, or None."""
-    # Behind a backslash some file systems have a name of its own.
+    """Return the tool that executes the file or link at a project's path, or None."""
+    # Some file systems take a backslash for a slash.
     looked_at = "/" + "/".join(plain(part) for part in path.replace("\\", "/").split("/"))
     return next((tool for tool, one in _PATTERNS.items() if one.search(looked_at)), None)

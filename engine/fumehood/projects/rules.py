@@ -1,8 +1,8 @@
-"""What a project's `.gitignore` files leave out.
+"""The rules of a project's `.gitignore` files: which paths they leave out.
 
-Host side, pure functions over untrusted text. The rules are git's, but for those of the user and
-the repository outside of the project. Each part of a path is matched by `fnmatch`, whose patterns
-take time in proportion to the text: a repository's rules must not keep the engine busy.
+Host side, pure functions over untrusted text. The rules are git's, except that the user's own rules
+and those in `.git` do not count. Each part of a path is matched by `fnmatch`, whose patterns take
+time in proportion to the text: a repository's rules must not keep the engine busy.
 *Source*: gitignore(5).
 """
 
@@ -19,37 +19,39 @@ from fumehood.protocol.strict_json import BYTE_ORDER_MARK
 FILE_NAME = ".gitignore"
 
 GIT = ".git"
-"""Name that is never part of a project: what git reads there, it can also run."""
+"""A name that no project's path may contain, because git can execute what is in this directory."""
 
 _ALSO_GIT = frozenset({GIT, "git~1"})
-"""Names, as `plain` returns them, that file systems with short names take for it."""
+"""Names, as `plain` returns them, that some file systems take for `.git`."""
 
 GIT_NAMES = ("HEAD", "objects", "refs", "commondir")
-"""Names by which git takes a directory for a repository."""
+"""Names in a directory by which git recognizes a repository."""
 
 _IGNORED = re.compile(
     "[\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u202a-\u202e"
     "\u2060-\u206f\u3164\ufe00-\ufe0f\ufeff\uffa0\ufff0-\ufff8\U0001bca0-\U0001bca3"
     "\U0001d173-\U0001d17a\U000e0000-\U000e0fff]"
 )
-"""Characters that file systems without case leave out when they compare names. *Source*: the
-property Default_Ignorable_Code_Point of Unicode.
+"""Characters that case-insensitive file systems ignore when they compare names. *Source*: the
+Unicode property Default_Ignorable_Code_Point.
 """
 
 STAGING_PREFIX = ".fumehood-apply-"
-"""Name prefix of a directory in a project where changes wait until they are put in place."""
+"""Name prefix of the directory in a project in which new contents are staged."""
 
 PROOF_PREFIX = ".fumehood-project-"
-"""Name prefix of the file that shows that its maker can write in a directory. No session may write
-one: its agent could then name that directory.
+"""Name prefix of the file with which a claimant proves write access to a directory. No session may
+write such a file, because its agent could then claim the directory.
 """
 
 MAX_RULES = 10_000
 MAX_RULES_BYTES = 1 << 20
-"""Rules of all files of one tree together, and bytes of their texts."""
+"""Maximum size in bytes of all `.gitignore` files of one tree together. `MAX_RULES` is the maximum
+number of their rules."""
 
 MAX_TESTS = 50_000_000
-"""Comparisons of a part of a path with a part of a rule, for one tree: about 10 s of a thread."""
+"""Maximum number of comparisons of a path's part with a rule's part for one tree. They take a
+thread about 10 s."""
 
 _MAGIC = frozenset("*?[\\")
 
@@ -57,20 +59,22 @@ _MAGIC = frozenset("*?[\\")
 @dataclass(frozen=True, slots=True)
 class _Rule:
     parts: tuple[re.Pattern[str] | None, ...]
-    """A pattern for each part of a path; None stands for any number of parts."""
+    """A pattern for each part of a path. None matches any number of parts (`**`)."""
     is_negated: bool
     is_for_directories: bool
 
 
 def is_never(path: str) -> bool:
-    """Whether no project has this path, whatever its rules say."""
+    """Whether a path is never part of a project, whatever the rules are."""
     return any(map(_is_never_named, path.split("/")))
 
 
 def git_directories(paths: Iterable[str]) -> tuple[str, ...]:
     """Return the directories that git takes for repositories although they are not called `.git`.
-    It runs what their `config` names. Each begins a path of `plain`: it ends with a slash, or is
-    empty for the top. *Source*: is_git_directory of git.
+
+    Git executes programs that a repository's `config` names. Each result is a prefix of paths as
+    `plain` returns them: it ends with a slash, or is empty for the top directory. *Source*:
+    is_git_directory of git.
     """
     head, objects, refs, commondir = map(plain, GIT_NAMES)
     names: dict[str, set[str]] = {}
@@ -86,8 +90,8 @@ def git_directories(paths: Iterable[str]) -> tuple[str, ...]:
 
 
 def plain(path: str) -> str:
-    """Return one path for all those that some file system takes for the same. *Source*:
-    is_hfs_dotgit and is_ntfs_dotgit of git.
+    """Return a path in a form that is equal for all paths that some file system takes for the same.
+    *Source*: is_hfs_dotgit and is_ntfs_dotgit of git.
     """
     if not path.isascii():
         path = "".join(one for one in path if unicodedata.category(one) != "Cf")
@@ -99,20 +103,22 @@ def plain(path: str) -> str:
 def _is_never_named(name: str) -> bool:
     if name.startswith((STAGING_PREFIX, PROOF_PREFIX)):
         return True
-    # On some file systems, what is behind a backslash is in the directory before it.
+    # Some file systems take a backslash for a slash.
     return not _ALSO_GIT.isdisjoint(map(plain, name.split("\\")))
 
 
 class TooManyRules(Exception):
-    """The rules of a tree would take too much time or memory. The message is a clause."""
+    """A tree's rules would take too much time or memory. The message is a clause."""
 
     def __init__(self) -> None:
         super().__init__("the .gitignore files have too many rules")
 
 
 class IgnoreRules:
-    """The rules of one tree. Add each directory's before asking for what is in it. Both raise
-    `TooManyRules`, because a part of the rules could let in what the others leave out.
+    """The rules of one tree. Add a directory's rules before asking for paths in that directory.
+
+    `add` and `leave_out` raise `TooManyRules` instead of using only some of the rules, which could
+    admit paths that the remaining rules leave out.
     """
 
     def __init__(self) -> None:
@@ -121,10 +127,10 @@ class IgnoreRules:
         self._tests_left = MAX_TESTS
         self._by_directory: dict[str, Sequence[_Rule]] = {}
         self._known: dict[str, bool] = {"": False}
-        """Directory → whether it is left out."""
+        """Directory → whether the rules leave it out."""
 
     def add(self, directory: str, text: str) -> None:
-        """Add the rules of a directory's file."""
+        """Add the rules in `text`, the content of a directory's `.gitignore`."""
         lines = _lines(text)
         self._bytes_left -= len(text.encode())
         self._rules_left -= sum(map(_has_rule, lines))
@@ -134,7 +140,7 @@ class IgnoreRules:
         self._by_directory[directory] = rules[::-1]
 
     def leave_out(self, path: str, *, is_directory: bool) -> bool:
-        """Whether a path is left out, or a directory above it."""
+        """Whether the rules leave out a path or a directory above it."""
         above = path.rpartition("/")[0]
         if above not in self._known:
             self._known[above] = self.leave_out(above, is_directory=True)
@@ -144,7 +150,7 @@ class IgnoreRules:
         if _is_never_named(path.rpartition("/")[2]):
             return True
         directory = above
-        while True:  # the nearest file decides, and its last rule that matches
+        while True:  # the nearest file with a matching rule decides, by its last such rule
             rules = self._by_directory.get(directory, ())
             if rules:
                 inner = path[len(directory) + 1 :] if directory else path
@@ -164,8 +170,8 @@ class IgnoreRules:
 
 
 def plain_names(text: str) -> tuple[str, ...]:
-    """Return names that a top `.gitignore` leaves out everywhere: what is called so need not be
-    looked at. There are none if a rule takes something in again.
+    """Return names that the top `.gitignore` leaves out everywhere, so that paths with these names
+    need not be examined. Return no names if any of its rules is negated.
     """
     names: list[str] = []
     for line in _lines(text)[:MAX_RULES]:
@@ -180,7 +186,7 @@ def plain_names(text: str) -> tuple[str, ...]:
 
 
 def _lines(text: str) -> list[str]:
-    """Return the lines as git reads them. *Source*: git's dir.c, add_patterns_from_buffer."""
+    """Split a file into lines as git does. *Source*: git's dir.c, add_patterns_from_buffer."""
     lines = text.removeprefix(BYTE_ORDER_MARK).split("\n")
     return [line.removesuffix("\r") for line in lines]
 
@@ -213,14 +219,14 @@ def _parse(line: str) -> _Rule | None:
 
 
 def _without_spaces(line: str) -> str:
-    """Remove trailing spaces that are not escaped."""
+    """Return a line without its trailing spaces, unless they are escaped."""
     while line.endswith(" ") and not line.endswith("\\ "):
         line = line[:-1]
     return line
 
 
 def _pattern(part: str) -> re.Pattern[str]:
-    """Compile one part, whose escapes `fnmatch` does not know."""
+    """Compile one part of a rule. `fnmatch` does not support git's backslash escapes."""
     glob, at, is_in_class = "", 0, False
     while at < len(part):
         character = part[at]
@@ -245,9 +251,9 @@ def _pattern(part: str) -> re.Pattern[str]:
 
 
 def _fits(wanted: Sequence[re.Pattern[str] | None], parts: Sequence[str]) -> tuple[bool, int]:
-    """Whether a rule matches all parts of a path, and how many comparisons that took. Goes back to
-    its last `**` only, like a glob with one star, so that these are bounded by the product of both
-    lengths.
+    """Return whether a rule matches all parts of a path, and the number of comparisons that this
+    took. The search backtracks only to the last `**`, so the number is bounded by the product of
+    both lengths.
     """
     if len(wanted) == 2 and wanted[0] is None and wanted[1] is not None:  # most rules
         return wanted[1].match(parts[-1]) is not None, 1

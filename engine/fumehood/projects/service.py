@@ -1,10 +1,10 @@
-"""Projects of sessions: who may bring one in, what changed in it, and its way back.
+"""Projects of sessions: claim a host directory, copy it into a session, and apply the changes.
 
-Host side, above the sessions, below the public interfaces. A directory of the host can be named by
-a program that embeds the engine, and by a caller who is its own user and makes a file there, which
-shows that it could read and write the directory itself. Invariants: a project is written only by
-`SessionProject.apply`, only with what was shown and approved, and only in the directory that the
-session's files came from.
+Host side, above the sessions, below the public interfaces. A program that embeds the engine can
+name any host directory. Other callers must create a file in it as the engine's user, which proves
+that they can write the directory themselves. Invariants: a project is written only by
+`SessionProject.apply`, only with the changes that were shown and approved, and only in the
+directory that the session's files came from.
 """
 
 from __future__ import annotations
@@ -88,13 +88,13 @@ from fumehood.sandbox.wall import CallPort, Dial, Lease, Network, RunSinks, try_
 from fumehood.storage.files import Missing, SavedFiles, file_name
 
 MAX_KNOWN = 50
-"""Projects whose files are remembered. Others are read again when they are needed."""
+"""Number of sessions whose baselines are kept in memory. Others are read from storage."""
 
 FEED_S = 300.0
-"""Seconds for copying a project into a session."""
+"""Maximum number of seconds for copying a project into a session."""
 
 SETTLED_S = 0.05
-"""Seconds after which the guest tells the version of a file that was written."""
+"""Seconds after a file is written from which the guest reports the file's version."""
 
 APPLIED = "is not as it was last applied"
 CHANGED = "The project has changed since the diff was shown. Nothing was written."
@@ -102,44 +102,45 @@ REPOSITORY = "would be part of a git repository"
 
 
 class Claim(NamedTuple):
-    """A directory of the host from which sessions can be made."""
+    """A host directory from which sessions can be made."""
 
     directory: Path
     everything: bool
     proof: str = ""
-    """The name of a file that its claimant has to make there, until that was seen."""
+    """Name of the file that the claimant must create in the directory; empty once it was found."""
 
 
 class Judged(NamedTuple):
-    """Changes beside the host's files."""
+    """A session's changes compared with the host's files."""
 
     changes: Sequence[Change]
     conflicts: dict[str, str]
-    """Path → why it cannot be written."""
+    """Path → why it cannot be written, as a clause."""
     old: dict[str, bytes]
-    """Path → content of the host's file, if it is as it was copied or last applied, and can be
-    shown.
+    """Path → content of the host's file, if the file is still as it was copied or last applied, and
+    can be shown.
     """
 
 
 Keep = Callable[[ProjectHome], Awaitable[None]]
-"""Stores where a session's project is."""
+"""Stores the home of a session's project in the session's record."""
 
 
 class ProjectStore:
-    """Baselines and journals, for sessions of this engine. `saved` is None if it keeps no state."""
+    """The baselines and journals of an engine's sessions. `saved` is None if the engine keeps no
+    state."""
 
     def __init__(self, saved: SavedFiles | None, journals: Journals) -> None:
         self.saved = saved
         self.journals = journals
         self._known: OrderedDict[str, Baseline] = OrderedDict()
         self.turn = anyio.Lock()
-        """Held while a project is written."""
+        """The lock that is held while a project is written."""
         self.comparing = anyio.CapacityLimiter(1)
-        """For threads in which rules of sessions are compared."""
+        """Limits the threads that evaluate the `.gitignore` rules of sessions."""
 
     async def baseline(self, session_id: str, home: ProjectHome) -> Baseline:
-        """Return what was copied in. Raises StateUnavailable."""
+        """Return the baseline of a session. Raises StateUnavailable if it cannot be read."""
         known = self._known.get(session_id)
         if known is None:
             try:
@@ -164,7 +165,11 @@ class ProjectStore:
             self._known.popitem(last=False)
 
     async def put(self, session_id: str, directory: Path, baseline: Baseline) -> ProjectHome:
-        """Store a baseline durably. Raises StateUnavailable."""
+        """Store a baseline durably, if the engine keeps state, and return the project's home.
+
+        Raises:
+            StateUnavailable: the baseline cannot be written.
+        """
         self.remember(session_id, baseline)
         if self.saved is None:
             return ProjectHome(str(directory))
@@ -188,7 +193,7 @@ class SessionProject:
     _keep: Keep
 
     async def difference(self, lease: Lease) -> JsonObject:
-        """Return the changes as `patch`, `files`, `truncated` and `unseen`."""
+        """Return the changes as an object with `diff`, `files`, `truncated` and `unseen`."""
         found, judged = await self._compare(lease)
         diff, is_cut = await anyio.to_thread.run_sync(
             patch_of, judged.changes, judged.conflicts, judged.old, found.texts
@@ -202,7 +207,7 @@ class SessionProject:
         }  # fmt: skip
 
     async def effect(self, lease: Lease) -> Effect:
-        """Return what `apply` would do, for the human who decides."""
+        """Return what `apply` would do, for the approver, or the error that it would raise."""
         found, judged = await self._compare(lease)
         error: EngineError | None = _conflict(judged.conflicts) if judged.conflicts else None
         if error is None and len(judged.changes) > MAX_LISTED:
@@ -220,13 +225,13 @@ class SessionProject:
         return Effect(told, digest_of(judged.changes), digest_of(judged.changes), error)
 
     async def apply(self, lease: Lease, expected: str | None, call_id: str) -> JsonObject:
-        """Write the changes into the directory, if they have the digest `expected`. If the engine
-        is killed meanwhile, the next one knows by `call_id` how it ended.
+        """Write the changes into the host directory, if their digest is `expected` or that is None.
+        If the engine is killed meanwhile, the next engine finds the outcome by `call_id`.
 
         Raises:
-            WorkspaceChanged: they are others now; nothing was written.
+            WorkspaceChanged: the digest of the changes is not `expected`; nothing was written.
             InvalidParams: files of the host are in conflict; nothing was written.
-            StateUnavailable: they could not be written; nothing has changed.
+            StateUnavailable: the changes could not be written; nothing has changed.
         """
         store = self._store
         baseline = await store.baseline(self._session_id, self._home)
@@ -238,7 +243,7 @@ class SessionProject:
                     judged = await anyio.to_thread.run_sync(_judge, project, found, baseline)
                     if judged.conflicts:
                         raise _conflict(judged.conflicts)
-                    # Before anything is staged: until here, a program chooses how much that is.
+                    # Before staging: until this check, the session's programs determine the size.
                     if expected is not None and digest_of(judged.changes) != expected:
                         raise WorkspaceChanged(CHANGED)
                     staging = _Staging(writing)
@@ -270,14 +275,14 @@ class SessionProject:
             if change.after is not None:
                 tree[change.path] = change.after
         changed = {one.path for one in changes}
-        rules = {  # of changed files, they are read again
+        rules = {  # without those of changed files, which are read again
             directory: text
             for directory, text in baseline.rules.items()
             if (f"{directory}/{FILE_NAME}" if directory else FILE_NAME) not in changed
         }
         applied = baseline.applied | changed
         new = Baseline(tree, rules, baseline.everything, baseline.versions, applied)
-        with suppress(EngineError):  # then what is there already is found to be so next time
+        with suppress(EngineError):  # then `_judge` drops the applied changes the next time
             self._home = await self._store.put(self._session_id, Path(self._home.directory), new)
             await self._keep(self._home)
 
@@ -299,7 +304,7 @@ class SessionProject:
 
 
 def _judge(project: ProjectDirectory, found: Changes, baseline: Baseline) -> Judged:
-    """Compare changes with the host's files. What is there already is no change."""
+    """Compare changes with the host's files. Drop those that the host's files already have."""
     changes = found.changes
     repositories = _repositories(project, found)
     left_out = _left_out(baseline)
@@ -310,7 +315,8 @@ def _judge(project: ProjectDirectory, found: Changes, baseline: Baseline) -> Jud
     deleted = {one.path for one in changes if one.after is None}
     for change in changes:
         now, is_there = project.entry(change.path)
-        # What was not copied in must not be guessed: that a guess is right would be seen here.
+        # If the change of a path that the rules left out were dropped, a session could find out by
+        # guessing what the host's file contains.
         is_hidden = change.before is None and is_there and left_out(change.path)
         if now == change.after and (now is not None or not is_there) and not is_hidden:
             continue
@@ -334,8 +340,8 @@ def _judge(project: ProjectDirectory, found: Changes, baseline: Baseline) -> Jud
 
 
 def _repositories(project: ProjectDirectory, found: Changes) -> tuple[str, ...]:
-    """Return the directories that would be repositories with the session's and the host's files
-    together: git would run what their `config` names.
+    """Return the directories that git would take for repositories if the session's files were added
+    to the host's. Git executes programs that a repository's `config` names.
     """
     above = {""} | {
         change.path[: at + 1]
@@ -351,7 +357,7 @@ def _repositories(project: ProjectDirectory, found: Changes) -> tuple[str, ...]:
 
 
 def _left_out(baseline: Baseline) -> Callable[[str], bool]:
-    """Return whether the rules of the copied project leave a path out."""
+    """Return a function that returns whether the copied project's rules leave a path out."""
     rules = IgnoreRules()
     for directory, text in baseline.rules.items():
         rules.add(directory, text)
@@ -366,7 +372,7 @@ def _left_out(baseline: Baseline) -> Callable[[str], bool]:
 
 
 def _with_base(conflicts: dict[str, str], baseline: Baseline) -> dict[str, str]:
-    """Return conflicts that name what each file is compared with."""
+    """Return conflicts whose reason distinguishes applied files from copied files."""
     return {
         path: APPLIED if why == ANOTHER and path in baseline.applied else why
         for path, why in conflicts.items()
@@ -387,7 +393,7 @@ def _conflict(paths: dict[str, str]) -> InvalidParams:
 
 
 class _Staging:
-    """Writes contents into staged files, one after the other."""
+    """Writes pieces of contents into staged files, one file after the other."""
 
     def __init__(self, writing: Writing) -> None:
         self._writing = writing
@@ -419,19 +425,19 @@ class Projects:
         self._claims: OrderedDict[str, Claim] = OrderedDict()
 
     def recover(self) -> Recovered:
-        """Put back what a killed engine began to write. Blocks."""
+        """Undo the unfinished writes of a killed engine. Blocks."""
         return self._store.journals.recover()
 
     def forget(self) -> None:
-        """Forget what was recovered, once the outcomes are stored. Blocks."""
+        """Remove the recovered journals, once their outcomes are stored. Blocks."""
         self._store.journals.forget()
 
     def claim(self, directory: str, *, everything: bool = False, proven: bool = False) -> Project:
-        """Name a directory of the host, for sessions that are made from it. Unless the claim is
-        `proven`, the first of them needs the file `proof` in it.
+        """Claim a host directory, so that sessions can be made from it. Unless `proven`, the first
+        of these sessions requires the file `proof` in the directory.
 
         Raises:
-            InvalidParams: it is no absolute path.
+            InvalidParams: the path is not absolute, or with `proven` cannot be resolved.
         """
         path = Path(directory)
         if not path.is_absolute():
@@ -446,13 +452,14 @@ class Projects:
     async def create(
         self, principal: Principal, *, project: str | None = None, **wishes: Any
     ) -> SessionRecord:
-        """Make a session, with the files of a claimed directory. `wishes` and errors are those of
-        `SessionKeeper.create`, and:
+        """Create a session, with a copy of a claimed directory if `project` is the id of a claim.
+        `wishes` are the arguments of `SessionKeeper.create`.
 
         Raises:
             ResourceNotFound: there is no such claim.
-            PermissionDenied: its proof is missing.
-            InvalidParams: the directory has too much, or what cannot be taken in.
+            PermissionDenied: the claim's proof is missing in the directory.
+            InvalidParams: the directory is too large, or a file in it cannot be copied.
+            EngineError: as `SessionKeeper.create`.
         """
         if project is None:
             return await self._sessions.create(principal, **wishes)
@@ -474,8 +481,11 @@ class Projects:
     async def fork(
         self, principal: Principal, session_id: str, **wishes: Any
     ) -> list[SessionRecord]:
-        """Make sessions with the files of another, and its project. Raises as
-        `SessionKeeper.fork`, and StateUnavailable: what was copied in is not known.
+        """Fork a session, with its files and its project. Return the new sessions.
+
+        Raises:
+            StateUnavailable: the baseline of the session's project cannot be read or stored.
+            EngineError: as `SessionKeeper.fork`.
         """
         source, home = self._sessions.project_home(principal, session_id)
         forks = await self._sessions.fork(principal, source, **wishes)
@@ -534,12 +544,13 @@ class Projects:
         return await self._store.put(record.id, claim.directory, baseline)
 
     async def difference(self, principal: Principal, session_id: str) -> JsonObject:
-        """Return what changed in a session's project, after the calls in it.
+        """Return the changes in a session's project (`SessionProject.difference`), once the calls
+        in the session have ended.
 
         Raises:
             ResourceNotFound: the principal has no such session.
-            InvalidParams: it has no project, or it cannot be compared.
-            SandboxUnavailable, StateUnavailable: that cannot be done now.
+            InvalidParams: the session has no project, or the project cannot be compared.
+            SandboxUnavailable, StateUnavailable: the session or its baseline cannot be read now.
         """
         turn = await self._sessions.files(principal, session_id)
         async with turn as lease:
@@ -555,7 +566,8 @@ def _resolved(path: Path) -> Path:
 
 
 def _look(claim: Claim) -> tuple[Path, list[Found], dict[str, str]]:
-    # Only once: later a link in its place could lead to a directory that its claimant cannot write.
+    # Resolve only once: later, a link at this path could lead to a directory that the claimant
+    # cannot write.
     directory = _resolved(claim.directory) if claim.proof else claim.directory
     with ProjectDirectory(directory) as project:
         if claim.proof and not project.take_proof(claim.proof):
@@ -567,8 +579,8 @@ def _look(claim: Claim) -> tuple[Path, list[Found], dict[str, str]]:
 
 
 class Feed(Connections):
-    """Bytes for a program of the engine in a container, as fast as it reads them: `stream` sends
-    them. The guest opens its window, and may say nothing else.
+    """Sends bytes to the engine's own program in a container, through `stream`, at the program's
+    reading speed. The guest may only acknowledge bytes.
     """
 
     def __init__(self) -> None:
@@ -579,19 +591,23 @@ class Feed(Connections):
     def open(
         self, run_id: int, send: Callable[[bytes], None], port: CallPort, dial: Dial | None = None
     ) -> Feed:
-        """Begin. Implements `OpenConnections`."""
+        """Attach the feed to a run. Implements `OpenConnections`."""
         self.run_id, self.send = run_id, send
         return self
 
     def on_frame(self, frame: ConnectionFrame) -> None:
-        """Take a frame of the guest. Raises FrameError."""
+        """Process a frame from the guest. Raises FrameError unless it acknowledges bytes."""
         if (frame.kind, frame.number) != (TAKEN, FED):
             raise FrameError("a connection that no program can have made")
         super().on_frame(frame)
 
 
 async def feed(lease: Lease, pieces: Iterator[bytes]) -> Unpacked:
-    """Send a project to the guest while it is read."""
+    """Send a project to the guest while `pieces` reads it. Return what the guest has received.
+
+    Raises:
+        EngineError: the project could not be read, or the guest failed.
+    """
     fed = Feed()
     limits = Limits(wall_s=FEED_S, cpu_s=FEED_S, memory_mb=None, output_bytes=MB)
     failed: list[BaseException] = []
@@ -601,7 +617,7 @@ async def feed(lease: Lease, pieces: Iterator[bytes]) -> Unpacked:
             while (piece := await anyio.to_thread.run_sync(next, pieces, None)) is not None:
                 await fed.stream.send(piece)
         except anyio.BrokenResourceError:
-            pass  # its run has ended: the guest says why
+            pass  # the run has ended: the guest's answer has the reason
         except EngineError as error:
             failed.append(error)
             group.cancel_scope.cancel()

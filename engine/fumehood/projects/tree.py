@@ -1,8 +1,8 @@
-"""A project as values: its files and links, and the directory of the host that holds them.
+"""A project's files and links as values, and the host directory that contains them.
 
-Host side. Everything that is read is untrusted: a repository comes from anywhere. Each directory is
-opened by a descriptor, one name at a time, and no link is followed. Invariants: a tree is complete
-or refused; what is fed has the digests of the tree that is returned.
+Host side. Everything that is read is untrusted: a repository can come from anywhere. Each directory
+is opened relative to a descriptor, one name at a time, and no link is followed. Invariants: a tree
+is complete or refused; the contents that are sent to the guest match the digests in the tree.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ FILE_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A file or a link. Two with equal values have the same content."""
+    """A file or a link. Equal entries have the same content."""
 
     size: int
-    """Bytes, or `LINK`."""
+    """Size in bytes, or `LINK`."""
     can_run: bool
     digest: str
     """The SHA-256 of a file, or a link's target."""
@@ -53,12 +53,12 @@ class Entry:
 
 
 Tree = Mapping[str, Entry]
-"""Path → what is there. Directories are not part of it, as in git."""
+"""Path → the file or link there. A tree contains no directories, as in git."""
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """One path that a look at a directory found."""
+    """A file, directory or link that was found in a project. `target` is a link's target."""
 
     path: str
     status: os.stat_result
@@ -70,7 +70,7 @@ class Found:
 
 
 def refused(path: str, why: str) -> InvalidParams:
-    """Return the error for something in a project that cannot be taken in."""
+    """Return the error for a path that cannot be copied into a session. `why` is a clause."""
     return InvalidParams(
         f"{visible(path)[:SHOWN_CHARACTERS]} {why}. Remove it, or list it in .gitignore.",
         fields=["project"],
@@ -78,7 +78,7 @@ def refused(path: str, why: str) -> InvalidParams:
 
 
 class ProjectDirectory:
-    """An open directory of the host. A context manager. Its methods block."""
+    """A project's directory on the host. A context manager that opens it. Methods block."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -86,7 +86,7 @@ class ProjectDirectory:
         self._top = -1
 
     def __enter__(self) -> ProjectDirectory:
-        """Raises InvalidParams if it is no directory that can be read, or a link is on the way."""
+        """Open the directory. Raises InvalidParams if it cannot be read or its path has a link."""
         try:
             self._top = self._opened()
         except OSError as error:
@@ -100,7 +100,8 @@ class ProjectDirectory:
         self._stack.close()
 
     def _opened(self) -> int:
-        """Open it, name by name from the root, so that no link on the way is followed."""
+        """Open the directory name by name from the root, so that no link in its path is followed.
+        Return a descriptor. Raises OSError."""
         names = self.path.parts
         descriptor = os.open(names[0], PARENT_FLAGS)
         try:
@@ -114,7 +115,8 @@ class ProjectDirectory:
 
     @contextmanager
     def directory(self, path: str) -> Iterator[int]:
-        """Open a directory in it. Raises OSError, also if a link is on the way."""
+        """Yield a descriptor of a directory in the project. Raises OSError, also for a link in
+        the path."""
         descriptor = os.dup(self._top)
         try:
             for name in path.split("/") if path else ():
@@ -127,13 +129,15 @@ class ProjectDirectory:
 
     @contextmanager
     def parent(self, path: str) -> Iterator[tuple[int, str]]:
-        """Open the directory of a path. Raises as `directory`."""
+        """Yield a descriptor of the directory that contains a path, and the path's last name.
+        Raises as `directory`."""
         above, _, name = path.rpartition("/")
         with self.directory(above) as directory:
             yield directory, name
 
     def take_proof(self, name: str) -> bool:
-        """Remove an empty file of this user. False if it is not there, or something else."""
+        """Remove a claimant's proof: an empty file that the engine's user owns. Return False if
+        there is no such file."""
         try:
             status = os.stat(name, dir_fd=self._top, follow_symlinks=False)
             if not stat.S_ISREG(status.st_mode) or status.st_size or status.st_uid != os.geteuid():
@@ -146,11 +150,11 @@ class ProjectDirectory:
     # -- reading ---------------------------------------------------------------------------
 
     def look(self, *, everything: bool) -> tuple[list[Found], dict[str, str]]:
-        """Return what is in it, directory by directory, and its rules by directory. With
-        `everything`, no rule leaves anything out.
+        """Return all files, directories and links, each after its directory, and the text of each
+        directory's `.gitignore` by path. With `everything`, no rules are read or applied.
 
         Raises:
-            InvalidParams: there are too many files, or something cannot be taken in.
+            InvalidParams: there are too many files or rules, or a path cannot be copied.
         """
         found: list[Found] = []
         texts: dict[str, str] = {}
@@ -214,7 +218,12 @@ class ProjectDirectory:
             raise changed(path) from None
 
     def fed(self, found: Sequence[Found], tree: dict[str, Entry]) -> Iterator[bytes]:
-        """Yield what the guest's `take` reads, and fill `tree`. Raises InvalidParams."""
+        """Yield the stream that the guest's `take` request reads, and add each file and link to
+        `tree`.
+
+        Raises:
+            InvalidParams: a file cannot be read, or changed since `look`.
+        """
         piece = bytearray()
         for one in found:
             piece += _row(one)
@@ -233,7 +242,8 @@ class ProjectDirectory:
         yield bytes(piece)
 
     def _read(self, one: Found) -> Iterator[bytes]:
-        """Yield exactly the bytes that were there at the look."""
+        """Yield the content of a file. Raises InvalidParams if the file changed since `look`, or
+        cannot be read."""
         left = one.status.st_size
         try:
             with self.parent(one.path) as (directory, name):
@@ -253,7 +263,7 @@ class ProjectDirectory:
             raise changed(one.path)
 
     def entry(self, path: str) -> tuple[Entry | None, bool]:
-        """Return what is at a path now, if a tree can have that, and whether anything is there."""
+        """Return the current file or link at a path, or None; and whether anything exists there."""
         try:
             with self.parent(path) as (directory, name):
                 return entry_of(name, directory), True
@@ -261,7 +271,7 @@ class ProjectDirectory:
             return None, self.has(path)
 
     def has(self, path: str) -> bool:
-        """Whether anything is at a path."""
+        """Whether anything exists at a path."""
         try:
             with self.parent(path) as (directory, name):
                 os.stat(name, dir_fd=directory, follow_symlinks=False)
@@ -270,7 +280,7 @@ class ProjectDirectory:
         return True
 
     def content(self, path: str, most: int) -> bytes | None:
-        """Return a file's content, or None if it is larger, or not readable."""
+        """Return a file's content, or None if it has more than `most` bytes or cannot be read."""
         try:
             with self.parent(path) as (directory, name):
                 file = _open_plain(name, directory)
@@ -283,19 +293,20 @@ class ProjectDirectory:
 
 
 def _open_plain(name: str, directory: int) -> FileIO:
-    """Open a plain file to read it. Raises OSError, also for anything else of that name."""
+    """Open a regular file for reading. Raises OSError, also if it is not a regular file."""
     descriptor = os.open(name, FILE_FLAGS, dir_fd=directory)
     try:
         if stat.S_ISREG(os.fstat(descriptor).st_mode):
             return FileIO(descriptor)
         raise OSError(errno.EINVAL, "It is no plain file")
     except BaseException:
-        os.close(descriptor)  # `FileIO` leaves open what it refuses
+        os.close(descriptor)  # `FileIO` does not close a descriptor that it refuses
         raise
 
 
 def entry_of(name: str, directory: int) -> Entry | None:
-    """Return what has a name in a directory, or None if it is no file or link. Raises OSError."""
+    """Return the file or link with a name in a directory, or None for anything else. Raises OSError
+    also if nothing has this name."""
     status = os.stat(name, dir_fd=directory, follow_symlinks=False)
     if stat.S_ISLNK(status.st_mode):
         return Entry(LINK, False, os.readlink(name, dir_fd=directory))
@@ -311,7 +322,8 @@ def entry_of(name: str, directory: int) -> Entry | None:
 
 
 def link_fault(path: str, target: str) -> str | None:
-    """Return why a link leads, or could lead, out of its project, as a clause; or None."""
+    """Return why a link is not allowed in a project, for example because it could lead out of it,
+    as a clause; or None if it is allowed."""
     if not target.isprintable() or len(target) > MAX_TARGET:
         return "is a link whose target cannot be shown"
     if not target or target.startswith("/"):
@@ -322,7 +334,7 @@ def link_fault(path: str, target: str) -> str | None:
         ups += 1
     if steps[:ups].count("..") > path.count("/"):
         return "is a link that leaves the project"
-    if ".." in steps[ups:]:  # behind another link, it could lead anywhere
+    if ".." in steps[ups:]:  # if the name before `..` is a link, this could lead anywhere
         return "is a link with '..' behind a name"
     if is_never("/".join(steps[ups:])):
         return "is a link into .git, or to files of the engine"
@@ -338,7 +350,7 @@ def changed(path: str) -> InvalidParams:
 
 
 def _require_plain(one: Found) -> None:
-    """Raise InvalidParams for what cannot be taken in."""
+    """Raise InvalidParams unless a found path can be copied into a session."""
     fault = path_fault(one.path)
     if fault is not None:
         raise refused(one.path, f"has a name that cannot be used: it {fault}")
@@ -352,7 +364,11 @@ def _require_plain(one: Found) -> None:
 
 
 def _rules_text(directory: int) -> str | None:
-    """Return the text of a directory's rules, if it is a plain file. Raises TooManyRules."""
+    """Return the text of a directory's `.gitignore`, or None if it is not a readable regular file.
+
+    Raises:
+        TooManyRules: the file is too large.
+    """
     try:
         with _open_plain(FILE_NAME, directory) as file:
             content = file.read(MAX_RULES_BYTES + 1)

@@ -1,11 +1,11 @@
-"""Writing changes into a project: all of them or none, also if the engine is killed meanwhile.
+"""Writing changes into a project: all of them or none, even if the engine is killed meanwhile.
 
 Host side, in a thread. The new contents are staged in a directory of the project, on the same file
-system. Then each old file is moved into the staging directory, looked at there, where no path leads
-to it any more, and replaced by the new one without overwriting anything. A journal in the engine's
-own state says what was begun; until it says that all is done, everything is put back: at once, or
-by the next engine. Invariants: no link is followed; what is not as it was copied in is left as it
-is, and then nothing changes; nothing outside of the project is touched.
+system. Then each old file is moved into the staging directory, checked there under its new name,
+and replaced by the new file without overwriting anything. A journal in the engine's own state
+records the changes. If writing fails, or the journal of a killed engine is not marked as done, all
+changes are undone, in the latter case by the next engine. Invariants: no link is followed; if any
+file differs from the copied one, nothing changes; nothing outside the project is touched.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ IN_THE_WAY = "is in the way"
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What becomes of one path: the entry before, and the one after; None where there is none."""
+    """The change of one path. `before` is None for a new path, `after` for a deleted path."""
 
     path: str
     before: Entry | None
@@ -43,7 +43,7 @@ class Change:
 
 
 class Conflicts(Exception):
-    """The host's files are not as they were copied, so nothing was written. Path → a clause."""
+    """Files of the host have changed, so nothing was written. `paths`: path → reason (a clause)."""
 
     def __init__(self, paths: Mapping[str, str]) -> None:
         super().__init__()
@@ -56,12 +56,13 @@ class _Step:
     number: int
     has_old: bool
     staged: str | None
-    """The staged file; None for a link, and if nothing comes."""
+    """Name of the staged file, or None for a link or a deletion."""
     inode: int | None
     modified_ns: int | None
-    """Both of the staged file. Another time means that somebody has changed it in its place."""
+    """With `inode`, identifies the staged file. If the time differs at the path, somebody else has
+    changed the file there."""
     target: str | None
-    """That of the new link."""
+    """The target of the new link, or None if the step makes no link."""
 
 
 @dataclass(slots=True)
@@ -69,16 +70,16 @@ class _Journal:
     directory: str
     staging: str
     call_id: str = ""
-    """The call that writes; empty in a journal of an earlier engine."""
+    """The call that writes; empty in journals of old engine versions."""
     state: str = "staging"
-    """Then `writing`, and `done`; or after a kill `undone`, or `mixed` if somebody else has written
-    something in between.
+    """`staging`, then `writing`, then `done`. The recovery after a kill sets `undone` instead, or
+    `mixed` if somebody else changed the files in the meantime.
     """
     steps: list[_Step] = field(default_factory=list)
     made: list[str] = field(default_factory=list)
-    """Directories that are not there before."""
+    """Directories that the changes create."""
     emptied: dict[str, int] = field(default_factory=dict)
-    """Directories that may go, with their modes."""
+    """Directory that is removed if the deletions empty it → its mode."""
 
     def text(self) -> bytes:
         steps = [astuple(step) for step in self.steps]
@@ -92,30 +93,32 @@ class _Journal:
 
 
 class Recovered(NamedTuple):
-    """What was found of the writing of a killed engine."""
+    """The result of recovering the journals of a killed engine."""
 
     failed: list[str]
-    """The project directories that could not be put back. They stay for the next try."""
+    """Project directories whose changes could not be undone, and unreadable journals. Their
+    journals are kept for the next attempt."""
     outcomes: dict[str, bool]
-    """Call → whether it has written everything. Otherwise it has written nothing."""
+    """Call id → True if the call has written all its changes, False if none."""
 
 
 class Journals:
-    """The journals of one engine, in a directory of its own."""
+    """The journals of one engine, in a separate directory."""
 
     def __init__(self, directory: Path | None) -> None:
-        """Without a directory nothing is noted, and what a killed engine began stays so."""
+        """If `directory` is None, no journals are kept, and a killed engine's changes cannot be
+        undone."""
         self._directory = directory
         self._recovered: list[Path] = []
 
     def recover(self) -> Recovered:
-        """Finish or put back what a killed engine has begun. Call `forget` once the outcomes are
-        stored.
+        """Undo the unfinished changes of a killed engine, and remove its staging directories. Call
+        `forget` once the outcomes are stored.
         """
         failed, outcomes = found = Recovered([], {})
         if self._directory is None or not self._directory.is_dir():
             return found
-        for draft in self._directory.glob("*.json.new"):  # of a kill before the rename
+        for draft in self._directory.glob("*.json.new"):  # the engine was killed before the rename
             draft.unlink(missing_ok=True)
         for path in sorted(self._directory.glob("*.json")):
             try:
@@ -140,7 +143,7 @@ class Journals:
         return found
 
     def forget(self) -> None:
-        """Remove the journals whose outcomes were returned."""
+        """Remove the journals whose outcomes `recover` has returned."""
         while self._recovered:
             self._recovered.pop().unlink(missing_ok=True)
 
@@ -153,7 +156,7 @@ class Journals:
         write_private(path, journal.text())
 
     def drop(self, journal: _Journal) -> None:
-        """Forget one: nothing of it is left."""
+        """Delete a journal whose changes are complete or undone."""
         if self._directory is not None:
             (self._directory / _file_name(journal)).unlink(missing_ok=True)
 
@@ -163,9 +166,9 @@ def _file_name(journal: _Journal) -> str:
 
 
 class Writing:
-    """One set of changes on its way into a project. A context manager; its methods block.
+    """Writes one set of changes into a project. A context manager; its methods block.
 
-    Stage each new file with `add`, then `write`.
+    Stage each new file with `add`, then call `write`.
     """
 
     def __init__(self, project: ProjectDirectory, journals: Journals, call_id: str = "") -> None:
@@ -187,7 +190,7 @@ class Writing:
         return self
 
     def __exit__(self, *exc: object) -> None:
-        if self._is_left:  # the next engine tries again
+        if self._is_left:  # undoing failed: the next engine tries again
             return
         with suppress(OSError):
             _remove_staging(self._project, self._journal.staging)
@@ -195,7 +198,7 @@ class Writing:
 
     @contextmanager
     def add(self, path: str) -> Any:
-        """Open a new file to write the content for a path. Raises StateUnavailable."""
+        """Yield a new staged file, opened for writing a path's content. Raises StateUnavailable."""
         name = f"new-{len(self._staged)}"
         self._staged[path] = name
         with (
@@ -208,11 +211,12 @@ class Writing:
             os.fsync(file.fileno())
 
     def write(self, changes: Iterable[Change], directories: frozenset[str]) -> None:
-        """Put the changes in place. `directories` are those that the session still has.
+        """Write the changes. `directories` are those of the session: they are not removed when they
+        become empty.
 
         Raises:
             Conflicts: a file is not as it was copied; nothing has changed.
-            StateUnavailable: there is no room, or no right; nothing has changed.
+            StateUnavailable: the disk is full, or permission is missing; nothing has changed.
         """
         journal, project = self._journal, self._project
         with as_told():
@@ -244,7 +248,8 @@ class Writing:
                 raise
 
     def _plan(self, todo: list[Change], directories: frozenset[str]) -> None:
-        """Note what will be done, and give the new files the modes of the old ones."""
+        """Add the steps to the journal, and give the staged files the modes of the files that they
+        replace."""
         journal, project = self._journal, self._project
         lacking: set[str] = set()
         emptied: set[str] = set()
@@ -277,7 +282,7 @@ class Writing:
                     journal.emptied[path] = stat.S_IMODE(status.st_mode)
 
     def _set_mode(self, change: Change, staged: str) -> tuple[int, int]:
-        """Set the mode of a staged file, and return its inode and its time."""
+        """Set the mode of a staged file. Return its inode and modification time in nanoseconds."""
         assert change.after is not None
         mode = 0o644
         with suppress(OSError), self._project.parent(change.path) as (directory, name):
@@ -297,7 +302,12 @@ class Writing:
 
 
 def _do(project: ProjectDirectory, journal: _Journal, step: _Step, change: Change) -> None:
-    """Do one step. Raises Conflicts, OSError."""
+    """Move the old file away, if any, check it, and put the new file or link in its place.
+
+    Raises:
+        Conflicts: the path is not as it was copied.
+        OSError: the file system failed otherwise.
+    """
     old = f"old-{step.number}"
     with (
         _conflicts(step.path),
@@ -325,7 +335,7 @@ def _make(project: ProjectDirectory, path: str) -> None:
 
 @contextmanager
 def _conflicts(path: str) -> Iterator[None]:
-    """Raise Conflicts for errors that show that the host has changed this path."""
+    """Turn each OSError that shows that the host has changed this path into Conflicts."""
     try:
         yield
     except FileExistsError:
@@ -337,8 +347,11 @@ def _conflicts(path: str) -> Iterator[None]:
 
 
 def _put_back(project: ProjectDirectory, journal: _Journal) -> bool:
-    """Undo what was done of a journal. May be repeated. Return whether all is as it was, but for
-    what others have written where this has not. Raises OSError.
+    """Undo the steps of a journal that were done. May be repeated.
+
+    Return False if the previous state could not be restored completely, because somebody else has
+    written to a path meanwhile. An old file whose path is taken is then stored beside it, or in the
+    project's top directory. Raises OSError.
     """
     is_whole = True
     with project.directory(journal.staging) as staging:
@@ -361,7 +374,7 @@ def _put_back(project: ProjectDirectory, journal: _Journal) -> bool:
             aside = f"{short}{mark}"
             with _parent_or_top(project, step.path) as (directory, is_top):
                 if _is_there(old, staging):
-                    # Somebody may have put something in its place meanwhile.
+                    # Somebody else may have put something at the path meanwhile.
                     is_taken = is_top or _is_there(name, directory)
                     place = aside if is_taken else name
                     os.rename(old, place, src_dir_fd=staging, dst_dir_fd=directory)
@@ -371,7 +384,8 @@ def _put_back(project: ProjectDirectory, journal: _Journal) -> bool:
 
 @contextmanager
 def _parent_or_top(project: ProjectDirectory, path: str) -> Iterator[tuple[int, bool]]:
-    """Open the directory of a path, or that of the project if the former is not there any more."""
+    """Yield a descriptor of a path's directory and False, or, if that directory cannot be opened,
+    one of the project's top directory and True."""
     with ExitStack() as stack:
         try:
             directory, is_top = stack.enter_context(project.parent(path))[0], False
@@ -381,8 +395,8 @@ def _parent_or_top(project: ProjectDirectory, path: str) -> Iterator[tuple[int, 
 
 
 def _take_away(project: ProjectDirectory, step: _Step) -> bool:
-    """Remove what a step has put in place, if it has, and if nobody has changed it since. Return
-    whether nothing is there then.
+    """Remove the file or link that a step has put at its path, unless somebody else has changed it
+    since. Return whether nothing is left at the path.
     """
     with (
         suppress(FileNotFoundError, NotADirectoryError),
@@ -426,7 +440,7 @@ def _above(path: str) -> list[str]:
 
 @contextmanager
 def as_told() -> Iterator[None]:
-    """Raise StateUnavailable for errors of the file system."""
+    """Turn each OSError into StateUnavailable."""
     try:
         yield
     except OSError as error:
