@@ -1,9 +1,9 @@
-"""The clients: talk to a daemon over its sockets, with the engine's own method names.
+"""Clients for a daemon's sockets, with the engine's own method names.
 
-Client side. They know the protocol and the model, nothing of the engine. scripts/make_clients.py
-generates one method for each HTTP operation, and the synchronous twin of every `async_….py` in
-`sync/`. Only methods that do more than send one request are written by hand. A request is made by
-`api_request.py` and sent by the rules in `exchange.py`.
+Client side. The clients depend on the protocol and the models, not on the engine.
+scripts/make_clients.py generates one method for each HTTP operation, and for every `async_….py` its
+synchronous twin in `sync/`. Only methods that do more than send one request are written by hand.
+`api_request.py` makes the requests, and `exchange.py` has the rules for sending them.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ __all__ = sorted(_HOMES)
 
 
 def __getattr__(name: str) -> Any:
-    """Import a name on first use: a command needs one of these clients, not four."""
+    """Import a name on first use, because a command needs only one of the four clients."""
     if name not in _HOMES:
         raise AttributeError(f"module 'fumehood.client' has no attribute {name!r}")
     import importlib

@@ -1,8 +1,8 @@
-"""One request, how its answer is read, and the clients' exceptions.
+"""Requests, the readers of their answers, and the clients' exceptions.
 
-No socket and no models: a command that sends one call loads this module alone. Invariant: a
-caller's name is one part of the address, whatever it contains. Otherwise a name with a slash would
-change the address.
+This module imports neither socket code nor models, so that a command that sends one call starts
+quickly. Invariant: a name from the caller is always exactly one segment of the address. A name that
+would change the address, such as one with a slash, is refused.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ ANSWER_GRACE_S = 30.0
 
 
 LONGEST_CALL_S = 600.0
-"""The longest time of a call without a timeout of its own: the maximum of every wall."""
+"""Seconds that a call without its own timeout may run: the maximum of every wall."""
 
 LONGEST_WAIT_S = 3600.0
-"""The longest wait for approval if the call does not limit it: the maximum of the configuration."""
+"""Seconds that a call without its own limit may wait for approval: the configuration's maximum."""
 
 
 class DaemonUnavailable(FumehoodError):
-    """No engine answers, or not in time. The message says what to do.
+    """No engine answered in time. The message says what to do.
 
-    `may_have_acted` is whether an engine may still have received the request. A call may then have
-    run, and only its owner knows whether it is safe to send it again.
+    `may_have_acted` is True if an engine may have received the request. A call may then have run,
+    and only its owner knows whether the call can safely be sent again.
     """
 
     def __init__(self, message: str, *, may_have_acted: bool = False) -> None:
@@ -50,7 +50,7 @@ class DaemonUnavailable(FumehoodError):
 
 
 class Refused(EnvelopeError):
-    """The engine refused a request other than a call; `envelope` and `code` have the reason."""
+    """The engine refused a request other than a call; `envelope` and `code` give the reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,8 @@ class ApiRequest(Generic[T]):
     """One request and the reader of its answer.
 
     `read` raises Refused, or ValueError if the bytes are not an engine's answer. `work_s` is how
-    long the engine may work before it answers. `headers` are sent in addition to the usual ones.
+    many seconds the engine may work before it answers. `headers` are sent in addition to the usual
+    headers.
     """
 
     method: str
@@ -78,7 +79,9 @@ def ask(
     work_s: float = 0.0,
     headers: Mapping[str, str] | None = None,
 ) -> ApiRequest[T]:
-    """Make a request. Its answer is read by `data_of`, `field_of`, `plain` or a similar function.
+    """Make a request to the address `/v1/PART/PART…`.
+
+    `read` reads the answer: `data_of(…)`, `field_of(…)`, `plain(…)` or a similar function.
 
     Raises:
         ValueError: a part would change the address, or the body is not JSON.
@@ -89,7 +92,10 @@ def ask(
 
 
 def ask_for_bytes(path: str, work_s: float = 0.0) -> ApiRequest[None]:
-    """Make a request that is answered with bytes; `read` is for a refusal instead of them."""
+    """Make a request that is answered with raw bytes. `read` is only for a refusal, and raises it.
+
+    `work_s` is how many seconds the engine may work before it answers.
+    """
 
     def refused(raw: bytes) -> None:
         from fumehood.protocol.messages import decode_envelope
@@ -102,7 +108,11 @@ def ask_for_bytes(path: str, work_s: float = 0.0) -> ApiRequest[None]:
 def call_read_by(
     read: Callable[[bytes], T], tool: str, arguments: JsonObject | None, options: JsonObject
 ) -> ApiRequest[T]:
-    """Make the request of a call. Raises ValueError if it is not JSON or has an invalid name."""
+    """Make the request for a call.
+
+    Raises:
+        ValueError: the arguments or options are not JSON, or the tool's name is invalid.
+    """
     content = encode(call_body(arguments, options))
     return ApiRequest("POST", address("tools", tool, "call"), read, content, _work_s(options))
 
@@ -114,18 +124,26 @@ def decision_read_by(
     context: JsonObject | None,
     options: JsonObject,
 ) -> ApiRequest[T]:
-    """Make the request of a decision. Raises ValueError if it is not JSON."""
+    """Make the request for a decision.
+
+    Raises:
+        ValueError: the arguments, context or options are not JSON.
+    """
     body = {"tool": tool, "context": context or {}, **call_body(arguments, options)}
     return ApiRequest("POST", address("decisions"), read, encode(body), _work_s(options))
 
 
 def call_body(arguments: JsonObject | None, options: JsonObject) -> JsonObject:
-    """Make the body of a call."""
+    """Return the body of a call's request, with `{}` for arguments that are None."""
     return {"arguments": arguments if arguments is not None else {}, "options": options}
 
 
 def batch_work_s(calls: Sequence[Any], options: JsonObject) -> float:
-    """Return how long a batch may take: its own timeout and one call, or all calls in sequence."""
+    """Return how many seconds a batch may take.
+
+    This is its timeout plus the time of the longest call or, without a timeout, the time of all
+    calls one after another.
+    """
     given = [call.get("options") for call in calls if isinstance(call, dict)]
     longest_s = max((_work_s(o) for o in given if isinstance(o, dict)), default=0.0)
     longest_s = max(longest_s, LONGEST_CALL_S)
@@ -134,14 +152,17 @@ def batch_work_s(calls: Sequence[Any], options: JsonObject) -> float:
 
 
 def _work_s(options: JsonObject) -> float:
-    """Return how long the call may wait for approval and run."""
+    """Return how many seconds a call with these options may wait for approval and run."""
     wait: Any = options.get("wait_for_approval")
     waits_s = LONGEST_WAIT_S if wait is True else _seconds(wait) or 0.0
     return waits_s + (_seconds(options.get("timeout_seconds")) or LONGEST_CALL_S)
 
 
 def _seconds(asked: Any) -> float | None:
-    """Return a valid time, else None: the engine refuses it immediately."""
+    """Return a positive number of seconds, or None for any other value.
+
+    The engine refuses an invalid value immediately, so no time is needed for it.
+    """
     if isinstance(asked, int | float) and not isinstance(asked, bool) and asked > 0:
         return float(asked)
     return None
@@ -160,7 +181,7 @@ def address(*parts: str) -> str:
 
 
 def query_text(fields: JsonObject) -> str:
-    """Encode the given fields as a query, without those that are None."""
+    """Encode the fields that are not None as `?NAME=VALUE&…`, or "" if there are none."""
     chosen = {name: _text(value) for name, value in fields.items() if value is not None}
     return f"?{urlencode(chosen)}" if chosen else ""
 
@@ -174,12 +195,15 @@ def _text(value: Any) -> str:
 
 
 def given(**fields: Any) -> JsonObject:
-    """Return the fields of a body that are not None, as JSON."""
+    """Return a request body with the fields that are not None, converted to JSON values."""
     return {name: json_of(value) for name, value in fields.items() if value is not None}
 
 
 def json_of(value: Any) -> Any:
-    """Return a field's value as JSON. Of a model, only the fields that were set, at every depth."""
+    """Convert a field's value to a JSON value.
+
+    A model becomes an object with only the fields that were set, at every depth.
+    """
     if isinstance(value, list):
         return [json_of(one) for one in value]
     if isinstance(value, datetime):
@@ -192,7 +216,7 @@ def encode(body: JsonObject) -> bytes:
     """Encode a body as JSON.
 
     Raises:
-        ValueError: it is not JSON.
+        ValueError: the body is not JSON.
     """
     try:
         return strict_json.dumps(body)
@@ -201,14 +225,18 @@ def encode(body: JsonObject) -> bytes:
 
 
 def listed(names: Iterable[str] | None) -> list[str] | None:
-    """Return a list of names. One string is refused: its characters would be taken for names."""
+    """Return the names as a list, or None for None.
+
+    Raises:
+        ValueError: `names` is a single string, whose characters would be taken for names.
+    """
     if isinstance(names, str):
         raise ValueError(f"A list of names is needed, not {names[:80]!r} alone.")  # noqa: TRY004
     return None if names is None else list(names)
 
 
 def data_of(model: type[M]) -> Callable[[bytes], M]:
-    """Read an envelope's `data` as a value of the model."""
+    """Make a reader that returns an envelope's `data` as a value of the model."""
 
     def read(raw: bytes) -> M:
         return model.model_validate(_data(raw))
@@ -217,7 +245,7 @@ def data_of(model: type[M]) -> Callable[[bytes], M]:
 
 
 def field_of(name: str, kind: type[T]) -> Callable[[bytes], T]:
-    """Read one field of an envelope's `data` as a value of the type."""
+    """Make a reader that returns one field of an envelope's `data` as a value of the type."""
 
     def read(raw: bytes) -> T:
         adapter = _adapter(cast("Any", kind))
@@ -235,12 +263,12 @@ def _adapter(kind: Any) -> TypeAdapter[Any]:
 
 
 def plain(model: type[M]) -> Callable[[bytes], M]:
-    """Read an answer without an envelope."""
+    """Make a reader for an answer without an envelope, which returns a value of the model."""
     return model.model_validate_json
 
 
 def object_of(raw: bytes) -> JsonObject:
-    """Read any JSON object."""
+    """Parse an answer that is any JSON object. Raises ValueError if it is not one."""
     document = strict_json.loads(raw)
     if not isinstance(document, dict):
         raise strict_json.StrictJsonError("no object")

@@ -1,6 +1,6 @@
-"""`AsyncClient`: the methods of the callers' socket that are more than one request.
+"""`AsyncClient`: the methods of the callers' socket that do more than send one request.
 
-The others are generated: `async_operations.py`.
+All other methods are generated, in `async_operations.py`.
 """
 
 from __future__ import annotations
@@ -72,14 +72,14 @@ from fumehood.core.workspace_path import path_fault
 from fumehood.protocol.messages import decode_envelope
 
 PAGE = 100
-"""Tools in one page of the list of all: the maximum of the engine."""
+"""Tools per page while all tools are fetched: the engine's maximum."""
 
 UPLOAD_S = 900.0
-"""The engine's time limit for an upload."""
+"""The engine's time limit for an upload, in seconds."""
 
 
 class AsyncBaseClient(AsyncCommonOperations):
-    """The methods of both sockets."""
+    """The methods that the clients of both sockets have."""
 
     _is_control = False
 
@@ -93,15 +93,15 @@ class AsyncBaseClient(AsyncCommonOperations):
     ) -> None:
         """Make a client. Nothing is sent yet.
 
-        The default `socket_path` is that of the command line; it can also be the address of an
-        engine on another machine, `https://HOST:PORT`, whose certificate is checked against the
-        system's authorities or those in `SSL_CERT_FILE`. `credential` is a token, or on the
-        control socket an approver's credential. The client waits for an answer as long as the
-        engine may work on it, and `grace_s` more.
+        The default `socket_path` is the socket that the command line uses. It can also be the
+        address of an engine on another machine, `https://HOST:PORT`, whose certificate is checked
+        against the system's certificate authorities or those in `SSL_CERT_FILE`. `credential` is a
+        token or, on the control socket, an approver's credential. The client waits for an answer
+        `grace_s` seconds longer than the engine may work on it.
 
         Raises:
             ValueError: the address, the credential or a time is invalid.
-            ConfigError: no path is given, and the configuration is wrong.
+            ConfigError: no path is given, and the configuration is invalid.
         """
         path = place_of(socket_path, control=self._is_control)
         endpoint = Endpoint(path, credential, connect_timeout_s, grace_s)
@@ -132,8 +132,9 @@ class AsyncBaseClient(AsyncCommonOperations):
 
 
 class AsyncClient(AsyncBaseClient, AsyncCallerOperations):
-    """The kernel's client of the callers' socket. Programs use `fumehood.AsyncClient`, which has
-    the methods of parts as well.
+    """The kernel's client of the callers' socket.
+
+    Programs use `fumehood.AsyncClient`, which also has the methods of parts.
     """
 
     async def call(
@@ -141,8 +142,9 @@ class AsyncClient(AsyncBaseClient, AsyncCallerOperations):
     ) -> Envelope:
         """Call a tool (`name` or `name@version`); the answer is always an envelope.
 
-        `options` are those of `CallOptions`. Once its bytes were sent, a call is never repeated
-        automatically; `DaemonUnavailable.may_have_acted` then says that it may have run.
+        `options` are those of `CallOptions`. Once the bytes of a call have been sent, the call is
+        never repeated automatically. If the connection then breaks, the call may have run, and
+        `DaemonUnavailable.may_have_acted` is True.
         Cancelling the waiting task does not stop the call; its own limits do.
 
         Raises:
@@ -161,9 +163,9 @@ class AsyncClient(AsyncBaseClient, AsyncCallerOperations):
         context: JsonObject | None = None,
         **options: Unpack[DecisionKeywords],
     ) -> Decision:
-        """Decide about a call of a tool that this caller runs itself; the engine runs nothing.
+        """Request a decision on a tool call that the caller makes itself; the engine runs nothing.
 
-        The tool may run only if the decision is `allow`, and then once. A call that waits for
+        The tool may run only if the decision is `allow`, and then only once. A call that waits for
         approval is `pending`: repeat the same call to get the decision. `context` is everything
         else that determines the effect of the tool; `options` are those of `DecisionOptions`.
 
@@ -183,12 +185,12 @@ class AsyncClient(AsyncBaseClient, AsyncCallerOperations):
 
         Each call is `{"tool": …, "arguments": {…}, "options": {…}}`. `options` are those of
         `BatchOptions`. A call that is malformed, refused or fails has its own answer. Closing the
-        connection cancels the running calls, and starts no others.
+        connection cancels the running calls, and no others are started.
 
         Raises:
             TypeError: there is no such option.
             ValueError: the calls or options are not JSON, so nothing was sent.
-            Refused: the number of calls or an option of the batch is wrong.
+            Refused: the number of calls or an option of the batch is invalid.
         """
         chosen = checked_keywords(BatchKeywords, "batch", options)
         body: JsonObject = {"calls": list(calls), "options": chosen}
@@ -208,11 +210,12 @@ class AsyncClient(AsyncBaseClient, AsyncCallerOperations):
         best: Callable[[Envelope], Any] | None = None,
         **options: Unpack[CallKeywords],
     ) -> ForkedCalls:
-        """Call a tool with each of the inputs, each in a fork of a session with a disk, at once.
+        """Call a tool with each of the inputs concurrently, each in its own fork of a session.
 
-        The forks begin with the session's files, or those of a snapshot (its id or name). With
-        `best`, the fork stays whose answer has the highest value, of those that succeeded. All
-        others are ended, with calls in them that wait for approval.
+        The session must have a disk. The forks begin with the session's files, or those of a
+        snapshot (its id or name). `best` computes a value from each successful answer, and the
+        fork whose answer has the highest value is kept. All other forks are ended, which also ends
+        their calls that wait for approval.
 
         Raises:
             TypeError: there is no such option.
@@ -255,7 +258,7 @@ class AsyncClient(AsyncBaseClient, AsyncCallerOperations):
         Each page is a separate call, with the previous page's `next_cursor` as `cursor`.
 
         Raises:
-            CallFailed: the call of a page did not succeed; it has that page's envelope.
+            CallFailed: the call for a page did not succeed; the exception has that page's envelope.
             ValueError: the tool is not paginated, or as `call`.
         """
         pages = Pages(arguments, max_items)
@@ -269,13 +272,13 @@ class AsyncClient(AsyncBaseClient, AsyncCallerOperations):
     ) -> AsyncGenerator[Event, None]:
         """Call a tool and return its events as they happen; the last one is the answer.
 
-        A refusal is also an `ErrorEvent`. Closing the iterator closes the connection: the call
-        continues, or ends with `cancel_on_disconnect`. If the connection breaks, the stream is
+        A refused call yields an `ErrorEvent`. Closing the iterator closes the connection; the call
+        continues, unless `cancel_on_disconnect` is set. If the connection breaks, the stream is
         resumed: no event is lost or repeated.
 
         Raises:
             TypeError, ValueError: as `call`.
-            DaemonUnavailable: also if the events break off and cannot be resumed.
+            DaemonUnavailable: no server answers, or the stream breaks off and cannot be resumed.
         """
         chosen = checked_keywords(CallKeywords, "stream", options)
         # Comments keep the connection alive, however long the call takes.
@@ -286,13 +289,13 @@ class AsyncClient(AsyncBaseClient, AsyncCallerOperations):
         return self._transport.follow(request)
 
     def follow(self, call_id: str, after: str | None = None) -> AsyncGenerator[Event, None]:
-        """Return the events of a call that was started by `stream`, also after its end.
+        """Return the events of a call that `stream` started, even if the call has ended.
 
-        They begin with the first one, or with the one after the id `after`. If the events are not
-        available, the only one is an `ErrorEvent`.
+        They begin with the first event, or with the one that follows the event id `after`. If the
+        events are not available, a single `ErrorEvent` is returned.
 
         Raises:
-            DaemonUnavailable: also if the events break off and cannot be resumed.
+            DaemonUnavailable: no server answers, or the stream breaks off and cannot be resumed.
         """
         return self._transport.follow(follow_request(call_id, after))
 
@@ -318,7 +321,7 @@ class AsyncClient(AsyncBaseClient, AsyncCallerOperations):
         tag: str | None = None,
         type: str | None = None,  # noqa: A002 - as in `tools`
     ) -> list[tuple[ToolDefinition, str]]:
-        """Fetch the same tools, each with its source.
+        """Fetch the same tools as `tools`, each with its source.
 
         Raises:
             Refused: as `tools`.
@@ -343,10 +346,10 @@ class AsyncClient(AsyncBaseClient, AsyncCallerOperations):
         tag: str | None = None,
         type: str | None = None,  # noqa: A002 - as in `tools`
     ) -> ToolList:
-        """Fetch one page; the parameters are described in the HTTP reference.
+        """Fetch one page of the tools; the HTTP reference describes the parameters.
 
         Raises:
-            Refused: the query is wrong, or its cursor belongs to another list.
+            Refused: the query is invalid, or its cursor belongs to another list.
         """
         query = {"limit": limit, "cursor": cursor, "category": category, "tag": tag, "type": type}
         return await self._transport.send(ask("GET", data_of(ToolList), "tools", query=query))
@@ -360,7 +363,9 @@ class AsyncClient(AsyncBaseClient, AsyncCallerOperations):
         max_cost: Decimal | None = None,
         at_most: int | None = None,
     ) -> AgentTools:
-        """Fetch an agent's tools in its order, as it sees them, and the reasons for omissions.
+        """Fetch an agent's tools, in the agent's order and with the schemas that the agent sees.
+
+        The answer also names the tools that are left out, with the reasons.
 
         Raises:
             Refused: the agent is unknown, or this caller may not act for it.
@@ -378,7 +383,7 @@ class AsyncClient(AsyncBaseClient, AsyncCallerOperations):
         """Fetch the record of one of this caller's calls.
 
         Raises:
-            Refused: the call is unknown, of another caller, or no longer kept.
+            Refused: the call is unknown, belongs to another caller, or is no longer kept.
         """
         found = await self.call_state(call_id)
         return found.call
@@ -387,19 +392,20 @@ class AsyncClient(AsyncBaseClient, AsyncCallerOperations):
         """Fetch a whole blob, by the `url` or `resource_url` of an answer.
 
         Raises:
-            ValueError: this is not the address of a blob; nothing was sent.
-            Refused: the blob is unknown, of another caller, or has expired.
+            ValueError: `url` is not the address of a blob; nothing was sent.
+            Refused: the blob is unknown, belongs to another caller, or has expired.
         """
         return await self._transport.fetch(_blob(url))
 
     async def whole(self, envelope: Envelope, field: str) -> Any:
-        """Return a whole text of an answer, such as `stdout`; fetch it if the answer has its ends.
+        """Return the whole text of an answer's field, such as `stdout`.
 
-        `field` is its dotted path in `data` or in `error.details`.
+        The text is fetched if the answer has only its beginning and end. `field` is a dotted path
+        in `data` or in `error.details`.
 
         Raises:
             ValueError: the field is missing, or the whole text was not kept.
-            Refused: it has expired.
+            Refused: the whole text has expired.
         """
         url = envelope.shortened(field)
         if url is None:
@@ -418,7 +424,11 @@ class AsyncClient(AsyncBaseClient, AsyncCallerOperations):
             await self._transport.download(request, file.write)
 
     async def download_blob(self, url: str, write: Write) -> None:
-        """Pass a blob to `write`, piece by piece, in order. Raises as `blob`, and as `write`."""
+        """Pass a blob to `write`, piece by piece, in order.
+
+        Raises:
+            ValueError, Refused: as `blob`. Exceptions of `write` are passed on.
+        """
         await self._transport.download(_blob(url), write)
 
     async def put_file(
@@ -426,10 +436,11 @@ class AsyncClient(AsyncBaseClient, AsyncCallerOperations):
     ) -> WrittenFile:
         """Write a file of a session, from bytes, a local file or an open file.
 
-        The file appears completely or not at all; mode `create` refuses to replace one.
+        The file appears completely or not at all; mode `create` refuses to replace an existing
+        file.
 
         Raises:
-            ValueError: the source is not a regular file, or the path cannot be an address.
+            ValueError: the source is not a regular file, or the path is invalid.
         """
         query = {"mode": None if mode == "replace" else mode}
         parts = _file(session_id, path)
@@ -442,7 +453,7 @@ class AsyncClient(AsyncBaseClient, AsyncCallerOperations):
         """Read a whole file of a session into memory.
 
         Raises:
-            DaemonUnavailable: also if the file was changed meanwhile.
+            DaemonUnavailable: no server answers, or the file changed while it was read.
         """
         return await self._transport.fetch(_bytes_of_file(session_id, path))
 
@@ -450,8 +461,9 @@ class AsyncClient(AsyncBaseClient, AsyncCallerOperations):
         """Save a file of a session as a new file, or pass it to a function, piece by piece.
 
         Raises:
-            FileExistsError: the file exists.
-            DaemonUnavailable: also if the file was changed meanwhile; no new file is left.
+            FileExistsError: the local file exists.
+            DaemonUnavailable: no server answers, or the file changed while it was read; no local
+                file is left.
         """
         request = _bytes_of_file(session_id, path)
         if not isinstance(target, Path | str):
@@ -463,12 +475,14 @@ class AsyncClient(AsyncBaseClient, AsyncCallerOperations):
     async def create_session_from(
         self, directory: Path | str, *, everything: bool = False, **wishes: Any
     ) -> SessionRecord:
-        """Create a session with a copy of a local directory, without what its `.gitignore` files
-        leave out, unless `everything` is wanted. `wishes` are those of `create_session`. Changes
-        come back by the tool `apply_workspace`.
+        """Create a session with a copy of a local directory.
+
+        Files that the directory's `.gitignore` files exclude are left out, unless `everything` is
+        True. `wishes` are the arguments of `create_session`. The tool `apply_workspace` writes
+        changes back into the directory.
 
         Raises:
-            OSError: the directory cannot be written.
+            OSError: this program cannot write to the directory.
         """
         path = resolved(directory)
         project = await self.claim_project(str(path), everything=everything)
@@ -478,9 +492,10 @@ class AsyncClient(AsyncBaseClient, AsyncCallerOperations):
     async def put_directory(
         self, session_id: str, source: Path | str, path: str = ""
     ) -> UnpackedArchive:
-        """Copy a local directory into a directory of a session, by default the whole workspace.
+        """Copy a local directory into the directory `path` of a session's workspace.
 
-        Files that exist there are replaced, others stay. Links are left out.
+        The default `path` is the workspace itself. Existing files with the same names are replaced,
+        and other files stay. Links are left out.
 
         Raises:
             OSError: the directory cannot be read.
@@ -492,12 +507,13 @@ class AsyncClient(AsyncBaseClient, AsyncCallerOperations):
             return await self._transport.upload(request, chunks_of_async(content, size), size)
 
     async def get_directory(self, session_id: str, path: str, target: Path | str) -> None:
-        """Save a directory of a session ("": the whole workspace) as a new local directory, without
-        links. It appears completely or not at all.
+        """Save a directory of a session as a new local directory, without links.
+
+        `path` is "" for the whole workspace. The local directory appears completely or not at all.
 
         Raises:
-            OSError: the target exists and is not an empty directory, or cannot be made.
-            DaemonUnavailable: also if a file was changed meanwhile.
+            OSError: the target exists and is not an empty directory, or cannot be created.
+            DaemonUnavailable: no server answers, or a file changed while it was read.
         """
         query = query_text({"path": path or None})
         request = ask_for_bytes(address("sessions", session_id, "archive") + query, TURN_S)
@@ -506,13 +522,13 @@ class AsyncClient(AsyncBaseClient, AsyncCallerOperations):
 
 
 def _blob(url: str) -> ApiRequest[None]:
-    """Make the request for a blob. Raises ValueError for any other address."""
+    """Make the request for a blob. Raises ValueError if `url` is not a blob's address."""
     parse_blob_url(url)
     return ask_for_bytes(url)
 
 
 def _file(session_id: str, path: str) -> tuple[str, ...]:
-    """Return the parts of a file's address. Raises ValueError."""
+    """Return the parts of a file's address. Raises ValueError if the path is invalid."""
     fault = path_fault(path)
     if fault is not None:
         raise ValueError(f"The path {path[:80]!r} {fault}.")

@@ -1,6 +1,6 @@
-"""`AsyncControlClient`: the methods of the control socket that are more than one request.
+"""`AsyncControlClient`: the methods of the control socket that do more than send one request.
 
-The others are generated: `async_control_operations.py`.
+All other methods are generated, in `async_control_operations.py`.
 """
 
 from __future__ import annotations
@@ -43,7 +43,8 @@ class AsyncControlClient(AsyncBaseClient, AsyncControlOperations):
 
     Raises:
         DaemonUnavailable: from every method, if no server answers in time.
-        Refused: from every method that the engine refuses, for example without `admin`.
+        Refused: from every method, if the engine refuses the request, for example because the
+            credential lacks `admin`.
         ValueError: from every method, if a name or id is invalid; nothing was sent.
     """
 
@@ -57,7 +58,7 @@ class AsyncControlClient(AsyncBaseClient, AsyncControlOperations):
         connect_timeout_s: float = CONNECT_TIMEOUT_S,
         grace_s: float = ANSWER_GRACE_S,
     ) -> None:
-        """As `AsyncClient`, but a credential is required."""
+        """Make a client, with the parameters of `AsyncClient`; `credential` is required."""
         super().__init__(
             socket_path,
             credential=credential,
@@ -72,22 +73,22 @@ class AsyncControlClient(AsyncBaseClient, AsyncControlOperations):
 
     @property
     def approvals(self) -> AsyncControlledApprovals:
-        """Everybody's approvals, and decisions on them."""
+        """All principals' approvals, and decisions on them."""
         return AsyncControlledApprovals(self._transport)
 
     @property
     def calls(self) -> AsyncControlledCalls:
-        """Everybody's calls."""
+        """All principals' calls."""
         return AsyncControlledCalls(self._transport)
 
     @property
     def sessions(self) -> AsyncControlledSessions:
-        """Everybody's sessions."""
+        """All principals' sessions."""
         return AsyncControlledSessions(self._transport)
 
 
 class AsyncControlledAgents(AsyncControlAgents):
-    """Agents and their tools. A part of `AsyncControlClient`."""
+    """The methods of `AsyncControlClient.agents`: agents and their tools."""
 
     async def enable(self, agent_id: str) -> Agent:
         """Allow calls for an agent again."""
@@ -99,10 +100,10 @@ class AsyncControlledAgents(AsyncControlAgents):
 
 
 class AsyncControlledApprovals(AsyncControlApprovals):
-    """Everybody's approvals, and decisions on them. A part of `AsyncControlClient`.
+    """The methods of `AsyncControlClient.approvals`: all principals' approvals, and decisions.
 
-    `version` is the version that the approver has seen. If it has changed, nothing is done
-    (`Refused`, IDEMPOTENCY_CONFLICT). None accepts any version.
+    `version` is the version of the approval that the approver has seen. If the approval has changed
+    since then, nothing is decided (`Refused`, IDEMPOTENCY_CONFLICT). None accepts any version.
     """
 
     async def approve(
@@ -115,10 +116,10 @@ class AsyncControlledApprovals(AsyncControlApprovals):
         remember: RememberWish | None = None,
         action_digest: str | None = None,
     ) -> Approval:
-        """Approve it; with `arguments`, approve the call with these arguments instead.
+        """Approve a call, or with `arguments` approve the call with these arguments instead.
 
-        `action_digest` is the digest of the preview (`preview_edit`): if the action has changed
-        since then, nothing is decided.
+        `action_digest` is the digest in the preview of these arguments (`preview_edit`): if the
+        action has changed since the preview, nothing is decided.
         """
         decision = NewDecision(
             decision="approve", reason=reason, arguments=arguments, remember=remember,
@@ -129,16 +130,19 @@ class AsyncControlledApprovals(AsyncControlApprovals):
     async def deny(
         self, approval_id: str, *, version: int | None, reason: str | None = None
     ) -> Approval:
-        """Deny it. The model receives the reason."""
+        """Deny a call. The model receives the reason."""
         decision = NewDecision(decision="deny", reason=reason)
         return await self._decide(approval_id, decision, version)
 
     async def next_change(self, after: int = -1, *, wait_s: float = LONGEST_POLL_S) -> int:
-        """Wait until the number of changes differs from `after`, at most 25 s; return it."""
+        """Wait until the number of changes to approvals differs from `after`, and return it.
+
+        After `wait_s` seconds (25 at most), return the number even if it has not changed.
+        """
         return (await self.changes(after, wait_s=wait_s)).changes
 
     async def changes(self, after: int = -1, *, wait_s: float = LONGEST_POLL_S) -> ApprovalChanges:
-        """Wait likewise, and also return the number of pending approvals."""
+        """Wait as `next_change`; also return the number of pending approvals."""
         query = {"after": after, "wait": wait_s}
         request = ask(
             "GET", data_of(ApprovalChanges), "approvals", "changes", query=query, work_s=wait_s
@@ -155,7 +159,7 @@ class AsyncControlledApprovals(AsyncControlApprovals):
 
 
 class AsyncControlledCalls(AsyncControlCalls):
-    """Everybody's calls. A part of `AsyncControlClient`."""
+    """The methods of `AsyncControlClient.calls`: all principals' calls."""
 
     async def dry_run(self, call_id: str) -> Envelope:
         """Repeat a call that needed approval as a dry run, with its caller's rights."""
@@ -163,10 +167,10 @@ class AsyncControlledCalls(AsyncControlCalls):
         return await self._transport.send(ApiRequest("POST", path, _dry_run_answer))
 
     async def blob(self, call_id: str, url: str) -> bytes:
-        """Fetch a whole blob of a call's answer, by its `url` there.
+        """Fetch a whole blob of a call's answer, by the blob's `url` in the answer.
 
         Raises:
-            ValueError: this is not the address of a blob; nothing was sent.
+            ValueError: `url` is not the address of a blob; nothing was sent.
         """
         blob = parse_blob_url(url)
         given = {"expires": blob.expires, "signature": blob.signature}
@@ -175,7 +179,7 @@ class AsyncControlledCalls(AsyncControlCalls):
 
 
 class AsyncControlledSessions(AsyncControlSessions):
-    """Everybody's sessions. A part of `AsyncControlClient`."""
+    """The methods of `AsyncControlClient.sessions`: all principals' sessions."""
 
     async def download_file(self, session_id: str, path: str, write: Write) -> None:
         """Pass a file of a session to `write`, piece by piece."""

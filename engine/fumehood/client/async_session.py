@@ -1,8 +1,8 @@
 """`AsyncSession`: one session for a framework's adapter, and the programs that run in it.
 
-Client side. The session is made on first use, and ended by `close` unless it existed before. Calls
-are sent one at a time: an engine runs one at a time in a session. Only those for the processes that
-run beside them wait for no other.
+Client side. The session is created on first use, and ended by `close` unless it existed before.
+Calls are sent one at a time, because an engine runs one call at a time in a session. Only calls
+that manage background processes (`call_beside`) do not wait for other calls.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from fumehood.core.envelope import Envelope
 from fumehood.core.json_types import JsonObject
 
 TIMEOUT_S = 600.0
-"""The default time limit of a program: the engine's maximum."""
+"""The default time limit of a program in seconds: the engine's maximum."""
 
 
 class AsyncSession:
@@ -70,13 +70,13 @@ class AsyncSession:
         await self.close()
 
     async def client(self) -> AsyncClient:
-        """Return the client, which is made if none was given."""
+        """Return the client. If none was given, it is created on first use."""
         if self._client is None:
             self._client = await self._resources.enter_async_context(AsyncClient())
         return self._client
 
     async def start(self) -> str:
-        """Return the id of the session, which is made on first use."""
+        """Return the id of the session, which is created on first use."""
         if self.id is not None:
             return self.id
         async with self._turn:
@@ -90,19 +90,26 @@ class AsyncSession:
         return self.id
 
     async def is_active(self) -> bool:
-        """Whether the session can be used. Raises Refused for one that never was this caller's."""
+        """Return whether the session can be used.
+
+        Raises:
+            Refused: the session is unknown, or belongs to another caller.
+        """
         client = await self.client()
         record = await client.session(await self.start())
         return not record.state.is_over
 
     async def close(self) -> None:
-        """End the session if it was made here. Further use makes a new one."""
+        """End the session if this object created it. Further use creates a new session.
+
+        A client that this object created is closed.
+        """
         async with self._turn:
             try:
                 if self._is_own and self.id is not None:
                     session_id, self.id = self.id, None
                     client = await self.client()
-                    with suppress(Refused):  # it is long over
+                    with suppress(Refused):  # the session ended long ago
                         await client.end_session(session_id)
             finally:
                 await self._resources.aclose()
@@ -111,7 +118,7 @@ class AsyncSession:
     async def call(
         self, tool: str, arguments: JsonObject, timeout_s: float | None = None
     ) -> Envelope:
-        """Call a tool in this session. The call ends with its caller."""
+        """Call a tool in this session. The call is cancelled if the connection is closed."""
         async with self._turn:
             client = await self.client()
             return await client.call(
@@ -124,7 +131,7 @@ class AsyncSession:
             )
 
     async def call_beside(self, tool: str, arguments: JsonObject) -> Envelope:
-        """Call a tool that needs no turn, such as `start_process`, also while a program runs.
+        """Call a tool such as `start_process` without waiting for other calls in the session.
 
         Raises:
             CallFailed: the call did not succeed.
@@ -150,7 +157,7 @@ class AsyncSession:
     ) -> Finished:
         """Run a command, or a program with its arguments. Any exit status is a result.
 
-        `directory` is below the workspace.
+        `directory` is the working directory, a path relative to the workspace.
 
         Raises:
             CallFailed: no program ran, or its result is unknown.
@@ -161,27 +168,31 @@ class AsyncSession:
         return await self.finish(await self.call("run_shell", arguments, timeout_s))
 
     async def finish(self, envelope: Envelope) -> Finished:
-        """Return a program's ending with its whole output. Raises CallFailed as `run`."""
+        """Convert an answer of `run_shell` to a result with the program's whole output.
+
+        Raises:
+            CallFailed: no program ran, or its result is unknown.
+        """
         program_result(envelope)
         stdout, stderr = [await self.whole(envelope, name) for name in ("stdout", "stderr")]
         return finished(envelope, stdout, stderr)
 
     async def whole(self, envelope: Envelope, field: str) -> Any:
-        """Return a whole field of an answer. Raises as `AsyncClient.whole`."""
+        """Return the whole text of an answer's field. Raises as `AsyncClient.whole`."""
         client = await self.client()
         return await client.whole(envelope, field)
 
     async def put(self, path: str, content: bytes) -> None:
-        """Write a file of the workspace."""
+        """Write a file in the workspace."""
         client = await self.client()
         await client.put_file(await self.start(), path, content)
 
     async def get(self, path: str) -> bytes:
-        """Read a file of the workspace."""
+        """Read a file in the workspace."""
         client = await self.client()
         return await client.get_file(await self.start(), path)
 
     async def delete(self, path: str) -> None:
-        """Delete a file of the workspace."""
+        """Delete a file in the workspace."""
         client = await self.client()
         await client.delete_file(await self.start(), path)

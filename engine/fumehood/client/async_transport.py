@@ -46,7 +46,12 @@ class AsyncTransport:
         self._http = httpx2.AsyncClient(transport=transport, base_url=BASE_URL)
 
     async def send(self, request: ApiRequest[T]) -> T:
-        """Return the answer to one request. Raises DaemonUnavailable, or as `request.read`."""
+        """Send one request, and return its answer.
+
+        Raises:
+            DaemonUnavailable: no server answers, or the answer is incomplete. Exceptions of
+                `request.read` are passed on.
+        """
         answer: list[bytes] = []
         await self._receive(request, answer.append, answer.append)
         return read_answer(request, b"".join(answer), self._endpoint)
@@ -54,7 +59,8 @@ class AsyncTransport:
     async def download(self, request: ApiRequest[None], write: Write) -> None:
         """Pass the bytes of an answer to `write` as they arrive.
 
-        A request that fails before the first byte is sent once more, as by `send`.
+        A request that fails before the first byte of the answer may be sent once more, as by
+        `send`.
 
         Raises:
             DaemonUnavailable: no server answers, or the answer is incomplete.
@@ -73,7 +79,9 @@ class AsyncTransport:
     async def upload(
         self, request: ApiRequest[T], chunks: AsyncIterator[bytes], size: int | None
     ) -> T:
-        """Send a body in pieces. It is sent once: the pieces cannot be read again.
+        """Send a request with a body in pieces, and return its answer.
+
+        The request is sent only once, because the pieces cannot be read again.
 
         Raises:
             DaemonUnavailable: no server answers, or the answer is incomplete.
@@ -130,7 +138,10 @@ class AsyncTransport:
         await self._http.aclose()
 
     async def _receive(self, request: ApiRequest[Any], write: Write, write_refusal: Write) -> bool:
-        """Pass the bytes of an answer on, by its status, and return whether it is a success."""
+        """Pass an answer to `write`, or to `write_refusal` if its status is an error.
+
+        Return whether the status is a success.
+        """
         for is_last in (False, True):
             progress, has_begun = Progress(), False
             try:

@@ -1,4 +1,4 @@
-"""`AsyncClient` as programs use it: the kernel's, with the methods that parts add."""
+"""`AsyncClient` as programs use it: the kernel's client with the methods that parts add."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ else:
 class AsyncClient(AsyncClientOfParts):
     """A client of the callers' socket. An asynchronous context manager, for one event loop.
 
-    It connects with the first request, and again if the daemon was restarted.
+    It connects when it sends the first request, and reconnects if the daemon was restarted.
 
     Raises:
         DaemonUnavailable: from every method, if no server answers in time.

@@ -1,9 +1,9 @@
-"""The rules of an exchange over one Unix socket: headers, time limits, and when to send again.
+"""Rules for requests to an engine: headers, time limits, and when to send a request again.
 
 Client side. `AsyncTransport` and its generated twin follow these rules. Invariants: a request may
-be sent a second time only if the first cannot have been received (its head is known not to have
-been sent whole), or if it is a GET, which changes nothing; each event
-of a stream is delivered once, however often it is resumed.
+be sent a second time only if the engine cannot have received it the first time (its head is known
+not to have been sent completely), or if it is a GET, which changes nothing. Each event of a stream
+is delivered once, however often the stream is resumed.
 """
 
 from __future__ import annotations
@@ -27,31 +27,33 @@ from fumehood.protocol.messages import decode_envelope
 T = TypeVar("T")
 
 Write = Callable[[bytes], object]
-"""Takes the next bytes of an answer."""
+"""A function that receives the next bytes of an answer."""
 
 BASE_URL = "http://fumehood"
 HEAD_FAILED = "http11.send_request_headers.failed"
-"""*Source*: the names of httpcore2's trace events."""
+"""The trace event of a request whose head could not be sent. *Source*: httpcore2's event names."""
 
 NEVER_SENT = (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout)
 DROPPED = (httpx2.ReadError, httpx2.WriteError, httpx2.RemoteProtocolError)
-"""Errors of a connection that the other side has closed. Timeouts are not among them."""
+"""Errors of a connection that the server has closed. Timeouts are not among them."""
 
 BROKEN_OFF = (
     "The events of the call ended before its answer. See the engine's log and the call log."
 )
 
 RESUMES = 10
-"""Attempts to resume a stream without one new event, before the client gives up."""
+"""Consecutive attempts to resume a stream without a new event, after which the client gives up."""
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 5.0
-"""The pause before an attempt to resume: it doubles each time, and half of it is random."""
+"""Seconds before an attempt to resume. The pause doubles each time, and half of it is random."""
 
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """A socket, or the address of an engine on another machine, `https://HOST:PORT`; the credential
-    to send there, and how long to wait.
+    """Where an engine is, the credential to send to it, and how long to wait for it.
+
+    `path` is a Unix socket, or the address of an engine on another machine, `https://HOST:PORT`.
+    The client waits for an answer `grace_s` seconds longer than the engine may work on it.
     """
 
     path: Path | str
@@ -60,7 +62,7 @@ class Endpoint:
     grace_s: float
 
     def __post_init__(self) -> None:
-        """Refuse credentials that cannot be sent, and times that are not positive and finite."""
+        """Raise ValueError for an invalid or missing credential, or a time that is not positive."""
         credential = self.credential
         if isinstance(self.path, str) and credential is None:
             raise ValueError("An engine on another machine needs a token as credential.")
@@ -82,7 +84,10 @@ class Endpoint:
         return headers
 
     def upload_headers(self, request: ApiRequest[Any], size: int | None) -> dict[str, str]:
-        """Return the headers of a body that is sent in pieces, chunked if its size is unknown."""
+        """Return the headers of a request whose body is sent in pieces.
+
+        If `size` is None, the body is sent with chunked encoding.
+        """
         headers = {**self.headers(request), "content-type": "application/octet-stream"}
         if size is not None:
             headers["content-length"] = str(size)
@@ -94,11 +99,11 @@ class Endpoint:
 
 
 def place_of(given: Path | str | None, *, control: bool) -> Path | str:
-    """Return the socket that was given or is configured, or the address of another machine.
+    """Return the given socket or address of another machine, or by default the configured socket.
 
     Raises:
-        ValueError: it is an address without TLS.
-        ConfigError: nothing was given, and the configuration is wrong.
+        ValueError: the address does not begin with `https://`.
+        ConfigError: nothing was given, and the configuration is invalid.
     """
     if given is None:
         paths = read_engine_paths(os.environ)
@@ -124,20 +129,20 @@ def require_listener(path: Path) -> None:
 
 
 class Progress:
-    """The progress of one attempt, as reported by the HTTP library.
+    """Whether one attempt failed to send the request's head, as reported by the HTTP library.
 
-    Without a reported failure the request may have arrived.
+    If it did not, the request may have arrived.
     """
 
     def __init__(self) -> None:
         self.did_head_fail = False
 
     def note(self, event: str, _: Any) -> None:
-        """Note one event of the library."""
+        """Receive a trace event of the HTTP library."""
         self.did_head_fail = self.did_head_fail or event == HEAD_FAILED
 
     async def note_async(self, event: str, _: Any) -> None:
-        """Note one event of the asynchronous library."""
+        """Receive a trace event of the asynchronous HTTP library."""
         self.note(event, _)
 
 
@@ -152,7 +157,7 @@ def is_followed(headers: Mapping[str, str]) -> bool:
 
 
 class Following:
-    """The events of one call, over any number of connections."""
+    """Reads the events of one call, over any number of connections."""
 
     def __init__(self, request: ApiRequest[Event], endpoint: Endpoint) -> None:
         self.request = request
@@ -168,7 +173,11 @@ class Following:
         self._attempts = 0
 
     def feed(self, chunk: bytes) -> list[Event]:
-        """Return the events that these bytes complete. Raises DaemonUnavailable if invalid."""
+        """Return the events that these bytes complete, without those already delivered.
+
+        Raises:
+            DaemonUnavailable: the bytes are not events of an engine.
+        """
         events = []
         try:
             for frame in self._decoder.feed(chunk):
@@ -181,10 +190,12 @@ class Following:
         return events
 
     def read_answer(self, raw: bytes) -> Event | None:
-        """Read an answer instead of events, or return None if resuming is worth another attempt.
+        """Read an answer that arrived instead of events.
+
+        Return its event, or None if another attempt to resume the stream may succeed.
 
         Raises:
-            DaemonUnavailable: no engine answers, or the stream cannot be resumed.
+            DaemonUnavailable: this is not an engine's answer, or the stream cannot be resumed.
         """
         if not self._last_id:
             self.is_over = True
@@ -198,15 +209,16 @@ class Following:
         raise self._gone(f"{error.code}: {error.message}")
 
     def may_send_again(self, error: httpx2.HTTPError, progress: Progress) -> bool:
-        """Whether to send the same request again immediately, which happens once."""
+        """Return whether to send the same request again immediately. True at most once."""
         is_first, self._has_failed = not self._has_failed, True
         return is_first and may_send_again(self.request, error, progress)
 
     def pause_s(self, failed: DaemonUnavailable | None) -> float:
-        """Prepare to resume after a lost connection, and return the pause before that.
+        """Prepare the request that resumes the stream, and return the seconds to wait before it.
 
         Raises:
-            DaemonUnavailable: after too many attempts, or if the call is unknown.
+            DaemonUnavailable: too many attempts have failed, or no event has arrived yet, so that
+                the call's id is unknown.
         """
         if not self._last_id:
             raise failed or DaemonUnavailable(
@@ -221,7 +233,10 @@ class Following:
         return pause_s * random.uniform(0.5, 1)  # noqa: S311 - a pause is no secret
 
     def _is_new(self, frame: sse.Frame) -> bool:
-        """Note an event; return False if it was delivered before, for example after a restart."""
+        """Record an event, and return whether it is new.
+
+        After a resumption the engine may send events again that were already delivered.
+        """
         sequence = int(frame.id.partition(":")[0])
         self.is_over = frame.kind in LAST_KINDS
         if sequence <= self._sequence and not self.is_over:
@@ -238,7 +253,7 @@ class Following:
 
 
 def follow_request(call_id: str, after: str | None) -> ApiRequest[Event]:
-    """Make the request to follow a call that was started before."""
+    """Make the request for a call's events after the event id `after`, or for all if it is None."""
     headers = {} if after is None else {"last-event-id": after}
     return ApiRequest(
         "GET", address("calls", call_id, "events"), answer_without_events, headers=headers
@@ -276,7 +291,7 @@ def unavailable(
 def no_answer(
     request: ApiRequest[Any], path: Path | str, error: Exception, *, was_sent: bool = True
 ) -> DaemonUnavailable:
-    """Make the error for a connection without an answer."""
+    """Make the error for a connection on which no complete answer arrived."""
     may_have_acted = was_sent and request.method != "GET"
     words = "It is unknown whether the request took effect. " if may_have_acted else ""
     return DaemonUnavailable(
@@ -298,7 +313,10 @@ def not_reached(path: Path | str, error: BaseException) -> DaemonUnavailable:
 
 
 def _how_to_start(path: Path) -> str:
-    """Say how to start an engine there; only an administrator can open a service's socket."""
+    """Return advice on how to start an engine with this socket.
+
+    Only an administrator can start a service.
+    """
     names = path.parts[-2:]
     is_laid_out = names in (("engine", "engine.sock"), ("control", "control.sock"))
     is_system_s = path.is_relative_to("/run") and not path.is_relative_to("/run/user")

@@ -1,8 +1,8 @@
 """Local files that a client sends to an engine or makes from its answers.
 
 Client side. Invariants: a file that is opened by its path is a regular file, so a client never
-waits for a pipe or reads a device without end. A file that is made here is whole or absent, follows
-no link, and replaces an existing one only on request.
+waits for a pipe or reads a device without end. A file that is created here is complete or absent,
+is not written through a link, and replaces an existing file only on request.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Source = bytes | Path | BinaryIO
 
 @contextmanager
 def opened(source: Source) -> Iterator[bytes | BinaryIO]:
-    """Yield bytes unchanged, or a file to read, which is closed if it was opened here.
+    """Yield bytes unchanged, or an open file; a file that this function opened is closed again.
 
     Raises:
         ValueError: the source has another type, or is not a regular file.
@@ -47,7 +47,7 @@ def opened(source: Source) -> Iterator[bytes | BinaryIO]:
     elif hasattr(source, "read"):
         yield source
     else:
-        raise ValueError(  # as everything that keeps a request from being sent
+        raise ValueError(  # like every error that prevents a request from being sent
             "Bytes, a Path or a binary file are needed: a text could be a path or a content."
         )
 
@@ -57,8 +57,8 @@ def plain_file(path: Path, *, follow: bool = True) -> Iterator[BinaryIO]:
     """Open a regular file for reading. Without `follow` a link is refused (OSError, ELOOP).
 
     Raises:
-        ValueError: a directory, pipe, socket or device.
-        OSError: it cannot be opened.
+        ValueError: the path is a directory, pipe, socket or device.
+        OSError: the file cannot be opened.
     """
     # Without O_NONBLOCK, opening a pipe would wait for a writer.
     flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | (0 if follow else os.O_NOFOLLOW)
@@ -82,10 +82,10 @@ def size_of(source: bytes | BinaryIO) -> int | None:
 
 
 def chunks_of(source: bytes | BinaryIO, size: int | None) -> Iterator[bytes]:
-    """Yield the bytes in pieces: `size` bytes in all, where the server was told that number.
+    """Yield the bytes in pieces. If `size` is not None, a file yields exactly that many bytes.
 
     Raises:
-        ValueError: the file became shorter meanwhile.
+        ValueError: the file became shorter while it was read.
     """
     if isinstance(source, bytes):
         yield source
@@ -104,7 +104,7 @@ def chunks_of(source: bytes | BinaryIO, size: int | None) -> Iterator[bytes]:
 
 async def chunks_of_async(source: bytes | BinaryIO, size: int | None) -> AsyncIterator[bytes]:
     """Yield the bytes in pieces, read in a thread so that the event loop is not blocked."""
-    import anyio.to_thread  # a command that reads files is not asynchronous
+    import anyio.to_thread  # not needed by commands, which are synchronous
 
     chunks = chunks_of(source, size)
     while (chunk := await anyio.to_thread.run_sync(next, chunks, None)) is not None:
@@ -113,11 +113,12 @@ async def chunks_of_async(source: bytes | BinaryIO, size: int | None) -> AsyncIt
 
 @contextmanager
 def packed(directory: Path) -> Iterator[BinaryIO]:
-    """Yield a tar archive of a directory, in a temporary file. What is neither a file nor a
-    directory, such as a link, is left out.
+    """Yield a temporary file with a tar archive of a directory.
+
+    Entries that are neither files nor directories, such as links, are left out.
 
     Raises:
-        OSError: the directory, or something in it, cannot be read.
+        OSError: the directory, or an entry in it, cannot be read.
     """
     import tarfile
     import tempfile
@@ -146,13 +147,16 @@ def _pack(archive: TarFile, directory: Path, prefix: str) -> None:
 
 @contextmanager
 def new_directory(path: Path) -> Iterator[BinaryIO]:
-    """Yield a temporary file for a tar archive, and make a directory of it at the end, whole or not
-    at all. What is neither a file nor a directory is left out.
+    """Yield a temporary file for a tar archive, which is unpacked as a new directory at the end.
+
+    The directory appears completely or not at all. Entries that are neither files nor directories
+    are left out.
 
     Raises:
-        FileExistsError: something has this name already, other than an empty directory.
-        OSError: it cannot be made.
-        tarfile.TarError: what was written is no archive, or leads out of the directory.
+        FileExistsError: the path exists and is not an empty directory.
+        OSError: the directory cannot be created.
+        tarfile.TarError: the temporary file is not a tar archive, or contains a path that is not
+            plain, such as one that leads out of the directory.
     """
     import shutil
     import tarfile
@@ -170,7 +174,7 @@ def new_directory(path: Path) -> Iterator[BinaryIO]:
                 for member in archive:
                     if path_fault(member.name) is not None:
                         raise tarfile.ReadError(f"{member.name[:200]!r} is no plain path")
-                    target = made / member.name  # no link was made on the way to it
+                    target = made / member.name  # no component is a link: none is unpacked
                     if member.isdir():
                         target.mkdir(parents=True, exist_ok=True)
                     elif member.isreg():
@@ -189,13 +193,13 @@ def new_directory(path: Path) -> Iterator[BinaryIO]:
 def new_file(
     path: Path, *, replace: bool = False, mode: int = 0o666, directory: int | None = None
 ) -> Iterator[BinaryIO]:
-    """Create a file, to be written in this context; it is removed again if that fails.
+    """Create a file and yield it for writing. If the context fails, the file is removed.
 
-    With `replace` an existing file, or the name of a link, is replaced at the end, in one step.
-    `directory` is the descriptor to which a relative path is relative.
+    With `replace`, an existing file or link (not its target) is replaced atomically at the end. A
+    relative path is relative to the directory with the descriptor `directory`.
 
     Raises:
-        FileExistsError: something has this name already, without `replace`.
+        FileExistsError: the path exists, and `replace` is False.
     """
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
     made = path.with_name(f".fumehood-{secrets.token_hex(8)}") if replace else path
@@ -212,16 +216,18 @@ def new_file(
 
 
 def resolved(directory: Path | str) -> Path:
-    """Return the absolute path of a directory, without links."""
+    """Return the absolute path of a directory, with all links resolved."""
     return Path(directory).resolve()
 
 
 @contextmanager
 def proof(directory: Path, name: str) -> Iterator[None]:
-    """Make an empty file that shows that this program can write in a directory. Removed afterwards.
+    """Create an empty file as proof that this program can write to a directory.
+
+    The file is removed at the end of the context.
 
     Raises:
-        OSError: it cannot be made.
+        OSError: the file cannot be created.
     """
     path = directory / name
     os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600))
@@ -244,7 +250,7 @@ class SaveFailed(Exception):
 
 
 class Saving:
-    """A target directory for files, created if needed."""
+    """Saves files of an answer below a directory, which is created if needed."""
 
     def __init__(self, directory: Path, *, force: bool) -> None:
         self._path = directory
@@ -263,10 +269,10 @@ class Saving:
         os.close(self._root)
 
     def save(self, entry: JsonObject, download: Download) -> None:
-        """Write one file of an answer. On failure nothing of it is left.
+        """Write one file of an answer. If that fails, no incomplete file is left.
 
         Raises:
-            SaveFailed: with the reason; also whatever `download` raises.
+            SaveFailed: the file cannot be written. Exceptions of `download` are passed on.
         """
         name: str = entry["filename"]
         fault = path_fault(name)
@@ -296,7 +302,10 @@ class Saving:
 
 
 def _below(parent: int, name: str) -> int:
-    """Open a subdirectory, created if needed; links are refused."""
+    """Open a subdirectory, which is created if needed, and return its descriptor.
+
+    Raises OSError for a link.
+    """
     with suppress(FileExistsError):
         os.mkdir(name, dir_fd=parent)
     return os.open(name, _DIRECTORY, dir_fd=parent)

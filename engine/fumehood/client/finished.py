@@ -1,7 +1,7 @@
-"""The ending of a program for frameworks: an exit code and both whole streams.
+"""The result of a program for frameworks: an exit code, and the complete stdout and stderr.
 
 Client side, pure. An engine's error becomes an exit code only if a program ran and ended by itself
-or by a limit; a refusal stays an error, which an adapter may convert to an ending (`refused`).
+or by a limit. A refusal stays an error, which an adapter may convert to a result (`refused`).
 """
 
 from __future__ import annotations
@@ -19,21 +19,28 @@ AsyncTurn = anyio.Lock
 Turn = threading.Lock
 
 NOT_THE_PROGRAM = frozenset({"SANDBOX_UNAVAILABLE", "CANCELLED", "INVALID_PARAMS"})
-"""Error codes that are not a result of the program, even with output."""
+"""Error codes that do not count as a program's result, even if the program wrote output."""
 
 TIMED_OUT = 124
-"""*Source*: timeout(1)."""
+"""The exit code of a program that exceeded its time limit. *Source*: timeout(1)."""
 
 REFUSED = 126
-"""*Source*: the shell's exit status of a command that was found and could not be executed."""
+"""The exit code of a refused call.
+
+*Source*: the shell's exit status of a command that was found and could not be executed.
+"""
 
 BY_SIGNAL = 128
-"""*Source*: the shell's exit status of a program that a signal ended, with the signal added."""
+"""The exit code of a program that a signal ended is this plus the signal. *Source*: the shell."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """`code` is None if the program ended by itself, else the error of the limit that ended it."""
+    """The result of a program.
+
+    `code` is None if the program ended by itself, otherwise the error code of the limit that ended
+    it.
+    """
 
     exit_code: int
     stdout: str
@@ -43,12 +50,12 @@ class Finished:
 
     @property
     def is_timeout(self) -> bool:
-        """Whether it exceeded its time limit."""
+        """Whether the program exceeded its time limit."""
         return self.code == "TIMEOUT"
 
     @property
     def output(self) -> str:
-        """Both streams, and the message if a limit ended the program."""
+        """The program's stdout and stderr, then the engine's message if a limit ended it."""
         text = self.stdout
         for more in (self.stderr, self.message if self.code is not None else ""):
             text += "\n" if text and more and not text.endswith("\n") else ""
@@ -57,12 +64,12 @@ class Finished:
 
     @property
     def message(self) -> str:
-        """The engine's message."""
+        """The engine's error message, or "" without an error."""
         return self.envelope.error.message if self.envelope.error is not None else ""
 
 
 def program_result(envelope: Envelope) -> JsonObject:
-    """Return the fields of a program's answer, also if it failed.
+    """Return the fields of a program's answer, even if the program failed.
 
     Raises:
         CallFailed: no program ran, or its result is unknown.
@@ -76,7 +83,11 @@ def program_result(envelope: Envelope) -> JsonObject:
 
 
 def finished(envelope: Envelope, stdout: str, stderr: str) -> Finished:
-    """Return the ending of a program. Raises CallFailed as `program_result`."""
+    """Make a program's result of an answer and the program's whole streams.
+
+    Raises:
+        CallFailed: no program ran, or its result is unknown.
+    """
     result = program_result(envelope)
     exit_code, signal = result.get("exit_code"), result.get("signal")
     code = envelope.error.code if envelope.error is not None else None
@@ -89,7 +100,7 @@ def finished(envelope: Envelope, stdout: str, stderr: str) -> Finished:
 
 
 def refused(failed: CallFailed) -> Finished:
-    """Make an ending of a refusal, so that the output of other programs is not lost."""
+    """Convert a refusal to a result, so that the results of other programs are not lost."""
     reason = f"{failed.code}: {failed.message}\n"
     return Finished(REFUSED, "", reason, failed.envelope)
 
@@ -99,7 +110,7 @@ def program_arguments(
     env: Mapping[str, str] | None,
     directory: str | None,
 ) -> JsonObject:
-    """Return a command, or a program with its arguments, as arguments of `run_shell`."""
+    """Return the arguments of `run_shell` for a command, or for a program and its arguments."""
     arguments: JsonObject = {"return_files": False}
     if isinstance(program, str):
         arguments["command"] = program

@@ -1,10 +1,10 @@
-"""A port of a session on this machine, for a browser or any protocol.
+"""Forwards a local port to a port of a session, for a browser or any protocol.
 
-Used by `fumehood sessions port` and the console. For a browser it answers on an origin of its own:
-a host name below `localhost` that nobody can guess. So the session's pages share no cookies,
-storage or workers with anything else here, and no page that does not know the name reaches them.
-Invariant: without `tcp`, a connection whose first request does not name that host gets nothing of
-the session.
+Used by `fumehood sessions port` and the console. For a browser, the local port has its own origin:
+an unguessable host name below `localhost`. The session's pages therefore share no cookies, storage
+or workers with other pages, and a page that does not know the name cannot reach them. Invariant:
+unless `is_tcp` is set, a connection whose first request does not name that host receives no data
+from the session.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from fumehood.client.api_request import address
 from fumehood.protocol.framing import MAX_HEAD_BYTES, MAX_PORT_CONNECTIONS
 
 NO_IPV6 = frozenset({errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT, errno.EPROTONOSUPPORT})
-"""Why `::1` cannot be used on a machine on which nobody can use it."""
+"""Errors for `::1` on a machine without IPv6, where no other process can use `::1` either."""
 
 HEAD_S = 5.0
-"""Seconds for the first request of a connection."""
+"""Seconds within which the head of a connection's first request must arrive."""
 
 PIECE_BYTES = 64 * 1024
 NOT_HERE = "This is not the link that fumehood has printed, or it is too old.\n"
@@ -48,12 +48,14 @@ class Forwarding:
     session: str
     port: int
     is_tcp: bool
-    """Pass any bytes, instead of only those for the link."""
+    """Forward any bytes, instead of only HTTP requests to the link."""
     tell: Callable[[str], None]
-    """Gets what went wrong with one connection."""
+    """Receives the reason if one connection cannot be forwarded."""
 
     async def serve(self, local_port: int, for_s: float, on_ready: Callable[[str], None]) -> None:
-        """Forward connections for so many seconds. `on_ready` gets the address or link.
+        """Forward connections for `for_s` seconds. `on_ready` receives the address or link.
+
+        A `local_port` of 0 means any free port.
 
         Raises:
             OSError: the local port cannot be used.
@@ -77,7 +79,7 @@ class Forwarding:
             with anyio.move_on_after(for_s):
                 await listener.serve(forward)
         finally:
-            with anyio.CancelScope(shield=True):  # or the second address would stay
+            with anyio.CancelScope(shield=True):  # otherwise the second address would stay open
                 await listener.aclose()
 
     async def _forward(self, caller: anyio.abc.SocketStream, host: str) -> None:
@@ -98,7 +100,11 @@ class Forwarding:
                     await caller.send(_refusal(f"{error}\n", b"502 Bad Gateway"))
 
     async def _head(self, caller: anyio.abc.ByteStream, host: str) -> bytes | None:
-        """Return what came first, once it is a whole head that names the host; else None."""
+        """Receive the head of a connection's first request.
+
+        Return all received bytes once the head is complete, or None if it is invalid, late or
+        names another host.
+        """
         parser = h11.Connection(h11.SERVER, max_incomplete_event_size=MAX_HEAD_BYTES)
         first = b""
         with anyio.move_on_after(HEAD_S):
@@ -118,8 +124,13 @@ class Forwarding:
         return None
 
     async def _connect(self) -> tuple[anyio.abc.ByteStream, bytes]:
-        """Connect to the port, through the engine. Return the stream, and what it has sent already.
-        Raises NotForwarded, OSError.
+        """Connect to the session's port, through the engine.
+
+        Return the stream, and the bytes that have already arrived on it.
+
+        Raises:
+            NotForwarded: the engine does not open the port.
+            OSError: the engine cannot be reached.
         """
         stream = await anyio.connect_unix(self.engine)
         try:
@@ -140,8 +151,12 @@ class Forwarding:
 
 
 async def _listen(local_port: int) -> tuple[anyio.abc.Listener[anyio.abc.SocketStream], int]:
-    """Listen on both loopback addresses, at one port: browsers may try `::1` first, where another
-    user could listen. Raises OSError.
+    """Listen on the same port of both loopback addresses, and return the listener and the port.
+
+    Browsers may try `::1` first, where another user could otherwise listen.
+
+    Raises:
+        OSError: the port cannot be used.
     """
     for is_last in (False, False, False, True):
         listener = await anyio.create_tcp_listener(local_host="127.0.0.1", local_port=local_port)
@@ -162,8 +177,10 @@ async def _listen(local_port: int) -> tuple[anyio.abc.Listener[anyio.abc.SocketS
 async def splice(
     caller: anyio.abc.SocketStream, session: anyio.abc.ByteStream, *, may_half_close: bool
 ) -> None:
-    """Pass bytes both ways, until the session's side is done, or the caller's if it may not close
-    one direction only, which no browser does.
+    """Pass bytes in both directions until the session's side ends.
+
+    Unless `may_half_close` is True, the end of the caller's side also ends both directions: a
+    browser never closes one direction only.
     """
 
     async def up() -> None:
@@ -183,7 +200,7 @@ async def splice(
 
 
 async def _until_head_ends(stream: anyio.abc.ByteStream) -> tuple[bytes, bytes]:
-    """Return the head of the engine's answer, and what came after it."""
+    """Return the head of the engine's answer, and the bytes received after it."""
     received = b""
     while b"\r\n\r\n" not in received and len(received) < MAX_HEAD_BYTES:
         try:
@@ -195,7 +212,7 @@ async def _until_head_ends(stream: anyio.abc.ByteStream) -> tuple[bytes, bytes]:
 
 
 def _reason(body: bytes) -> str:
-    """Return the message of the engine's refusal."""
+    """Return the message in the body of the engine's refusal, or a general one."""
     from fumehood.protocol.strict_json import StrictJsonError, loads
 
     try:

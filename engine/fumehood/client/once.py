@@ -1,8 +1,8 @@
 """HTTP over a Unix socket with the standard library alone, for processes that must start quickly.
 
 Client side. The library behind `Client` takes longer to import than a call takes, so commands that
-send one request use `send_once`, and `fumehood mcp` keeps connections of this kind. Invariant: a
-request is sent once.
+send one request use `send_once`, and `fumehood mcp` keeps connections of the class `Connection`.
+Invariant: a request is never sent a second time.
 """
 
 from __future__ import annotations
@@ -34,13 +34,16 @@ class Response:
         self.is_stream = self.headers.get("content-type", "").startswith("text/event-stream")
 
     def read(self) -> bytes:
-        """The whole body. Raises OSError if it breaks off."""
+        """Return the whole body. Raises OSError if the body breaks off."""
         if "transfer-encoding" in self.headers:
             return b"".join(self._chunks())
         return self._exactly(int(self.headers.get("content-length", 0)))
 
     def events(self) -> Iterator[bytes]:
-        """The data of each event, which the daemon writes on one line. Raises OSError."""
+        """Yield the data of each event, which the daemon writes on one line.
+
+        Raises OSError if the stream breaks off.
+        """
         rest = b""
         for chunk in self._chunks():
             *lines, rest = (rest + chunk).split(b"\n")
@@ -76,24 +79,30 @@ class Connection:
     def ask(
         self, method: str, address: str, headers: Mapping[str, str], body: bytes = b""
     ) -> Response:
-        """Send one request; its head and its body leave in one piece. Raises OSError."""
+        """Send one request, its head and body in one piece, and return the response.
+
+        Raises OSError if the connection fails.
+        """
         lines = [f"{method} {address} HTTP/1.1", "host: fumehood", f"content-length: {len(body)}"]
         lines += [f"{name}: {value}" for name, value in headers.items()]
         self._socket.sendall("\r\n".join([*lines, "", ""]).encode("latin-1") + body)
         return Response(self._reader)
 
     def limit(self, seconds: float) -> None:
-        """Raise TimeoutError if the daemon sends nothing for this long."""
+        """Limit later reads: they raise TimeoutError if the daemon sends nothing for this long."""
         self._socket.settimeout(seconds)
 
     def is_open(self) -> bool:
-        """Whether the daemon has neither closed it nor sent anything without a request."""
+        """Whether the connection can be used again.
+
+        False if the daemon has closed it, or has sent data that was not requested.
+        """
         poll = select.poll()
         poll.register(self._socket, select.POLLIN)
         return not poll.poll(0)
 
     def abort(self) -> None:
-        """Close it, also for a thread that reads from it."""
+        """Shut the connection down, which also ends a read in another thread."""
         with suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
 
@@ -103,7 +112,7 @@ class Connection:
 
 
 def send_once(path: Path, request: ApiRequest[T], credential: str | None = None) -> T:
-    """Return the answer to one request. Raises as a `Client` does."""
+    """Send one request, and return its answer. Raises the same exceptions as `Client`."""
     headers = dict(request.headers)
     if credential is not None:
         headers["authorization"] = f"Bearer {credential}"
