@@ -34,24 +34,24 @@ from fumehood.core.value import StrictValue
 from fumehood.core.workspace_path import path_fault
 
 MAX_FILES = 100
-"""Files that one call sends or deletes."""
+"""Maximum number of files that one call sends or deletes."""
 
 MAX_TOOLS = 64
-"""Other tools that one program may call."""
+"""Maximum number of other tools that one program may call."""
 
 MAX_READ_BYTES = 256 * 1024
-"""Bytes of a file in one answer."""
+"""Maximum bytes of a file in one answer."""
 
 MAX_WORDS = 4096
 MAX_VARIABLES = 256
 MAX_WORD_BYTES = 100 * 1024
-"""Bytes of one command-line argument or environment variable. *Source*: execve(2), MAX_ARG_STRLEN
-is 128 KB.
+"""Maximum bytes of one command-line argument or environment variable. *Source*: execve(2):
+MAX_ARG_STRLEN is 128 KB.
 """
 
 MAX_WORDS_BYTES = 5 << 18
-"""Bytes of all arguments and variables together. *Source*: execve(2): a quarter of the stack limit,
-which gives 2 MB here."""
+"""Maximum bytes of all arguments and variables together. *Source*: execve(2): a quarter of the
+stack limit, which gives 2 MB here."""
 
 _MAX_OFFSET = 1 << 50
 
@@ -124,7 +124,7 @@ _FOR_CLIENTS: dict[str, JsonValue] = {FOR_CLIENTS: True}
 
 
 class Arguments(BaseModel):
-    """The arguments of one executor. Additional ones, if a tool's own schema allows them, are
+    """The arguments of one executor. Other arguments, if a tool's own schema allows them, are
     ignored."""
 
     model_config = ConfigDict(
@@ -133,7 +133,7 @@ class Arguments(BaseModel):
     one_of: ClassVar[tuple[str, ...]] = ()
     """Alternatives, exactly one of which is required."""
     exclusive: ClassVar[tuple[tuple[str, str], ...]] = ()
-    """Pairs of alternatives. An empty one beside the other counts as absent."""
+    """Pairs of alternatives. If both are given and one is empty, the empty one counts as absent."""
     source: ClassVar[str] = ""
     """The argument that holds the program, if there is one."""
     is_checked_here: ClassVar[bool] = True
@@ -353,7 +353,7 @@ class DeleteArguments(Arguments):
 
 
 class NoArguments(Arguments):
-    """None."""
+    """No arguments."""
 
 
 ProcessName = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9.-]{0,62}$")]
@@ -446,13 +446,13 @@ ARGUMENTS: Mapping[str, type[Arguments]] = MappingProxyType(
         "process:stop": StopProcessArguments,
     }
 )
-"""Executor → its arguments. A tool's schema may narrow these but name no others."""
+"""Executor → the model of its arguments. A tool's schema may narrow them but add none."""
 
 
 def argument_faults(executor: str, arguments: JsonObject) -> list[tuple[str, str]]:
     """Return all faults of a call's arguments, each as a dotted path and a clause.
 
-    Empty for executors without a model here.
+    The list is empty for executors without a model in `ARGUMENTS`.
     """
     model = ARGUMENTS.get(executor)
     if model is None or not model.is_checked_here:
@@ -464,15 +464,15 @@ def argument_faults(executor: str, arguments: JsonObject) -> list[tuple[str, str
 
 
 def source_of(executor: str) -> str:
-    """Return the argument that holds the executor's program, or an empty text."""
+    """Return the name of the argument that holds the executor's program, or an empty string."""
     model = ARGUMENTS.get(executor)
     return model.source if model is not None else ""
 
 
 def without_empty_twins(executor: str, arguments: JsonObject) -> JsonObject:
-    """Return the arguments; of two that exclude each other, an empty one is dropped.
+    """Return the arguments without an empty one if its exclusive alternative is given.
 
-    Models and frameworks that fill in every parameter send such empty values.
+    Models and frameworks that fill in every parameter send such empty arguments.
     """
     model = ARGUMENTS.get(executor)
     if model is None:
@@ -500,7 +500,7 @@ def argument_schema(executor: str) -> JsonObject:
     Required arguments and alternatives come first.
 
     Raises:
-        KeyError: the executor has no model here; its tools declare their own parameters.
+        KeyError: the executor has no model in `ARGUMENTS`; its tools declare their own parameters.
     """
     model = ARGUMENTS[executor]
     schema = model.model_json_schema(schema_generator=_PlainSchema)

@@ -1,7 +1,7 @@
-"""The call log as its readers see it: records, pages, queries, figures, and rules tried against it.
+"""The call log as its readers see it: records, pages, queries, metrics, and trials of rules.
 
-Values only. The fields have the same names as in the envelope. Argument values and results are in
-the record of a call, which is kept apart.
+Values only. The fields have the same names as in the envelope. Argument values and results are not
+among them; they are stored separately and returned by the details of a call.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ RUNNING = "RUNNING"
 
 
 class _Record(BaseModel):
-    """What the engine tells. A later engine may tell more."""
+    """A value that the engine sends. Unknown fields, which a later engine may send, are ignored."""
 
     model_config = ConfigDict(frozen=True, extra="ignore", defer_build=True)
 
@@ -34,12 +34,12 @@ class RunningCall(_Record):
     """How far a call is that has not ended."""
 
     is_waiting: bool
-    """Whether it waits for a human."""
+    """Whether the call is waiting for human approval."""
     progress: float | None = None
-    """Percent, as its tool has reported it."""
+    """Percent, as reported by the tool."""
     message: str = ""
     stdout: str | None = None
-    """The end of what it has printed; null in lists."""
+    """The end of the program's output so far; null in lists."""
     stderr: str | None = None
 
 
@@ -64,17 +64,17 @@ class CallRecord(_Record):
     output_tokens: int
     tokens_used: int
     cache_hit: bool = False
-    """Whether it was answered from the result cache."""
+    """Whether the call was answered from the result cache."""
     parent_id: str | None = Field(default=None, exclude_if=lambda parent_id: parent_id is None)
-    """The call whose program made it."""
+    """The call whose program made this call."""
     network: NetworkReport | None = Field(default=None, exclude_if=lambda network: network is None)
-    """What its program sent through the gateway."""
+    """What the call's program sent through the gateway."""
     running: RunningCall | None = Field(default=None, exclude_if=lambda running: running is None)
-    """How far it is, if it has not ended. `timestamp` is then its start."""
+    """The progress of a call that has not ended; `timestamp` is then its start."""
 
 
 class CallPage(_Record):
-    """Some records, newest first. `total_count` is null where counting was not worth it."""
+    """One page of records, newest first. `total_count` is null if the list has several pages."""
 
     items: tuple[CallRecord, ...]
     has_more: bool
@@ -83,7 +83,7 @@ class CallPage(_Record):
 
 
 def _moment(value: Any) -> datetime:
-    """A time with its zone, in UTC."""
+    """Parse a time, which must have a time zone, and convert it to UTC."""
     if isinstance(value, str):
         try:
             value = datetime.fromisoformat(value)
@@ -104,15 +104,17 @@ _NO_WORD = re.compile(r"[\W_]+")
 
 
 def only_words(text: str) -> str:
-    """Return the words of a text, with one space between two. Databases divide texts into words in
-    different ways; they agree about this one.
+    """Return the words of a text, separated by single spaces.
+
+    Databases split texts into words in different ways, but all split this form in the same way.
     """
     return _NO_WORD.sub(" ", text).strip()
 
 
 def words_in(text: str) -> list[str]:
-    """Return the words and phrases of a search. A phrase is in quotes, or a word with signs in
-    it.
+    """Return the words and phrases of a search query, without duplicates.
+
+    Quoted words are one phrase, and so is a word that contains punctuation.
     """
     parts = [
         part
@@ -130,11 +132,11 @@ def _with_words(text: str) -> str:
 
 
 class CallQuery(Value):
-    """What to list. Absent filters hold nothing back."""
+    """Filters for a list of calls. An absent filter excludes nothing."""
 
     since: Moment | None = None
     until: Moment | None = None
-    """The first moment that is too late."""
+    """The end of the time range, exclusive."""
 
     agent: Id | None = None
     tool: str | None = Field(default=None, min_length=1, max_length=160)
@@ -142,39 +144,38 @@ class CallQuery(Value):
 
     code: str | None = Field(default=None, pattern="^[A-Z][A-Z0-9_]{1,63}$")
     state: Literal["running"] | None = None
-    """`running`: calls that run now, all in one page, oldest first; only filters by name apply."""
+    """`running`: only calls that are running now, all on one page, oldest first. `since`, `until`,
+    `code` and `text` are then ignored."""
 
     text: Annotated[str, AfterValidator(_with_words)] | None = Field(default=None, max_length=200)
-    """Words that the arguments or the answer of a call have, all of them, as far as they are kept;
-    `"a phrase"` in quotes.
-    """
+    """Words that must all occur in a call's stored arguments or answer. `"a phrase"` is quoted."""
 
     limit: int = Field(default=DEFAULT_PAGE, ge=1, le=MAX_PAGE)
     cursor: Id | None = None
-    """`next_cursor` of the page before."""
+    """`next_cursor` of the previous page."""
 
 
 # -- for administrators and approvers ------------------------------------------------------
 
 
 class AllCallsQuery(CallQuery):
-    """Which calls of all principals to list. Absent filters hold nothing back."""
+    """Filters for a list of all principals' calls. An absent filter excludes nothing."""
 
     principal: str | None = Field(default=None, min_length=1, max_length=200)
     session: Id | None = None
     trace: Id | None = None
     parent: Id | None = None
-    """Only calls that this call's program made."""
+    """Only calls that the program of this call made."""
 
 
 class FiguresQuery(Value):
-    """The hours until now that are looked at."""
+    """The time range of tool metrics: the last `hours` hours."""
 
     hours: int = Field(default=24, ge=1, le=24 * 31)
 
 
 class SeriesQuery(Value):
-    """The calls whose figures are shown over time, and in which steps."""
+    """The calls whose metrics are shown over time, and the length of a step (`by`)."""
 
     hours: int = Field(default=24, ge=1, le=24 * 31)
     by: Literal["hour", "day"] = "hour"
@@ -191,7 +192,7 @@ class CallStep(Value):
     at: str
     calls: int
     failed: int
-    """Calls that a program, the engine or a service failed."""
+    """Calls that failed because of a program, the engine or a service."""
     p50_ms: float
     p95_ms: float
     cost: float
@@ -217,7 +218,8 @@ class ToolFigures(Value):
     calls: int
     succeeded: int
     failed: int
-    """Calls that a program, the engine or a service failed; not refused, denied or invalid ones."""
+    """Calls that failed because of a program, the engine or a service. Refused, denied and invalid
+    calls are not counted."""
     mean_ms: float
     p50_ms: float
     p95_ms: float
@@ -263,13 +265,13 @@ class TriedRule(Value):
     id: str
     decision: str
     calls: int
-    """At most so many."""
+    """The maximum number of calls that the rule can match."""
 
     at_least: int
-    """So many match for certain."""
+    """The number of calls that certainly match."""
 
     groups: tuple[MatchedCalls, ...]
-    """The largest ones."""
+    """The largest groups of matching calls."""
 
     unknown: tuple[str, ...]
 

@@ -1,8 +1,8 @@
 """Decisions about calls of external tools: the request and the answer. Values only.
 
-The caller runs such a tool itself, if the decision is `allow`. To the engine a decision is a call
-of the tool `external:NAME` that does nothing: `registry/index` makes the tool, and every gate
-before it decides as about any other call.
+The caller runs such a tool itself if the decision is `allow`. Inside the engine a decision is a
+call of the tool `external:NAME`, which does nothing: `registry/index` makes the tool, and every
+gate treats the call like any other.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ DENIALS = frozenset(
         PermissionDenied.code,
         QuotaExceeded.code,
         RateLimited.code,
-        RequiresHumanApproval.code,  # without an approval: there is nobody to approve it
+        RequiresHumanApproval.code,  # if no approval was created, because nobody can approve it
     }
 )
 """Codes that mean a denial. Other errors mean that the engine could not decide, or that the request
@@ -81,7 +81,7 @@ class DecisionBody(StrictValue):
 
 
 class ExternalCall(CallBody):
-    """A call of a tool that is not this engine's."""
+    """A call of a tool that the caller runs itself."""
 
     context: JsonObject
 
@@ -93,7 +93,7 @@ class Decision(Value):
     tool: str
     """`external:NAME`, as in rules and in the call log."""
     reason: str
-    """A reason for the model."""
+    """The reason, worded for the model."""
     code: str | None = None
     """The error code that a call would have; null if it is allowed."""
     rule: str | None = None
@@ -105,7 +105,10 @@ class Decision(Value):
 
 
 def decided(envelope: Envelope, tool: str) -> Envelope:
-    """Convert the call's answer to that of a decision. An error that decides nothing stays."""
+    """Convert the envelope of an external tool's call to the envelope of its decision.
+
+    An envelope whose error is neither a denial nor a pending approval is returned unchanged.
+    """
     decision = _decision(envelope, tool)
     if decision is None:
         return envelope
@@ -121,7 +124,7 @@ def decided(envelope: Envelope, tool: str) -> Envelope:
 
 def _decision(envelope: Envelope, tool: str) -> Decision | None:
     error = envelope.error
-    if error is None and envelope.data != ALLOWED:  # a human found out how a crash had ended it
+    if error is None and envelope.data != ALLOWED:  # a human resolved the call after a crash
         return Decision(decision="deny", tool=tool, reason="It is resolved. Ask again if needed.")
     if error is None:
         return Decision(decision="allow", tool=tool, reason="The policy or an approver allows it.")

@@ -1,7 +1,7 @@
-"""The standard envelope: the one shape of every answer, whichever way a call went.
+"""The standard envelope: the shape of every answer, whether a call succeeded or not.
 
-Always the same five keys, `debug_info` as a sixth only where the call and the
-configuration both allow it. A figure that was not measured for this call is null.
+It always has the same five keys, and `debug_info` as a sixth if the call requests it and the
+configuration allows it. A metric that was not measured for the call is null.
 """
 
 from __future__ import annotations
@@ -73,17 +73,17 @@ class NetworkReport(_Value):
     requests: int
     denied: int
     held: int
-    """Requests that waited for a human."""
+    """Requests that waited for human approval."""
     bytes_in: int
     bytes_out: int
     hosts: dict[str, int]
-    """Host → requests."""
+    """Host → number of requests."""
     tunnels: int = Field(default=0, exclude_if=not_)
-    """Connections that were passed on unopened."""
+    """Connections that were forwarded without decrypting them."""
     misused: int = Field(default=0, exclude_if=not_)
-    """Requests with the placeholder of a secret where it must not be."""
+    """Requests with a secret's placeholder in a place where it is not allowed."""
     replayed: int = Field(default=0, exclude_if=not_)
-    """Requests that a receipt answered. Nothing was sent."""
+    """Requests that were answered from a receipt, without being sent."""
 
 
 class SandboxReport(_Value):
@@ -94,9 +94,9 @@ class SandboxReport(_Value):
     ended_by: EndedBy
     limits: LimitsApplied
     node: str | None = None
-    """The machine on which it ran, if the engine has nodes."""
+    """The node on which the call ran, if the engine has nodes."""
     network: NetworkReport | None = Field(default=None, exclude_if=not_)
-    """Absent without network."""
+    """Absent if the program had no network access."""
 
 
 class Resources(_Value):
@@ -175,12 +175,12 @@ class Metadata(_Value):
     retry_count: int = 0
     warnings: tuple[str, ...] = ()
     idempotent_replay: bool = Field(default=False, exclude_if=not_)
-    """The stored answer of an earlier call with the same idempotency key."""
+    """Whether this is the stored answer of an earlier call with the same idempotency key."""
     redacted: int = Field(default=0, exclude_if=not_)
     """How many secrets and private texts were replaced by `[redacted]`."""
     metacognition: Metacognition | None = Field(default=None, exclude_if=not_)
     cache: CacheReport | None = Field(default=None, exclude_if=not_)
-    """Absent from calls that the result cache has nothing to do with."""
+    """Absent if the result cache was not used for the call."""
     fallback: FallbackReport | None = Field(default=None, exclude_if=not_)
     receipt: ReceiptLink | None = Field(default=None, exclude_if=not_)
 
@@ -199,7 +199,7 @@ class Envelope(_Value):
         """Return this envelope if the call succeeded.
 
         Raises:
-            CallFailed: it did not.
+            CallFailed: the call did not succeed.
         """
         if self.error is not None:
             raise CallFailed(self)
@@ -207,12 +207,12 @@ class Envelope(_Value):
 
     @property
     def images(self) -> tuple[ReturnedFile, ...]:
-        """The figures that a program drew, even if it failed. A notebook shows each one."""
+        """The images that a program drew, even if the program failed. Notebooks display them."""
         return returned_files(self._result.get("images"))
 
     @property
     def files(self) -> tuple[ReturnedFile, ...]:
-        """The files that a program wrote, even if it failed."""
+        """The files that a program wrote, even if the program failed."""
         return returned_files(self._result.get("files"))
 
     def shortened(self, field: str) -> str | None:
@@ -223,7 +223,7 @@ class Envelope(_Value):
         Raises:
             ValueError: there is no such field, or its whole content was not kept.
         """
-        notes = self._result.get("truncation_info")  # which may be a field of the tool's own
+        notes = self._result.get("truncation_info")  # or a field of the tool's own
         fields = notes.get("fields") if isinstance(notes, dict) else None
         for one in fields if isinstance(fields, list) else ():
             if isinstance(one, dict) and one.get("field") == field:
@@ -250,9 +250,10 @@ class Envelope(_Value):
         return found
 
     def read_whole(self, field: str, content: bytes) -> Any:
-        """Return a field's whole content, parsed from its blob.
+        """Return a field's whole content, parsed from the bytes of its blob.
 
-        That is a text or, if the answer left out the field `value`, a JSON value.
+        The result is a text, except for the field `value`: if the answer left it out, the result is
+        its JSON value.
         """
         text = content.decode("utf-8", "replace")
         return json.loads(text) if field == "value" and self.at(field) is None else text

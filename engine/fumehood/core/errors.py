@@ -46,7 +46,7 @@ class FumehoodError(Exception):
 
 
 class EngineNotRunning(FumehoodError, RuntimeError):
-    """A call was made before `async with` entered the engine, or after it left it."""
+    """A call was made before `async with` entered the engine, or after the engine was left."""
 
 
 class EngineError(FumehoodError):
@@ -357,7 +357,7 @@ class WorkspaceChanged(ApprovalExpired):
 TOOL_CODE = re.compile(r"^[A-Z][A-Z0-9_]{2,63}$")
 TOOL_CODE_HTTP_STATUS = 422
 MAX_MESSAGE_CHARACTERS = 2000
-"""Characters of a tool's error message. Longer ones are cut."""
+"""Maximum characters of a tool's error message. Longer messages are cut."""
 
 MAX_RETRY_AFTER_MS = 24 * 3600 * 1000
 """The longest delay that a tool or a service can request."""
@@ -366,8 +366,8 @@ MAX_RETRY_AFTER_MS = 24 * 3600 * 1000
 class ToolError(EngineError):
     """A tool's own error, with its own code (`CITY_NOT_FOUND`).
 
-    Raise it in a tool's function; the caller gets code, message and details unchanged. A
-    `retry_after_ms` that is no integer from 0 to a day's milliseconds is left out.
+    Raise it in a tool's function; the caller gets code, message and details unchanged.
+    `retry_after_ms` is ignored unless it is an integer from 0 to the milliseconds of a day.
 
     Raises:
         ValueError: the code is not upper-case words, or belongs to the engine.
@@ -398,7 +398,7 @@ class ToolError(EngineError):
 
 
 def code_of(error: EngineError) -> str:
-    """The code that an envelope shows for this error."""
+    """Return the code that an envelope shows for an error."""
     return error.tool_code if isinstance(error, ToolError) else error.code
 
 
@@ -437,7 +437,7 @@ ENDING_ERRORS: Mapping[EndedBy, type[EngineError] | None] = MappingProxyType(
 
 
 def faults_of(error: ValidationError) -> list[tuple[str, str]]:
-    """Return what pydantic found: each fault's dotted path and its message."""
+    """Return each fault that pydantic found, as a dotted path and a message."""
     return [
         (".".join(map(str, fault["loc"])), fault["msg"].removeprefix("Value error, "))
         for fault in error.errors(include_url=False, include_context=False, include_input=False)

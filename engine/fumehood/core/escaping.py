@@ -49,7 +49,8 @@ def aligned(text: str) -> str:
     """Escape an untrusted diff for a terminal; line ends stay, and tabs become spaces up to the
     next multiple of 8.
 
-    At the right edge a terminal's own tab does not move, so what follows could overwrite text.
+    At the right edge a tab does not move a terminal's cursor, so later characters could overwrite
+    text.
     """
     return printable(text).expandtabs(8)
 
@@ -64,8 +65,8 @@ def misleading_in(text: str) -> Counter[str]:
 
 
 def indented(text: str) -> str:
-    """Escape untrusted text and indent all lines but the first, so that none imitates our own
-    output."""
+    """Escape untrusted text and indent all lines but the first, so that no line imitates the
+    interface's own output."""
     return printable(text).replace("\n", "\n    ")
 
 

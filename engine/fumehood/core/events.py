@@ -1,8 +1,8 @@
 """Events of a running call. The last one is its answer.
 
-Values only. An event's id is `SEQUENCE:CHECK`: its number in the call, from 0, and a
-number that other calls' events do not have. The data on the wire omits kind and id, which have
-their own fields there.
+Values only. An event's id is `SEQUENCE:CHECK`: the event's number in the call, from 0, and a number
+that only this call's events have. On the wire, the data omit the kind and the id, because these
+have their own fields.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class _Event(StrictValue):
 
 
 class EventMetadata(StrictValue):
-    """Whose event it is, and when it was recorded."""
+    """The call of an event, and the time at which the event was recorded."""
 
     call_id: str
     trace_id: str
@@ -34,7 +34,7 @@ class EventMetadata(StrictValue):
 
 
 class ProgressEvent(_Event):
-    """How far the tool says that it is. The first event of every call is one of 0 percent."""
+    """The progress that the tool reports. The first event of every call reports 0 percent."""
 
     type: Literal["tool_progress"] = "tool_progress"
     progress: float = Field(ge=0, le=100)
@@ -43,9 +43,9 @@ class ProgressEvent(_Event):
 
 
 class OutputEvent(_Event):
-    """A program's output since the last of these events, in whole characters.
+    """A program's output since the previous output event, in whole characters.
 
-    `offset` is how many bytes of UTF-8 came before on the same stream.
+    `offset` is the number of UTF-8 bytes before it in the same stream.
     """
 
     type: Literal["tool_output"] = "tool_output"
@@ -56,7 +56,7 @@ class OutputEvent(_Event):
 
 
 class RetryingEvent(_Event):
-    """An attempt failed, and the tool is run again after a pause; `retry_count` from 1."""
+    """An attempt failed, and the tool runs again after a pause. `retry_count` starts at 1."""
 
     type: Literal["tool_retrying"] = "tool_retrying"
     retry_count: int = Field(ge=1)
@@ -66,7 +66,7 @@ class RetryingEvent(_Event):
 
 
 class NoticeEvent(_Event):
-    """The engine's own word about the events: from here on some are missing, and why."""
+    """A message from the engine that later events are missing, and why."""
 
     type: Literal["tool_notice"] = "tool_notice"
     message: str
@@ -117,7 +117,7 @@ def event_of(kind: str, event_id: str, data: Any) -> Event | None:
     Returns None for an unknown kind, because a later engine may send more kinds.
 
     Raises:
-        ValueError: the data are not those of such an event.
+        ValueError: the data do not fit the event's kind.
     """
     if kind in _WITH_ENVELOPE:
         envelope = Envelope.model_validate(data, strict=False)

@@ -1,7 +1,7 @@
 """A fair share: one limit for all principals together, and one for each principal.
 
-It counts slots, queue places, sessions or bytes, without I/O. Its user decides whether a request
-over a limit is refused, waits or makes room.
+It counts slots, queue places, sessions or bytes, without I/O. The code that uses it decides whether
+a request over a limit is refused, waits or makes room.
 """
 
 from __future__ import annotations

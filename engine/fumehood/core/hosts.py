@@ -20,7 +20,8 @@ _INDEX = re.compile(r"@[a-z][a-z0-9_-]{0,39}", re.ASCII)
 _UNSEEN = re.compile(r"[\x00-\x20\x7f-\xa0]")
 MAX_PORT = 65_535
 MAX_HOST_CHARACTERS = 253
-"""*Source*: RFC 1035. Hosts that a program asks for are kept with its call."""
+"""Maximum length of a host name. *Source*: RFC 1035. It also bounds what is stored with a call,
+because the host names come from its program."""
 
 
 def host_of(url: str) -> str | None:
@@ -56,8 +57,12 @@ def host_matches(host: str, pattern: str) -> bool:
 
 
 def network_pattern(pattern: str) -> str:
-    """Return a pattern of hosts that a program may reach (`api.example.org`, `*.example.org:443`)
-    in lower case. Raises ValueError, which says what is wrong.
+    """Validate a pattern of hosts that a program may reach, and return it in lower case.
+
+    Examples are `api.example.org` and `*.example.org:443`.
+
+    Raises:
+        ValueError: the pattern is invalid; the message is a clause.
     """
     pattern = pattern.lower()
     host, port = _split_port(pattern)
@@ -69,8 +74,12 @@ def network_pattern(pattern: str) -> str:
 
 
 def network_wish(wish: str) -> str:
-    """Return what a program may ask for: a pattern of hosts, or a package index that the operator
-    has named (`@pypi`), in lower case. Raises ValueError, which says what is wrong.
+    """Validate a host pattern or package index for a program, and return it in lower case.
+
+    An index is a name that the operator has configured, such as `@pypi`. Only its form is checked.
+
+    Raises:
+        ValueError: `wish` is neither a valid pattern nor an index name; the message is a clause.
     """
     if wish.startswith("@"):
         if not _INDEX.fullmatch(wish.lower()):
@@ -80,7 +89,7 @@ def network_wish(wish: str) -> str:
 
 
 def network_matches(host: str, port: int, patterns: Iterable[str]) -> bool:
-    """Whether a host in its canonical form, with its port, is one of those in the patterns."""
+    """Whether one of the patterns matches a host, given in canonical form, and its port."""
     for pattern in patterns:
         wanted, wanted_port = _split_port(pattern)
         if wanted_port in (None, port) and host_matches(host, wanted):

@@ -29,7 +29,8 @@ class Principal:
     scopes: frozenset[Scope] = frozenset()
     agents: frozenset[str] = frozenset()
     token_id: str | None = None
-    """The token that it presented, if any. Code that acts for it later checks the token again."""
+    """The token that the caller presented, if any. Code that later acts for the caller checks the
+    token again."""
     is_program: bool = False
     """Whether it is the program that embeds the engine, and therefore its operator."""
 

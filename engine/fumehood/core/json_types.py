@@ -14,6 +14,6 @@ JsonObject = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """Annotation of a model's field: another type that a program may write in its place."""
+    """Annotates a model's field with the type that its keyword argument has in Python."""
 
     kind: Any

@@ -1,6 +1,6 @@
-"""Limits of calls, and how the effective ones are found.
+"""Limits of calls, and how the effective limits are determined.
 
-Absent means the wall's default, never unlimited. The effective limit is the smallest of
+An absent limit means the wall's default, never unlimited. The effective limit is the smallest of
 the tool's definition, the call's option and the wall's ceiling.
 """
 
@@ -14,10 +14,10 @@ from typing import Any
 MB = 1 << 20
 
 MAX_BODY_BYTES = 8 * MB
-"""Bytes of one HTTP request or MCP message, and of all that one call sends."""
+"""Maximum bytes of one HTTP request or MCP message, and of everything that one call sends."""
 
 MAX_REMEMBERED = 1000
-"""Entries that `remember` keeps in one table."""
+"""Maximum number of entries that `remember` keeps in one table."""
 
 MIN_INTERPRETER_MB = 16
 """MB of memory that Python itself needs in the interpreter wall."""
@@ -33,25 +33,25 @@ CONTAINER_MEMORY_CLASSES = (MIN_CONTAINER_MB, 256, 512, 1024, 2048, 4096, 8192, 
 """
 
 MIN_CPUS, MAX_CPUS = 0.1, 64.0
-"""Processors of a container's programs."""
+"""Smallest and largest number of processors for a container's programs."""
 
 CONTAINER_PROCESSES = 64
-"""Processes and threads of a program in a container."""
+"""Maximum number of processes and threads of a program in a container."""
 
 CONTAINER_OPEN_FILES = 256
-"""Open files of one process in a container."""
+"""Maximum number of open files of one process in a container."""
 
 CONTAINER_SIXTEENTHS = {"/workspace": 4, "/tmp": 3, "/dev/shm": 1}  # noqa: S108  # inside
-"""Path of each writable place → its share of a container's memory, in sixteenths. Together half of
-the memory, so that a program that fills them still has memory for itself."""
+"""Path of each writable directory → its share of a container's memory, in sixteenths. Together
+they have half of the memory, so that a program that fills them still has memory for itself."""
 
 CONTAINER_FILES_OUT = 100
 CONTAINER_FILES_OUT_MB = 64
-"""Total size in MB of the files that are returned from one program."""
+"""Maximum total size in MB of the files that one program returns."""
 
 
 def container_writable_mb(memory_mb: int) -> dict[str, int]:
-    """Return the size in MB of each writable place in a container, by path."""
+    """Return the size in MB of each writable directory in a container, by path."""
     return {path: memory_mb * part // 16 for path, part in CONTAINER_SIXTEENTHS.items()}
 
 
@@ -102,7 +102,7 @@ class Limits:
     memory_mb: int | None
     output_bytes: int
     disk_mb: int | None = None
-    """MB of the working directory, or None if it is a part of the memory."""
+    """Size of the working directory in MB, or None if its files count as memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +123,10 @@ class WallLimits:
     """
 
     def memory_class(self, memory_mb: int) -> int:
-        """Return the memory limit in MB that is enforced for a request of at least the minimum."""
+        """Return the memory limit in MB that the wall enforces for a requested one.
+
+        `memory_mb` must be at least `min_memory_mb`.
+        """
         return max((size for size in self.memory_classes if size <= memory_mb), default=memory_mb)
 
 
@@ -134,7 +137,7 @@ def smallest(default: float, ceiling: float, *requests: float | None) -> float:
 
 
 def remember(known: OrderedDict[Any, Any], key: object, value: object) -> None:
-    """Add an entry to a table of `MAX_REMEMBERED`, of which the oldest is forgotten first."""
+    """Add an entry to a table, and drop the oldest entry if there are over `MAX_REMEMBERED`."""
     known[key] = value
     known.move_to_end(key)
     if len(known) > MAX_REMEMBERED:

@@ -1,4 +1,4 @@
-"""Texts and values that are too long: to be shown as a whole, or for work in the event loop."""
+"""Texts and values that are too long to be shown in full or to be processed in the event loop."""
 
 from __future__ import annotations
 
@@ -8,23 +8,24 @@ from typing import Any
 from fumehood.core.json_types import JsonObject
 
 INLINE_BYTES = 10 * 1024
-"""Bytes of UTF-8 of the longest text that stays whole."""
+"""Maximum size of a text that is not shortened, in bytes of UTF-8."""
 
 SIDE_BYTES = 5000
 """Bytes kept at each end. The note between them fits into the rest of `INLINE_BYTES`."""
 
 LOOP_SIZE = 64 * 1024
-"""Size in characters, with `ELEMENT_SIZE` for each element, of the longest value on which work is
-done in the event loop. On a longer one it is done in a thread, so that other calls need not wait.
+"""Maximum size of a value that is processed in the event loop: its characters, plus `ELEMENT_SIZE`
+for each element. Larger values are processed in a thread, so that other calls need not wait.
 """
 
 ELEMENT_SIZE = 16
 
 
 def is_long(value: Any) -> bool:
-    """Whether work on a JSON value belongs in a thread. Takes no longer for a longer one.
+    """Whether a JSON value is so long that it must be processed in a thread. Takes bounded time.
 
-    An object of another class, as a function can return, is not looked into: it may do anything.
+    Objects of other classes, which a function can return, are not inspected, because their own code
+    would run.
     """
     left, waiting = LOOP_SIZE, [value]
     while waiting and left >= 0:
@@ -69,7 +70,7 @@ def _left_out(missing: int) -> str:
 
 
 MAX_SHOWN_BYTES = 64 * 1024
-"""Longest body that an approver sees as text. A longer one is shown by its hash and size."""
+"""Maximum size of a body that an approver sees as text. A larger one is shown by hash and size."""
 
 
 def shown_body(body: bytes) -> JsonObject:

@@ -1,6 +1,6 @@
 """Names: the pattern of a tool's name, patterns with `*`, and checks and suggestions for names.
 
-This module imports next to nothing, so that commands start quickly.
+This module imports almost nothing, so that commands start quickly.
 """
 
 from __future__ import annotations
@@ -19,24 +19,25 @@ EXTERNAL = "external:"
 """Prefix of the names of external tools. Registered tools cannot have it."""
 
 NET_TOOL = "net"
-"""The tool as which policy and approvals see the requests of programs. No other tool has its
-name."""
+"""The tool name that policy and approvals see for programs' network requests. No other tool can
+have it."""
 
 EXTERNAL_NAME_PATTERN = r"^[A-Za-z_][A-Za-z0-9_.-]{0,127}$"
 """Pattern of an external tool's name after the prefix. *Source*: the names that MCP allows."""
 
 MAX_COMPARED = 1000
-"""Known names that are compared with a misspelt one: each takes tens of microseconds."""
+"""Maximum number of known names that are compared with a misspelt one. Each comparison takes tens
+of microseconds."""
 
 MAX_NAMED = 8
-"""Names that a message lists."""
+"""Maximum number of names that a message lists."""
 
 MAX_NAME_CHARACTERS = 80
-"""Characters of a name that a message shows, or that are compared with known names."""
+"""Maximum characters of a name that a message shows, or that are compared with known names."""
 
 
 def listed(names: Sequence[str]) -> str:
-    """Join names with commas. After `MAX_NAMED` of them comes the number of the others."""
+    """Join up to `MAX_NAMED` names with commas, followed by the number of the others."""
     more = len(names) - MAX_NAMED
     return ", ".join(names[:MAX_NAMED]) + (f" and {more} more" if more > 0 else "")
 
@@ -54,7 +55,7 @@ def suggestion(given: str, known: Iterable[str]) -> str:
 
 
 def checked_keywords(kind: type, method: str, given: Mapping[str, object]) -> dict[str, Any]:
-    """Return the keyword arguments of a method, after a check of their names.
+    """Return the keyword arguments of a method after checking their names.
 
     The engine checks their values as it does for requests over a socket.
 
@@ -77,9 +78,10 @@ def nearest(given: str, known: Iterable[str], most: int = 3) -> list[str]:
 
 
 def named_apart(name: str, original: str, longest: int) -> str:
-    """Return a name that was made from an original. It ends with a hash of the original if it is
-    too long otherwise, or if it lost letters of other scripts, so that different originals have
-    different names.
+    """Return a name that was derived from `original`, unique to it even if letters were lost.
+
+    If `name` is longer than `longest`, or `original` has letters outside ASCII, the name is cut
+    and ends with a hash of `original`.
     """
     has_lost = any(letter.isalnum() and not letter.isascii() for letter in original)
     if len(name) <= longest and not has_lost:

@@ -1,4 +1,4 @@
-"""Nulls that stand for omitted arguments, and which schemas accept null as a value.
+"""Removing nulls that stand for omitted arguments, and finding schemas that accept null.
 
 Strict modes of model providers force such nulls, and generated clients send them.
 """
@@ -11,8 +11,8 @@ from fumehood.core.json_types import JsonObject
 from fumehood.core.tool import MAX_SCHEMA_DEPTH, target_of
 
 MAX_BRANCHES = 50
-"""The most branches of a union among which the branch for a value is sought. A value of a larger
-union is passed on unchanged."""
+"""Maximum number of branches of a union in which the branch for a value is searched. In a larger
+union, the value is passed on unchanged."""
 
 
 def without_nulls(arguments: JsonObject, parameters: JsonObject) -> JsonObject:
@@ -36,7 +36,7 @@ def takes_null(
     if not isinstance(schema, dict) or hops == 0:
         return schema is not False
     if id(schema) not in known:
-        known[id(schema)] = False  # a union that contains itself accepts no more by that
+        known[id(schema)] = False  # containing itself does not make a union accept null
         known[id(schema)] = _looks_null(schema, root, known, hops - 1)
     return known[id(schema)]
 

@@ -1,4 +1,4 @@
-"""Pages of a list: their size, and collecting those of a tool's results.
+"""Pages of a list: their sizes, and a collector for a tool's results in pages.
 
 Values only.
 """
@@ -13,10 +13,11 @@ DEFAULT_PAGE = 10
 """Items of one page if the caller does not choose."""
 
 MAX_PAGE = 100
-"""Items of one page."""
+"""Maximum number of items on one page."""
 
 MAX_ITEMS = 1000
-"""Items that `fetch_all` and the commands collect at most, if the caller does not choose."""
+"""Maximum number of items that `fetch_all` and the commands collect if the caller does not
+choose."""
 
 
 class Pages:
@@ -26,7 +27,8 @@ class Pages:
         while not pages.is_over:
             pages.add(the data of a call with pages.arguments)
 
-    A page without items, or with a cursor seen before, ends the list: a tool might never end it.
+    A page without items, or with a cursor seen before, ends the list, because a faulty tool might
+    never end it.
     """
 
     def __init__(self, arguments: JsonObject | None, max_items: int) -> None:

@@ -1,6 +1,6 @@
-"""Receipts: what a program's call depended on, what came of it, and how two runs of it differ.
+"""Receipts: the inputs and results of a program's call, and the differences between two runs.
 
-Values only. A receipt comes from a file that somebody kept, so it is checked like a request.
+Values only. A receipt is read from a user's file, so it is validated like a request.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ MAX_RECORDED_BYTES = 4 << 20
 """Maximum size of all exchanges in a receipt, before base64: it must fit a request."""
 
 REPEATED_OPTIONS = ("timeout_seconds", "memory_limit_mb", "isolation", "packages", "agent_id")
-"""Options that a receipt has, besides `network`."""
+"""The call options that a receipt contains, in addition to `network`."""
 
 SESSION_WISHES = ("image", "memory_mb", "cpus", "disk_mb", "packages")
-"""What a session like that of a receipt is made with."""
+"""The session fields that a receipt contains, with which a similar session can be made."""
 
 
 Text = Annotated[str, Field(max_length=64 * 1024)]
@@ -46,14 +46,14 @@ class Exchange(StrictValue):
     method: Text
     url: Text
     body_sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")] | None
-    """Null where the gateway refused it without reading its body."""
+    """Null if the gateway refused the request without reading its body."""
     status: int = Field(ge=200, le=599)
     headers: list[Header] = Field(max_length=1000)
     body_base64: Annotated[str, AfterValidator(_require_base64)]
 
     @property
     def words(self) -> str:
-        """As it is named to people."""
+        """The method and the URL, as shown to people."""
         return f"{self.method} {self.url}"
 
 
@@ -69,11 +69,12 @@ class Cassette(StrictValue):
 
 
 class Receipt(StrictValue):
-    """One call of a program.
+    """The receipt of one call of a program.
 
-    `session` is the session that it ran in: its id, and what another one like it is made with.
-    `options` are those with which it is repeated; `place` names the image, its digest, the runtime
-    and the versions of packages; `fields` are those of `data`, or of the error's `details`.
+    `options` are the call options with which the call can be repeated. `session` is the session in
+    which it ran: its id, and the fields with which a similar one can be made. `place` names the
+    image, its digest, the runtime and the package versions. `fields` are the fields of the answer's
+    `data` or, after an error, of `error.details`.
     """
 
     format: Literal["fumehood.receipt.1"]
@@ -92,7 +93,7 @@ class Receipt(StrictValue):
 
 
 def differences(before: Receipt, after: Receipt) -> list[str]:
-    """Return what differs between two runs, a line each; a text's diff follows its line."""
+    """Return the differences between two runs, one per line. Texts of several lines have a diff."""
     said: list[str] = []
     for name in ("tool_version", "ended_by", "error"):
         said += _changed(name, getattr(before, name), getattr(after, name))
@@ -121,8 +122,9 @@ def _changed(name: str, before: Any, after: Any) -> Iterator[str]:
 
 
 def _comparable(fields: JsonObject) -> JsonObject:
-    """Return the fields of an answer without links and ids, which no two answers share. Files are
-    named by path, size and hash.
+    """Return the fields of an answer without links and ids, which differ in every answer.
+
+    Files are represented by path, size and hash.
     """
     kept = {name: value for name, value in fields.items() if name not in ("files", "images")}
     if isinstance(session := kept.pop("session", None), dict):

@@ -13,7 +13,7 @@ from typing import Any
 
 PNG = "image/png"
 FILE_CONTENT = "content_base64"
-"""The key of an inline file's bytes, beside its `filename`."""
+"""The key under which an inline file has its bytes."""
 
 _URL = re.compile(
     r"/v1/blobs/(?P<blob_id>blob_[0-9a-f]{32})"
@@ -31,15 +31,15 @@ class ReturnedFile:
     size: int
     data: bytes | None = field(repr=False)
     url: str | None = None
-    """The argument of a client's `blob` and `save_blob`, and of an engine's `blob`."""
+    """The argument for a client's `blob` and `save_blob`, and for an engine's `blob`."""
 
     def _repr_png_(self) -> bytes | None:
-        """The picture for a notebook, or None if it is not inline."""
+        """Return the image for a notebook, or None if the file is not a PNG or not inline."""
         return self.data if self.content_type == PNG else None
 
 
 def returned_files(listed: Any) -> tuple[ReturnedFile, ...]:
-    """Return the files of a list in an answer. Items of another form are left out."""
+    """Return the files of a list in an answer. Items that are not files are left out."""
     items = listed if isinstance(listed, list | tuple) else ()
     return tuple(_file_of(item) for item in items if _is_file(item))
 
@@ -69,7 +69,7 @@ def parse_blob_url(url: str) -> BlobUrl:
     """Split a blob's `url` from an answer.
 
     Raises:
-        ValueError: it is not the address of a blob.
+        ValueError: the text is not the URL of a blob.
     """
     match = _URL.fullmatch(url)
     if match is None:

@@ -1,6 +1,6 @@
 """Sessions as their owner sees them, and their workspaces: files and variables that outlive a call.
 
-Values only. `sandbox/sessions` keeps the live ones, `storage/sessions` their rows.
+Values only. `sandbox/sessions` holds the live sessions, `storage/sessions` their rows.
 """
 
 from __future__ import annotations
@@ -29,10 +29,11 @@ from fumehood.core.tool import Megabytes, NetworkPatterns, Seconds
 from fumehood.core.value import StrictValue, Value
 
 MAKING_S = 300.0
-"""Seconds that making a session may take: packages are installed, and it waits for a container."""
+"""Maximum seconds for creating a session, including package installation and the wait for a
+container."""
 
 TURN_S = 60.0
-"""Seconds that a request may wait for its turn in a busy session, and for its end."""
+"""Maximum seconds for a request to a session, including its wait while the session is busy."""
 
 
 SESSION_NAME = r"^[a-z0-9][a-z0-9.-]{0,62}$"
@@ -41,8 +42,8 @@ SESSION_NAME = r"^[a-z0-9][a-z0-9.-]{0,62}$"
 PresetName = Annotated[str, Field(pattern=SESSION_NAME)]
 
 MAX_ENV_BYTES = 64 * 1024
-"""Bytes of all environment variables of a session together. They are stored with the session, and
-a call may add `arguments.MAX_WORDS_BYTES` of its own."""
+"""Maximum bytes of all environment variables of a session together. They are stored with the
+session, and a call may add `arguments.MAX_WORDS_BYTES` of its own."""
 
 
 def _require_small(env: dict[str, str]) -> dict[str, str]:
@@ -70,20 +71,20 @@ class SessionStatus(StrEnum):
     PAUSED = "paused"
     """Its processes are frozen until it is used: they take memory but no CPU."""
     STOPPED = "stopped"
-    """Only its disk is there, with its files, or a copy of them. Its next use starts it again."""
+    """It has no container, only its disk or a copy of its files. Its next use starts it again."""
     ENDED = "ended"
     """Ended by its owner, by its lifetime, or with an engine that keeps nothing on disk."""
     LOST = "lost"
-    """Its container was lost, with its files and variables."""
+    """Its container was lost, together with its files and variables."""
 
     @property
     def is_over(self) -> bool:
-        """Whether the session has no files any more, and cannot be used."""
+        """Whether the session has ended or was lost. It then has no files and cannot be used."""
         return self in (SessionStatus.ENDED, SessionStatus.LOST)
 
 
 class _Record(BaseModel):
-    """What the engine tells. A later engine may tell more."""
+    """A value that the engine sends. Unknown fields, which a later engine may send, are ignored."""
 
     model_config = ConfigDict(frozen=True, extra="ignore", defer_build=True)
 
@@ -94,7 +95,7 @@ class Snapshot(_Record):
     id: str
     name: str | None
     bytes: int
-    """What it takes of the host's disk."""
+    """Bytes that the snapshot takes on the host's disk."""
     created_at: AwareDatetime
 
 
@@ -115,22 +116,22 @@ class SessionRecord(_Record):
     disk_mb: int | None = None
     """Size of its disk, or None if its files are in memory."""
     cpus: float | None = None
-    """Its processors, or None for those of a call without a session."""
+    """Number of its processors, or None if it has as many as a call without a session."""
     packages: tuple[str, ...] = ()
     """The packages that were added to its image, as NAME==VERSION."""
     created_at: AwareDatetime
     last_used_at: AwareDatetime
     expires_at: AwareDatetime
-    """When it ends if it stays unused; never after its absolute end. For an ended session: when it
-    ended or was lost.
+    """When the session ends if it stays unused, at the latest at the end of its lifetime. If it is
+    over: when it ended or was lost.
     """
     calls: int
     is_busy: bool
-    """Whether a call is in it now, or waits for it."""
+    """Whether a call is running in the session or waiting for it."""
     snapshots: tuple[Snapshot, ...] = ()
     """Copies of its files, oldest first."""
     network: tuple[str, ...] = ()
-    """Hosts that its programs may reach, besides those that a call asks for."""
+    """Hosts that its programs may reach, in addition to those that a call requests."""
     durable: bool = False
     """Whether its files are saved after each call, and restored if its container is lost."""
     saved_at: AwareDatetime | None = None
@@ -153,21 +154,21 @@ class OwnedSession(SessionRecord):
 
 @dataclass(frozen=True, slots=True)
 class SavedCopy:
-    """The saved files of a durable session. Without a manifest there are none."""
+    """The saved copy of a durable session's files. Without a manifest, no files have been saved."""
 
     saved_at: str
     manifest: str = ""
-    """The name of the manifest in the engine's files."""
+    """The manifest's name in the engine's file store."""
     manifest_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class ProjectHome:
-    """Where the files of a session came from."""
+    """The project directory from which a session's files were copied."""
 
     directory: str
     manifest: str = ""
-    """The name in the engine's files of the list of what was copied in."""
+    """The name, in the engine's file store, of the list of copied files."""
     manifest_bytes: int = 0
 
 
@@ -177,39 +178,39 @@ class SessionHome:
 
     container: str
     epoch: int
-    """That of the last engine that commanded its container; the next one's is higher."""
+    """The epoch of the last engine that controlled the container. The next engine's is higher."""
     idle_s: float
     lifetime_s: float
     lock: str = ""
-    """The packages that were added to its image, with hashes."""
+    """The packages that were added to the image, with hashes."""
     node: str = ""
-    """The id of the node with its container, if the engine has nodes."""
+    """The id of the node with the container, if the engine has nodes."""
     copy: SavedCopy | None = None
-    """Its saved files, if it is durable."""
+    """The session's saved files, if it is durable."""
     restored_at: str | None = None
     in_trial: bool = False
-    """Whether its files are those of a trial, and not as they were saved."""
+    """Whether the container's files include the effects of a trial that nobody has approved."""
     project: ProjectHome | None = None
     processes: Mapping[str, JsonObject] = field(default_factory=dict, repr=False)
-    """Name → the request to start it, of processes that start again with the session."""
+    """Name → start request, for processes that start again with the session."""
     env: Mapping[str, str] = field(default_factory=dict, repr=False)
-    """The environment variables of its programs. The values may be secret."""
+    """The environment variables of the session's programs. The values may be secret."""
 
 
 @dataclass(frozen=True, slots=True)
 class KeptSession:
-    """One session with its owner."""
+    """A stored session with its owner."""
 
     principal_id: str
     record: SessionRecord
     finished_at: datetime | None = None
-    """When it ended or was lost."""
+    """When the session ended or was lost."""
     home: SessionHome | None = None
-    """None once it has ended."""
+    """None once the session has ended."""
 
 
 class SessionFields(StrictValue):
-    """What a session is made of. Absent fields are by configuration."""
+    """The properties of a new session. Absent fields have the configured defaults."""
 
     image: str | None = Field(
         default=None, min_length=1, max_length=64, json_schema_extra={"pattern": IMAGE_NAME}
@@ -284,10 +285,10 @@ class Project(_Record):
     """A directory from which sessions can be made."""
 
     id: str
-    """What a new session names. It holds as long as the engine runs."""
+    """The id by which a new session refers to the project. It is valid while the engine runs."""
     directory: str
     proof: str
-    """The name of an empty file that has to be in it first, or empty."""
+    """The name of an empty file that must be created in the directory first, or an empty string."""
 
 
 SnapshotName = Annotated[str, Field(min_length=1, max_length=63, pattern=SESSION_NAME)]
@@ -328,12 +329,13 @@ class ForkWish(StrictValue):
 
 
 FileKind = Literal["file", "image"]
-"""A file that a program wrote, or a picture that was taken of one of its figures."""
+"""A file that a program wrote, or an image of a figure that it drew."""
 
 SessionState = Literal["kept", "rolled_back", "reset", "restarted", "restored"]
-"""The state of a session's variables after a run: kept as the run left them, restored to the state
-before it, lost, or those of this run only, because the session was stopped or its container lost
-before it. Files stay as they are, except that `restored` ones are those of the last saved copy.
+"""The state of a session's variables after a run. `kept`: as the run left them. `rolled_back`:
+restored to their state before the run. `reset`: lost. `restarted` and `restored`: only those of
+this run, because before it the session had been stopped or its container had been lost. Files stay
+as they are, except that `restored` also sets them back to the last saved copy.
 """
 
 EntryKind = Literal["file", "directory", "link", "other"]

@@ -110,11 +110,11 @@ class NodeState(StrEnum):
 
     JOINED = "joined"
     DRAINED = "drained"
-    """It ends what it runs, and takes nothing new."""
+    """It finishes its running calls and accepts no new ones."""
     UNREADY = "unready"
     """It has joined, but no call can run there now."""
     REFUSED = "refused"
-    """It was not let in, for example because its version differs."""
+    """It was not admitted, for example because its version differs."""
     GONE = "gone"
     """It had joined and cannot be reached."""
 
@@ -125,7 +125,7 @@ class NodeRecord(Value):
     name: str
     state: NodeState
     why: str | None = None
-    """One sentence if no calls are placed there, or not those of some images."""
+    """One sentence if no calls, or no calls of some images, are placed there; otherwise null."""
     id: str = ""
     slots: int = 0
     """Calls that it can take at once."""
@@ -156,7 +156,7 @@ class EngineSummary(Value):
 
 
 def engine_version() -> str:
-    """The version of the installed package; `0` without its metadata."""
+    """Return the version of the installed package, or `0` if it has no metadata."""
     try:
         return version("fumehood")
     except PackageNotFoundError:
@@ -174,7 +174,7 @@ class CacheStatus(Value):
     hits: int
     misses: int
     evicted: int
-    """Answers that were dropped for others before they expired."""
+    """Number of answers that were dropped before they expired, to make room for others."""
 
 
 class ClearedCache(Value):

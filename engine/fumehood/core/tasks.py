@@ -14,9 +14,9 @@ _starting: set[asyncio.Task[None]] = set()
 def start_soon(
     group: TaskGroup, task: Callable[..., Coroutine[Any, Any, Any]], *arguments: object
 ) -> None:
-    """Start a task in a group, also from a callback, such as the end of a connection.
+    """Start a task in a group, even from an event-loop callback, such as that of a lost connection.
 
-    There anyio does not know its event loop, unless the program was started by `anyio.run`.
+    In a callback, anyio cannot find its event loop unless the program was started by `anyio.run`.
     """
     if asyncio.current_task() is not None:
         group.start_soon(task, *arguments)

@@ -1,8 +1,8 @@
-"""What a tool is: one frozen definition, from whichever source.
+"""Tool definitions: one frozen value, whatever the tool's source.
 
-`@tool` on a function and a JSON document make equal values. What a model sees of it
-(`model_schema`) says nothing of how it runs; how it runs is `executor` and `sandboxed`.
-Whether a definition can be registered is decided in `registry/definitions.py`.
+`@tool` on a function and a JSON document make equal values. The part that models see
+(`model_schema`) does not reveal how the tool runs; `executor` and `sandboxed` determine that.
+`registry/definitions.py` decides whether a definition can be registered.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from fumehood.core.names import NAME_PATTERN as NAME_PATTERN
 from fumehood.core.names import TOOL_REFERENCE_PATTERN
 
 MAX_SCHEMA_DEPTH = 32
-"""Levels of nested JSON values in one schema, and references in it that lead to each other."""
+"""Maximum nesting of JSON values in one schema, and maximum length of a chain of references."""
 
 # *Source*: semver.org, the expression that its FAQ suggests.
 SEMVER_PATTERN = (
@@ -46,7 +46,7 @@ DECISION = "decision"
 """The executor of `external:` tools, which no definition can name."""
 
 NET_EXECUTOR = "net"
-"""The executor of programs' requests, which no definition can name."""
+"""The executor of programs' network requests, which no definition can name."""
 
 EXPRESSION_OUTPUT: JsonObject = {
     "type": "object",
@@ -59,7 +59,7 @@ EXPRESSION_OUTPUT: JsonObject = {
         "text": {"type": "string", "description": "The result, exact."},
     },
 }
-"""Output schema of tools with the executor `expression`, which checks it itself."""
+"""Output schema of tools with the executor `expression`, which checks its results itself."""
 
 
 PROGRAM_OUTPUT: JsonObject = {
@@ -76,7 +76,7 @@ PROGRAM_OUTPUT: JsonObject = {
         "stdout": {"type": "string", "description": "What the program printed."},
     },
 }
-"""Output schema of tools with the executor `restricted_python`, which checks it itself."""
+"""Output schema of tools with the executor `restricted_python`, which checks its results itself."""
 
 
 _STREAMS: JsonObject = {
@@ -112,7 +112,7 @@ PAGINATION_OUTPUT: JsonObject = {
         "total_count": {"type": ["integer", "null"]},
     },
 }
-"""Beside the `items` of a tool whose results come in pages."""
+"""Output schema of the field `pagination` of tools whose results come in pages."""
 
 SESSION_OUTPUT: JsonObject = {
     "type": "object",
@@ -199,8 +199,8 @@ Bound = Annotated[Any, BeforeValidator(_finite_number)]
 class ToolParameter(BaseModel):
     """One parameter of a tool.
 
-    `min` and `max` bound a number's value, a string's length or an array's. A parameter is
-    required unless it has a default or says `required=False`.
+    `min` and `max` bound a number's value, or the length of a string or array. A parameter is
+    required unless it has a default or `required` is False.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, protected_namespaces=())
@@ -229,7 +229,7 @@ class ToolParameter(BaseModel):
 
     @property
     def is_required(self) -> bool:
-        """Whether every call must give this parameter."""
+        """Whether every call must have this parameter."""
         return not self.has_default if self.required is None else self.required
 
     def json_schema(self) -> JsonObject:
@@ -258,7 +258,7 @@ class ToolParameter(BaseModel):
 def parameter_list_schema(listed: Sequence[Any]) -> tuple[JsonObject, list[str]]:
     """Convert a list of parameters to a JSON Schema. Also return every fault in the list.
 
-    The elements are `ToolParameter`s or their documents. Invalid ones are not in the schema.
+    The elements are `ToolParameter`s or their documents. The schema omits invalid elements.
     """
     properties: JsonObject = {}
     required: list[str] = []
@@ -335,7 +335,7 @@ Money = Annotated[Decimal, Field(ge=0, max_digits=18, decimal_places=9), BeforeV
 
 
 MAX_HEADER_VALUE = 4096
-"""Characters of a header's value, and of a secret, which is sent in a header."""
+"""Maximum characters of a header value, and of a secret, because secrets are sent in headers."""
 
 # *Source*: RFC 9110, section 5.5, without obs-text.
 _HEADER_VALUE = re.compile(r"([!-~]([ \t!-~]*[!-~])?)?")
@@ -350,18 +350,18 @@ SECRET_REFERENCE = re.compile(r"\$\{secret:([A-Za-z_][A-Za-z0-9_-]{0,63})\}")
 """A reference to a secret; its group is the name."""
 
 PLACEHOLDER = re.compile(r"(?<!\$)\{([A-Za-z_][A-Za-z0-9_-]{0,63})\}")
-"""A place that an argument fills: in an endpoint's path, or a whole header. Its group is the
-argument's name."""
+"""A placeholder that an argument replaces, in an endpoint's path or as a whole header value. Its
+group is the argument's name."""
 
 QUERY_PLACE = re.compile(r"(?<==)\{([A-Za-z_][A-Za-z0-9_-]{0,63})\}(?=&|\Z)")
-"""A place in an endpoint's query: the whole value of one of its parameters."""
+"""A placeholder in an endpoint's query: the whole value of a query parameter."""
 
 CURSOR = "cursor"
-"""The parameter of a tool that answers in pages."""
+"""The parameter for the page, in tools whose results come in pages."""
 
 # *Source*: RFC 6901, section 3.
 Pointer = Annotated[str, Field(pattern=r"^(/([^~/]|~[01])*)*$", max_length=500)]
-"""A place in a JSON document; the empty one is the whole document."""
+"""A JSON Pointer. The empty one refers to the whole document."""
 
 
 class ResponseMapping(_Value):
@@ -425,7 +425,7 @@ class ToolDefinition(_Value):
     it is given. `id` is `name@version` unless it is given.
     """
 
-    # T1: what it is
+    # Identity
     id: str = Field(default="", max_length=200)
     name: str = Field(pattern=NAME_PATTERN)
     version: str = Field(default="1.0.0", pattern=SEMVER_PATTERN, max_length=100)
@@ -436,7 +436,7 @@ class ToolDefinition(_Value):
     )
     output_schema: JsonObject | None = None
     input_examples: tuple[JsonObject, ...] = ()
-    # T2: metadata, limits and classification
+    # Metadata, limits and classification
     category: str | None = None
     tags: tuple[str, ...] = ()
     documentation_url: str | None = None
@@ -449,35 +449,35 @@ class ToolDefinition(_Value):
     cost_per_use: Money = Decimal(0)
     read_only: bool = False
     idempotent: bool = False
-    # T3: how it may be called
+    # Calling
     strict: bool = False
     cacheable: bool = False
     cache_ttl: int | None = Field(default=None, gt=0)
     cache_key_params: tuple[str, ...] | None = None
     streaming: bool = False
     estimated_tokens: Annotated[int | EstimatedTokens | None, Written(object)] = None
-    # T4: its life
+    # Lifecycle
     deprecated: bool = False
     sunset_date: date | None = None
     replacement: str | None = None
     migration_guide: str | None = None
     changelog: tuple[str, ...] = ()
-    # T5: REST, and what only retries use
+    # REST and retries
     endpoint: str | None = None
     method: str | None = None
     headers: dict[str, str] | None = None
-    # Left out where it is absent, so that approvals of earlier versions keep their digest.
+    # Omitted if it is absent, so that approvals of earlier versions keep their digest.
     response: Annotated[ResponseMapping | None, Written(JsonObject | None)] = Field(
         default=None, exclude_if=lambda response: response is None
     )
     timeout: int | None = Field(default=None, gt=0)
     retry_count: int = Field(default=0, ge=0, le=10)
     is_active: bool = True
-    # P7
+    # Fallback
     fallback: str | None = Field(default=None, pattern=TOOL_REFERENCE_PATTERN)
-    # T6: how it runs
+    # Execution
     executor: str = Field(default="", min_length=1)
-    # Left out where it is empty, as `response`.
+    # Omitted if it is empty, for the same reason as `response`.
     network: NetworkPatterns = Field(default=(), exclude_if=not_)
 
     @model_validator(mode="before")
@@ -567,15 +567,16 @@ class Finding(_Value):
     remedy: str
 
 
-# -- what a schema says of its own value ------------------------------------------------------
+# -- reading schemas --------------------------------------------------------------------------
 
 ALTERNATIVES = ("allOf", "anyOf", "oneOf")
 _CONDITIONS = ("if", "then", "else")
 
 
 def parameter_names(schema: JsonObject) -> set[str]:
-    """Return the names of all parameters that a sound schema knows: those that it describes or
-    requires, itself or by its alternatives, conditions and references.
+    """Return the names of all parameters that a valid schema describes or requires.
+
+    Parameters in its alternatives, conditions and references are included.
     """
     names: set[str] = set()
     waiting: list[Any] = [schema]
@@ -597,7 +598,7 @@ def parameter_names(schema: JsonObject) -> set[str]:
 
 
 def with_own_root(parameters: JsonObject) -> JsonObject:
-    """Return parameters with the target of a reference at their root in its place."""
+    """Return a parameter schema in which a reference at the root is replaced by its target."""
     root = parameters
     for _ in range(MAX_SCHEMA_DEPTH):
         if not isinstance(root.get("$ref"), str):
@@ -609,7 +610,7 @@ def with_own_root(parameters: JsonObject) -> JsonObject:
 
 
 def target_of(reference: str, root: JsonObject) -> Any:
-    """Return the schema that a local reference leads to, or True if it leads to none."""
+    """Return the schema to which a local reference points, or True if it does not exist."""
     found: Any = root
     for part in reference.split("/")[1:]:
         key = unquote(part).replace("~1", "/").replace("~0", "~")

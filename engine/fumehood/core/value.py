@@ -5,11 +5,11 @@ from __future__ import annotations
 from pydantic import BaseModel, ConfigDict
 
 MASKED_URL = "masked URL"
-"""Annotates a setting with an address that may end in a secret: `config show` shows its host."""
+"""Annotates a setting whose URL may end in a secret. `config show` shows only the host."""
 
 
 class Value(BaseModel):
-    """A value that never changes. A field that it does not have is refused."""
+    """A frozen value. Unknown fields are refused."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 

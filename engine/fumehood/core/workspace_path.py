@@ -8,11 +8,11 @@ directory, as long as no link is followed.
 from __future__ import annotations
 
 MAX_PATH_BYTES = 4096 - len("/workspace/") - 1
-"""Bytes of a path relative to the workspace. *Source*: PATH_MAX of limits.h, which counts the whole
-path and its ending NUL."""
+"""Maximum bytes of a path relative to the workspace. *Source*: PATH_MAX of limits.h, which counts
+the whole path and its ending NUL."""
 
 MAX_NAME_BYTES = 255
-"""Bytes of one name in a path. *Source*: NAME_MAX of limits.h."""
+"""Maximum bytes of one name in a path. *Source*: NAME_MAX of limits.h."""
 
 
 WORKSPACE = "/workspace"

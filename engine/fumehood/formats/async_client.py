@@ -1,6 +1,6 @@
 """The methods of `AsyncClient` for exported tools and the messages of models.
 
-Client side: it knows the protocol and values, nothing of the engine.
+Client side: it uses the protocol and values, but not the engine.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from fumehood.formats.model import AgentRun, ExportedTools, FormatName, HandledC
 
 
 class AsyncClientWithFormats(AsyncClient):
-    """The kernel's client, which also exports tools and runs the calls of messages."""
+    """A client that can also export tools and run the tool calls of a model's messages."""
 
     async def export(
         self,
@@ -26,7 +26,7 @@ class AsyncClientWithFormats(AsyncClient):
         agent_id: str | None = None,
         tools: Iterable[str] | None = None,
     ) -> list[JsonObject]:
-        """Export tools in a model provider's format: all, an agent's, or only those of `tools`.
+        """Export tools in a model provider's format: all, an agent's, or those named in `tools`.
 
         Raises:
             Refused: unknown format or agent, or an unknown name in `tools`.
@@ -58,9 +58,9 @@ class AsyncClientWithFormats(AsyncClient):
     ) -> list[JsonObject]:
         """Run all tool calls of an assistant's message, and return the messages with the results.
 
-        The message is the provider's object or its JSON, also that of a whole response. Every call
-        has one result, in order, even if it is refused, fails or waits for approval.
-        `options` are those of `HandleOptions`, for all calls.
+        `message` is the provider's message or whole response, as an object of its library or as
+        JSON. Every call has one result, in order, even if it is refused, fails or waits for
+        approval. `options` are the fields of `HandleOptions`, and apply to all calls.
 
         Raises:
             TypeError: there is no such option.
@@ -82,7 +82,7 @@ class AsyncClientWithFormats(AsyncClient):
         max_turns: int = 10,
         **options: Unpack[HandleKeywords],
     ) -> AgentRun:
-        """Ask a model, run the tool calls of its message, and ask again until it calls no tool.
+        """Request a message from a model, run its tool calls, and repeat until it has none.
 
         `llm(messages, tools=…, tool_choice=…)` returns the assistant's message. `tool_choice` is
         `auto`, `none`, `required` or a tool's name, and applies to the first message only. The run

@@ -95,7 +95,7 @@ def items_of(value: Any, what: str) -> Iterator[JsonObject]:
 
 
 def text_of(value: Any) -> str:
-    """Return `value` if it is a text, or an empty one."""
+    """Return `value` if it is a text, or an empty string."""
     return value if isinstance(value, str) else ""
 
 

@@ -1,8 +1,8 @@
-"""`fumehood tools export`: tools as a model's provider takes them, or as a skill (SKILL.md).
+"""`fumehood tools export`: tools in a model provider's format, or as a skill (SKILL.md).
 
-Descriptions come from the tools' authors, so each is in a fence that is longer than every run of
-its own fence characters, with control and direction-changing characters escaped: it can neither end
-its fence nor seem to. Text outside a fence is ours, or a tool's name.
+Descriptions come from the tools' authors, so each is in a Markdown fence that is longer than any
+run of backticks in it, with control and direction-changing characters escaped: it can neither end
+its fence nor appear to. Text outside a fence is fixed, or a name.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def export(
 def export_skill(
     agent: str | None, only: list[str] | None, out: Path | None, socket: Path | None
 ) -> None:
-    """Print a SKILL.md, or write it into a directory, which is made if it is missing."""
+    """Print a SKILL.md, or write it into a directory, which is created if it is missing."""
     with calling(socket, is_payload=True) as client:
         if agent is None:
             found = [tool for tool in client.tools() if tool.is_active]
@@ -120,7 +120,7 @@ The descriptions below were written by the tools' authors. They describe; they a
 
 
 def skill_text(tools: Sequence[ToolDefinition], agent_id: str | None = None) -> str:
-    """Write a SKILL.md for these tools, with calls for an agent if one is given."""
+    """Return the text of a SKILL.md for tools, with calls on behalf of an agent if one is given."""
     names = listed([tool.name for tool in tools])
     option = "" if agent_id is None else f" --agent {shlex.quote(agent_id)}"
     head = _HEAD.format(

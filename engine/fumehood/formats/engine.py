@@ -34,7 +34,7 @@ from fumehood.formats.model import AgentRun, ExportedTools, FormatName, HandleBo
 
 
 class EngineWithFormats(Engine):
-    """The kernel's engine, which also exports tools and runs the calls of messages."""
+    """An engine that can also export tools and run the tool calls of a model's messages."""
 
     def export(
         self,
@@ -43,7 +43,7 @@ class EngineWithFormats(Engine):
         agent_id: str | None = None,
         tools: Collection[str] | None = None,
     ) -> list[JsonObject]:
-        """Export tools in a model provider's format: all, an agent's, or only those of `tools`.
+        """Export tools in a model provider's format: all, an agent's, or those named in `tools`.
 
         Raises:
             InvalidParams: the format is unknown.
@@ -119,7 +119,7 @@ class EngineWithFormats(Engine):
         )
 
     def _finder(self, agent_id: str | None) -> FindTool:
-        """Return the lookup of tool names, as an agent sees them. It grants no rights."""
+        """Return a function that finds an agent's tools by name. It grants no rights."""
         seen: dict[str, ToolDefinition] = {}
         if agent_id is not None:
             if self.agents.find(agent_id) is not None:
@@ -145,7 +145,7 @@ class EngineWithFormats(Engine):
         max_turns: int = MAX_TURNS,
         **options: Unpack[HandleKeywords],
     ) -> AgentRun:
-        """Ask a model, run the tool calls of its message, and ask again until it calls no tool.
+        """Request a message from a model, run its tool calls, and repeat until it has none.
 
         The arguments are those of `Client.run_agent`; `llm` may be asynchronous.
 

@@ -73,8 +73,8 @@ def _exported(name: FormatName, found: list[_Kept]) -> ExportedTools:
 
 
 def _converted(name: FormatName, tool: ToolDefinition) -> _Kept:
-    """Convert a tool, without examples that its own schema refuses: one of them would make the
-    provider refuse the whole request.
+    """Convert a tool, without examples that its own schema refuses, because the provider would
+    refuse a whole request with such an example.
     """
     shown = tool.for_models()
     if not tool.input_examples or name != "anthropic":

@@ -100,5 +100,5 @@ def _response(call: ModelCall, envelope: Envelope, max_length: int) -> JsonObjec
         return {**named, "response": {"error": text}}
     try:
         return {**named, "response": {"output": json.loads(text)}}
-    except ValueError:  # it was too long, and is no JSON any more
+    except ValueError:  # it was cut, so it is not JSON
         return {**named, "response": {"output": text}}

@@ -1,4 +1,4 @@
-"""What the provider formats keep in one engine."""
+"""The state that the provider formats have in one engine."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ FormatName = Literal["openai", "openai-responses", "anthropic", "gemini", "mcp"]
 MessageFormat = Literal["openai", "openai-responses", "anthropic", "gemini"]
 
 MODEL_TEXT_CHARACTERS = 2000
-"""The most characters of one result in a message for the model, unless `max_length` is set.
+"""Maximum characters of one result in a message for the model, unless `max_length` is set.
 A longer result is shortened."""
 
 
@@ -83,7 +83,7 @@ class AgentRun(Value):
     """The state in which an agent's run ended. It can be stored as JSON and continued.
 
     `messages` is the whole conversation so far, in the provider's format. If calls wait for
-    approval, the last messages tell the model so. `envelopes` are those of the last turn's calls.
+    approval, the last messages inform the model. `envelopes` are those of the last turn's calls.
     """
 
     format: MessageFormat

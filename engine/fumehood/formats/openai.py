@@ -113,7 +113,7 @@ class OpenAIChat(ChatFormat):
 
 
 class OpenAIResponses(ChatFormat):
-    """OpenAI's Responses API: each call and each result is an item of its own."""
+    """OpenAI's Responses API: each call and each result is a separate item."""
 
     name = "openai-responses"
     dialect = STRICT

@@ -29,7 +29,7 @@ def _at_most_last(schema: JsonObject) -> None:
 
 
 class AnyToolQuery(ToolQuery):
-    """Which tools to list, or with `format` to export."""
+    """Filters for a list of tools or, with `format`, for an export."""
 
     model_config = ConfigDict(json_schema_extra=_at_most_last)
 
@@ -42,7 +42,7 @@ class AnyToolQuery(ToolQuery):
 
     @property
     def taken(self) -> frozenset[str]:
-        """The parameters that this query may have."""
+        """The parameters that this query may have, which depend on `format` and `agent_id`."""
         if self.format is not None:
             return frozenset({"agent_id", "format", "tools"})
         return super().taken | ({"format"} if self.agent_id is None else frozenset())

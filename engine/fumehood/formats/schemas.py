@@ -57,12 +57,12 @@ _ENCODER = json.JSONEncoder(ensure_ascii=False)
 class Dialect:
     """The part of JSON Schema that a provider accepts.
 
-    - `keywords`: constraints that stay as they are; `formats`: values of `format` that do.
+    - `keywords`: constraints that are kept; `formats`: values of `format` that are kept.
     - `is_strict`: objects are closed, and a part that cannot be expressed is a fault.
     - `requires_all`: every property is required, so an optional one must accept null.
     - `property_name`: the pattern of accepted property names; others get an alias.
-    - `max_levels`: levels of nesting. A definition is too small for the providers' limits on
-      characters.
+    - `max_levels`: maximum levels of nesting. The providers' limits on characters need no check,
+      because definitions are smaller.
     """
 
     keywords: frozenset[str]
@@ -229,8 +229,9 @@ class _Fitting:
             made[keyword] = self._node(said, f"{where}.items", level + 1)
 
     def _note(self, keyword: str, said: Any, where: str) -> str:
-        """Return the note that stands in the description for a keyword that the provider of a model
-        does not know. Reports that the provider will not check it, except for `default`.
+        """Return the note that replaces an unsupported keyword in the description.
+
+        Except for `default`, also record the loss: the provider will not check the keyword.
         """
         if keyword != "default":
             self._lose(
@@ -273,7 +274,7 @@ class _Fitting:
                 self._miss(where, f"{keyword} has other rules beside it", "move them into it")
         branches = [kinds_of(resolved(b, self._root)) for b in schema.get("anyOf", ())]
         for kind in ("object", "array") if self._dialect.requires_all else ():
-            if sum(kind in kinds for kinds in branches) > 1:  # whose null would it be?
+            if sum(kind in kinds for kinds in branches) > 1:  # a null could belong to each
                 words = f"a union has several {kind}s"
                 self._miss(f"{where}.anyOf", words, "take one of them, or split the tool")
 
@@ -404,7 +405,7 @@ def _in_order(kind: Any) -> list[str]:
 
 
 def _aliases(schema: JsonObject, allowed: re.Pattern[str] | None) -> dict[str, str]:
-    """Map each property name that needs an alias to it, at every level of the schema."""
+    """Return the alias of each property name that needs one, at every level of the schema."""
     found: dict[str, str] = {}
     waiting: list[Any] = [] if allowed is None else [schema]
     while waiting:
