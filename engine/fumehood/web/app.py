@@ -201,8 +201,8 @@ class Console:
         *,
         callers: Path = Path(),
     ) -> None:
-        """`connect` makes clients of the control socket; `caller` reads at the callers' socket,
-        whose path is `callers`.
+        """`connect` creates clients of the control socket; `caller` is a client of the callers'
+        socket, whose path is `callers`.
         """
         self.port = port
         self.callers = callers
@@ -302,7 +302,7 @@ class Console:
         return response
 
     async def _faulty(self, view: View) -> Response:
-        """Answer for a handler that failed, by its fault or because its login has ended."""
+        """Respond for a handler that failed because of a bug or because its login has ended."""
         if not await self.logins.is_open(view.login):
             return view.go("/login")
         traceback.print_exc()
@@ -385,5 +385,5 @@ UNKNOWN_CREDENTIAL = "This credential is unknown, or has neither approve nor adm
 def _away_in_words(away: DaemonUnavailable, method: str) -> str:
     if away.may_have_acted:
         return "The engine went away before it answered. See whether the change was made."
-    # What follows a call only looks at it, and says nothing of what the call did.
+    # A GET may only follow a call, and the call may have changed something.
     return "The engine is away." + (" Nothing was changed." if method != "GET" else "")

@@ -122,7 +122,7 @@ def arguments_of(form: Form) -> tuple[JsonObject, dict[str, str]]:
 
 
 def errors_of(fields: tuple[str, ...] | None, message: str) -> dict[str, str]:
-    """Return the engine's refusal by argument, under an empty name if it names none."""
+    """Return the message of a refusal by argument name; the name is empty if `fields` is."""
     names = {_argument(pointer) for pointer in fields or ()}
     return dict.fromkeys(names or {""}, message)
 

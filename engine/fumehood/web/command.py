@@ -1,4 +1,5 @@
-"""`fumehood web` serves the console to a browser, `fumehood serve --web` beside a daemon."""
+"""The commands `fumehood web`, which serves the console, and `fumehood serve --web`, which serves
+it from a child process of the daemon."""
 
 from __future__ import annotations
 
@@ -57,14 +58,15 @@ def web(
                 f"Open this link within 5 minutes. It works once:\n\n    {link}\n",
                 flush=True,
             )
-            if open_browser:  # beside the server, because some browsers hold their caller
+            if open_browser:  # in a thread, because some browsers block their caller
                 threading.Thread(target=_open, args=(link, Path(private)), daemon=True).start()
 
         run(listener, path, find_socket(), on_ready=say_ready)
 
 
 def _open(link: str, directory: Path) -> None:
-    """Open the link from a page that only this user can read: every user can see arguments."""
+    """Open the link through a file that only this user can read, because every user can see the
+    arguments of a process."""
     import webbrowser
 
     page = directory / "open.html"
@@ -95,7 +97,7 @@ def beside(
         int, typer.Option(min=0, max=65_535, help="The port of the console; 0 chooses one.")
     ] = DEFAULT_PORT,
 ) -> Companion | None:
-    """Return what runs a console beside a daemon, if `--web` asks for it."""
+    """Return the function that runs a console with a daemon, or None without `--web`."""
     return partial(console_of, web_port) if web else None
 
 
@@ -103,10 +105,10 @@ def beside(
 def console_of(
     port: int, sockets: Sockets, is_stopping: threading.Event
 ) -> Iterator[Callable[[], None]]:
-    """Run a console beside a daemon; the function starts it. It ends with this context.
+    """Yield a function that starts a console in a child process. The console ends with the context.
 
-    Nobody is logged in there: each browser needs a credential. If it ends it is started again,
-    unless the daemon is stopping: Ctrl-C and service managers end both.
+    The console starts without logins: each browser needs a credential. If its process ends, it is
+    started again, unless the daemon is stopping: Ctrl-C and service managers end both.
     """
     children: list[subprocess.Popen[bytes]] = []
     with listening(port, "--web-port") as listener:

@@ -1,7 +1,7 @@
 """Bars, charts and formatted values for the templates.
 
-Lengths are numbers that become SVG attributes. Text beside a figure is HTML, so that it can be
-read aloud, selected and enlarged like other text.
+Lengths are numbers that become SVG attributes. The text of a chart is HTML, so that it can be read
+aloud, selected and enlarged like other text.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ class Column:
     whole: float
     """Height of the column."""
     inner: float
-    """Height of the part of it that is drawn in another way, from below."""
+    """Height of its lower part, which is drawn differently."""
     words: str
     """The values, as text."""
 
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """One chart: its columns, and what they and their inner parts are."""
+    """One chart. `of_whole` and `of_inner` name what its columns and their inner parts count."""
 
     title: str
     of_whole: str
@@ -57,7 +57,7 @@ class Chart:
 
 
 def time_line(stages_ms: Mapping[str, float]) -> list[Bar]:
-    """Return one bar for each stage, each beginning where the one before it ends."""
+    """Return one bar for each stage. Each bar begins at the end of the previous one."""
     total = sum(stages_ms.values()) or 1.0
     bars, passed = [], 0.0
     for name, ms in stages_ms.items():
@@ -98,7 +98,7 @@ def chart_of(
 
 
 def part_of(amount: float, whole: float) -> float:
-    """Return a percentage for an SVG attribute; 0 of nothing."""
+    """Return a percentage for an SVG attribute, or 0 if `whole` is 0."""
     return round(100 * amount / whole, 3) if whole else 0.0
 
 
@@ -195,7 +195,7 @@ def limits_in_words(limits: Mapping[str, Any]) -> str:
 
 def size(number: float) -> str:
     """Format a number of bytes in a suitable unit."""
-    number = min(number, 1 << 60)  # a hostile one may be too large for a float
+    number = min(number, 1 << 60)  # a hostile number may be too large for a float
     for unit in ("bytes", "KB", "MB"):
         if number < 1000:
             return f"{number:.0f} bytes" if unit == "bytes" else f"{number:.1f} {unit}"
@@ -220,7 +220,7 @@ def call_facts(details: CallDetails) -> list[tuple[str, str]]:
 
 
 def network_in_words(network: NetworkReport) -> str:
-    """Describe what a program sent."""
+    """Describe a program's network use."""
     hosts = ", ".join(f"{host} ({count})" for host, count in network.hosts.items())
     refused = f", {network.denied} refused" if network.denied else ""
     held = f", {network.held} held for approval" if network.held else ""

@@ -1,4 +1,4 @@
-"""Logins: which approver a browser's cookie stands for, and links that log in once.
+"""Logins: the approver whom a browser's cookie identifies, and links that log in once.
 
 A login's credential is kept only in this process's memory, within the client that sends it.
 Invariants: cookies and links are stored as hashes; a link works once; a login ends after `IDLE_S`
@@ -57,12 +57,12 @@ class Login:
 
     @property
     def can_approve(self) -> bool:
-        """Whether its credential has `approve`."""
+        """Whether the approver's credential has the scope `approve`."""
         return Scope.APPROVE in self.scopes
 
     @property
     def can_administer(self) -> bool:
-        """Whether its credential has `admin`."""
+        """Whether the approver's credential has the scope `admin`."""
         return Scope.ADMIN in self.scopes
 
     def is_csrf(self, given: str) -> bool:

@@ -1,8 +1,8 @@
-"""Ports of sessions that a browser of the console has opened.
+"""Ports of sessions that users of the console have opened in a browser.
 
-Each is forwarded to an origin of its own, as by `fumehood sessions port`: what a session serves
-shares nothing with the console. It closes after a while, or with the login that opened it. Only
-sessions of the console's own user can be reached.
+Each port is forwarded to a separate origin, as by `fumehood sessions port`, so that the content of
+a session shares nothing with the console. Forwarding ends after `OPEN_S`, or with the login that
+opened the port. Only sessions of the console's own user can be reached.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from fumehood.web.logins import Login
 
 OPEN_S = 3600.0
 LOOK_S = 5.0
-"""Seconds between two looks whether who opened a port may still do so."""
+"""Seconds between two checks whether the user who opened a port is still an administrator."""
 
 MAX_OPEN = 10
-"""Ports that are open at the same time: with their connections, a console has room for them."""
+"""Maximum number of open ports, so that the console's process has room for their connections."""
 
 
 class TooManyPorts(Exception):
@@ -36,13 +36,13 @@ class Ports:
     def __init__(self, callers: Path) -> None:
         self._callers = callers
         self._open: dict[tuple[str, str, int], str] = {}
-        """The key of a login, its session and a port → the link to it."""
+        """Key of a login, id of a session, and port → the link to the port."""
         self._opening = anyio.Lock()
         self.group: anyio.abc.TaskGroup | None = None
         """Set while the console runs."""
 
     def of(self, login: Login, session_id: str) -> dict[int, str]:
-        """Return the ports of a session that a login has open, with their links."""
+        """Return the open ports of a login in one session, with the link to each."""
         own = login.key, session_id
         return {port: link for (*of, port), link in self._open.items() if tuple(of) == own}
 
@@ -50,8 +50,8 @@ class Ports:
         """Open a port of a session, if the login has not opened it yet.
 
         Raises:
-            TooManyPorts: `MAX_OPEN` are open.
-            OSError: this machine has no port for it.
+            TooManyPorts: `MAX_OPEN` ports are open.
+            OSError: no local port could be opened.
         """
         async with self._opening:
             if (login.key, session_id, port) in self._open:
@@ -75,7 +75,7 @@ class Ports:
                 group.start_soon(_when_ended, login, group.cancel_scope)
                 await forwarding.serve(0, OPEN_S, ready)
                 group.cancel_scope.cancel()
-        except ExceptionGroup as faults:  # of connections: they end this port, and no other
+        except ExceptionGroup as faults:  # of connections; they end only this port
             if faults.split(OSError)[1] is not None:
                 raise
             if key not in self._open:  # nobody has its link yet
@@ -85,7 +85,7 @@ class Ports:
 
 
 async def _when_ended(login: Login, scope: anyio.CancelScope) -> None:
-    """Cancel when a login has ended, or its user may not administer any more."""
+    """Cancel a scope when a login has ended or its user is no longer an administrator."""
     while True:
         with anyio.move_on_after(LOOK_S):
             await login.ended.wait()

@@ -68,7 +68,7 @@ def run(
     *,
     on_ready: Callable[[Console], None] = lambda _: None,
 ) -> None:
-    """Serve until SIGTERM or Ctrl-C. From the call of `on_ready` on, both end it cleanly."""
+    """Serve until SIGTERM or Ctrl-C. Both end it cleanly once `on_ready` has been called."""
     console = Console(
         lambda credential: AsyncControlClient(control, credential=credential),
         AsyncClient(callers),
@@ -140,8 +140,9 @@ class _Server(uvicorn.Server):
 
 
 def main() -> None:
-    """Serve as a child of `fumehood serve --web` (`python -m fumehood.web.server FD CONTROL
-    CALLERS`): on the listening socket that was inherited from it.
+    """Serve as a child process of `fumehood serve --web`, on a listening socket inherited from it.
+
+    The command is `python -m fumehood.web.server FD CONTROL CALLERS`.
     """
     descriptor, control, callers = sys.argv[1:]
     protect(ends_with_parent=True)

@@ -4,8 +4,9 @@ Invariant: the environment made here escapes every printed value twice: invisibl
 those that change the direction of text, become codes such as `\\u{202e}`, and HTML's special
 characters are quoted. Only markup made in this package (`Markup`) is not escaped, and it never
 contains untrusted text. The filter `exact` escapes for HTML only, for values that a form sends
-back. Programs are coloured by Pygments: each piece is escaped, and only the classes of the spans
-around them are ours. In a tree of files the joined names from the root to a file are its path.
+back. Programs are coloured by Pygments: each piece is escaped, and the spans around the pieces have
+only classes from this module. In a tree of files, the joined names from the root to a file are its
+path.
 """
 
 from __future__ import annotations
@@ -296,7 +297,7 @@ def _lines(diff: object) -> tuple[int, int] | None:
 
 @dataclass(frozen=True, slots=True)
 class Branch:
-    """One name in a tree of files. A directory may have an entry of its own, or not."""
+    """One name in a tree of files. A directory may also have entries of its own."""
 
     name: str
     entries: Sequence[Any]
@@ -304,8 +305,9 @@ class Branch:
 
 
 def tree_of(entries: Iterable[tuple[str, Any]]) -> Sequence[Branch]:
-    """Return entries by directory, given the path of each. A directory without an entry of its own
-    is joined with the only one below it.
+    """Return entries by directory, given the path of each.
+
+    A directory with only one child and no entry of its own is joined with the child.
     """
     return _branches([(path.split("/", MAX_DEPTH), entry) for path, entry in entries])
 
@@ -357,7 +359,7 @@ def language_of(tool: str, argument: str) -> str:
 
 
 def coloured(program: str, language: str) -> Markup | str:
-    """Return a program in colours, or as it is if it is too long or in no known language."""
+    """Return a program in colours, or unchanged if it is too long or its language is unknown."""
     if language not in _LEXERS or len(program) > MAX_COLOURED:
         return program
     pieces = ((_class_of(kind), text) for kind, text in _lexer(language).get_tokens(program))

@@ -21,15 +21,15 @@ How to add a page:
    `parts.html` has the macros: `badge`, `block` (long text), `empty`, `csrf`.
 3. Add `calls.PAGE` to `PAGES` in `pages/__init__.py`. That is also the order of the navigation.
 
-What a handler need not do: it runs for logged-in users only; the origin and the token of a POST
+A handler can rely on this: it runs for logged-in users only; the origin and the token of a POST
 have been checked; `Refused` and `DaemonUnavailable` become a page or, for a part, a notice;
 everything that a template prints is escaped. A handler raises `Problem` for a fault of the request.
 
 Rules: a GET changes nothing. No `style=`, no `<script>`, no `hx-on`, no `hx-vals='js:…'`, no filter
 in `hx-trigger`: the content policy forbids them, and `tests/acceptance/test_web.py` fails. Widths
-of bars are SVG attributes. A page looks again by `hx-trigger="live-approvals from:body"` or
-`hx-trigger="live-tick from:body"` (each 2 s), never by a timer of its own. Classes:
-`static/app.css` lists them at its head. Untrusted files are sent by `view.download`.
+of bars are SVG attributes. A page refreshes by `hx-trigger="live-approvals from:body"` or
+`hx-trigger="live-tick from:body"` (every 2 s), never by its own timer. `static/app.css` lists the
+classes at its head. Untrusted files are sent by `view.download`.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ FORM_S = 30.0
 """Seconds for a form to arrive."""
 
 MAX_FORM_FIELDS = 2 * MAX_KEYS + 10
-"""A call's arguments, each with the type that was chosen for it, and the form's own fields."""
+"""Maximum number of fields in a form: two for each argument of a call, and the form's own."""
 
 FORM = "application/x-www-form-urlencoded"
 
@@ -90,7 +90,7 @@ def query_of(**parts: str) -> str:
 
 
 def mark_of(state: object) -> str:
-    """Return a short text that differs if a state does."""
+    """Return a short hash of a state, by which a page can detect a change."""
     return sha256(repr(state).encode("utf-8", "replace")).hexdigest()[:16]
 
 
@@ -119,7 +119,11 @@ class Form:
         return self.get(name) if self.get(name) in others else first
 
     def number(self, name: str, default: int) -> int:
-        """Return a field as a whole number. Raises Problem if it is not one."""
+        """Return a field as a whole number, or the default if the field is blank.
+
+        Raises:
+            Problem: the field has another value.
+        """
         given = self.get(name).strip()
         if not given:
             return default
@@ -131,7 +135,7 @@ class Form:
         """Return a field as a JSON object, which is empty if the field is blank.
 
         Raises:
-            Problem: the field has another value.
+            Problem: the field is neither blank nor a JSON object.
         """
         try:
             found = strict_json.loads(self.get(name).strip().encode() or b"{}")
@@ -160,8 +164,13 @@ class View:
         self.now = datetime.now(UTC)
 
     async def may_administer(self) -> bool:
-        """Ask the engine if this user may still administer. For what the console does as the
-        user of its own process. Raises Refused, DaemonUnavailable.
+        """Return whether the user still has the scope `admin`, according to the engine.
+
+        Handlers need this before the console acts as the user of its own process.
+
+        Raises:
+            Refused: the engine refused the credential.
+            DaemonUnavailable: the engine does not answer.
         """
         return "admin" in (await self.control.whoami()).scopes
 
@@ -191,8 +200,9 @@ class View:
         return response
 
     def part(self, template: str, mark: str, **values: Any) -> Response:
-        """Render a part that fetches itself again, unless the page has it already: it sends the
-        part's `mark` back.
+        """Render a part of a page that refreshes itself, or nothing if it has not changed.
+
+        The page sends the `mark` of the part that it shows; an equal one means no change.
         """
         if self.query.get("mark") == mark:
             return Response(status_code=204)
@@ -233,7 +243,7 @@ class Page:
     path: str
     addresses: tuple[Address, ...]
     is_listed: bool = True
-    """Whether the navigation has it."""
+    """Whether the navigation lists the page."""
 
 
 def get(path: str, handler: Handler) -> Address:
@@ -254,7 +264,11 @@ def go(request: Request, address: str) -> Response:
 
 
 async def read_form(request: Request, most: int = MAX_BODY_BYTES) -> Form:
-    """Read the fields of a form. Raises Problem if it is not one."""
+    """Read the fields of a form.
+
+    Raises:
+        Problem: the body is not a form, is too large, or did not arrive within `FORM_S`.
+    """
     if request.headers.get("content-type", "").partition(";")[0].strip().lower() != FORM:
         raise Problem("This is not a form.", 415)
     raw = bytearray()

@@ -64,7 +64,7 @@ async def show(view: View) -> Response:
 
 
 async def show_now(view: View) -> Response:
-    """Show the calls that run now alone, if that has changed."""
+    """Show the list of running calls alone, if it has changed."""
     return view.part("calls_now.html", **await _running(view))
 
 
@@ -99,11 +99,13 @@ async def show_one(view: View) -> Response:
 
 
 async def show_running(view: View) -> Response:
-    """Show how far a call is, if that differs from what the page shows. No request waits: browsers
-    have few connections, which pages of other calls need.
+    """Show a call's progress, if the page shows another one.
+
+    The request never waits for a change, because browsers allow few connections, and other pages
+    need them.
     """
     call = (await view.control.calls.show(view.path["call_id"])).call
-    if call.running is None:  # the page is now another one
+    if call.running is None:  # the call has ended, and its page is now another one
         return Response(status_code=204, headers={"hx-refresh": "true"})
     return view.part("call_running.html", mark_of(call.running), call=call, query=query_of)
 
@@ -214,7 +216,7 @@ def _entries(envelope: Envelope, name: str) -> list[dict[str, Any]]:
 
 
 def _entry(view: View, details: CallDetails, name: str) -> dict[str, Any]:
-    """Return the file or figure with the number in the address. Raises Problem."""
+    """Return the file or figure with the number in the address. Raises Problem if it is missing."""
     entries = _entries(details.envelope, name) if details.envelope is not None else []
     for number, entry in enumerate(entries):
         if str(number) == view.path["number"]:
@@ -223,7 +225,7 @@ def _entry(view: View, details: CallDetails, name: str) -> dict[str, Any]:
 
 
 async def _content(view: View, details: CallDetails, entry: dict[str, Any]) -> bytes:
-    """Return the bytes of a file of an answer. Raises Problem."""
+    """Return the bytes of a file of an answer. Raises Problem if they are not kept."""
     try:
         if isinstance(entry.get("content_base64"), str):
             return base64.b64decode(entry["content_base64"], validate=True)
@@ -233,7 +235,7 @@ async def _content(view: View, details: CallDetails, entry: dict[str, Any]) -> b
 
 
 async def _session_of(view: View, session_id: str | None) -> tuple[str, list[SessionProcess]]:
-    """Return how a session is called, and its processes, as far as they can be listed now."""
+    """Return a session's name, and its processes if they can be listed now."""
     if session_id is None:
         return "", []
     try:

@@ -1,5 +1,5 @@
 """Charts of the calls over time: counts, failures, latency and cost, for a tool, an agent or a
-caller. Each step leads to its calls.
+caller. Each step links to its calls.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ async def show(view: View) -> Response:
 
 
 def _filled(now: datetime, hours: int, by: str, steps: Sequence[CallStep]) -> list[CallStep]:
-    """Return a step for each hour or day of the time."""
+    """Return a step for each hour or day of the period, including those without calls."""
     known = {one.at: one for one in steps}
     length = timedelta(days=1) if by == "day" else timedelta(hours=1)
     form = "%Y-%m-%d" if by == "day" else "%Y-%m-%dT%H"
@@ -84,7 +84,7 @@ def _address(at: str, by: str, filters: dict[str, str]) -> str:
 
 
 def calls_from(begin: datetime, length: timedelta, **filters: str) -> str:
-    """Return the address of the calls of a time."""
+    """Return the address of the list of calls in a time range."""
     since, until = begin.isoformat(), (begin + length).isoformat()
     return f"/calls?{query_of(since=since, until=until, **filters)}"
 

@@ -15,7 +15,7 @@ from starlette.responses import Response
 from fumehood.web.view import Page, View, get, post
 
 CHECK_S = 120.0
-"""Seconds for the checks of the host."""
+"""Maximum seconds for the checks of the host."""
 
 Finding = dict[str, str]
 
@@ -67,13 +67,13 @@ async def show_nodes(view: View) -> Response:
 
 
 async def drain_node(view: View) -> Response:
-    """Let a node take nothing new."""
+    """Stop placing new calls and sessions on a node."""
     await view.control.nodes.drain(view.path["node"])
     return view.go("/nodes")
 
 
 async def resume_node(view: View) -> Response:
-    """Let a drained node take calls and sessions again."""
+    """Place calls and sessions on a drained node again."""
     await view.control.nodes.resume(view.path["node"])
     return view.go("/nodes")
 

@@ -114,13 +114,13 @@ async def ask_to_deny(view: View) -> Response:
 
 
 async def edit(view: View) -> Response:
-    """Show the form for other arguments."""
+    """Show the form for editing the arguments."""
     approval = await view.control.approvals.show(view.path["approval_id"])
     return _edit_form(view, approval, fields_of(approval.arguments, await _schema(view, approval)))
 
 
 async def check_edit(view: View) -> Response:
-    """Show the call with other arguments, or the errors in them."""
+    """Show the call with the edited arguments, or the errors in them."""
     approval = await view.control.approvals.show(view.path["approval_id"])
     arguments, errors = arguments_of(view.form)
     if not errors:

@@ -1,5 +1,5 @@
-"""The policy: its rules with their counts, the decision on one call explained, and new rules tried
-on past calls."""
+"""The policy: its rules with their counts, an explanation of the decision on a call, and a trial of
+new rules on past calls."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ async def show(view: View) -> Response:
     remembered = await view.control.approvals.remembered() if view.login.can_approve else ()
     file = None
     if view.login.can_administer and status.file is not None:
-        with suppress(Refused):  # it is faulty now, or away; the page says so above
+        with suppress(Refused):  # the file is now invalid or missing, which the page reports
             file = await view.control.policy.text()
     is_plain = file is not None and _is_plain(file.text)
     return view.render(
@@ -51,13 +51,13 @@ async def try_rules(view: View) -> Response:
 
 
 async def check(view: View) -> Response:
-    """Try another policy file on past calls, and ask whether to save it."""
+    """Try an edited policy file on past calls, and show the form for saving it."""
     text = _text(view)
     return await _tried(view, text, saves=text, version=view.form.get("version"))
 
 
 async def save(view: View) -> Response:
-    """Write another policy file, which is used at once."""
+    """Replace the policy file. The new rules apply at once."""
     try:
         await view.control.policy.replace(_text(view), view.form.get("version"))
     except Refused as refused:
@@ -72,7 +72,7 @@ async def forget(view: View) -> Response:
 
 
 def _text(view: View) -> str:
-    """Return the policy file in a form. Raises Problem."""
+    """Return the policy file in a form. Raises Problem if it has invisible characters."""
     text = view.form.get("text").replace("\r\n", "\n")
     if not _is_plain(text):
         raise Problem("These rules have invisible characters: change the file itself.")
@@ -80,13 +80,13 @@ def _text(view: View) -> str:
 
 
 def _is_plain(text: str) -> bool:
-    """Whether a text is what a reader sees: it is shown as it is, so that it can be sent back."""
+    """Whether a page shows a text unchanged, so that a form can send it back."""
     plain = text.replace("\t", " ")
     return printable(plain) == plain
 
 
 async def _tried(view: View, rules: str, **values: Any) -> Response:
-    """Answer with the past calls that rules match."""
+    """Respond with the past calls that rules match."""
     if not rules.strip():
         raise Problem("Write a rule first.")
     try:

@@ -1,4 +1,4 @@
-"""The palette of every page: what has a name that a user types."""
+"""The search of every page: finds pages, tools, sessions, agents and calls by a typed name."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Result:
 
 
 async def show(view: View) -> Response:
-    """Show the results: while somebody types, only their list; on Enter, the page of the first."""
+    """Show the list of results while the user types; on Enter, go to the page of the first one."""
     wanted = view.query.get("q").strip()
     results = await _found(view, wanted)
     if view.is_part:

@@ -1,5 +1,5 @@
-"""The sessions of all principals with their processes and, for administrators, the files in them
-and what the processes print.
+"""The sessions of all principals with their processes and, for administrators, the sessions' files
+and the processes' output.
 
 Files, their names and output are untrusted: they are shown as text, and files are downloaded as
 plain text.
@@ -50,7 +50,7 @@ async def show_one(view: View) -> Response:
         try:
             list_files = view.control.sessions.files
             files = await list_files(session.id, folder, recursive=True, limit=MAX_PAGE)
-            if files.pagination.has_more:  # of too many for a tree, one directory is shown
+            if files.pagination.has_more:  # too many for a tree, so show one directory
                 files = await list_files(session.id, folder, limit=MAX_PAGE)
             if name:
                 content = await _content(view, session.id, name, MAX_SHOWN)
@@ -79,7 +79,7 @@ async def show_diff(view: View) -> Response:
 
 
 async def open_port(view: View) -> Response:
-    """Forward a port of a session to an origin of its own."""
+    """Forward a port of a session to a separate origin."""
     session_id, port = view.path["session_id"], view.form.number("port", 0)
     if not await view.may_administer():
         raise Problem("Ports of other people's sessions are for administrators.", 403)
@@ -101,7 +101,7 @@ async def show_processes(view: View) -> Response:
 
 
 async def show_output(view: View) -> Response:
-    """Show, as a part of a page, the end of what a process has printed, if it has changed."""
+    """Show, as a part of a page, the end of a process's output, if it has changed."""
     session_id, process = view.path["session_id"], view.query.get("process")
     output = await _output(view, session_id, process)
     return view.part(
@@ -133,7 +133,7 @@ async def download(view: View) -> Response:
 
 
 async def end(view: View) -> Response:
-    """End a session with its files."""
+    """End a session and delete its files."""
     ended = await view.control.sessions.end(view.path["session_id"])
     return view.go(f"/sessions/{ended.id}")
 
@@ -144,8 +144,8 @@ def _tree(files: SessionFileList, folder: str) -> Sequence[Branch]:
 
 
 async def _processes(view: View, session_id: str, *, has_output: bool = True) -> dict[str, Any]:
-    """Return a session's processes and the chosen one, with its output for administrators. If none
-    is chosen, it is the newest."""
+    """Return a session's processes and the chosen one, by default the newest. Administrators also
+    get its output."""
     processes: Sequence[SessionProcess] = ()
     fault = ""
     try:
@@ -165,8 +165,8 @@ async def _processes(view: View, session_id: str, *, has_output: bool = True) ->
 
 
 async def _output(view: View, session_id: str, process: str) -> dict[str, Any]:
-    """Return the end of what a process has printed, or why it cannot be shown. `mark` differs if
-    that does.
+    """Return the end of a process's output, or why it cannot be shown, with a `mark` that changes
+    with it.
     """
     try:
         found = await view.control.sessions.process_output(session_id, process)

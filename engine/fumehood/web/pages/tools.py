@@ -1,8 +1,8 @@
 """The tools, with where they run and their statistics, and the agents with their tools.
 
-A tool is tried by a form made from its schema. That call is made at the callers' socket: with the
-token in the form, or, for administrators, as the user of the console. The credential of an approver
-never calls. The token is neither kept nor sent back.
+A tool can be tried with a form made from its schema. The call goes to the callers' socket, with the
+token in the form or, for administrators, as the user of the console. An approver's credential is
+never used for calls. The token is neither stored nor sent back.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ async def try_tool(view: View) -> Response:
         return view.render("tool_tried.html", errors=errors, **values)
     caller = await _caller(view)
     try:
-        if caller is view.caller:  # the log says who tried it
+        if caller is view.caller:  # the trace id names the user who tried it
             by = view.login.principal_id
             options["trace_id"] = f"console:{by}:{secrets.token_hex(4)}"
         envelope = await caller.call(tool.name, arguments, **options)
@@ -95,7 +95,7 @@ async def try_tool(view: View) -> Response:
     finally:
         if caller is not view.caller:
             await caller.close()
-    if caller is view.caller and not await view.may_administer():  # it may have taken minutes
+    if caller is view.caller and not await view.may_administer():  # the call may have taken minutes
         raise Problem("You may not administer any more: its answer is not for you.", 403)
     values |= {"envelope": envelope, "answer": parts_of(envelope)}
     if not options.get("dry_run"):
@@ -117,7 +117,7 @@ def _text_of(tool: ToolDefinition) -> str:
 
 
 async def create_agent(view: View) -> Response:
-    """Make an agent."""
+    """Create an agent."""
     form = view.form
     name, description = form.get("id").strip(), form.get("description").strip()
     await view.control.agents.create(name, description, principals=_principals(view))
@@ -139,7 +139,7 @@ def _principals(view: View) -> list[str]:
 
 
 async def bind_tool(view: View) -> Response:
-    """Give an agent a tool, with arguments that are fixed for it."""
+    """Bind a tool to an agent, with arguments that are fixed for the agent."""
     fixed = view.form.json("fixed")
     await view.control.agents.bind(view.path["agent_id"], _tool_in(view), fixed=fixed)
     return view.go("/agents")
@@ -159,7 +159,11 @@ def _tool_in(view: View) -> str:
 
 
 async def _caller(view: View) -> AsyncClient:
-    """Return the client that makes the call. Raises Problem."""
+    """Return the client for a call: with the form's token or, for administrators, the console's.
+
+    Raises:
+        Problem: the token is invalid, or missing and the user is not an administrator.
+    """
     token = view.form.get("token").strip()
     if token:
         try:
