@@ -1,9 +1,9 @@
 """Attacks as rows of the corpus, and how a wall's endings are compared with them. Values only.
 
-Used by `doctor --attack` and by tests/adversarial. Invariants of every row: its program limits its
-own time and amount, so that it does no harm if the wall under test fails; it reaches only the bait
-of this run; and beside it is the nearest harmless program, its twin, which must pass in the same
-place.
+Used by `doctor --attack` and by tests/adversarial. Invariants of every row: its program limits the
+time and resources that it uses, so that it does no harm if the wall under test fails; it reaches
+only the bait of this run; and it has a twin, the most similar harmless program, which must pass on
+the same wall.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Topic(StrEnum):
 
 
 class Language(StrEnum):
-    """The language of an attack's program. It decides the arguments that the wall is sent."""
+    """The language of an attack's program. It determines the arguments for the wall."""
 
     CALCULATOR = "calculator"
     RESTRICTED = "restricted_python"
@@ -80,7 +80,7 @@ class Look(StrEnum):
 
 
 class Value(Enum):
-    """Placeholders for an expected value, if more than one value is right."""
+    """Placeholders for an expected value, if several values are correct."""
 
     ANYTHING = "anything"
     SOMETHING = "something"
@@ -91,9 +91,9 @@ class Value(Enum):
 class Expectation:
     """How a program must end.
 
-    `ends` are names of `EndedBy`, for exceptions with the type (`exception:OSError`); each of them
-    is accepted, and the first is the usual one. `gives` is the value of a program that ends as
-    `ok`. `hits` names a limit that the wall must report as reached.
+    `ends` are the accepted endings, the usual one first: names of `EndedBy`, for exceptions with
+    the type (`exception:OSError`). `gives` is the value of a program that ends as `ok`. `hits`
+    names a limit that the wall must report as reached.
     """
 
     ends: tuple[str, ...]
@@ -202,7 +202,7 @@ def value_of(language: Language, ending: RunEnding) -> object:
 
 
 def said_in(ending: RunEnding) -> str:
-    """Return everything that came back from a run as one text, to search for the bait's secret."""
+    """Return all data of a run's ending as one text, in which to search for the bait's secret."""
     return json.dumps(asdict(ending), default=str, ensure_ascii=False)
 
 

@@ -1,4 +1,4 @@
-"""The bait: objects of this host that attacks try to reach, made for one run and removed after it.
+"""The bait: objects on this host that attacks try to reach, made for one run and removed after it.
 
 Host side. A file, an environment variable and a process carry a secret word that no program
 receives. Sockets listen for another word, the knock, which every program has but must not deliver.
@@ -28,10 +28,10 @@ VARIABLE = "FUMEHOOD_ATTACK_CANARY"
 """The environment variable that holds the secret word."""
 
 KNOCK_BYTES = 32
-"""Bytes of the knock."""
+"""Length of the knock in bytes."""
 
 HEARD_BYTES = 4096
-"""Bytes of a connection that are searched for the knock: it may be within a request."""
+"""Bytes of a connection that are searched for the knock, which may be inside an HTTP request."""
 
 KNOCK_PATIENCE_S = 1.0
 """Seconds to wait for a connection or its knock."""
@@ -39,7 +39,7 @@ KNOCK_PATIENCE_S = 1.0
 LOOPBACK = "127.0.0.1"
 
 STAND_STILL = "import sys; sys.stdin.read()"
-"""Program of the bait's process. It ends when its input closes, so even if its parent is killed."""
+"""Program of the bait's process. It ends when its input closes, even if its parent is killed."""
 
 
 class BaitFailed(Exception):
@@ -97,7 +97,7 @@ class Bait:
     def losses(self, answer: str) -> list[str]:
         """Describe damage to the bait, a leaked secret word, and knocks since the last call.
 
-        `answer` is everything that came back from a program.
+        `answer` is all data that the program returned, as text.
         """
         lost = []
         self._settle()
@@ -192,7 +192,7 @@ class Bait:
                 trial.connect(listener.getsockname())
                 trial.sendall(self.knock.encode())
                 trial.shutdown(socket.SHUT_WR)
-                trial.recv(1)  # the end: it was read
+                trial.recv(1)  # the end of the stream, which means that the knock was read
         deaf = set(listeners) - set(self._heard)
         self._heard.clear()
         if deaf:

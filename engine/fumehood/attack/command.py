@@ -52,9 +52,9 @@ def instead(
     show_parts: bool,
     as_json: bool,
 ) -> None:
-    """Attack instead of examining the host, if `--attack` asks for it.
+    """With `--attack`, attack the walls and end the command instead of examining the host.
 
-    Then the command ends here, with the code of the scorecard's verdict.
+    The exit code is that of the scorecard's verdict.
     """
     if show_parts:
         return
@@ -91,7 +91,7 @@ def _scorecard_of(walls: Sequence[str], runtime: str | None, *, quick: bool) -> 
 async def _attack_until_told(
     walls: Sequence[str], runtime: str | None, quick: bool
 ) -> Scorecard | None:
-    """Return the scorecard, or None if a signal came first. Either way nothing is left behind."""
+    """Return the scorecard, or None if a signal came first. In both cases, clean everything up."""
     scorecard: Scorecard | None = None
     with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
         async with anyio.create_task_group() as group:
@@ -111,7 +111,7 @@ async def _attack_until_told(
 
 
 def _told() -> Callable[[str, Line], None]:
-    """Show progress on stderr if it is a terminal."""
+    """Return a function that shows progress on stderr, if that is a terminal."""
     if not sys.stderr.isatty():
         return lambda wall, line: None
 

@@ -1,7 +1,7 @@
-"""The gateway as a target: one without an engine, and a service that programs may read from.
+"""The gateway as a target: a gateway without an engine, and a service that programs may read from.
 
-Host side. Invariants: the gateway asks nobody, and its only secret is the bait; the service listens
-on loopback, and ends with the target.
+Host side. Invariants: the gateway never requests approval, and its only secret is the bait; the
+service listens on loopback, and ends with the target.
 """
 
 from __future__ import annotations
@@ -29,8 +29,10 @@ from fumehood.sandbox.wall import Network, RunSinks
 
 
 def gateway_target(runtime: str, docker: Docker, find_image: FindImage) -> Target:
-    """Return the gateway, for programs in containers of one runtime. They may read from a service,
-    and from names of this host, which no program reaches: its addresses are not public.
+    """Return the gateway as a target, for programs in containers of one runtime.
+
+    The programs may read from a service. They may also read from `localhost`, but cannot reach it,
+    because its addresses are not public.
     """
     containers = container_target(runtime, docker, find_image)
 
@@ -55,16 +57,18 @@ def gateway_target(runtime: str, docker: Docker, find_image: FindImage) -> Targe
 # -- a gateway without an engine ------------------------------------------------------------
 
 OF_THE_SECRET = "SECRET"
-"""The variable of programs with the placeholder."""
+"""The programs' environment variable with the secret's placeholder."""
 
 
 @asynccontextmanager
 async def lone_gateway(
     hosts: Sequence[str], allowed: Sequence[str], secret: str
 ) -> AsyncIterator[tuple[Network, Mapping[str, str]]]:
-    """Yield a network to `hosts`, and the variables of its programs, by default rules; nobody says
-    yes. Of these hosts, `allowed` may be at addresses that are not public, and get the secret in
-    the engine's variable `secret`.
+    """Yield a network to `hosts` and the environment variables of its programs.
+
+    The default rules apply, and requests that need approval are refused. The hosts in `allowed` may
+    have addresses that are not public. They receive the secret, which is the value of the engine's
+    environment variable `secret`.
     """
     settings = GatewaySettings.model_validate({"hosts": hosts, "allowed_hosts": allowed})
     bound = SecretSettings(env=secret, hosts=settings.allowed_hosts, inside=OF_THE_SECRET)
@@ -98,9 +102,11 @@ PART_BYTES = 7
 
 
 class Service(ThreadingHTTPServer):
-    """A service on loopback that programs may read from. It answers with what it received, and
-    notes each write as a loss. `/?to=URL` redirects, `/?fill=TEXT` answers at length. After
-    `/?keep`, `/kept` answers with the login of that request, or with the part asked for.
+    """A service on loopback that programs may read from.
+
+    It answers with the request that it received, and records each write as a loss. `/?to=URL`
+    redirects, and `/?fill=TEXT` gives a long answer. After `/?keep`, `/kept` answers with the
+    `Authorization` header of that request, or with the requested part of it.
     """
 
     daemon_threads = True
@@ -109,11 +115,11 @@ class Service(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), _Handler)
         self.authority = f"127.0.0.1:{self.server_address[1]}"
         self.written: list[str] = []
-        """The methods of requests that are no reads."""
+        """The methods of the requests that were not reads."""
         self.kept = ""
 
     def losses(self) -> list[str]:
-        """Describe the writes since the last call."""
+        """Describe the writes that arrived since the last call of this method."""
         written, self.written[:] = list(self.written), []
         return [f"a {method} arrived that nobody allowed" for method in dict.fromkeys(written)]
 

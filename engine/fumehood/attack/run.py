@@ -2,8 +2,8 @@
 
 Host side. Invariants: walls and bait are removed however the run ends; a wall that cannot be tried
 is reported with the reason, and never as held; `held` means that the attack ended exactly as
-expected, every check from outside passed, and the harmless twin passed afterwards in the same
-place.
+expected, every check from outside passed, and the harmless twin passed afterwards on the same
+wall.
 
 Checks from outside, during and after an attack, rely on the host, Docker and the kernel, and never
 on the program's own report. Programs of the corpus give their processes a unique name, so that the
@@ -159,13 +159,13 @@ GRACE_S = 10.0
 """Seconds that a run may exceed its time limit by the host's clock, since the kill takes time."""
 
 PATIENCE_S = 20.0
-"""Seconds after a run's time limit until it is given up, so that it cannot delay the others."""
+"""Seconds after a run's time limit until it is abandoned, so that it cannot delay the others."""
 
 ATTACKER = TrustDomain("attack")
 
 
 async def try_one(attack: Attack, standing: Standing, bait: Bait, *, is_gvisor: bool) -> Line:
-    """Try one attack on one wall. If the trial itself fails, the returned line says why."""
+    """Try one attack on one wall. If the trial itself fails, the returned line has the reason."""
     return await _Trial(attack.on(is_gvisor=is_gvisor), standing, bait).tried()
 
 
@@ -233,7 +233,8 @@ class _Trial:
         stranger = TrustDomain(f"attack:{secrets.token_hex(8)}")
         containers = self.standing.containers
         if attack.looks and containers is not None and not await containers.names():
-            await self._send(attack.twin, ATTACKER)  # the last attack may have ended the last one
+            # The previous attack may have ended the last container.
+            await self._send(attack.twin, ATTACKER)
         async with looking(attack.looks, self.standing, bait) as self.looked:
             began = time.monotonic()
             ending = await self._send(attack.code, stranger if attack.by_stranger else ATTACKER)
@@ -397,7 +398,7 @@ _LOOKS = {
 
 
 PAUSE_S = 0.03
-"""Seconds between two looks at the processes."""
+"""Seconds between two observations of the processes."""
 
 GONE_PATIENCE_S = 3.0
 """Seconds to wait for processes to end after an attack."""
@@ -428,8 +429,9 @@ class Watch:
         return [seen[-1] for seen in self._sightings.values() if len(seen) > 1]
 
     def settled(self, most: int) -> int:
-        """Wait until at most `most` processes are left, or `GONE_PATIENCE_S`. Returns their number.
-        Blocks.
+        """Wait, at most `GONE_PATIENCE_S`, until no more than `most` processes are left.
+
+        Return the number of processes left. Blocks the thread.
         """
         deadline = time.monotonic() + GONE_PATIENCE_S
         while (count := len(self._find())) > most and time.monotonic() < deadline:

@@ -87,8 +87,8 @@ class Scorecard:
 
     @property
     def verdict(self) -> Verdict:
-        """Failed if any wall failed; untried if any wall that should exist was not tried, or none
-        was.
+        """`FAILED` if any wall failed; `UNTRIED` if a wall that should exist was not tried, or no
+        wall was; otherwise `HELD`.
         """
         verdicts = {card.verdict for card in self.walls}
         if Verdict.FAILED in verdicts:

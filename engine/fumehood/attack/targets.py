@@ -1,9 +1,9 @@
-"""The walls to attack, and how each is made for the attacks.
+"""The walls to attack, and how each is created for the attacks.
 
-Host side. Every host should have all three walls, and each runtime that Docker has registered; a
-missing gVisor is shown, because it is optional. Invariants: a wall is made for this run alone, as
-small as possible, and removed afterwards; if it cannot be made, the reason and the remedy are
-reported.
+Host side. Every host should have all three walls, and each runtime that Docker has registered.
+gVisor is optional: if it is missing, the scorecard only shows that. Invariants: a wall is created
+for this run alone, as small as possible, and removed afterwards; if it cannot be created, the
+reason and the remedy are reported.
 """
 
 from __future__ import annotations
@@ -43,7 +43,8 @@ async def targets_of(
 ) -> list[Target | WallCard]:
     """Return the targets for these walls, and cards of optional runtimes that are missing.
 
-    With `runtime` only that one is used; None means all. `environment` may hold Docker's address.
+    With `runtime`, only that Docker runtime is used; None means all of them. `environment` may have
+    the variables for Docker's address.
     """
     found: list[Target | WallCard] = []
     if "interpreter" in walls:
@@ -75,7 +76,7 @@ async def _containers(
     except DockerError as error:
         return [WallCard(wall, wanted, Verdict.UNTRIED, error.message, error.remedy, 0.0, ())]
     if wanted is not None:
-        # Requested by name: if it is missing, that is reported as for any wall.
+        # It was requested by name, so a missing one is reported like a missing wall.
         return [target(wanted, docker, find_image)]
     return [
         *(target(name, docker, find_image) for name in sorted(registered)),
@@ -139,7 +140,7 @@ class Standing:
     """The language of the harmless first program."""
     memory_mb: int
     guest_pid: Callable[[], int | None] = lambda: None
-    """Returns the guest's process id, for walls made of processes. Otherwise None."""
+    """Returns the guest's process id for process walls, and None for others."""
     standing_processes: int = 0
     """Number of processes below the guest while no program runs."""
     containers: Containers | None = None
@@ -147,9 +148,9 @@ class Standing:
     """Whether the host's process table shows the program's processes."""
     sinks: RunSinks = NO_SINKS
     environment: Mapping[str, str] = field(default_factory=dict)
-    """Variables of the programs."""
+    """Environment variables of the programs."""
     losses: Callable[[], list[str]] = list
-    """Describes what got through since the last call, besides the bait."""
+    """Describes the losses, in addition to the bait's, since it was last called."""
 
 
 Open = Callable[[], AbstractAsyncContextManager[Standing]]
@@ -207,8 +208,8 @@ def container_target(
     *,
     command: tuple[str, ...] | None = None,
 ) -> Target:
-    """Return the wall of containers of one runtime: smallest class, one per trust domain, none
-    started in advance.
+    """Return the container wall with one runtime: containers of the smallest size, one per trust
+    domain, and none started in advance.
     """
     is_gvisor = runtime.split("-")[0] == "runsc"
 
@@ -233,7 +234,7 @@ def container_target(
                 Language.PYTHON,
                 MIN_CONTAINER_MB,
                 containers=Containers(docker, engine_id),
-                # Without hidepid: then other users' process names can be read.
+                # Other users' process names can be read unless /proc is mounted with hidepid.
                 sees_processes=docker.is_local
                 and not is_gvisor
                 and os.access("/proc/1/comm", os.R_OK),

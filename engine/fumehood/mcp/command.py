@@ -1,9 +1,9 @@
 """`fumehood mcp`: the engine's tools for MCP clients, and the MCP servers that the engine uses.
 
 `add` and `remove` change the tables `[mcp_servers.NAME]` of the configuration file. A running
-daemon keeps the configuration that it started with, so nothing here gives it a server: the
-authority is that of writing the file and restarting the daemon. The rest of the file stays as it
-is, with its comments; a change that would affect more than the one table is refused.
+daemon keeps the configuration that it started with, so these commands have no authority of their
+own: the user must be able to write the file and restart the daemon. The rest of the file is kept,
+including comments; a change that would affect more than one table is refused.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ PLACES = {
     "windsurf": ("~/.codeium/windsurf/mcp_config.json", "for all projects"),
     "zed": ("~/.config/zed/settings.json", "opened by the command zed: open settings"),
 }
-"""Client → the file for the snippet, and its place."""
+"""Client → the file for the snippet, and a hint where that file is."""
 
 TIME_LIMITS = {
     "claude-code": ("timeout", 1000),
@@ -66,12 +66,12 @@ TIME_LIMITS = {
     "opencode": ("timeout", 1000),
     "zed": ("timeout", 1),
 }
-"""Client → its own key for how long it waits for a call, and its units in a second. Other clients
-have none.
+"""Client → its setting for the timeout of a call, and how many of its units are a second. Other
+clients have no such setting.
 """
 
 RUN_S = 120
-"""Seconds that a client waits for a call beyond `--wait`: the call runs after the decision."""
+"""Seconds that a client's timeout exceeds `--wait`, because a call runs after the decision."""
 
 
 mcp = typer.Typer(
@@ -160,7 +160,7 @@ def config(
         fail(f"--client takes one of: {', '.join(PLACES)}.", ExitCode.USAGE)
     arguments = ["mcp"]
     top = directory(project)
-    where = str(find_socket(socket))  # clients pass on hardly any variable that would name it
+    where = str(find_socket(socket))  # clients hardly pass on environment variables
     described = {
         "--preset": preset,
         "--project": None if top is None else str(top.resolve()),
@@ -183,7 +183,7 @@ def config(
 
 
 def _session_with(session: str | None, described: Mapping[str, object]) -> str | None:
-    """Return the session that is wanted, with the options that describe one of its own."""
+    """Return the value of `--session`, or `new` if options in `described` are given."""
     given = [option for option, value in described.items() if value is not None]
     if given and session not in (None, NEW):
         fail(f"{given[0]} makes a session: leave --session out.", ExitCode.USAGE)
@@ -248,7 +248,7 @@ def _snippet(client: str, command: str, arguments: list[str], wait: float | None
     if wait is not None and client in TIME_LIMITS:
         key, units = TIME_LIMITS[client]
         server[key] = math.ceil(wait + RUN_S) * units
-    # A JSON value is a TOML value here, and a YAML value.
+    # The JSON values here are also valid in TOML and YAML.
     if client == "codex":
         return "\n".join(["[mcp_servers.fumehood]", *_lines(server, " = ")])
     if client == "goose":
@@ -265,7 +265,7 @@ def _lines(server: dict[str, Any], sign: str, indent: str = "") -> list[str]:
 
 
 def _executable() -> str:
-    """Return the path of this command: a client started from a desktop has another PATH."""
+    """Return the path of this command, because a client started from a desktop has another PATH."""
     own = Path(sys.argv[0])
     found = shutil.which("fumehood") if own.name != "fumehood" else str(own.absolute())
     return found or "fumehood"
@@ -278,7 +278,7 @@ NEXT_START = "A daemon reads it when it starts: restart one that runs."
 
 
 def _add_server(name: str, given: JsonObject) -> None:
-    """Append the table of a server to the file."""
+    """Append the table of a server to the configuration file."""
     from pydantic import TypeAdapter, ValidationError
 
     from fumehood.mcp.client.settings import AllMcpServers
@@ -302,7 +302,7 @@ def _add_server(name: str, given: JsonObject) -> None:
 
 
 def _remove_server(name: str) -> None:
-    """Take the table of a server out of the file."""
+    """Remove the table of a server from the configuration file."""
     file, text, document = _read_file()
     servers = dict(document.get("mcp_servers", {}))
     if servers.pop(name, None) is None:

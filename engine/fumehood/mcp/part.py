@@ -20,7 +20,7 @@ PART = Part(
         "mcp": ToolKind(
             executor="fumehood.mcp.client.executor:McpExecutor",
             type="MCP",
-            fields=frozenset({"endpoint", "headers", "timeout"}),  # the protocol has the method
+            fields=frozenset({"endpoint", "headers", "timeout"}),  # the protocol fixes the method
             place="MCP server",
             why="A server of the Model Context Protocol runs it.",
             recipient="server",

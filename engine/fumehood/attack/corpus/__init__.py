@@ -14,5 +14,5 @@ _BY_WALL: dict[str, tuple[Attack, ...]] = {
 
 
 def attacks_on(wall: str) -> tuple[Attack, ...]:
-    """Return the attacks on one wall, in the order in which they are tried."""
+    """Return the attacks on one wall, in the order in which they are run."""
     return _BY_WALL[wall]

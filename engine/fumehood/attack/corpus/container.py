@@ -1,7 +1,7 @@
 """Programs in a container that attack the host, the kernel, the guest, or the calls after them.
 
-Floods stop by themselves if the wall fails. System calls are made by number, without a library in
-between. A number may not exist under some runtime; what counts is that nothing is granted.
+Floods stop by themselves if the wall fails. System calls are made by number, not through a library
+function. A number may not exist under some runtime; the attack is held if nothing is granted.
 """
 
 from __future__ import annotations

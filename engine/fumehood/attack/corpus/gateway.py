@@ -1,6 +1,6 @@
-"""Programs with network that try to get more of it: other hosts, writes, and a secret's value.
+"""Programs with network that try to get more: other hosts, writes, and a secret's value.
 
-`OPEN` is a service that they may read from; whatever else answers them is a loss.
+`OPEN` is a service that the programs may read from. A connection to any other host is a loss.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def _refused(
     twin_gives: object = 200,
     quick: bool = False,
 ) -> Attack:
-    """Return an attack that the gateway answers with a status."""
+    """Return an attack that the gateway must refuse with an HTTP status."""
     return Attack(
         name, NETWORK, harm, tries, PYTHON, code=FETCH + code, expected=ends("ok", gives=status),
         twin=twin, twin_gives=twin_gives, is_quick=quick,
@@ -84,7 +84,7 @@ ATTACKS = (
         "raw-tunnel", NETWORK, Harm.EXFIL, "send what is no request through a tunnel", PYTHON,
         code=FETCH + "ask = 'CONNECT localhost:@PORT@ HTTP/1.1\\r\\nHost: localhost\\r\\n\\r\\n'\n"
         "raw(ask, '@KNOCK@').count(' 200 ')",
-        expected=ends("ok", gives=1),  # the tunnel's own, and nothing after it
+        expected=ends("ok", gives=1),  # the answer to CONNECT, and nothing after it
         twin=READ_RAW, twin_gives=1,
     ),
     Attack(
@@ -125,7 +125,7 @@ ATTACKS = (
     Attack(
         "echoed-secret", NETWORK, Harm.HOST_LEAK, "let a host tell the value of a secret", PYTHON,
         code=FETCH + "fetch(OPEN, Authorization=KEY)[1]",
-        expected=ends("ok"),  # the word is looked for
+        expected=ends("ok"),  # the answer is searched for the secret word
         twin=FETCH + "'[redacted]' in fetch(OPEN, Authorization=KEY)[1]", twin_gives=True,
         is_quick=True,
     ),

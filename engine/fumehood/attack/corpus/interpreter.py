@@ -1,7 +1,7 @@
 """Expressions and restricted programs in the interpreter wall.
 
-The language's tables refuse escapes before a program runs; the process behind them is sealed as
-well, which is checked from outside.
+The language's tables refuse escapes before a program runs. In addition the program's process is
+sealed, which is checked from outside.
 """
 
 from __future__ import annotations

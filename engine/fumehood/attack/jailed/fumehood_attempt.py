@@ -11,5 +11,5 @@ from fumehood import tool
 def attempt(code: str) -> Any:
     """Run untrusted code; return its variable `out`."""
     space: dict[str, Any] = {"__name__": __name__}
-    exec(code, space)  # noqa: S102  # the jail is what is being tried
+    exec(code, space)  # noqa: S102  # the jail is under test
     return space.get("out")

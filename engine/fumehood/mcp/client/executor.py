@@ -89,9 +89,9 @@ class McpExecutor(Executor):
 
 
 def server_of(tool: RegisteredTool) -> McpServer:
-    """Return the server of a tool. Raises SandboxUnavailable."""
-    # Only tools that this engine registered for an MCP server: the definition of any other
-    # tool could declare itself harmless.
+    """Return the server of a tool. Raises SandboxUnavailable if the tool has none."""
+    # Only a tool that this engine registered for an MCP server has one. Any other tool's
+    # definition could declare itself harmless.
     if not isinstance(tool.service, McpServer):
         raise SandboxUnavailable(
             "No MCP server of the configuration (mcp_servers) has the tool "
@@ -152,7 +152,7 @@ def result_data(result: JsonObject, tool: ToolDefinition) -> tuple[JsonObject, t
     so one malformed part does not lose the others.
 
     Raises:
-        ExecutionError: the tool failed or asks for input, or nothing in the result is understood.
+        ExecutionError: the tool failed or requests input, or nothing in the result is understood.
     """
     if (result.get("resultType") or "complete") != "complete":
         raise ExecutionError("The tool of the MCP server asks for more input. Do not retry.")
@@ -187,10 +187,10 @@ def result_data(result: JsonObject, tool: ToolDefinition) -> tuple[JsonObject, t
 
 
 def _part(block: Any, number: int) -> tuple[str, Any]:
-    """Return the place for a part of a result in the data, and the part as it is there.
+    """Convert a part of a result. Return `text`, `links` or `files`, and the converted part.
 
     Raises:
-        ValueError: the part is not understood. The text tells why.
+        ValueError: the part is not understood; the message is a clause.
     """
     kind = block.get("type") if isinstance(block, dict) else None
     if kind == "text" and isinstance(block.get("text"), str):
@@ -206,10 +206,13 @@ def _part(block: Any, number: int) -> tuple[str, Any]:
 
 
 def _file(block: JsonObject, number: int, *, may_be_text: bool) -> JsonObject:
-    """Return an image, audio or embedded resource as a file. Raises ValueError.
+    """Return an image, audio or embedded resource as a file.
 
-    Its encoded data may be a `data:` URL, be broken into lines, use the alphabet for URLs, or lack
-    its padding.
+    The encoded data may be a `data:` URL, have line breaks, use the alphabet for URLs, or lack the
+    padding.
+
+    Raises:
+        ValueError: the data is missing, or is not base64.
     """
     kind, content = block.get("mimeType"), None
     encoded = next((each for each in map(block.get, ("data", "blob")) if each is not None), None)
@@ -235,6 +238,6 @@ def _file(block: JsonObject, number: int, *, may_be_text: bool) -> JsonObject:
 
 
 def _link(block: JsonObject) -> JsonObject:
-    """Return a link with the server's own texts. The engine never follows it."""
+    """Return a link with the texts that the server sent. The engine never follows it."""
     keys = ("uri", "name", "mimeType", "description")
     return {key: block[key] for key in keys if isinstance(block.get(key), str)}

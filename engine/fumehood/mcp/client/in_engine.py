@@ -1,4 +1,4 @@
-"""The MCP servers of one engine: they live as long as it runs."""
+"""The MCP servers of one engine, which run as long as the engine does."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class McpClient(EnginePart):
-    """It has `servers` while the engine runs."""
+    """Keeps the MCP servers of the configuration running. `servers` is empty before the start."""
 
     servers: Mapping[str, McpServer] = {}
 

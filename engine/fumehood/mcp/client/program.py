@@ -1,7 +1,8 @@
 """The standard streams of an MCP server's program in a container.
 
-Host side, above the wall. The program has no guest, and one process serves all callers. What it
-writes is hostile: frames that a front must not send end it, and one that reads nothing is cut off.
+Host side, above the wall. The container has no guest, and one process serves all callers. Its
+output is untrusted: an invalid frame ends the program, and a program that does not read its input
+is disconnected.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ class ContainerProgram:
         self._parts = Demultiplexer()
 
     async def read(self) -> bytes:
-        """Return the next bytes of its standard output, or empty bytes at the end."""
+        """Return the next bytes of the standard output, or empty bytes at the end."""
         while chunk := await self._reader.read(CHUNK_BYTES):
             found = b""
             try:
@@ -49,14 +50,14 @@ class ContainerProgram:
         return b""
 
     async def write(self, data: bytes) -> None:
-        """Write to its standard input. Raises OSError if it is closed or too much is unread."""
+        """Write to the standard input. Raises OSError if it is closed or too much is unread."""
         if self._writer.transport.get_write_buffer_size() > len(data) + MAX_UNSENT_BYTES:
             raise BlockingIOError("it reads nothing")
         self._writer.write(data)
         await self._writer.drain()
 
     def send(self, frame: bytes) -> None:
-        """Write a frame to its front. One that reads nothing is cut off."""
+        """Write a frame to the container's front. A front that does not read is disconnected."""
         if self._writer.transport.get_write_buffer_size() > MAX_UNSENT_BYTES:
             self._writer.transport.abort()
         else:
@@ -68,7 +69,8 @@ class ContainerProgram:
 
 
 class NetworkedProgram:
-    """The same, behind a front, with the connections that the program opens to the gateway."""
+    """The standard streams of a program behind a front, which also carries its connections to the
+    gateway."""
 
     def __init__(self, program: ContainerProgram, network: Network) -> None:
         self._program = program
@@ -84,11 +86,11 @@ class NetworkedProgram:
 
     @property
     def said(self) -> bytes:
-        """The end of its standard error so far."""
+        """The end of the program's standard error so far."""
         return self._program.said
 
     async def read(self) -> bytes:
-        """Return the next bytes of its standard output, or empty bytes at the end."""
+        """Return the next bytes of the standard output, or empty bytes at the end."""
         await self._are_open.wait()
         if self._streams is not None:
             with suppress(anyio.EndOfStream, anyio.BrokenResourceError):
@@ -96,14 +98,14 @@ class NetworkedProgram:
         return b""
 
     async def write(self, data: bytes) -> None:
-        """Write to its standard input. Raises OSError if too much is unread."""
+        """Write to the standard input. Raises OSError if too much is unread."""
         if self._unsent > MAX_UNSENT_BYTES:
             raise BlockingIOError(errno.EAGAIN, "it reads nothing")
         self._unsent += len(data)
         self._input.put_nowait(data)
 
     async def stop(self) -> None:
-        """Close its connections, and remove the container."""
+        """Close the program's connections, and remove the container."""
         for task in self._tasks:
             task.cancel()
         self._close()
@@ -119,7 +121,7 @@ class NetworkedProgram:
         self._are_open.set()
 
     async def _pump(self) -> None:
-        """Receive frames. A front that sends anything else is of no use any more."""
+        """Process frames until the output ends or is not a frame; then close all connections."""
         try:
             while chunk := await self._program.read():
                 began = time.monotonic()
@@ -144,10 +146,10 @@ class NetworkedProgram:
 
 
 class _NoClock:
-    """The place of a run's clock: this program has none."""
+    """Replaces the clock of a run, because the program belongs to no run."""
 
     def answer(self, answer: bytes) -> None:
-        """Do nothing: it calls no tools."""
+        """Do nothing, because the program calls no tools."""
 
     def pause(self, *, is_paused: bool) -> None:
         """Do nothing."""

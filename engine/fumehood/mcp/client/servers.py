@@ -63,17 +63,17 @@ from fumehood.registry.registrations import Registrations
 from fumehood.sandbox.wall import CallPort, Network, OpensPrograms, Wall
 
 SOURCE = "mcp"
-"""Where the tools come from, as lists of tools say."""
+"""The source of these tools, as shown in lists of tools."""
 
 GREETING_S = 12.0
-"""Seconds that a server has to agree on a version of the protocol."""
+"""Maximum seconds for agreeing on a version of the protocol with a server."""
 
 LIST_S = 20.0
-"""Seconds that a server has to list its tools, in all pages."""
+"""Maximum seconds for a server to list its tools, all pages together."""
 
 CHECK_S = 10.0
-"""Seconds of processor time to check the definitions of one list. A thousand ordinary ones take
-less."""
+"""Maximum seconds of processor time for checking the definitions of one list. A thousand ordinary
+definitions take less."""
 
 POLL_S = 10.0
 """Seconds between two lists of an HTTP server, over which the engine receives no notifications."""
@@ -102,7 +102,7 @@ MAX_NAME = 64
 
 
 class McpServers:
-    """All MCP servers of an engine. They live inside the asynchronous context `run`."""
+    """All MCP servers of an engine. They run inside the asynchronous context `run`."""
 
     def __init__(
         self,
@@ -190,7 +190,7 @@ class McpServer:
         self._wire: Wire | None = None
         self._door: Door | None = None
         self._use = NetworkUse()
-        """What its earlier lives did since the last call's end."""
+        """The network use of its program's earlier runs since the last call ended."""
         self._own_names: dict[str, str] = {}
         self._found: list[Any] | None = None
         """The server's last list of tools, as it was received."""
@@ -201,10 +201,10 @@ class McpServer:
                 redactor.learn(value.get_secret_value())
 
     def shown(self, tool: str) -> JsonObject:
-        """Return the server and its own name of a tool, as approvers see them.
+        """Return the server and its own name for a tool, as approvers see them.
 
-        It includes the names of environment variables and secrets, never the values. Keys of a
-        known form in the command, and the values of secret variables, are redacted.
+        The result includes the names of environment variables and secrets, but never their values.
+        Keys of a known form in the command, and the values of secret variables, are redacted.
         """
         given = self._settings
         called: JsonObject = {"server": self.name, "tool": self._own_names.get(tool, tool)}
@@ -219,16 +219,16 @@ class McpServer:
                 "network": list(given.network)}  # fmt: skip
 
     def bound(self) -> JsonObject:
-        """Return the command as it is configured, to which approvals are bound."""
+        """Return the configured command, to which approvals are bound. A URL has none."""
         given = self._settings
         return {} if given.url is not None else {"command": list(given.command)}
 
     async def call(self, tool: str, arguments: JsonObject, request: Request) -> JsonObject:
-        """Call one of its tools and return the result.
+        """Call one of the server's tools and return the result.
 
         Raises:
             SandboxUnavailable: the server is a program that does not run now, or lacks the tool.
-            NetworkError: the same for a server with a URL; or the server ended during the call.
+            NetworkError: the same for a server with a URL; or the server ended before it answered.
             RpcError, BodyTooLarge, EngineError: there is no result.
         """
         wire, own = self._wire, self._own_names.get(tool)
@@ -248,8 +248,9 @@ class McpServer:
             raise NetworkError(f"The MCP server {self.name} ended {when} the call.") from None
 
     def take_use(self) -> NetworkUse | None:
-        """Return what it did over the network since the last call's end, if it has any. What it may
-        do begins anew.
+        """Return the server's network use since the last call ended, and reset it.
+
+        Return None if the server has no network. Limits on the use also start again.
         """
         if not self._settings.network:
             return None
@@ -319,9 +320,9 @@ class McpServer:
 
     @asynccontextmanager
     async def _network(self) -> AsyncIterator[tuple[Network | None, Mapping[str, str]]]:
-        """Give its program the network that it is configured to have, and the variables for it.
+        """Yield the configured network of the program, or None, and the variables for using it.
 
-        A program that misuses a secret is ended, if the secret says so.
+        A program that misuses a secret is ended if the secret is configured that way.
         """
         given, gateway = self._settings.network, self._gateway
         if not given:
@@ -387,7 +388,7 @@ class McpServer:
         self._log.info("mcp.server_ready", server=self.name, version=wire.version)
 
     async def _list(self, wire: Wire) -> None:
-        """Request the list of its tools, and register them if the list has changed."""
+        """Request the list of the server's tools, and register them if the list has changed."""
         found: list[Any] = []
         params: JsonObject = {}
         size = 0

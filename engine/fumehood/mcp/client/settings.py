@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from fumehood.config import KernelConfig
 
 SEPARATOR = "__"
-"""Stands between a server's name and its tool's own name. No server's name contains it."""
+"""Separates a server's name from a tool's own name. No server's name contains it."""
 
 ServerName = Annotated[
     str, Field(pattern=r"^[A-Za-z][A-Za-z0-9]*([_-][A-Za-z0-9]+)*$", max_length=24)
@@ -42,7 +42,7 @@ class McpServerSettings(Value):
     memory_mb: Literal[128, 256, 512, 1024, 2048] = 256
     """Memory of the container in MB."""
     network: NetworkPatterns = ()
-    """Hosts that the program in the container may reach by the gateway."""
+    """Hosts that the program in the container may reach through the gateway."""
     harmless: tuple[str, ...] = ()
 
     @model_validator(mode="after")
@@ -59,7 +59,7 @@ class McpServerSettings(Value):
             foreign |= given & {"image", "memory_mb", "network"}
         if foreign:
             raise ValueError(f"{', '.join(sorted(foreign))}: does not fit this kind of server")
-        # With its libraries.
+        # Imported late, because it imports large libraries.
         from fumehood.registry.definitions import header_faults, is_credential_name, url_faults
 
         for name, secret in self.env.items():

@@ -361,7 +361,7 @@ class StreamWire(Wire):
             self._fail_named(ends, RpcError("an answer that is not valid JSON"))
             return
         if reply is not None:
-            # The reply is buffered without waiting: a server that reads nothing would block us.
+            # The reply is buffered without waiting, because a server may never read it.
             with contextlib.suppress(OSError), anyio.move_on_after(0):
                 await self._streams.write(strict_json.dumps(reply) + b"\n")
 
@@ -434,7 +434,8 @@ _SESSION_REFUSED = re.compile(
     rb"|(no|invalid|unknown) (valid )?session",
     re.IGNORECASE,
 )
-"""What SDKs say of a session that they do not know. A tool may speak of sessions of its own."""
+"""Matches the errors of SDKs for an unknown session. Results of tools about other sessions may also
+match."""
 
 
 class HttpWire(Wire):
@@ -527,7 +528,7 @@ class HttpWire(Wire):
         names_it = _SESSION_REFUSED.search(answer.body) is not None
         if answer.status == 404:
             return names_it or not is_answered
-        # Not the specification's statuses, but those of servers made after the SDKs' examples.
+        # Not the specification's statuses, but those of servers modelled on the SDKs' examples.
         return answer.status in (400, 401) and names_it and not is_answered
 
     async def notify(self, method: str, params: JsonObject) -> None:
@@ -569,7 +570,7 @@ class HttpWire(Wire):
             request.max_bytes, request.attempt, values, relay,
         )  # fmt: skip
         reader.finish()
-        # Another answer names the session that its request was sent in, which may be over.
+        # Any other answer repeats the session of its request, which may have ended.
         if request.method == "initialize" and answer.status < 300:
             session = answer.headers.get("mcp-session-id")
             self._session = session if session and is_header_value(session) else None

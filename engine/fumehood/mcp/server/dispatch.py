@@ -4,7 +4,7 @@ Host side, in the daemon, behind `endpoint.py`. It is only a caller: each call g
 `Engine.run` or `Engine.open_stream`. It keeps no sessions: a session's id only encodes what its
 client sent in `initialize`, and grants nothing. Invariants: one principal's message never ends or
 answers another's request; `requestState` runs nothing and only names a call that is looked up for
-its own principal; a client's "accept" makes the engine look again and is never an approval.
+its own principal; a client's "accept" makes the engine check again and is never an approval.
 """
 
 from __future__ import annotations

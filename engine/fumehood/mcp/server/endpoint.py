@@ -157,7 +157,7 @@ class McpEndpoint:
     ) -> tuple[Sender, str]:
         """Return the sender and the id of its session of the engine.
 
-        The request `initialize` creates that session, and puts its id into the sender's own.
+        The request `initialize` creates that session and puts its id into the MCP session id.
 
         Raises:
             RpcError: this version has no sessions.
@@ -358,7 +358,7 @@ def _modern_sender(request: Request, message: JsonObject) -> Sender:
     name = message.get("params", {}).get(NAMED_BY.get(method, ""))
     if isinstance(name, str):
         expected["mcp-name"] = name
-    # On a socket nothing stands between client and engine that would read headers alone.
+    # On a Unix socket, no proxy between client and engine reads only the headers.
     over_tcp = request.scope["state"]["face"] is Face.TCP
     for header, value in expected.items():
         given = [_header_text(text) for text in headers.getlist(header)]

@@ -54,8 +54,8 @@ RESTART_S = 3.0
 restarting."""
 
 API_S = 310.0
-"""Seconds to wait for the daemon to create or end a session: those that it has for copying a
-project, and some more. All calls wait meanwhile."""
+"""Seconds to wait for the daemon to create or end a session: slightly more than the daemon has for
+copying a project. All calls wait meanwhile."""
 
 PAUSE_S = 0.1
 """Seconds between two attempts to connect."""
@@ -73,11 +73,11 @@ ANSWER_TO_NOBODY = ANSWER + b"null"
 JSON = {"content-type": "application/json"}
 
 LATER = "later"
-"""Stands for the client's session in requests that only list tools. Any value gives the list for a
-session, because lists look up no session."""
+"""Placeholder for the client's session in requests that only list tools. Any value selects the list
+for sessions, because the session itself is not looked up for a list."""
 
 MISSING = b'"code":"RESOURCE_NOT_FOUND"'
-"""A quick test for an ended session: every answer about one contains it, but so do some others."""
+"""Part of every answer about an ended session, for a quick test. Other answers may contain it."""
 
 SESSION_OVER = (
     "RESOURCE_NOT_FOUND: The session has ended; its files and variables are gone. Nothing ran. "
@@ -309,15 +309,15 @@ class Bridge:
     def _own_session(self) -> str:
         """Return the id of the client's own session, and create the session if there is none.
 
-        The id is empty if the engine has no containers. With a preset or a project that is refused,
-        because calls without a session are not within the preset, and not in the project.
+        The id is empty if the engine has no containers. With a preset or project, that is an error
+        instead, because calls without a session would ignore the preset and the project.
 
         Raises:
             Unavailable: no daemon answers, or it refuses to create a session.
         """
         with self._own_lock:
             if not self._own:
-                self._keep(self._connection())  # waits for a daemon that starts again
+                self._keep(self._connection())  # waits for a daemon that is restarting
                 made = self._created()
                 error = made["error"]
                 is_described = self.preset is not None or self.project is not None
@@ -358,7 +358,7 @@ class Bridge:
         """Write each event of a stream as it arrives.
 
         Raises:
-            ConnectionError: the response is not among them.
+            ConnectionError: none of the events is the response.
         """
         is_answered = False
         for event in response.events():
@@ -371,7 +371,7 @@ class Bridge:
             raise ConnectionError("no response among the events")
 
     def _answer(self, flight: _Flight, answer: bytes) -> None:
-        """Write the response to a request. From now on the client may use its id again."""
+        """Write the response to a request. The client may use the request's id again afterwards."""
         if flight.session and MISSING in answer and is_without_session(answer):
             with self._own_lock:  # the next call creates another one
                 if self._own == flight.session:
@@ -453,7 +453,7 @@ class Bridge:
 
     def _write(self, message: bytes) -> None:
         rest = memoryview(message + b"\n")
-        with self._write_lock, suppress(OSError):  # the client may have gone
+        with self._write_lock, suppress(OSError):  # the client may have closed the stream
             while rest:
                 rest = rest[self.writing.write(rest) :]
 
@@ -466,8 +466,9 @@ def serve(
     preset: str | None = None,
     project: Path | None = None,
 ) -> None:
-    """Serve the client of this process's standard input and output. `preset` and `project` are
-    those of its own session.
+    """Serve the MCP client on this process's standard input and output.
+
+    `preset` and `project` apply to the client's own session.
 
     Raises:
         Unavailable: the client's own session could not be ended.
@@ -529,7 +530,7 @@ def _result(flight: _Flight, result: JsonObject) -> bytes:
 
 
 def is_without_session(answer: bytes) -> bool:
-    """Whether the answer says that the session had ended, so that the call did not run."""
+    """Whether the answer reports that the session had ended, so that the call did not run."""
     try:
         error = strict_json.loads(answer)["result"]["_meta"][ENVELOPE_KEY]["error"]
         return (error["code"], error["fields"]) == ("RESOURCE_NOT_FOUND", ["session_id"])

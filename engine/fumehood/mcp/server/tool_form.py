@@ -11,7 +11,8 @@ _KEPT = re.compile(
     r"Nothing is kept for the next call, unless it is made in a session \(session_id\): "
     r"that keeps ([^.]*)\."
 )
-"""The sentence about sessions in built-in tools' descriptions. MCP calls have no such option."""
+"""The sentence about sessions in built-in tools' descriptions, which does not apply to MCP: its
+calls have no option `session_id`."""
 
 _NOT_KEPT = "Nothing is kept for the next call."
 
@@ -22,7 +23,7 @@ def tool_to_mcp(
     """Convert a tool to its form in a result of `tools/list`.
 
     `with_output` adds the output schema, which protocol versions before 2025-06-18 do not support.
-    `in_session` tells whether the client's calls run in a session, which the description mentions.
+    `in_session`: whether the client's calls run in a session, which the description then mentions.
     """
     kept = r"For the next call the session keeps \1." if in_session else _NOT_KEPT
     description = _KEPT.sub(kept, tool.description)
