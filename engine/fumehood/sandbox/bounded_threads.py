@@ -1,6 +1,6 @@
 """Run blocking calls in threads, with a deadline for each call and a limit on their number.
 
-Host side. A call that hangs keeps its thread until it ends by itself, and other calls share the
+Host side. A call that hangs keeps its thread until the call ends by itself; other calls share the
 remaining threads. `anyio.to_thread` cannot do this: an abandoned call frees its slot while its
 thread still runs, and such threads keep the process alive.
 """
@@ -20,10 +20,9 @@ Answer = TypeVar("Answer")
 
 
 class BoundedThreads:
-    """Runs each call in a daemon thread of its own, at most `most` calls at a time.
+    """Runs each call in a separate daemon thread, at most `most` calls at a time.
 
-    A call that has passed its deadline still counts until its thread ends. `name` is the name of
-    the threads.
+    A call that has passed its deadline counts until its thread ends. `name` is the threads' name.
     """
 
     def __init__(self, most: int, name: str) -> None:
@@ -37,7 +36,8 @@ class BoundedThreads:
         *,
         unwanted: Callable[[Answer], None] = lambda answer: None,
     ) -> Answer:
-        """Run a call and return its answer. A late answer is passed to `unwanted` instead.
+        """Run a call and return its answer. An answer after the deadline, or after this was
+        cancelled, is passed to `unwanted`.
 
         Raises:
             TimeoutError: no thread was free in time, or the call did not end in time.

@@ -1,9 +1,8 @@
-"""The connections of one program to the gateway, and those to the ports of a session, as byte
-streams.
+"""A program's connections to the gateway, and connections to a session's ports, as byte streams.
 
 Host side, above a container's channel. Everything received is untrusted. Invariants: at most
-`WINDOW_BYTES` of one connection are kept in either direction, and a guest that sends more, or opens
-more than `MAX_CONNECTIONS`, breaks the protocol; after `close` every stream is broken.
+`WINDOW_BYTES` of one connection are buffered in either direction. A guest that sends more, or opens
+too many connections, breaks the protocol. After `close` every stream is broken.
 """
 
 from __future__ import annotations
@@ -46,18 +45,20 @@ class Connection(anyio.abc.ByteStream):
         room: int = WINDOW_BYTES,
         window: int = WINDOW_BYTES,
     ) -> None:
-        """`room` bytes may be sent before the program takes any, and `window` at most."""
+        """`room` is how many bytes may be sent now, before the program has read any. `window` is
+        the maximum number of sent bytes that the program has not read.
+        """
         self._connections = connections
         self._number = number
         self._window = window
         self._received = bytearray()
         self._untold = 0
-        """Bytes that were taken since the guest was told."""
+        """Bytes read from this stream that have not been reported to the guest."""
         self._room = room
         self._is_finished = False
         self._is_gone = False
         self.on_gone: Callable[[], object] = lambda: None
-        """Called when the program, or its run, has ended it."""
+        """Called when the program has closed the connection, or its run has ended."""
         self._change = anyio.Event()
 
     async def receive(self, max_bytes: int = PIECE_BYTES) -> bytes:
@@ -78,7 +79,7 @@ class Connection(anyio.abc.ByteStream):
         return data
 
     async def send(self, item: bytes) -> None:
-        """Send bytes, as far as the program reads them. Raises as anyio's streams do."""
+        """Send all bytes. Wait while the program does not read. Raises as anyio's streams do."""
         await anyio.lowlevel.checkpoint_if_cancelled()
         view = memoryview(item)
         while view:
@@ -93,10 +94,10 @@ class Connection(anyio.abc.ByteStream):
             self._tell(DATA, piece)
 
     async def send_eof(self) -> None:
-        """Do nothing: a program is told the end of a stream by its closing."""
+        """Do nothing: only `aclose` shows the program the end of the stream."""
 
     async def aclose(self) -> None:
-        """Close it, once the program has read what was sent."""
+        """Close the connection. The program can still read what was sent."""
         self.on_gone = lambda: None
         if not self._is_gone:
             self._tell(CLOSED)
@@ -104,7 +105,7 @@ class Connection(anyio.abc.ByteStream):
         self._connections.forget(self._number)
 
     def on_frame(self, frame: ConnectionFrame) -> None:
-        """Take a frame of the guest. Raises FrameError."""
+        """Process a frame from the guest. Raises FrameError if it breaks the protocol."""
         if frame.kind == DATA and not self._is_finished:
             self._received += frame.data
             if len(self._received) + self._untold > WINDOW_BYTES:
@@ -123,7 +124,7 @@ class Connection(anyio.abc.ByteStream):
         self._wake()
 
     def lose(self) -> None:
-        """Break it."""
+        """Break the connection and discard received bytes."""
         if not self._is_gone:
             self._is_gone = True
             self._received.clear()
@@ -140,7 +141,7 @@ class Connection(anyio.abc.ByteStream):
 
 
 class Connections:
-    """All connections of one run. `on_open` receives each new one, and must not block."""
+    """All connections of one run. `on_open` receives each new connection, and must not block."""
 
     def __init__(
         self, run_id: int, send: Callable[[bytes], None], on_open: Callable[[Connection], None]
@@ -153,7 +154,7 @@ class Connections:
         self._is_closed = False
 
     def on_frame(self, frame: ConnectionFrame) -> None:
-        """Take a frame of the guest. Raises FrameError."""
+        """Process a frame from the guest. Raises FrameError if it breaks the protocol."""
         if frame.run_id != self.run_id:
             raise FrameError("a connection of another run")
         if self._is_closed:
@@ -170,7 +171,7 @@ class Connections:
             raise FrameError("a connection that was never opened")
 
     def forget(self, number: int) -> None:
-        """Drop what still comes for a connection that is gone."""
+        """Ignore further frames of a closed connection."""
         self._open.pop(number, None)
 
     def close(self) -> None:
@@ -183,14 +184,14 @@ class Connections:
 
 
 CONNECT_S = 10.0
-"""Seconds to connect to a port. What listens there may not accept for a while."""
+"""Seconds to connect to a port. A busy server may not accept the connection at once."""
 
 
 class PortConnection(Connection):
     """One connection to a port of a session."""
 
     async def send_eof(self) -> None:
-        """Let the program read the end of what was sent. It can still answer."""
+        """Let the program read the end of the stream. The program can still send."""
         await anyio.lowlevel.checkpoint_if_cancelled()
         if not self._is_gone:
             self._tell(FINISHED)
@@ -202,15 +203,16 @@ class PortConnections(Connections):
     def __init__(self, send: Callable[[bytes], None]) -> None:
         super().__init__(PORTS_RUN, send, lambda connection: None)
         self._opening: dict[int, asyncio.Future[PortConnection] | None] = {}
-        """Those that the guest has not answered; None if nobody waits for it any more."""
+        """Number of each requested connection that the guest has not answered → the waiting caller;
+        None if the caller has given up."""
 
     async def connect(self, port: int) -> PortConnection:
         """Connect to a port on the loopback of the container.
 
         Raises:
-            InvalidParams: it is the gateway's port, or not one at all.
-            NetworkError: nothing listens there.
-            SandboxUnavailable: there are too many connections, or the guest does not answer.
+            InvalidParams: the number is the gateway's port, or not that of a port.
+            NetworkError: nothing listens on the port, or nothing accepts in time.
+            SandboxUnavailable: there are too many connections, or the container has ended.
         """
         if not 0 < port <= MAX_PORT or port == GATEWAY_PORT:
             raise InvalidParams(f"A port is from 1 to {MAX_PORT}, and not {GATEWAY_PORT}.")
@@ -234,7 +236,7 @@ class PortConnections(Connections):
         raise NetworkError(f"What listens on port {port} does not accept a connection.")
 
     def on_frame(self, frame: ConnectionFrame) -> None:
-        """Take a frame of the guest. Raises FrameError."""
+        """Process a frame from the guest. Raises FrameError if it breaks the protocol."""
         if self._is_closed:
             return
         if frame.number not in self._opening:
@@ -254,7 +256,7 @@ class PortConnections(Connections):
             waiting.set_result(opened)
 
     def drop(self) -> None:
-        """Close all connections."""
+        """Close all connections. New ones can still be opened."""
         for number in [*self._opening, *self._open]:
             self._drop(number)
 
@@ -264,12 +266,12 @@ class PortConnections(Connections):
         if opened is not None:
             opened.lose()
         elif number in self._opening:
-            waiting, self._opening[number] = self._opening[number], None  # it is answered later
+            waiting, self._opening[number] = self._opening[number], None  # the answer comes later
             if waiting is not None and not waiting.done():
                 waiting.set_exception(_ended())
 
     def close(self) -> None:
-        """Break all connections."""
+        """Break all connections, for good."""
         super().close()
         for waiting in self._opening.values():
             if waiting is not None and not waiting.done():

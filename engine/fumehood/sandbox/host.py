@@ -6,8 +6,8 @@ tool cannot occupy the engine.
 
 Synchronous functions run in workers, so that they can be killed. A worker serves one call at a time
 and is reused. A worker that exceeded its time, was cancelled, died or sent anything but one reply
-is killed with all its descendants, and the next call gets a new one. A call waits for a worker at
-most as long as for a slot on the host, 30 s each.
+is killed with all its descendants, and the next call gets a new one. A call waits at most 30 s for
+a slot on the host, and then at most 30 s for a worker.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ MAX_IDLE = 2
 """Maximum number of idle workers that are kept."""
 
 MAX_KILL_ROUNDS = 100
-"""Maximum number of searches for descendants of a worker that is killed."""
+"""Maximum number of searches for the descendants of a worker that is being killed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +94,7 @@ class HostLease:
         limits: Limits,
         sinks: RunSinks = NO_SINKS,
     ) -> RunEnding:
-        """Call a synchronous function in a worker. Asynchronous functions need no lease's `run`."""
+        """Call a synchronous function in a worker. Asynchronous functions run without this."""
         return await self.workers.run(arguments, limits, self.principal_id, sinks)
 
 
@@ -110,7 +110,7 @@ class Host:
         self._upstreams: dict[str, Host] = {}  # bounded by the number of registered services
 
     def for_upstream(self, upstream: str) -> Host:
-        """Return the slots for requests to one service: a slow service must not delay others."""
+        """Return the slots of one service, so that a slow service does not delay the others."""
         if upstream not in self._upstreams:
             self._upstreams[upstream] = Host(MAX_REQUESTS, "this tool's service")
         return self._upstreams[upstream]
@@ -128,7 +128,7 @@ class Host:
         memory_mb: int | None = None,
         image: str | None = None,
     ) -> AsyncIterator[HostLease]:
-        """Wait at most 30 s for a slot."""
+        """Wait at most 30 s for a slot, and hold it during the block. Raises SandboxUnavailable."""
         asked = time.monotonic()
         await self._slots.take(domain.principal_id)
         try:
@@ -157,7 +157,7 @@ class Workers:
     ) -> RunEnding:
         """Call the function that `call` names (`{module, name, arguments}`) for a principal.
 
-        Cancelling it kills the worker, then raises.
+        If this is cancelled, it kills the worker, then raises.
 
         Raises:
             SandboxUnavailable: no worker was free in time, or none could be started.
@@ -203,7 +203,7 @@ class Workers:
 
 
 class _Worker:
-    """A worker process and the channel to it. `is_fit` tells whether it may be used again."""
+    """A worker process and the channel to it. `is_fit`: whether the worker may be used again."""
 
     def __init__(
         self,
@@ -251,7 +251,9 @@ class _Worker:
 
     @property
     def is_alive(self) -> bool:
-        """Whether the process runs, as the kernel tells: the event loop notices an end later."""
+        """Whether the process runs, according to the kernel: the event loop learns of its end
+        later.
+        """
         if self._process.returncode is not None:
             return False
         try:
@@ -261,7 +263,7 @@ class _Worker:
             return False
 
     async def run(self, call: JsonObject, limits: Limits, sinks: RunSinks = NO_SINKS) -> RunEnding:
-        """Run one call. Set `is_fit` to False if the worker must not be used again."""
+        """Run one call. Afterwards `is_fit` is False if the worker must not be used again."""
         self.is_fit = False
         try:
             with anyio.fail_after(limits.wall_s):
@@ -278,7 +280,7 @@ class _Worker:
         return ending_of_reply(reply, isolation="none", cpu_ms=None, output_bytes=None)
 
     async def kill(self) -> None:
-        """Kill the process and everything that it has started."""
+        """Kill the process and its descendants, and wait until the process has ended."""
         self._writer.transport.abort()
         if self._process.returncode is None:
             _kill_tree(self._process.pid)
@@ -339,7 +341,7 @@ def _import_path() -> list[str]:
 
 
 def _kill_tree(pid: int) -> None:
-    """Suspend the worker, so that it starts nothing more, then kill its descendants, then itself.
+    """Suspend the worker, so that it starts no more processes, then kill its descendants and it.
 
     Several rounds are needed: a killed process's children become children of the worker, which is
     their subreaper, and are found in the next round.

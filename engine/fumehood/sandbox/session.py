@@ -1,10 +1,10 @@
-"""One session: its request, its preset, its container and expiry, its place, and its record.
+"""One session: its request, preset, container, expiry, share of the host, and record.
 
 Host side, used by `sessions` and `session_use`. Invariants: one call at a time uses the container;
 waiting calls are limited in number, served in order, and wait for a bounded time. A session of an
-agent that is bound to presets has one of them, and nothing that the preset does not give, except
-environment variables. Records of ended sessions are kept for a day, up to a limit for each
-principal, and a change stays pending until it is stored.
+agent that is bound to presets has one of these presets, and nothing beyond it except environment
+variables. Records of ended sessions are kept for a day, up to a limit for each principal, and a
+change stays pending until it is stored.
 """
 
 from __future__ import annotations
@@ -64,22 +64,22 @@ KEPT = timedelta(days=1)
 """How long the record of an ended session is kept."""
 
 MAX_OF_PRINCIPAL = 100
-"""Maximum number of ended sessions that are kept for one principal. Older ones are deleted."""
+"""Maximum number of ended sessions that are kept for one principal. The oldest are deleted."""
 
 
 def pins_of(lock: str) -> tuple[str, ...]:
-    """Return the packages of a lock as NAME==VERSION."""
+    """Return the packages in a lock's text, each as NAME==VERSION."""
     return tuple(line.split()[0] for line in lock.splitlines() if "==" in line)
 
 
 def sentence(clause: str) -> str:
-    """Make a sentence of a clause such as "its owner ended it"."""
+    """Return a clause, such as "its owner ended it", as a sentence."""
     return f"{clause[0].upper()}{clause[1:]}."
 
 
 @dataclass(frozen=True, slots=True)
 class SessionRequest:
-    """The properties of a new session."""
+    """The properties of a session, after the request for it was checked."""
 
     name: str | None
     image: str
@@ -95,29 +95,33 @@ class SessionRequest:
 
     @property
     def saved_mb(self) -> int:
-        """The largest size of its saved files, in MB."""
+        """The maximum size of the session's saved files, in MB; 0 if the session is not durable."""
         return workspace_mb(self.memory_mb, self.disk_mb) if self.durable else 0
 
 
 class Leftovers(Enum):
-    """Unfinished files that may be in a workspace: programs see them, and its owner does not."""
+    """Unfinished files that may be in a workspace. Programs can see them; the workspace's owner
+    cannot.
+    """
 
     NONE = 0
     WRITES = 1
-    """Some of requests that did not end as they should."""
+    """Files of write requests that failed or were cut off."""
     UPLOADS = 2
-    """The same, and some of uploads that an earlier engine had begun."""
+    """The same, and files of uploads that were begun under an earlier engine."""
 
 
 @dataclass(eq=False, slots=True)
 class Session:
-    """An active session. Times are from the monotonic clock, except the fields named `…_at`."""
+    """A session, usually one that has not ended. Times are from the monotonic clock, except the
+    fields named `…_at`.
+    """
 
     id: str
     principal_id: str
     agent_id: str | None
     spec: SessionRequest
-    """Its properties; its packages are those of its lock."""
+    """The session's properties. `packages` are all packages of the lock, as NAME==VERSION."""
     container: SessionContainer
     created_at: datetime
     last_used_at: datetime
@@ -126,38 +130,42 @@ class Session:
     epoch: int = FIRST_EPOCH
     calls: int = 0
     preset: str | None = None
-    """The preset with which it was made."""
+    """Name of the preset with which the session was created."""
     snapshots: tuple[Snapshot, ...] = ()
     copy: SavedCopy | None = None
-    """Its saved files, if it is durable."""
+    """The saved files, if the session is durable."""
     project: ProjectHome | None = None
     in_trial: bool = False
-    """Whether its files are those of a trial."""
+    """Whether the files may be those of a trial."""
     trials: int = 0
-    """Effects of trials that wait beside it."""
+    """Number of the session's trials whose effects wait for a decision."""
     restored_at: datetime | None = None
     copied_at: datetime | None = None
-    """When the copy of its files was saved from which it was restored, until its next call."""
+    """When the copy was saved from which the files were restored. None again after the next call,
+    which reports the restoration."""
     is_moved: bool = False
-    """Whether it has a new container that is not stored yet."""
+    """Whether the session has a new container that is not stored yet."""
     stopped_why: str | None = None
-    """Why it was stopped, as a sentence, until its next call."""
+    """Why the session was stopped, as a sentence. None again after the next call."""
     has_place: bool = True
-    """Whether it counts as one that runs."""
+    """Whether the session counts as running, in `SessionPlaces`."""
     kept_processes: Mapping[str, JsonObject] = field(default_factory=dict)
-    """Name → the request to start it, of processes that start again with its container."""
+    """Process name → start request, for the processes that are started again in each new container.
+    """
     visits: int = 0
-    """Requests of its processes and to its ports, beside its calls."""
+    """Number of current requests to the session's processes and ports, beside its calls."""
     users: int = 0
-    """Calls that use the session or wait for it."""
+    """Number of calls that use the session or wait for it."""
     is_awaited: bool = False
-    """Whether a call of it waits for a human. Until then it does not end because it is unused."""
+    """Whether a call in the session waits for a human. If so, idle time does not end the session.
+    """
     is_pausing: bool = False
-    """Whether it was to be paused since its last use. If that failed, it is not tried again."""
+    """Whether the session was paused or stopped since its last use, or could not be paused. If so,
+    it is not paused automatically."""
     stop_again: float = 0.0
-    """When to try again to stop it because it was not used, by the monotonic clock."""
+    """When to try again to stop the unused session, by the monotonic clock."""
     is_outdated: bool = False
-    """Whether its database row is out of date."""
+    """Whether the session's database row is out of date."""
     leftovers: Leftovers = Leftovers.NONE
     finished: KeptSession | None = None
     """The final record, once the session has ended or is lost."""
@@ -165,19 +173,19 @@ class Session:
 
     @property
     def is_stopped(self) -> bool:
-        """Whether its container is gone, but not its files."""
+        """Whether the session has no container, but its files are on a disk or in a saved copy."""
         return self.container.is_stopped or (
             self.copy is not None and self.container.lost is not None and self.finished is None
         )
 
     @property
     def needs_copy(self) -> bool:
-        """Whether its files must be restored before its next use."""
+        """Whether the files must be restored from the saved copy before the next use."""
         place = self.container
         return self.copy is not None and (place.lost is not None or place.is_away)
 
     def why_over(self, now: float) -> str | None:
-        """Return why the session has expired, or None."""
+        """Return why the session has expired at `now`, as a clause, or None if it has not."""
         if now >= self.created + self.spec.lifetime_s:
             return "its lifetime is over"
         if self.spec.disk_mb is None and not self.is_awaited and self.is_unused(now):
@@ -185,17 +193,19 @@ class Session:
         return None
 
     def is_unused(self, now: float) -> bool:
-        """Whether it was not used for its idle time."""
+        """Whether the session has not been used for its idle time."""
         return not (self.users or self.visits) and now - self.last_used >= self.spec.idle_s
 
     def is_idle(self, now: float, pause_s: float) -> bool:
-        """Whether the session is to be paused now."""
+        """Whether the session, unused for `pause_s` seconds, must be paused now."""
         return (
             not (self.users or self.visits or self.is_pausing) and now - self.last_used >= pause_s
         )
 
     def with_env(self, program: str, arguments: JsonObject) -> JsonObject:
-        """Return the arguments of a run with the session's environment variables."""
+        """Return a run's arguments, with the session's environment variables added if `program` is
+        that of a language.
+        """
         return (
             with_env(self.spec.env, arguments)
             if self.spec.env and program in LANGUAGES
@@ -203,10 +213,10 @@ class Session:
         )
 
     async def take_turn(self, settings: SessionSettings) -> None:
-        """Wait a bounded time until earlier calls have left the session.
+        """Wait a bounded time until earlier calls have left the session, and take the turn.
 
         Raises:
-            SandboxUnavailable: they take too long, or too many calls are already waiting.
+            SandboxUnavailable: earlier calls take too long, or too many calls are already waiting.
         """
         if self.users > settings.waiting:
             raise try_later("Too many calls wait for this session already. Repeat the call later.")
@@ -228,14 +238,14 @@ class Session:
         self._turn.release()
 
     def note_use(self, now: float, now_at: datetime) -> None:
-        """Note that it was used until now."""
+        """Record that the session was in use until now."""
         self.last_used, self.last_used_at = now, now_at
         self.is_outdated = True
         self.stop_again = 0.0
         self.is_pausing = self.container.is_paused or self.is_stopped
 
     def kept(self) -> KeptSession:
-        """Return its current record, with its owner."""
+        """Return the session's current record with its owner; the final record if it has ended."""
         if self.finished is not None:
             return self.finished
         idle_end = self.last_used_at + timedelta(seconds=self.spec.idle_s)
@@ -276,12 +286,12 @@ class Session:
 
     @property
     def last_end(self) -> datetime:
-        """The end of its lifetime."""
+        """The end of the session's lifetime."""
         return self.created_at + timedelta(seconds=self.spec.lifetime_s)
 
     @property
     def saved_at(self) -> datetime | None:
-        """When its files were last saved, if it is durable."""
+        """When the files were last saved; None if the session is not durable."""
         return datetime.fromisoformat(self.copy.saved_at) if self.copy is not None else None
 
     def _state(self) -> SessionStatus:
@@ -302,7 +312,7 @@ class Session:
                 "is_busy": False,
             }
         )
-        # Forks of its snapshots need it, and its record whether it was durable.
+        # Forks of its snapshots need the home, from which the stored record also gets `durable`.
         home = before.home if is_left or self.copy is not None else None
         if home is not None and not is_left:
             home = replace(home, env={})
@@ -311,7 +321,7 @@ class Session:
 
 
 def workspace_mb(memory_mb: int, disk_mb: int | None) -> int:
-    """Return the size of a session's workspace, in MB."""
+    """Return the size of a session's workspace in MB: on its disk or, without one, in memory."""
     return disk_mb or container_writable_mb(memory_mb)["/workspace"]
 
 
@@ -334,7 +344,7 @@ def make_request(
 ) -> SessionRequest:
     """Check a request against the operator's limits, and fill in absent values.
 
-    None means the configured value. Memory is rounded down to an available size.
+    None means the configured value. Memory is rounded down to an available class.
 
     Raises:
         InvalidParams: a value is invalid or over its limit.
@@ -392,9 +402,10 @@ _VARIABLES: TypeAdapter[dict[str, str]] = TypeAdapter(Variables)
 
 
 def with_env(env: Mapping[str, str], arguments: JsonObject) -> JsonObject:
-    """Return a program's arguments with environment variables of its session.
+    """Return a program's arguments with a session's environment variables added.
 
-    They come before those that the arguments have, because the last one of a name wins.
+    The session's variables come before those in the arguments, because the last value of a name is
+    used.
     """
     added = [{"name": name, "value": value} for name, value in env.items()]
     return {**arguments, "env": [*added, *(arguments.get("env") or [])]}
@@ -406,7 +417,11 @@ NO_PRESET = Preset()
 
 
 def find_preset(presets: Mapping[str, Preset], name: str | None) -> Preset:
-    """Return a preset by its name, or an empty one without a name. Raises InvalidParams."""
+    """Return a preset by its name, or an empty preset if `name` is None.
+
+    Raises:
+        InvalidParams: there is no such preset.
+    """
     if name is None:
         return NO_PRESET
     if name not in presets:
@@ -419,9 +434,9 @@ def find_preset(presets: Mapping[str, Preset], name: str | None) -> Preset:
 
 
 def merged(preset: Preset, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of a session: those of a request that are not None, otherwise the preset's.
+    """Return a session's fields: the request's values that are not None, otherwise the preset's.
 
-    Hosts and environment variables are added to those of the preset.
+    The request's hosts and environment variables are added to those of the preset.
     """
     fields = {name: getattr(preset, name) for name in SessionFields.model_fields}
     fields |= {name: value for name, value in given.items() if value is not None}
@@ -431,7 +446,7 @@ def merged(preset: Preset, given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def require_bound(agent_id: str | None, bound: Sequence[str], preset: str | None) -> None:
-    """Raise PermissionDenied if an agent is bound to presets, and this is none of them."""
+    """Raise PermissionDenied if an agent is bound to presets, and `preset` is not among them."""
     if bound and preset not in bound:
         raise _refusal(agent_id, bound, ["preset"], "Name one of them.")
 
@@ -439,8 +454,11 @@ def require_bound(agent_id: str | None, bound: Sequence[str], preset: str | None
 def require_within(
     agent_id: str | None, bound: Sequence[str], wanted: SessionRequest, granted: SessionRequest
 ) -> None:
-    """Raise PermissionDenied, which names the fields, if a session would have more than `granted`,
-    which is that of its preset alone.
+    """Check that a session of a bound agent has no more than its preset grants. `granted` is the
+    request that results from the preset alone.
+
+    Raises:
+        PermissionDenied: `wanted` exceeds `granted`; the message names the fields.
     """
     more = {
         "image": wanted.image != granted.image,
@@ -469,33 +487,34 @@ def _refusal(
 # -- places ----------------------------------------------------------------------------------
 
 PROMISED = 0.75
-"""Part of the host's memory that sessions are promised together, and the part of that for one
-principal.
+"""Fraction of the host's memory that all sessions together may reserve, and fraction of that amount
+for one principal's sessions.
 """
 
 
 class SessionPlaces:
-    """What sessions take, in total and for each principal, including those that are being created.
+    """Counts sessions, disks, saved files and memory, in total and for each principal, including
+    sessions that are being created.
 
-    Running sessions are never promised more than three quarters of the host's memory together, and
-    one principal three quarters of that. What is taken is given back once.
+    All running sessions together never reserve more than three quarters of the host's memory, and
+    those of one principal three quarters of that. Callers must give back each amount exactly once.
     """
 
     def __init__(self, settings: SessionSettings) -> None:
         self.running = FairShare(settings.max, settings.max_of_one)
-        """Sessions that are not stopped."""
+        """Number of sessions that are not stopped."""
         self.disks = FairShare(settings.max_disks, (settings.max_disks + 1) // 2)
-        """Sessions with a disk."""
+        """Number of sessions with a disk."""
         self.saved = FairShare(settings.max_saved_mb, settings.max_saved_mb // 2)
-        """MB of the workspaces of durable sessions."""
+        """MB of durable sessions' workspaces."""
         self._memory = FairShare(sys.maxsize, sys.maxsize)
-        """MB of those that are not stopped."""
+        """MB of memory of the sessions that are not stopped."""
 
     def take(
         self, principal_id: str, memory_mb: int, host: HostSize
     ) -> tuple[Lack, QuotaExceeded] | None:
-        """Count one more session that runs, and its memory. If that would exceed a limit, return
-        which one, and the error for the caller.
+        """Count one more running session with this memory, and return None. If that would exceed a
+        limit, count nothing, and return the limit and the error for the caller.
         """
         if host.memory_mb:
             self._memory.most = round(host.memory_mb * PROMISED)
@@ -514,17 +533,17 @@ class SessionPlaces:
         return None
 
     def add(self, principal_id: str, memory_mb: int) -> None:
-        """Count a session that runs already."""
+        """Count a session that is already running, even above the limits."""
         self.running.add(principal_id)
         self._memory.add(principal_id, memory_mb)
 
     def give_back(self, principal_id: str, memory_mb: int) -> None:
-        """Count one session less that runs."""
+        """Count one running session fewer."""
         self.running.give_back(principal_id)
         self._memory.give_back(principal_id, memory_mb)
 
     def take_disks(self, principal_id: str, number: int) -> None:
-        """Count more sessions with a disk. Raises QuotaExceeded."""
+        """Count `number` more sessions with a disk. Raises QuotaExceeded, and then counts none."""
         if self.disks.take(principal_id, number) is not None:
             raise QuotaExceeded(
                 f"You have {self.disks.of(principal_id)} sessions with a disk, and this engine "
@@ -533,7 +552,7 @@ class SessionPlaces:
             )
 
     def take_saved(self, principal_id: str, mb: int) -> None:
-        """Count the workspace of one more durable session. Raises QuotaExceeded."""
+        """Count the workspace of one more durable session, of `mb` MB. Raises QuotaExceeded."""
         if self.saved.take(principal_id, mb) is not None:
             raise QuotaExceeded(
                 f"Workspaces of {self.saved.total} MB are saved, {self.saved.of(principal_id)} MB "
@@ -551,20 +570,20 @@ class NotSaved(Exception):
 
 
 class CopyLost(Exception):
-    """The saved files of a session are not complete. The message is a clause that says what is
-    missing.
+    """The saved files of a session are incomplete. The message is a clause that names the missing
+    part.
     """
 
 
 class Saver(Protocol):
-    """Keeps copies of workspaces outside of their containers.
+    """Keeps copies of workspaces outside their containers.
 
-    One call at a time for each session. A copy that was stored stays complete until the next one
-    is, or `drop`.
+    Its methods are called one at a time for each session. A stored copy stays complete until the
+    next copy is stored, or until `drop`.
     """
 
     def may_change(self, program: str, arguments: JsonObject) -> bool:
-        """Whether a run can have changed files."""
+        """Whether a run of this program with these arguments may have changed files."""
 
     async def save(
         self,
@@ -573,50 +592,62 @@ class Saver(Protocol):
         now: Callable[[], datetime],
         store: Callable[[SavedCopy], Awaitable[None]],
     ) -> None:
-        """Save what differs from the copy, and `store` the new one, if anything does.
+        """Save the changes since `copy` and pass the new copy to `store`, if there are any. The
+        time of the new copy is from `now`.
 
         Raises:
             NotSaved: nothing was stored, and `copy` is still complete.
-            EngineError: `store` failed, and one of both copies is stored; both are complete.
+            EngineError: `store` failed, so either copy may be the stored one; both are complete.
         """
 
     async def restore(self, target: CopySource, copy: SavedCopy) -> None:
-        """Put the files of a copy into an empty workspace.
+        """Write the files of a copy into an empty workspace.
 
         Raises:
-            CopyLost: files are missing for good.
-            SandboxUnavailable, StateUnavailable: it could not be read or put there now.
+            CopyLost: files of the copy are missing for good.
+            SandboxUnavailable, StateUnavailable: the copy cannot be read or restored now.
         """
 
     def others(self, session_id: str, copy: SavedCopy) -> tuple[str, ...] | None:
-        """Return links and special files of the workspace; None if it may differ from the copy."""
+        """Return the paths of links and special files in the workspace, which copies do not
+        include. Return None if the workspace may differ from `copy`.
+        """
 
     async def hold(self, source: CopySource, copy: SavedCopy) -> tuple[Any, JsonObject]:
-        """Return what differs from the copy, with its content kept, and the same for people. Raises
-        NotSaved.
+        """Store the content of the changes since `copy`. Return the changes, for the other methods,
+        and a description of them for people.
+
+        Raises:
+            NotSaved: the changes could not be read or stored.
         """
 
     async def put_back(self, source: CopySource, copy: SavedCopy, changes: Any) -> None:
-        """Make the workspace again as the copy, from which it differs by these changes. Raises
-        NotSaved.
+        """Undo these changes, so that the workspace is as in `copy` again.
+
+        Raises:
+            NotSaved: the workspace could not be made equal to the copy.
         """
 
     def touched(self, session_id: str, changes: Any) -> list[str]:
-        """Return the changed paths that are not any more, in the last copy, as they were."""
+        """Return the paths that `changes` would affect and that are, in the last copy, no longer as
+        they were before the changes.
+        """
 
     async def put_in(self, source: CopySource, changes: Any) -> None:
-        """Make the changes. Raises NotSaved."""
+        """Apply the changes to the workspace. Raises NotSaved; some may be applied then."""
 
     async def let_go(self, changes: Any) -> None:
-        """Delete the content of changes."""
+        """Delete the stored content of changes that no copy needs."""
 
     async def drop(self, session_id: str) -> None:
-        """Delete all copies of a session that is over, now or later."""
+        """Delete all copies of an ended session. If that fails, it is done later."""
 
 
 @dataclass(frozen=True, slots=True)
 class CopySource:
-    """A session's workspace, for a saver. A lease on its container without a turn or a copy."""
+    """A session's workspace, for a saver. It is also a lease on the session's container, which does
+    not take a turn, and saves no copy after a run.
+    """
 
     session_id: str
     memory_mb: int
@@ -631,14 +662,14 @@ class CopySource:
         limits: Limits,
         sinks: RunSinks = NO_SINKS,
     ) -> RunEnding:
-        """Run a program of the engine, after the cleanup of the last run."""
+        """Run one of the engine's own programs, after the cleanup of the last run."""
         await self.container.until_free()
         limits = replace(limits, memory_mb=self.memory_mb, disk_mb=self.disk_mb)
         return await self.container.run(program, arguments, limits, sinks)
 
     @property
     def most_bytes(self) -> int:
-        """The size of the workspace."""
+        """The capacity of the workspace in bytes."""
         return workspace_mb(self.memory_mb, self.disk_mb) * MB
 
 
@@ -651,7 +682,7 @@ def source_of(session: Session) -> CopySource:
 
 
 class SessionRows(Protocol):
-    """The database rows of sessions."""
+    """The database table of sessions."""
 
     async def change(self, put: list[KeptSession], delete: list[str]) -> None:
         """Write and delete rows in one transaction, which is durable when this returns.
@@ -668,12 +699,14 @@ class SessionHistory:
         self._rows = rows
         self._over: dict[str, KeptSession] = {}
         self._named: dict[tuple[str, str | None], str] = {}
-        """Principal and name → id of the one that ended last."""
+        """Principal and name → id of the last ended session with this name."""
         self._unwritten: dict[str, KeptSession] = {}
         self._undeleted: set[str] = set()
 
     def find(self, principal_id: str, reference: str) -> KeptSession | None:
-        """Return this principal's ended session with an id, the last one with a name, or None."""
+        """Return this principal's ended session with this id, or the last one that had this name,
+        or None.
+        """
         found = self._over.get(self._named.get((principal_id, reference), reference))
         return found if found is not None and found.principal_id == principal_id else None
 
@@ -692,13 +725,13 @@ class SessionHistory:
         self.note(one)
 
     def note(self, one: KeptSession) -> None:
-        """Register a new or changed row. The next `write` writes it."""
+        """Register the new or changed row of any session. The next `write` writes it."""
         self._unwritten[one.record.id] = one
 
     def prune(self, now: datetime) -> None:
-        """Forget sessions that ended more than a day ago."""
+        """Forget sessions that ended more than a day ago. The next `write` deletes their rows."""
         oldest = now - KEPT
-        # They are in the order of their ends, so that this reads no more than it forgets.
+        # Sessions are in the order in which they ended, so this stops at the first one to keep.
         gone = takewhile(lambda one: (one.finished_at or now) < oldest, self._over.values())
         self.forget([one.record.id for one in gone])
 

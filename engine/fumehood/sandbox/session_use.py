@@ -1,14 +1,14 @@
-"""What is done in a session: the runs of a call, trials, and registered processes.
+"""The uses of a session: a call's runs, trials, registered processes, and ports.
 
-Host side. `sessions` makes all of these, executors and the public interfaces use them. A call has
-the session's turn during its lease. Processes and ports are used beside the calls, without a turn:
-a visit keeps the session from being paused or stopped.
+Host side. `sessions` creates these objects; executors and the public interfaces use them. A call
+has the session's turn during its lease. Processes and ports are used beside the calls, without a
+turn: a visit keeps the session from being paused or stopped.
 
-A trial is a run whose effect is taken out of its session and put in after a human's yes. Its files
-are undone by the last saved copy. If that fails, or the engine is killed meanwhile, the container
-is ended and restored from the copy, so no part of an effect stays. Variables stay in their process,
-which the guest keeps aside. Invariant: a process that is to be started again is stored before its
-start is reported.
+A trial is a run whose effect is removed from its session, and applied after a human has approved
+it. The changes to files are undone by means of the last saved copy. If that fails, or the engine is
+killed meanwhile, the container is ended and restored from the copy, so no part of the effect stays.
+The trial's variables stay in their process, which the guest suspends. Invariant: the request for a
+process that starts again with the session is stored before the process's start is reported.
 """
 
 from __future__ import annotations
@@ -49,22 +49,27 @@ from fumehood.sandbox.wall import NO_SINKS, Lease, RunEnding, RunSinks, try_late
 
 
 class Project(Protocol):
-    """The project of one session, during a turn."""
+    """The project directory of a session, used during a turn."""
 
     async def difference(self, lease: Lease) -> JsonObject:
-        """Return what has changed since its files were copied in."""
+        """Return the changes in the session since the project's files were copied into it."""
 
     async def effect(self, lease: Lease) -> Any:
         """Return what `apply` would do, as an executor's effect."""
 
     async def apply(self, lease: Lease, expected: str | None, call_id: str) -> JsonObject:
-        """Write the changes into its directory, if they are those that were `expected`."""
+        """Write the session's changes into the project directory. If `expected` is not None, their
+        digest must equal it. `call_id` identifies the attempt after a crash.
+        """
 
 
 @dataclass(frozen=True, slots=True)
 class SessionLease:
-    """One call's turn in a session. `until_ready` raises if the session has ended. `save` saves the
-    files after a run of a durable session that may have changed them, and returns why it could not.
+    """One call's turn in a session.
+
+    `until_ready` waits until the session can run a program, and raises if the session has ended.
+    `save` gets the program and arguments of a run. If the run may have changed files, it saves
+    those of a durable session, and returns the reason if that failed.
     """
 
     session: Session
@@ -73,11 +78,11 @@ class SessionLease:
     queue_ms: float
     is_call: bool = True
     trials: SessionTrials | None = None
-    """Set for a session whose files are saved."""
+    """Set if the session is durable."""
     project: Project | None = None
-    """Set for a session that was made from a project directory."""
+    """Set if the session's files were copied from a project directory."""
     processes: Callable[[JsonObject], Awaitable[JsonObject]] | None = None
-    """Asks something of its registered processes."""
+    """Carries out a request about the registered processes, as `SessionProcesses.ask`."""
 
     async def run(
         self,
@@ -86,14 +91,14 @@ class SessionLease:
         limits: Limits,
         sinks: RunSinks = NO_SINKS,
     ) -> RunEnding:
-        """Run a program. This may be repeated; files and variables are kept from run to run.
+        """Run a program. A lease may have several runs, which share files and variables.
 
         Raises:
             ResourceNotFound: the session ended before this run.
         """
         session = self.session
         await self.until_ready()
-        # Read before the run, because its container may be lost while its files are saved.
+        # Read before the run, because the container may be lost while the files are saved.
         copied_at, was_stopped = session.copied_at, session.stopped_why is not None
         leftovers = session.leftovers
         if program == "files" and leftovers is Leftovers.NONE:
@@ -119,17 +124,17 @@ class SessionLease:
     def _with_state(
         self, ending: RunEnding, program: str, copied_at: datetime | None, *, was_stopped: bool
     ) -> RunEnding:
-        """Report once that what ran in the session before is gone."""
+        """Add to the ending, once, that the session was restored from its copy or restarted."""
         session = self.session
         if copied_at is not None and self.is_call:
             session.copied_at = None
             ending = replace(ending, state="restored", copied_at=copied_at)
-        # Told to the first run that could have variables.
+        # Reported to the first run that could have used variables.
         elif was_stopped and copied_at is None and program == "python":
             ending = replace(ending, state="restarted")
         else:
             return ending
-        if not session.is_stopped:  # otherwise it is the reason for the next call
+        if not session.is_stopped:  # otherwise the next call reports it
             session.stopped_why = None
         return ending
 
@@ -141,7 +146,7 @@ class SessionLease:
         kept = replace(sinks, ending=endings.append)
         try:
             ending = await self.session.container.run(program, arguments, limits, kept)
-        except BaseException:  # what was cancelled may have changed files as well
+        except BaseException:  # a cancelled run may have changed files as well
             with anyio.CancelScope(shield=True):
                 not_saved = await self.save(program, arguments)
             if endings and sinks.ending is not None:
@@ -157,7 +162,7 @@ class SessionLease:
 # -- trials -------------------------------------------------------------------------------
 
 MAX_TRIALS = 4
-"""Maximum number of effects that wait beside one session."""
+"""Maximum number of effects of one session's trials that wait for a decision."""
 
 _LOOK: JsonObject = {"do": "list", "path": "", "recursive": False, "most": 1}
 _LIMITS = Limits(wall_s=30.0, cpu_s=30.0, memory_mb=None, output_bytes=MB)
@@ -165,24 +170,24 @@ _LIMITS = Limits(wall_s=30.0, cpu_s=30.0, memory_mb=None, output_bytes=MB)
 
 @dataclass(eq=False, slots=True)
 class HeldFiles:
-    """The effect of a trial on its session, which is kept beside it."""
+    """The effect of a trial on its session, held back until it is applied or dropped."""
 
     token: str
     has_variables: bool
     changes: Any
-    """The files that it changes; the saver's own."""
+    """The changes to files, as returned by `Saver.hold`."""
     shown: JsonObject
-    """The same for people, as in previews."""
+    """The changes to files for people, in the form of previews."""
 
     @property
     def is_empty(self) -> bool:
-        """Whether the session would be the same with it. Variables are not compared."""
+        """Whether the effect changes no files and has no variables."""
         return not (self.has_variables or any(map(self.shown.get, ("added", "changed", "removed"))))
 
 
 class SessionTrials:
-    """The trials of one session. `save` saves its files, and returns why it could not; `write`
-    stores its record.
+    """The trials of one session. `save` saves the session's files, and returns the reason if that
+    failed; `write` stores its record.
     """
 
     def __init__(
@@ -202,8 +207,8 @@ class SessionTrials:
     async def run(
         self, program: str, arguments: JsonObject, limits: Limits, sinks: RunSinks
     ) -> tuple[RunEnding, HeldFiles | None]:
-        """Run a program, take its effect out of the session, and return it; None if the program
-        failed.
+        """Run a program, remove its effect from the session, and return the effect, or None if the
+        program failed or its effect cannot be held.
 
         Raises:
             InvalidParams, SandboxUnavailable, RateLimited: nothing ran.
@@ -229,7 +234,7 @@ class SessionTrials:
         ending: RunEnding | None = None
         is_whole = False
         try:
-            await self._write()  # what a killed engine leaves, the next one restores
+            await self._write()  # if this engine is killed, the next one restores the files
             await self._until_ready()
             arguments = session.with_env(program, arguments)
             ending = await session.container.run(program, arguments, limits, sinks)
@@ -244,7 +249,9 @@ class SessionTrials:
         return replace(ending, isolation="session"), held if is_whole else None
 
     async def _require_copy(self) -> None:
-        """Save the files, so that the copy is what is there now. Raises as `run`."""
+        """Save the files if they may differ from the copy. Raises as `run`, also if the workspace
+        has links or special files, which a copy does not include.
+        """
         session = self._session
         assert session.copy is not None
         others = self._saver.others(session.id, session.copy)
@@ -261,13 +268,14 @@ class SessionTrials:
             )
 
     async def _take_out(self, token: str, program: str) -> HeldFiles | None:
-        """Take the effect out. If that fails, the container is ended, and restored at its next use.
-        Return None if there is no effect that can be put in.
+        """Remove the effect from the session and return it, or None if there is no effect that
+        could be applied later. If the removal fails, end the container; the session's next use
+        restores the files.
         """
         session = self._session
         assert session.copy is not None
         if session.finished is not None or session.container.lost is not None:
-            session.in_trial = False  # it is restored anyway
+            session.in_trial = False  # its files are restored anyway
             return None
         source = source_of(session)
         try:
@@ -284,7 +292,7 @@ class SessionTrials:
                 raise
             return None
         session.in_trial = False
-        with suppress(EngineError):  # until it is stored, a killed engine loses the variables
+        with suppress(EngineError):  # until this is stored, a killed engine loses the variables
             await self._write()
         held = HeldFiles(token, program == "python", changes, shown)
         session.trials += 1
@@ -294,11 +302,12 @@ class SessionTrials:
         return held
 
     async def put_in(self, held: HeldFiles) -> None:
-        """Put an effect in, once.
+        """Apply an effect to the session, and release it. Must be called once.
 
         Raises:
-            ApprovalExpired: what it touches has changed, so nothing was put in.
-            SandboxUnavailable: it may have been put in partly.
+            ApprovalExpired: files or variables that the effect changes have changed since, so
+                nothing was applied.
+            SandboxUnavailable: the effect may have been applied in part.
         """
         session = self._session
         session.trials -= 1
@@ -325,7 +334,7 @@ class SessionTrials:
         session = self._session
         source = source_of(session)
         session.in_trial = True
-        await self._write()  # of what a killed engine leaves, nothing or all is restored
+        await self._write()  # if this engine is killed, the next one restores all or nothing of it
         try:
             if held.has_variables:
                 sinks = RunSinks(trial=("adopt", held.token))
@@ -346,7 +355,7 @@ class SessionTrials:
                 await self._write()
 
     async def drop(self, held: HeldFiles) -> None:
-        """Forget an effect."""
+        """Discard an effect."""
         self._session.trials -= 1
         await self._saver.let_go(held.changes)
         await self._drop_variables(held)
@@ -361,20 +370,21 @@ class SessionTrials:
 # -- processes and ports ------------------------------------------------------------------
 
 _BEHIND_ALL = (1 << 53) - 1
-"""An offset behind all output. Reading there tells where the output ends."""
+"""An offset beyond all output. The answer to a read there has the offset at which the output ends.
+"""
 
 STARTED_AT = "started_at"
-"""Key of a stored request: when the process was started, in Unix seconds."""
+"""Key in a stored start request: when the process was started, in Unix seconds."""
 
 MAX_KEPT_BYTES = 256 * 1024
-"""Bytes of the requests of one session that are stored for a new start."""
+"""Maximum total size of the start requests that are stored for one session, in bytes."""
 
 Visit = Callable[[], AbstractAsyncContextManager[None]]
-"""Keeps a session running during the block. Raises if it is over or cannot run."""
+"""Keeps a session running during the block. Raises if the session has ended or cannot run."""
 
 
 class SessionProcesses:
-    """The processes and ports of one session. `write` stores its record."""
+    """The processes and ports of one session. `write` stores the session's record."""
 
     def __init__(
         self, session: Session, visit: Visit, write: Callable[[], Awaitable[None]]
@@ -384,14 +394,14 @@ class SessionProcesses:
         self._write = write
 
     async def ask(self, request: JsonObject) -> JsonObject:
-        """Ask for what `SessionContainer.processes` answers. A `start` may have `restart`: then the
-        process is started again whenever the session is, until it is stopped.
+        """Carry out a request, as `SessionContainer.processes`. If a `start` request has `restart`,
+        the process is started again in each new container of the session, until it is stopped.
 
         Raises:
-            ResourceNotFound: the session is over, or there is no such process.
+            ResourceNotFound: the session has ended, or there is no such process.
             InvalidParams: the request is not valid, or cannot be carried out.
             SandboxUnavailable: the session cannot run now.
-            StoreError: it has started, but may not be started again.
+            StoreError: the process was started, but may not be started again with the session.
         """
         session = self._session
         asked = {key: value for key, value in request.items() if key != "restart"}
@@ -402,7 +412,7 @@ class SessionProcesses:
         if asked["do"] == "start" and restart:
             self._require_room(asked)
         if asked["do"] == "stop" and kept is not None:
-            await self._forget(name)  # also if it has ended so long ago that nobody else knows it
+            await self._forget(name)  # even if the guest no longer knows the process
         async with self._visit():
             sent = with_env(session.spec.env, asked) if asked["do"] == "start" else asked
             try:
@@ -421,7 +431,9 @@ class SessionProcesses:
         return self._with_kept(answer) if asked["do"] == "list" else answer
 
     async def read_end(self, name: str) -> JsonObject:
-        """Read the end of a process's output; `skipped` is all before it. Raises as `ask`."""
+        """Read the end of a process's output. `skipped` counts the bytes before it. Raises as
+        `ask`.
+        """
         asked: JsonObject = {"do": "read", "name": name, "after": _BEHIND_ALL}
         end = (await self.ask(asked))["output"]["offset"]
         after = max(0, end - OUTPUT_PIECE_BYTES)
@@ -429,7 +441,7 @@ class SessionProcesses:
         return {**piece, "skipped": after + piece["skipped"]}
 
     def _require_room(self, asked: JsonObject) -> None:
-        """Raise InvalidParams if one more process cannot be kept for a new start."""
+        """Raise InvalidParams if the start request of one more process cannot be stored."""
         kept = {**self._session.kept_processes, str(asked["name"]): asked}
         if len(kept) > MAX_PROCESSES:
             raise InvalidParams(
@@ -450,8 +462,8 @@ class SessionProcesses:
         await self._write()
 
     def _with_kept(self, answer: JsonObject) -> JsonObject:
-        """Return a list with the processes that are to be started again, also if they have ended
-        so long ago that the session does not know them.
+        """Return a list of processes, to which those are added that start again with the session
+        but ended so long ago that the guest no longer lists them.
         """
         known = {one["name"] for one in answer["processes"]}
         kept = self._session.kept_processes
@@ -460,12 +472,12 @@ class SessionProcesses:
 
     @asynccontextmanager
     async def connect(self, port: int) -> AsyncIterator[anyio.abc.ByteStream]:
-        """Connect to a port of the session during the block.
+        """Connect to a port of the session. The connection is closed after the block.
 
         Raises:
-            ResourceNotFound: the session is over.
-            InvalidParams: it cannot be a port.
-            NetworkError: nothing listens there.
+            ResourceNotFound: the session has ended.
+            InvalidParams: the number is not that of a port.
+            NetworkError: nothing listens on the port.
             SandboxUnavailable: the session cannot run now.
         """
         async with self._visit(), await self._session.container.connect(port) as stream:
@@ -476,18 +488,20 @@ _SWEEP_LIMITS = Limits(wall_s=10.0, cpu_s=10.0, memory_mb=None, output_bytes=MB)
 
 
 async def sweep(session: Session) -> None:
-    """Remove what requests have left in the workspace that were cut off, during a turn."""
+    """Remove unfinished files of interrupted requests from the workspace. Must be called during a
+    turn.
+    """
     uploads = session.leftovers is Leftovers.UPLOADS
     ending = await source_of(session).run(
         "files", {"do": "sweep", "uploads": uploads}, _SWEEP_LIMITS
     )
-    if ending.ended_by is not EndedBy.SANDBOX_LOST:  # if it cannot be done, it is not repeated
+    if ending.ended_by is not EndedBy.SANDBOX_LOST:  # a sweep that failed is not repeated
         session.leftovers = Leftovers.NONE
 
 
 async def start_again(session: Session, tell: Callable[[str, str], None]) -> None:
-    """Start the processes of a session that has a new container. `tell` gets the name of one that
-    cannot be started, and why.
+    """Start a session's processes again in its new container. `tell` receives the name of each
+    process that cannot be started, and the reason.
     """
     for name, kept in session.kept_processes.items():
         asked = {key: value for key, value in kept.items() if key != STARTED_AT}
@@ -498,7 +512,7 @@ async def start_again(session: Session, tell: Callable[[str, str], None]) -> Non
 
 
 def _ended(name: str, kept: JsonObject) -> JsonObject:
-    """Return a process that is known only because it is to be started again."""
+    """Return the description of an ended process that only its stored start request names."""
     return {
         "name": name, "state": "ended", "exit_code": None, "signal": None, "lost": False,
         "started_at": kept.get(STARTED_AT, 0.0),

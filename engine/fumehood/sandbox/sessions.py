@@ -1,10 +1,10 @@
 """Sessions: containers that a principal keeps from one call to the next.
 
-Host side. `pipeline/execute` and the faces use it; it uses a wall that offers containers
-for sessions, and database rows that outlive the engine. Invariants: a session belongs to one
-principal and one agent, and other callers cannot tell that it exists; it serves one call at a time;
-its container ends with it; no principal has more than its share of sessions. A session is reported
-only after it was stored.
+Host side. `pipeline/execute` and the public interfaces use this module; it uses a wall that offers
+containers for sessions, and database rows that outlive the engine. Invariants: a session belongs to
+one principal and one agent, and other callers cannot find out that it exists; it serves one call at
+a time; its container ends with it; no principal has more than its share of sessions. A session is
+reported only after it was stored.
 """
 
 from __future__ import annotations
@@ -94,19 +94,21 @@ from fumehood.sandbox.wall import (
 )
 
 ID_BYTES = 16
-"""Length of a session's random id, in bytes."""
+"""Length of the random ids of sessions and snapshots, in bytes."""
 
 TIDY_S = 1.0
-"""Seconds between checks for expired sessions. Each check also stores when sessions were used."""
+"""Seconds between checks for expired sessions. Each check also stores the sessions' times of use.
+"""
 
 STOP_AGAIN_S = 30.0
-"""Seconds until an unused session that could not be stopped is tried again."""
+"""Seconds between attempts to stop an unused session."""
 
 PLACE_PAUSE_S = 0.05
-"""Seconds between two tries to get a place among the sessions that run."""
+"""Seconds between attempts to get a place among the running sessions."""
 
 STOP_DEADLINE_S = 5.0
-"""Seconds that the engine waits for containers to end when it stops. The wall removes the rest."""
+"""Maximum seconds that an engine that stops waits for the removal of its sessions' containers. The
+wall removes the rest."""
 
 NO_COPIES = "cannot be copied. Make one with a disk."
 
@@ -114,17 +116,18 @@ Records = list[SessionRecord]
 
 Check = Callable[[Principal, str | None], Sequence[str]]
 """Raises an error if a principal may not call tools, or may not act for an agent. Returns the
-presets to which the agent is bound; without any, it may have any session.
+presets to which the agent is bound; if there are none, its sessions need no preset.
 """
 
 
 OpenProject = Callable[[str, ProjectHome, Callable[[ProjectHome], Awaitable[None]]], Project]
-"""Returns the project of a session by its id and home; the function stores a new home."""
+"""Returns a session's project, given the session's id, the project's home, and a function that
+stores a new home."""
 
 
 @dataclass(frozen=True, slots=True)
 class SessionClock:
-    """The host's clocks: `monotonic` for deadlines, `now` for times that are reported."""
+    """The host's clocks: `monotonic` for deadlines, `now` for reported times."""
 
     now: Callable[[], datetime]
     monotonic: Callable[[], float]
@@ -150,7 +153,9 @@ class SessionKeeper:
         presets: Mapping[str, Preset] | None = None,
         on_event: OnEvent = lambda event, values: None,
     ) -> None:
-        """`kept` are the stored sessions of earlier engines. Without a saver none is durable."""
+        """`kept` are the stored sessions of earlier engines. Without a `saver`, no session can be
+        durable. `on_event` receives log events.
+        """
         self._wall = wall
         self._settings = settings
         self._clock = clock
@@ -166,7 +171,7 @@ class SessionKeeper:
         self._names: list[tuple[str, str | None]] = []
         """Owners and names of the sessions that are being created."""
         self._leaving = 0
-        """How many ended containers are still being removed."""
+        """Number of ended containers that are still being removed."""
         self._left = anyio.Event()
         self._group: anyio.abc.TaskGroup | None = None
         self._stack = AsyncExitStack()
@@ -180,7 +185,7 @@ class SessionKeeper:
     async def __aenter__(self) -> SessionKeeper:
         self._group = await self._stack.enter_async_context(anyio.create_task_group())
         self._stack.callback(self._group.cancel_scope.cancel)
-        for one in self._left_behind:  # before any takeover: no later engine may have this epoch
+        for one in self._left_behind:  # before any takeover: no later engine may use this epoch
             self._history.note(one)
         await self._write_changes()
         for one in self._left_behind:
@@ -230,13 +235,13 @@ class SessionKeeper:
         """Create a session. None means the preset's value, or the configured one.
 
         Raises:
-            InvalidParams: a value is outside its limits, there is no such preset, or the packages
-                cannot be had.
-            QuotaExceeded: this principal, or the engine, has the maximum number of sessions.
-            PermissionDenied: the agent is bound to presets, and this is more than they give.
+            InvalidParams: a value is invalid or outside its limits, the name is taken, there is no
+                such preset, or a package is not allowed or not available.
+            QuotaExceeded: this principal, or the engine, has no room for another session.
+            PermissionDenied: the agent is bound to presets, and the request exceeds them.
             ResourceNotFound: this principal may not act for the agent.
             SandboxUnavailable: no container or no disk is available.
-            StoreError: it could not be stored, so it was not created.
+            StoreError: the session could not be stored, so it was not created.
         """
         bound = self._check(principal, agent_id)
         if bound and preset is None:
@@ -271,19 +276,19 @@ class SessionKeeper:
         return self._record(session)
 
     def project_home(self, principal: Principal, session_id: str) -> tuple[str, ProjectHome | None]:
-        """Return the id of a principal's session, also of one that is lost, and where its files
-        came from. Raises ResourceNotFound.
+        """Return the id of a principal's session, even if it is lost, and the project from which
+        its files came, if any. Raises ResourceNotFound.
         """
         record = self.find(principal, session_id)
         kept = self._kept(principal.id, record.id)
         return record.id, kept.home.project if kept is not None and kept.home else None
 
     async def set_project(self, session_id: str, home: ProjectHome) -> SessionRecord:
-        """Note where a session's files came from.
+        """Set and store the project from which an active session's files came.
 
         Raises:
-            ResourceNotFound: it is over.
-            StoreError: that could not be stored.
+            ResourceNotFound: the session is not active.
+            StoreError: the project could not be stored.
         """
         session = self._live.get(session_id)
         if session is None:
@@ -293,7 +298,7 @@ class SessionKeeper:
         return self._record(session)
 
     def list(self, principal: Principal) -> Records:
-        """Return a principal's own sessions: active, then recently ended ones, newest first."""
+        """Return a principal's sessions: active ones, then recently ended ones, newest first."""
         live = [one for one in self._live.values() if one.principal_id == principal.id]
         newest = sorted(live, key=lambda one: one.created_at, reverse=True)
         return [*map(self._record, newest), *(o.record for o in self._history.of(principal.id))]
@@ -305,11 +310,11 @@ class SessionKeeper:
         return [*live, *self._history.every()]
 
     def find(self, principal: Principal, reference: str) -> SessionRecord:
-        """Return one of a principal's own sessions by its id or name, also one that is over. A name
-        is that of the one in use, otherwise of the one that ended last.
+        """Return one of a principal's sessions by its id or name, even if it has ended. A name
+        refers to the active session with this name, otherwise to the last ended one.
 
         Raises:
-            ResourceNotFound: there is none.
+            ResourceNotFound: the principal has no such session.
         """
         session = self._live_one(principal.id, reference)
         if session is not None:
@@ -324,11 +329,11 @@ class SessionKeeper:
     ) -> SessionRecord:
         """End a principal's session with everything that runs in it, and return its record.
 
-        Does nothing to a session that has already ended.
+        Nothing is done if the session has already ended.
 
         Raises:
             ResourceNotFound: this principal has no such session.
-            StoreError: the session has ended, but that is not yet stored.
+            StoreError: the session was ended, but its end is not yet stored.
         """
         session = self._live_one(principal.id, session_id)
         if session is not None:
@@ -337,22 +342,22 @@ class SessionKeeper:
         return self.find(principal, session.id if session is not None else session_id)
 
     async def pause(self, principal: Principal, session_id: str) -> SessionRecord:
-        """Freeze a principal's session after the calls in it, until its next use.
+        """Freeze a principal's session after the current and waiting calls, until its next use.
 
         Raises:
-            ResourceNotFound: this principal has no such session, or it has ended.
-            SandboxUnavailable: calls in it take too long, or its container could not be frozen.
+            ResourceNotFound: this principal has no such session, or the session has ended.
+            SandboxUnavailable: the calls take too long, or the container could not be frozen.
         """
         async with self._turn(principal, session_id) as session:
             await session.container.pause()
         return self.find(principal, session.id)
 
     async def stop(self, principal: Principal, session_id: str) -> SessionRecord:
-        """End everything that runs in a principal's session after the calls in it, and keep its
-        disk. Raises as `pause`, and:
+        """After the current and waiting calls of a principal's session, end everything that runs in
+        it, and keep its disk. Raises as `pause`, and:
 
         Raises:
-            InvalidParams: it has no disk.
+            InvalidParams: the session has no disk.
         """
         async with self._turn(principal, session_id) as session:
             _require_disk(session, "would be lost. Pause it or end it.")
@@ -360,8 +365,8 @@ class SessionKeeper:
         return self.find(principal, session.id)
 
     async def resume(self, principal: Principal, session_id: str) -> SessionRecord:
-        """Let a principal's paused or stopped session continue, which counts as a use. Raises as
-        `pause`.
+        """Thaw or start a principal's paused or stopped session, which counts as a use. Raises as
+        `pause`, and QuotaExceeded if too many sessions run.
         """
         session = self._usable(principal.id, session_id)
         async with self._lease(principal.id, session.id, is_call=False):
@@ -373,10 +378,12 @@ class SessionKeeper:
     async def snapshot(
         self, principal: Principal, session_id: str, name: str | None = None
     ) -> Snapshot:
-        """Copy the files of a principal's session, after the calls in it. Raises as `stop`, and:
+        """Copy the files of a principal's session, after its current and waiting calls. Raises as
+        `stop`, and:
 
         Raises:
-            QuotaExceeded: it has the maximum number of snapshots.
+            InvalidParams: the session has a snapshot of this name.
+            QuotaExceeded: the session has the maximum number of snapshots.
             StoreError: the snapshot could not be stored, so it was not made.
         """
         async with self._turn(principal, session_id) as session:
@@ -397,7 +404,12 @@ class SessionKeeper:
     async def delete_snapshot(
         self, principal: Principal, session_id: str, snapshot_id: str
     ) -> Snapshot:
-        """Delete a snapshot of a principal's session. Raises as `snapshot`."""
+        """Delete a snapshot of a principal's session.
+
+        Raises:
+            ResourceNotFound: there is no such session or snapshot, or the session has ended.
+            StoreError: the deletion could not be stored, so the snapshot was not deleted.
+        """
         session = self._usable(principal.id, session_id)
         found = _snapshot_of(self._record(session), snapshot_id)
         left = tuple(one for one in session.snapshots if one != found)
@@ -408,16 +420,17 @@ class SessionKeeper:
     async def restore(
         self, principal: Principal, session_id: str, snapshot_id: str
     ) -> SessionRecord:
-        """Give a principal's session the files of one of its snapshots again, after the calls in
-        it. What runs in it ends, and its variables are gone. Raises as `snapshot`.
+        """Replace the files of a principal's session with those of its snapshot, after the current
+        and waiting calls. Everything that runs in the session is ended, and its variables are lost.
+        Raises as `resume`, and ResourceNotFound if there is no such snapshot.
         """
         async with self._turn(principal, session_id) as session:
             found = _snapshot_of(self._record(session), snapshot_id)
             await session.container.restore(found.id)
             session.stopped_why = f"Its files are those of {found.name or found.id} again."
-            session.leftovers = Leftovers.UPLOADS  # it may have been made during one
+            session.leftovers = Leftovers.UPLOADS  # the snapshot may be from during an upload
             self._leave_place(session)
-            if session.copy is not None:  # a copy of the files before would be restored
+            if session.copy is not None:  # it has the earlier files: save the new ones
                 await self._until_ready(session)
                 await self._save(session)
         return self.find(principal, session.id)
@@ -431,13 +444,16 @@ class SessionKeeper:
         name: str | None = None,
         count: int = 1,
     ) -> Records:
-        """Make stopped sessions from the files of a principal's session, or from a snapshot, also
-        one of a lost session. Raises as `snapshot`, and:
+        """Create `count` stopped sessions from the files of a principal's session, or of one of its
+        snapshots, which may be that of a lost session. Return their records. If `count` is above 1,
+        numbers are appended to `name`. Raises as `stop`, and:
 
         Raises:
-            InvalidParams: a session has the name.
+            InvalidParams: a session has one of the names.
             PermissionDenied: the agent is bound to presets, and the session has none of them.
             QuotaExceeded: there are too many sessions with a disk.
+            ResourceNotFound: there is no such snapshot.
+            StoreError: the new sessions could not be stored, so none was created.
         """
         record = self.find(principal, session_id)
         bound = self._check(principal, record.agent_id)
@@ -458,7 +474,9 @@ class SessionKeeper:
     async def _fork(
         self, principal_id: str, copy: str, record: SessionRecord, names: Sequence[str | None]
     ) -> Records:
-        """Make a stopped session from a copy for each name: all of them or none."""
+        """Create a stopped session from a disk's copy for each name: all of them, or none if one
+        fails.
+        """
         source = self._kept(principal_id, record.id)
         if self._group is None or source is None or source.home is None:
             raise _unknown()
@@ -521,15 +539,15 @@ class SessionKeeper:
             raise
 
     def _copies(self) -> Sequence[str]:
-        """Return the copies of disks that are needed: those of sessions that are not ended."""
+        """Return the ids of all snapshots, whose copies of disks must be kept."""
         records = [one.record for one in (*self._left_behind, *self.every())]
         return [copy.id for record in records for copy in record.snapshots]
 
     # -- for calls -----------------------------------------------------------------
 
     def id_of(self, principal: Principal, reference: str) -> str:
-        """Return the id of a principal's session, also of one that is over, by its id or name. What
-        is neither is returned as it is: tools that need no session accept any text.
+        """Return the id of a principal's session, even if it has ended, by its id or name. Any
+        other text is returned unchanged, because tools that need no session accept any text.
         """
         session = self._live_one(principal.id, reference)
         if session is not None:
@@ -546,14 +564,14 @@ class SessionKeeper:
         language: str | None = None,
         memory_mb: int | None = None,
     ) -> SessionRecord:
-        """Check that a call may use the session that it names, and return its record.
+        """Check that a call may use the session that it names, and return the session's record.
 
         This reserves nothing. Without `language`, the image may have any languages; without
         `memory_mb`, any memory size is acceptable.
 
         Raises:
             ResourceNotFound: this principal and agent have no such session, or it has ended.
-            InvalidParams: its image lacks the language, or its memory size differs.
+            InvalidParams: the session's image lacks the language, or its memory size differs.
         """
         session = self._usable(principal.id, session_id)
         if session.agent_id != agent_id:
@@ -574,10 +592,10 @@ class SessionKeeper:
         return self._record(session)
 
     def own_env(self, principal: Principal, session_id: str) -> Mapping[str, str]:
-        """Return the environment variables that a principal has chosen for its session's programs:
-        those of the session but not of its preset.
+        """Return the environment variables that a principal has chosen for its session: those whose
+        values are not from the session's preset.
 
-        Empty if the principal has no such session, whose calls are refused later.
+        Return none if the principal has no such session: its calls are refused later.
         """
         session = self._live.get(session_id)
         if session is None or session.principal_id != principal.id:
@@ -587,11 +605,11 @@ class SessionKeeper:
         return {name: value for name, value in session.spec.env.items() if usual.get(name) != value}
 
     async def facts_of(self, session_id: str) -> JsonObject:
-        """Return the facts of the image in which a session's next call runs.
+        """Return the facts of the image that a session's next call uses, as `HasImages.facts_of`.
 
         Raises:
-            ResourceNotFound: it is over.
-            SandboxUnavailable: they cannot be found out now.
+            ResourceNotFound: the session is not active.
+            SandboxUnavailable: the facts cannot be determined now.
         """
         session = self._live.get(session_id)
         if session is None:
@@ -614,7 +632,8 @@ class SessionKeeper:
 
         Raises:
             ResourceNotFound, InvalidParams: as `examine`; ResourceNotFound also on entering.
-            SandboxUnavailable: on entering, if the session is too busy.
+            SandboxUnavailable: on entering, if the session is too busy or cannot run now.
+            QuotaExceeded: on entering, if too many sessions run to start this one again.
         """
         self.examine(principal, agent_id, session_id, language=language, memory_mb=memory_mb)
         return self._lease(principal.id, session_id, is_call=True)
@@ -654,14 +673,14 @@ class SessionKeeper:
         return None if session is None else session.last_end
 
     def note_use(self, session_id: str) -> None:
-        """Note that an active session was used until now."""
+        """Record that a session, if it is active, was in use until now."""
         if (session := self._live.get(session_id)) is not None:
             session.note_use(self._clock.monotonic(), self._clock.now())
 
     def keep_for_calls(self, session_ids: frozenset[str]) -> None:
-        """Keep the sessions whose calls wait for a human, and no others, from ending unused.
+        """Set the sessions that idle time must not end: those with calls that wait for a human.
 
-        The idle time of a session begins again when its last call no longer waits.
+        The idle time of a session starts again when it is no longer among them.
         """
         before, self._awaited = self._awaited, session_ids
         for session in self._live.values():
@@ -687,7 +706,9 @@ class SessionKeeper:
     # -- inside ---------------------------------------------------------------------------
 
     def _inherit(self, one: KeptSession) -> None:
-        """Add a stored session of an earlier engine. If it was active, it continues or is lost."""
+        """Add a stored session of an earlier engine. An active session is to be continued, or is
+        lost if the wall does not keep sessions.
+        """
         if one.record.state.is_over:
             self._history.keep(one)
             return
@@ -749,7 +770,7 @@ class SessionKeeper:
             project=home.project,
             kept_processes=home.processes,
             restored_at=record.restored_at,
-            leftovers=Leftovers.UPLOADS,  # it may have been killed at any moment
+            leftovers=Leftovers.UPLOADS,  # the engine may have been killed at any moment
         )
         self._live[session.id] = session
         if session.has_place:
@@ -762,7 +783,7 @@ class SessionKeeper:
             session.container.end("its engine was killed during a trial")
 
     def _request(self, name: str | None, fields: Mapping[str, Any]) -> SessionRequest:
-        """Check the fields of a session. Raises InvalidParams."""
+        """Return a checked request with these fields. Raises InvalidParams."""
         limits, host = self._wall.limits, self._wall.host
         return make_request(self._settings, limits, host, name=name, **fields)
 
@@ -773,7 +794,7 @@ class SessionKeeper:
         preset: str | None,
         request: SessionRequest,
     ) -> Session:
-        """Get a container and store the session's row. If either fails, neither remains."""
+        """Create a session: take a container and store the row. If this fails, neither remains."""
         session_id = f"sess_{secrets.token_hex(ID_BYTES)}"
         container = await self._wall.hold(
             TrustDomain(principal_id, agent_id, session_id),
@@ -808,7 +829,9 @@ class SessionKeeper:
 
     @asynccontextmanager
     async def _place_for(self, principal_id: str, request: SessionRequest) -> AsyncIterator[None]:
-        """Count one more session for a principal, unless the block fails. Raises QuotaExceeded."""
+        """Reserve a principal's share for one more session. If the block fails, release it. Raises
+        QuotaExceeded.
+        """
         with ExitStack() as undo:
             if request.disk_mb is not None:
                 self._places.take_disks(principal_id, 1)
@@ -822,8 +845,8 @@ class SessionKeeper:
             undo.pop_all()
 
     async def _reserve(self, principal_id: str, memory_mb: int) -> None:
-        """Count one more session that runs. If there are too many, or too little memory is left,
-        stop the one with a disk that was not used for the longest time. Raises QuotaExceeded.
+        """Count one more running session. If too many run, or too little memory is left, first stop
+        unused sessions with a disk, the least recently used first. Raises QuotaExceeded.
         """
         spared: set[str] = set()
         while (refused := self._places.take(principal_id, memory_mb, self._wall.host)) is not None:
@@ -846,7 +869,7 @@ class SessionKeeper:
         """Wait a bounded time until enough containers of ended sessions are removed.
 
         Raises:
-            SandboxUnavailable: their removal took too long.
+            SandboxUnavailable: the removal took too long.
         """
         with anyio.move_on_after(self._settings.queue_seconds):
             while self._places.running.total + self._leaving > self._settings.max:
@@ -858,8 +881,11 @@ class SessionKeeper:
         )
 
     def _usable(self, principal_id: str, reference: str) -> Session:
-        """Return an active session by its id or name; end it if it has expired. Raises
-        ResourceNotFound.
+        """Return an active session by its id or name.
+
+        Raises:
+            ResourceNotFound: there is no such session, it has ended, or it has expired, in which
+                case this ends it.
         """
         session = self._live_one(principal_id, reference)
         if session is not None:
@@ -876,15 +902,16 @@ class SessionKeeper:
         raise _over(over.record.state, over.record.why or "", over.record.expires_at)
 
     async def _until_ready(self, session: Session) -> None:
-        """Wait until a session's container can run something; start it again if it was stopped.
+        """Wait until a session's container can run a program. If necessary, start the session again
+        or restore its files from the copy.
 
         Raises:
-            QuotaExceeded: too many others run.
-            SandboxUnavailable: it cannot be started now.
+            QuotaExceeded: too many other sessions run.
+            SandboxUnavailable: the session cannot be started or restored now.
         """
         if not session.has_place:
             await self._wait_for_place(session)
-            if session.finished is not None:  # nobody else would give the place back
+            if session.finished is not None:  # it has ended, so only this can give the place back
                 self._places.give_back(session.principal_id, session.spec.memory_mb)
                 return
             session.has_place = True
@@ -892,7 +919,7 @@ class SessionKeeper:
         try:
             await session.container.until_free()
             if session.needs_copy:
-                with anyio.CancelScope(shield=True):  # a caller that gives up would cause another
+                with anyio.CancelScope(shield=True):  # the next call would have to begin it again
                     await self._restore_copy(session)
                 await session.container.until_free()
             if session.leftovers is not Leftovers.NONE and session.container.lost is None:
@@ -902,7 +929,7 @@ class SessionKeeper:
             if session.is_stopped:
                 self._leave_place(session)
         if session.finished is None and (session.is_moved or session.container.name != name):
-            if not session.has_place:  # only now its old container was found to be gone
+            if not session.has_place:  # its old container was found to be gone in the meantime
                 self._places.add(session.principal_id, session.spec.memory_mb)
                 session.has_place = True
             self._history.note(session.kept())  # the next engine must find the new container
@@ -917,16 +944,17 @@ class SessionKeeper:
         self._tell("session.process_not_started", session, process=name, why=why)
 
     async def _restore_copy(self, session: Session) -> None:
-        """Give a durable session a new container with its saved files. If some are missing, the
-        session is lost.
+        """Give a durable session a new container with the saved files. If files of the copy are
+        missing, the session is lost.
 
         Raises:
-            SandboxUnavailable, StateUnavailable: that cannot be done now; its next use tries again.
+            SandboxUnavailable, StateUnavailable: the files cannot be restored now; the session's
+                next use tries again.
         """
         old, copy, saver = session.container, session.copy, self._saver
         assert copy is not None
         assert saver is not None
-        if old.lost is not None and not old.is_away:  # its disk has the name of the new one
+        if old.lost is not None and not old.is_away:  # the new disk gets the name of its disk
             with anyio.move_on_after(self._settings.queue_seconds) as waiting:
                 await old.until_gone()
             if waiting.cancelled_caught:
@@ -969,7 +997,9 @@ class SessionKeeper:
         return await self._save(session)
 
     async def _save(self, session: Session) -> str | None:
-        """Save the files of a durable session during a turn. Return why that failed, or None."""
+        """Save the files of a durable session during a turn. Return why this failed, as a clause,
+        or None.
+        """
         if session.finished is not None or session.copy is None or self._saver is None:
             return None
         try:
@@ -985,8 +1015,8 @@ class SessionKeeper:
         return why
 
     async def _wait_for_place(self, session: Session) -> None:
-        """Count a stopped session as one that runs. If calls keep those busy that could be stopped
-        instead, wait a bounded time for them. Raises QuotaExceeded.
+        """Count a stopped session as running. If too many sessions run, and others that could be
+        stopped are busy, wait a bounded time for their calls. Raises QuotaExceeded.
         """
         last = anyio.current_time() + self._settings.queue_seconds
         while True:
@@ -1023,7 +1053,9 @@ class SessionKeeper:
     async def _lease(
         self, principal_id: str, session_id: str, *, is_call: bool
     ) -> AsyncIterator[SessionLease]:
-        """Wait for a turn in a session, and until it can run something. Counts as a use."""
+        """Wait for a turn in a session, and until the session can run a program. The block holds
+        the turn, and counts as a use.
+        """
         session = self._usable(principal_id, session_id)
 
         async def until_ready() -> None:
@@ -1057,11 +1089,11 @@ class SessionKeeper:
     def processes(
         self, principal: Principal, session_id: str, *, is_use: bool = True
     ) -> SessionProcesses:
-        """Return the processes and ports of a principal's session. Without `is_use` they can be
-        reached only while the session runs, and reaching them does not keep it.
+        """Return access to the processes and ports of a principal's session. Without `is_use`, this
+        access works only while the session runs, and does not count as a use of the session.
 
         Raises:
-            ResourceNotFound: this principal has no such session, or it is over.
+            ResourceNotFound: this principal has no such session, or the session has ended.
         """
         session = self._usable(principal.id, session_id)
         return self._processes_of(session, is_use=is_use)
@@ -1072,8 +1104,9 @@ class SessionKeeper:
 
     @asynccontextmanager
     async def _visit(self, session: Session, *, is_use: bool) -> AsyncIterator[None]:
-        """Reach a session beside its calls, without a turn unless it has to be started or thawed.
-        If that is no use, it is neither started nor thawed, and stays unused.
+        """Keep a session from being paused or stopped during the block, beside its calls. With
+        `is_use`, start or thaw the session first if necessary, which takes a turn, and count the
+        block as a use.
         """
         self._usable(session.principal_id, session.id)
         session.visits += 1
@@ -1109,7 +1142,7 @@ class SessionKeeper:
             self._end_if_over(session)
 
     def _live_one(self, principal_id: str, reference: str) -> Session | None:
-        """Return a principal's session that is not over, by its id or name."""
+        """Return a principal's active session by its id or name, or None."""
         session = self._live.get(reference)
         if session is None:
             named = (one for one in self._live.values() if one.spec.name == reference)
@@ -1122,19 +1155,24 @@ class SessionKeeper:
 
     @asynccontextmanager
     async def _turn(self, principal: Principal, reference: str) -> AsyncIterator[Session]:
-        """Wait for a turn in a session and hold it during the block, without starting anything.
+        """Wait for a turn in a session and hold it during the block. The session is not started or
+        thawed.
 
-        Raises as `pause`.
+        Raises:
+            ResourceNotFound: this principal has no such session, or the session has ended.
+            SandboxUnavailable: earlier calls take too long, or too many calls are waiting.
         """
         session = self._usable(principal.id, reference)
         async with self._entered(session):
             yield session
-        self._history.note(session.kept())  # a state that was told holds after a crash, too
+        self._history.note(session.kept())  # a reported state must survive a crash
         await self._write_changes()
 
     @contextmanager
     def _named(self, principal_id: str, names: Sequence[str | None]) -> Iterator[None]:
-        """Reserve the names of sessions that the block makes. Raises InvalidParams."""
+        """Reserve these names during the block, which creates the sessions. Raises InvalidParams
+        if a name is taken.
+        """
         for name in names:
             self._check_name(principal_id, name)
         mine = [(principal_id, name) for name in names]
@@ -1180,7 +1218,7 @@ class SessionKeeper:
             self._finish(session, SessionStatus.ENDED, why)
 
     def _on_lost(self, session: Session | None) -> None:
-        """Mark a session as lost or stopped, if its container ended without a request."""
+        """Record that a session is stopped or lost, if its container has ended."""
         if session is None or session.finished is not None:
             return
         if session.is_stopped:
@@ -1231,7 +1269,7 @@ class SessionKeeper:
             await anyio.sleep(TIDY_S)
 
     async def _write_changes(self) -> None:
-        """Write pending changes. A failure is logged, and the next run tries again."""
+        """Write pending changes. A failure is logged, and the next write tries again."""
         try:
             await self._history.write()
         except EngineError as error:

@@ -23,7 +23,8 @@ from fumehood.core.names import IMAGE_NAME
 from fumehood.core.session import PresetName, SessionFields
 
 GUEST_MB = 32
-"""MB of memory for the guest of an image that preloads nothing, in addition to a program's memory.
+"""MB of memory for the guest of an image without preloaded modules, in addition to a program's
+memory.
 """
 
 MIN_MB, MAX_MB = CONTAINER_MEMORY_CLASSES[0], CONTAINER_MEMORY_CLASSES[-1]
@@ -32,33 +33,33 @@ ImageName = Annotated[str, Field(pattern=IMAGE_NAME)]
 
 
 class SessionSettings(BaseModel):
-    """Defaults and maximums for sessions, and how many sessions there may be."""
+    """Defaults and maximums for sessions, and limits on their number."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     image: ImageName = "python-data"
     max_disk_mb: int = Field(default=10_240, ge=MIN_DISK_MB, le=MAX_DISK_MB)
-    """Maximum size of the disk that a session can ask for."""
+    """Maximum size of the disk that can be requested for a session."""
     max_disks: int = Field(default=100, ge=0, le=10_000)
-    """Maximum number of sessions with a disk, stopped ones included. One principal may have half
+    """Maximum number of sessions with a disk, including stopped ones. One principal may have half
     of them."""
     max_saved_mb: int = Field(default=20_480, ge=0, le=10_000_000)
-    """Maximum size of the workspaces of all durable sessions together. One principal may have half
-    of it."""
+    """Maximum total size of all durable sessions' workspaces. One principal may have half of it."""
     disk_lifetime_seconds: float = Field(default=604_800, ge=10, le=31_536_000)
     """Like `lifetime_seconds`, for sessions with a disk."""
     max: int = Field(default=32, ge=0, le=256)
-    """Maximum number of sessions that are not stopped. All together are also promised three
-    quarters of the host's memory at most, those of one principal three quarters of that."""
+    """Maximum number of sessions that are not stopped. In addition, all of them together may
+    reserve at most three quarters of the host's memory, and those of one principal three quarters
+    of that."""
     max_per_principal: int = Field(default=16, ge=0, le=256)
     max_memory_mb: int | None = Field(default=None, ge=MIN_MB, le=MAX_MB)
-    """Maximum memory that a session can ask for. None: a quarter of the host's, at least that of a
-    call."""
+    """Maximum memory that can be requested for a session. None: a quarter of the host's memory, but
+    at least the maximum for a call."""
     max_cpus: float | None = Field(default=None, ge=MIN_CPUS, le=MAX_CPUS)
-    """Maximum number of processors that a session can ask for. None: those of the host."""
+    """Maximum number of processors that can be requested for a session. None: all of the host's."""
     idle_seconds: float = Field(default=1800, ge=1, le=86_400)
-    """Seconds without a call after which a session ends; with a disk, it is stopped. Like
-    `lifetime_seconds`, it is both the default and the maximum that a caller may request."""
+    """Seconds without a call after which a session ends or, if it has a disk, is stopped. Like
+    `lifetime_seconds`, this is both the default and the maximum that a caller may request."""
     pause_seconds: float = Field(default=60, ge=1, le=86_400)
     """Seconds without a call after which a session's processes are frozen until the next call."""
     lifetime_seconds: float = Field(default=14_400, ge=10, le=604_800)
@@ -67,7 +68,7 @@ class SessionSettings(BaseModel):
     waiting: int = Field(default=20, ge=0, le=1000)
     """Maximum number of calls that wait for one session."""
     orphan_seconds: float = Field(default=600, ge=0, le=86_400)
-    """How long a session waits for the next engine, after a restart or a crash."""
+    """How long a session's container waits for the next engine after a restart or a crash."""
 
     @property
     def max_of_one(self) -> int:
@@ -76,7 +77,7 @@ class SessionSettings(BaseModel):
 
 
 class Preset(SessionFields):
-    """A session as the operator describes it: defaults for requests that name it."""
+    """Properties of sessions, set by the operator: defaults for requests that name the preset."""
 
     model_config = ConfigDict(strict=False)
 
@@ -88,9 +89,11 @@ AllPresets = dict[PresetName, Preset]
 
 
 def require_presets_within(presets: Mapping[str, Preset], sessions: SessionSettings) -> None:
-    """Raise ValueError, which names the key, if no session could be made with a preset.
+    """Check that each preset's values are within the limits for sessions. Limits that depend on the
+    host are checked when a session is created.
 
-    Limits that depend on the host are checked when a session is made.
+    Raises:
+        ValueError: a value is outside its limits; the message names its key.
     """
     for name, preset in presets.items():
         lifetime = "lifetime_seconds" if preset.disk_mb is None else "disk_lifetime_seconds"
@@ -118,7 +121,7 @@ class ProcessWallSettings(BaseModel):
     timeout_seconds: float = Field(default=30, gt=0, le=600)
     max_timeout_seconds: float = Field(default=600, gt=0, le=600)
     cpu_seconds: float | None = Field(default=None, gt=0)
-    """CPU seconds of one call. None: only wall time limits them."""
+    """Maximum CPU seconds of one call. None: only wall time limits them."""
     memory_mb: int
     max_memory_mb: int
     output_kb: int = Field(default=1024, ge=1, le=1024)
@@ -159,7 +162,7 @@ class JailSettings(ProcessWallSettings):
 
 
 class LanguageImages(BaseModel):
-    """The image in which programs of each language run, unless the call's session has another."""
+    """The image for programs in each language, for calls without a session."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -170,7 +173,7 @@ class LanguageImages(BaseModel):
 
 
 class ContainerSettings(BaseModel):
-    """Defaults and maximums for the container wall, and how many containers there may be."""
+    """Defaults and maximums for the container wall, and limits on the number of containers."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -180,10 +183,10 @@ class ContainerSettings(BaseModel):
     timeout_seconds: float = Field(default=30, gt=0, le=600)
     max_timeout_seconds: float = Field(default=600, gt=0, le=600)
     cpu_seconds: float | None = Field(default=None, gt=0)
-    """CPU seconds of one call. None: only wall time and `cpus` limit them."""
+    """Maximum CPU seconds of one call. None: only wall time and `cpus` limit them."""
     cpus: float = Field(default=1, ge=MIN_CPUS, le=MAX_CPUS)
     memory_mb: int = Field(default=512, ge=MIN_MB, le=MAX_MB)
-    """Default memory of a call. Like `max_memory_mb`, it is rounded down to one of
+    """Default memory of a call. Like `max_memory_mb`, this is rounded down to a value of
     `CONTAINER_MEMORY_CLASSES`."""
     max_memory_mb: int = Field(default=2048, ge=MIN_MB, le=MAX_MB)
     output_kb: int = Field(default=1024, ge=1, le=1024 * 1024)
@@ -225,35 +228,40 @@ class ContainerSettings(BaseModel):
 
 
 class PackageSettings(BaseModel):
-    """Packages of the Python index that sessions and calls may ask for."""
+    """Packages of the Python index that may be requested for sessions and calls."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     allow: tuple[str, ...] = ()
-    """Their names; `"*"` allows all. Those that they need come with them."""
+    """Names of the allowed packages; `"*"` allows all. Their dependencies are allowed as well."""
     max_mb: int = Field(default=10_240, ge=1, le=10_000_000)
-    """Maximum size of all layers of packages together, and of the downloaded wheels. The oldest
-    ones that nothing uses are removed."""
+    """Maximum total size of all layers of packages, and also of all downloaded wheels. Above it,
+    the oldest unused ones are removed."""
 
 
 class ClusterSettings(BaseModel):
-    """Nodes of a Ray cluster, whose containers this engine uses instead of its own machine's."""
+    """The Ray cluster on whose nodes this engine runs containers, instead of on its own machine."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     address: str | None = Field(default=None, pattern=r"^(auto|[A-Za-z0-9_.:\[\]-]{1,255})$")
-    """That of the cluster's head (`HOST:PORT`), or `auto` for that of this machine. None: the
-    containers are on this machine."""
+    """Address of the cluster's head (`HOST:PORT`), or `auto` for a head on this machine. None:
+    there is no cluster, and the containers are on this machine."""
     lost_seconds: float = Field(default=60, ge=0, le=3600)
-    """How long the sessions of a node that is lost wait for it."""
+    """How long the sessions of a lost node wait for the node to return."""
     allow_unauthenticated: bool = False
-    """Whether to use a cluster without Ray's token authentication that others can reach. Whoever
-    reaches its ports runs code on every node."""
+    """Whether to use a cluster that others can reach but that lacks Ray's token authentication.
+    Anyone who can reach its ports can run code on every node."""
 
 
 @dataclass(frozen=True, slots=True)
 class WallSettings:
-    """The settings of all walls. `own_images` is the folder of the operator's own recipes."""
+    """The settings of all walls.
+
+    `own_images` is the folder of the operator's own recipes. `longest_session_s` and
+    `longest_with_disk_s` are the maximum lifetimes of sessions without and with a disk. `orphan_s`
+    is how long a session's container waits for the next engine.
+    """
 
     interpreter: InterpreterSettings
     jail: JailSettings
@@ -264,16 +272,16 @@ class WallSettings:
     longest_with_disk_s: float
     orphan_s: float
     part_of_one: float = 0.75
-    """The part of all containers, rounded up, that the calls of one principal may use. On a node
-    all, since the engine divides the slots of all nodes."""
+    """The fraction of all containers, rounded up, that one principal's calls may use. It is 1 on a
+    node, because there the engine divides the slots."""
 
 
 @dataclass(frozen=True, slots=True)
 class EngineIdentity:
-    """Identifies the engine that owns containers.
+    """Identifies the engine that owns a container.
 
-    `engine_id` is new with each start. `owner_id` belongs to the state directory and stays the
-    same.
+    Each start of an engine has a new `engine_id`. All engines with the same state directory have
+    the same `owner_id`.
     """
 
     engine_id: str

@@ -1,9 +1,9 @@
-"""Files that only their owner can have written: opening a directory and its files.
+"""Open directories and files that no other user could have written.
 
 Host side. Definitions, policies and recipes decide what agents may do, so files that another user
-could have written are refused. Invariants: no symbolic link is followed, in no part of a path;
-every check is made on the opened file, because a name may since refer to another file; only
-regular files are opened.
+could have written are refused. Invariants: a directory's path is resolved first, and from then on
+no symbolic link is followed; every check is made on the opened file, because its name may refer to
+another file by then; only regular files are opened.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 MAX_FILES = 1000
-"""Maximum number of files in a directory, without ignored ones."""
+"""Maximum number of files in a directory, not counting ignored ones."""
 
 MAX_FILE_BYTES = 1 << 20
 """Maximum size of a file in bytes."""
@@ -25,7 +25,7 @@ _OPEN = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NOCTTY
 
 
 class Untrusted(Exception):
-    """A directory or file is refused. The message tells the operator why."""
+    """A directory or file is refused. The message gives the operator the reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,9 +55,9 @@ def signature_of(found: os.stat_result) -> Signature:
 def open_directory(path: Path, owners: frozenset[int]) -> int:
     """Open a directory and return its descriptor, which the caller must close.
 
-    The directory and all directories above it must belong to one of `owners`, and group and others
-    must not be able to write in them. Only above the directory, those with the sticky bit (like
-    `/tmp`) are also accepted, because other users cannot replace their entries.
+    The directory and all directories above it must belong to one of `owners`, and their modes must
+    not let group or others write. Directories above it with the sticky bit (like `/tmp`) are
+    accepted in spite of their modes, because other users cannot replace their entries.
 
     Raises:
         Untrusted: it is missing, or another user could change its content.
@@ -86,10 +86,10 @@ def open_directory(path: Path, owners: frozenset[int]) -> int:
 
 
 def list_files(directory: int) -> dict[str, Signature]:
-    """Return the relevant names in the directory, each with its file's current signature.
+    """Return the names in the directory, each with its file's current signature.
 
-    Names that begin with a dot or end with a tilde are ignored: editors and programs that replace
-    files leave them behind.
+    Names that begin with a dot or end with a tilde are ignored: editors, and programs that replace
+    files, leave such files behind.
 
     Raises:
         Untrusted: the directory has too many files.
@@ -108,13 +108,14 @@ def list_files(directory: int) -> dict[str, Signature]:
 def read_file(directory: int, name: str, owners: frozenset[int]) -> tuple[bytes, Signature]:
     """Read a file. Return its bytes, and its signature after they were read.
 
-    If this signature differs from an earlier one, the file has changed meanwhile.
+    If the signature differs from the one in an earlier list, the file has changed since.
 
     Raises:
-        Untrusted: it is not a regular file, is too large, or another user could have written it.
-        OSError: it cannot be read.
+        Untrusted: the file is not a regular file, is too large, or could have been written by
+            another user.
+        OSError: the file cannot be read.
     """
-    # Check it before it is opened: opening a device has side effects, opening a pipe may block.
+    # Check the file before opening: to open a device has side effects, to open a pipe may block.
     _check_file(os.stat(name, dir_fd=directory, follow_symlinks=False), owners)
     descriptor = os.open(name, _OPEN | os.O_NONBLOCK, dir_fd=directory)
     try:
@@ -132,7 +133,9 @@ def read_file(directory: int, name: str, owners: frozenset[int]) -> tuple[bytes,
 
 
 def read_trusted(path: Path) -> tuple[bytes, Signature]:
-    """Read a file that only root or the engine's user can have written. Raises as `read_file`."""
+    """Read a file that only root or the engine's user could have written. Raises as `read_file`,
+    and Untrusted for its directory.
+    """
     owners = frozenset({0, os.geteuid()})
     directory = open_directory(path.parent, owners)
     try:
@@ -142,7 +145,9 @@ def read_trusted(path: Path) -> tuple[bytes, Signature]:
 
 
 def read_private(path: Path) -> bytes:
-    """Read such a file if only its owner can read it. Raises as `read_file`."""
+    """Read a file as `read_trusted`, if its mode lets only its owner read it. Raises as
+    `read_trusted`, and Untrusted for another mode.
+    """
     data, signature = read_trusted(path)
     if stat.S_IMODE(signature.mode) & 0o077:
         raise Untrusted("it is open to other users; fix it with chmod 600")

@@ -1,4 +1,4 @@
-"""The interfaces of walls and leases, and what walls have in common.
+"""The interfaces of walls and leases, and the code that walls share.
 
 Host side. `pipeline` and the executors use them; `process/` and `container/` implement them.
 Invariants: a wall reports only limits that it was seen to enforce on this host; leaving a lease
@@ -33,7 +33,7 @@ OnProgress = Callable[[float, str], None]
 
 
 class FileSink(Protocol):
-    """Receives the files that a run left in its workspace, one after the other."""
+    """Receives the files that a run left in its workspace, one at a time."""
 
     def start(self, path: str, size: int, kind: FileKind = "file") -> None:
         """Begin a file.
@@ -50,7 +50,7 @@ OnOutput = Callable[[str, str], None]
 
 
 class CallPort(Protocol):
-    """Sends answers to a program's tool calls. Does nothing after the run has ended."""
+    """Answers a program's tool calls and pauses its run. Does nothing after the run has ended."""
 
     def answer(self, answer: bytes) -> None:
         """Send an answer, as JSON that includes the call's number."""
@@ -70,20 +70,23 @@ OnEnding = Callable[["RunEnding"], None]
 
 
 class Brake:
-    """Lets the receiver of a run's events stop the reading of its program's stream for a while."""
+    """Lets the receiver of a run's events pause the reading of the program's stream.
+
+    The receiver sets `is_on`, and calls `release` when it can receive more.
+    """
 
     def __init__(self) -> None:
         self.is_on = False
         self._resume: Callable[[], None] | None = None
 
     def hold(self, pause: Callable[[], None], resume: Callable[[], None]) -> None:
-        """Pause the reading until `release`, if the brake is on."""
+        """If the brake is on, call `pause`. The next `release` calls `resume`."""
         if self.is_on and self._resume is None:
             pause()
             self._resume = resume
 
     def release(self) -> None:
-        """Let the reading go on."""
+        """Turn the brake off and resume the reading."""
         self.is_on = False
         resume, self._resume = self._resume, None
         if resume is not None:
@@ -91,38 +94,42 @@ class Brake:
 
 
 BUSY_S, MAX_BREAK_S = 0.001, 0.1
-"""If processing one chunk takes more than `BUSY_S` seconds, a break follows that is four times as
-long, but at most `MAX_BREAK_S`."""
+"""If processing one chunk takes more than `BUSY_S` seconds, the next chunk is read after a break
+four times as long, but at most `MAX_BREAK_S`."""
 
 
 async def rest_after(took_s: float) -> None:
-    """Pause the reading of a program's stream after a chunk that took so long to process."""
+    """Take a break from reading, after a chunk that took `took_s` seconds to process."""
     if took_s > BUSY_S:
         await anyio.sleep(min(4 * took_s, MAX_BREAK_S))
 
 
 class FrameSink(Protocol):
-    """Takes the frames of a run's connections."""
+    """Receives the frames of a run's connections."""
 
     def on_frame(self, frame: ConnectionFrame) -> None:
-        """Take a frame of the guest. Must not block. Raises FrameError."""
+        """Process a frame from the guest. Must not block.
+
+        Raises:
+            FrameError: the frame breaks the protocol.
+        """
 
     def close(self) -> None:
-        """Break all connections: the run has ended."""
+        """Break all connections, because the run has ended."""
 
 
 Dial = Callable[[str, int], Awaitable[anyio.abc.ByteStream]]
-"""Connects to an address and port from the run's machine. Raises EngineError."""
+"""Connects to an address and port from the machine on which the run is. Raises EngineError."""
 
 
 class OpenConnections(Protocol):
-    """Makes the part that accepts the connections of a run."""
+    """Creates the receiver of a run's connections."""
 
     def __call__(
         self, run_id: int, send: Callable[[bytes], None], port: CallPort, dial: Dial | None = None
     ) -> FrameSink:
-        """`send` sends frames to the guest of the run, `port` pauses its clock, and `dial` is None
-        on this machine.
+        """Create the receiver for the run `run_id`. `send` sends a frame to the guest, and `port`
+        pauses the run's clock. If the run is on another machine, `dial` connects from there.
         """
 
 
@@ -132,8 +139,8 @@ class Network:
 
     open: OpenConnections
     trust: str
-    """The certificates for the program's clients, in PEM; empty for a program of the engine that is
-    fed with bytes instead."""
+    """The certificates that the program's clients accept, in PEM; empty if `open` does not lead to
+    the gateway but sends bytes to a program of the engine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +154,7 @@ class RunSinks:
     progress: OnProgress | None = None
     files: FileSink | None = None
     output: OnOutput | None = None
-    """Receives all output. The run's ending still includes the beginning of it."""
+    """Receives all output. The run's ending still includes the beginning of each stream."""
     ending: OnEnding | None = None
     """Receives a cancelled run's ending before the cancellation is raised, if the wall knows the
     ending."""
@@ -158,10 +165,11 @@ class RunSinks:
     network: Network | None = None
     """Receives the program's connections to the gateway. Without it the program has no network."""
     brake: Brake | None = None
-    """Stops the reading of output and files while too much of it waits."""
+    """Pauses the reading of output and files while too much of them waits to be processed."""
     trial: tuple[str, str] | None = None
-    """What happens in a session to the variables of a trial, and its token: `hold` keeps those that
-    this run leaves aside, `adopt` puts them in after it, `drop` forgets them."""
+    """An action on the variables of a session's trial, and the trial's token. `hold`: this run is
+    the trial, and the variables that it leaves are held back. `adopt`: after this run, the session
+    gets these variables. `drop`: they are discarded."""
 
 
 NO_SINKS = RunSinks()
@@ -200,15 +208,15 @@ class RunEnding:
     state: SessionState | None = None
     """The state of the variables, if the lease keeps them for the next run."""
     copied_at: datetime | None = None
-    """When the copy was saved from which the session's files were restored, or will be."""
+    """When the saved copy was made from which the session's files were, or will be, restored."""
     not_saved: str | None = None
     """Why the files of a durable session were not saved after the run, as a clause."""
     variables_bytes: int | None = None
     """Memory of the process with the variables, in bytes."""
     node: str | None = None
-    """The name of the node on which it ran, if the engine has nodes."""
+    """The name of the node on which the program ran, if the engine has nodes."""
     is_node_lost: bool = False
-    """Whether the node was lost, and not only the container."""
+    """Whether the node was lost, not only the container."""
 
 
 class Lease(Protocol):
@@ -225,9 +233,9 @@ class Lease(Protocol):
         limits: Limits,
         sinks: RunSinks = NO_SINKS,
     ) -> RunEnding:
-        """Run one program to its end. Cancelling it ends the program, then raises.
+        """Run one program to its end. If this is cancelled, it ends the program, then raises.
 
-        `sinks.progress` receives the program's progress reports, which are claims.
+        `sinks.progress` receives the program's progress reports, which are unverified claims.
         """
 
 
@@ -238,19 +246,19 @@ class WallStatus:
     required: frozenset[Limit]
     """The limits without which no call runs here."""
     enforced: frozenset[Limit]
-    """The limits reported for calls: the required ones, unless one was seen to fail on this host.
-    """
+    """The limits reported for calls: the required ones, except those that were seen to fail on this
+    host."""
     seen: frozenset[Limit]
     """The limits that were seen to hold on this host."""
     is_ready: bool
     """Whether a call would be served."""
     is_in_use: bool = True
     faults: tuple[str, ...] = ()
-    """Why the wall is not ready, for the operator."""
+    """Why the wall is not ready, in words for the operator."""
     remedy: str = ""
-    """What to do about it, for callers."""
+    """How the faults can be remedied, in words for callers."""
     heals: bool = True
-    """Whether the wall may become ready without an operator."""
+    """Whether the wall may become ready without the operator's help."""
     missing_images: tuple[str, ...] = ()
     """One sentence for each missing image."""
     guest_pid: int | None = None
@@ -279,7 +287,7 @@ class Wall(Protocol):
         memory_mb: int | None = None,
         image: str | None = None,
     ) -> AbstractAsyncContextManager[Lease]:
-        """Wait a bounded time for a sandbox.
+        """Wait a bounded time for a sandbox of this trust domain.
 
         With `fresh`, the sandbox has run nothing before. If the wall offers several memory sizes or
         images, `memory_mb` and `image` choose one.
@@ -308,15 +316,16 @@ class ImageMissing(SandboxUnavailable):
 
 
 REMOVE_S = 10.0
-"""Seconds to remove a program's container when it is stopped."""
+"""Maximum seconds to remove the container of a program that is stopped."""
 
 
 @dataclass(frozen=True, slots=True)
 class AttachedProgram:
-    """A program of the operator in a container of its own, without a guest.
+    """A program that the operator configured, in a separate container without a guest.
 
-    `reader` has its standard output and error as Docker multiplexes them, `writer` its standard
-    input. With a network, both belong to the container's front, which starts the program.
+    `reader` reads the program's standard output and error, as multiplexed by Docker. `writer`
+    writes to its standard input. With a network, both belong to the container's front, which starts
+    the program.
     """
 
     reader: asyncio.StreamReader
@@ -324,7 +333,7 @@ class AttachedProgram:
     remove: Callable[[], Awaitable[None]]
 
     async def stop(self) -> None:
-        """Remove the container. If Docker does not answer in time, a sweep removes it later."""
+        """Remove the container. If Docker does not respond in time, a sweep removes it later."""
         with anyio.CancelScope(shield=True):
             self.writer.close()
             with suppress(OSError), anyio.move_on_after(REMOVE_S):
@@ -333,13 +342,13 @@ class AttachedProgram:
 
 @runtime_checkable
 class OpensPrograms(Protocol):
-    """A wall that can run programs of the operator in containers of their own."""
+    """A wall that can run programs that the operator configured, each in a separate container."""
 
     async def open_program(
         self, command: tuple[str, ...], env: Mapping[str, str], *, image: str, memory_mb: int,
         has_network: bool = False,
     ) -> AttachedProgram:  # fmt: skip
-        """Start a program that the operator configured, in a container of its own.
+        """Start a program that the operator configured, in a separate container.
 
         Raises:
             ImageMissing: the image does not exist.
@@ -350,8 +359,8 @@ class OpensPrograms(Protocol):
 class HasImages(ABC):
     """A wall whose sandboxes need images, which may be missing or change.
 
-    A base class, because each call checks for it several times, and checking for a protocol is
-    slow.
+    This is a base class, not a protocol, because each call does several `isinstance` checks for it,
+    and those are slow for protocols.
     """
 
     @abstractmethod
@@ -365,9 +374,9 @@ class HasImages(ABC):
 
     @abstractmethod
     async def look_again(self) -> None:
-        """Query Docker again. Wait a bounded time for a query that began after this call.
+        """Query Docker again, and wait a bounded time for the result.
 
-        Concurrent callers share a query.
+        Concurrent callers share a query, but never one that began before they called.
 
         Raises:
             SandboxUnavailable: the engine is stopping.
@@ -375,17 +384,17 @@ class HasImages(ABC):
 
     @abstractmethod
     async def with_packages(self, image: str, packages: Sequence[str], principal_id: str) -> str:
-        """Return the name of an image with these packages, whose versions are looked up for a
-        principal.
+        """Return the name of an image that has these packages in addition to those of `image`.
+        Their versions are resolved on behalf of the principal.
 
         Raises:
-            InvalidParams: they are not allowed, or cannot be had.
-            SandboxUnavailable: that failed.
+            InvalidParams: a package is not allowed or not available.
+            SandboxUnavailable: the versions could not be resolved now.
         """
 
     @abstractmethod
     async def facts_of(self, image: str) -> JsonObject:
-        """Return an image's name and digest, the runtime, and the packages that it has besides.
+        """Return an image's name and digest, the runtime, and the packages that were added to it.
 
         Raises:
             SandboxUnavailable: the image does not exist, or Docker cannot be queried.
@@ -410,103 +419,111 @@ class Walls:
 class SessionContainer(Protocol):
     """One container for one session, from its creation to its end.
 
-    It serves one trust domain, one run at a time, and ends with its session.
+    The container serves one trust domain, one run at a time, and ends with its session.
     """
 
     @property
     def name(self) -> str:
-        """Its name, by which a later engine finds it."""
+        """The name by which a later engine finds the container."""
 
     @property
     def node(self) -> str:
-        """The id of its node, or ""."""
+        """The id of the container's node, or "" if the engine has no nodes."""
 
     @property
     def languages(self) -> tuple[str, ...]:
-        """The languages of its image."""
+        """The languages of the container's image."""
 
     @property
     def lock(self) -> str:
-        """The packages that were added to its image, as a lock with hashes, or ""."""
+        """The packages that were added to the image, as a lock with hashes, or ""."""
 
     async def facts(self) -> JsonObject:
-        """Return the name and digest of the image in which the next run runs, as
-        `HasImages.facts_of`.
+        """Return the facts of the image that the next run uses, as `HasImages.facts_of`.
+
+        Raises:
+            SandboxUnavailable: the facts cannot be determined now.
         """
 
     @property
     def lost(self) -> str | None:
-        """Why the container has ended, as a clause; None while it exists."""
+        """Why the container has ended, as a clause; None while it exists or is only stopped."""
 
     @property
     def is_paused(self) -> bool:
-        """Whether its processes are frozen."""
+        """Whether the container's processes are frozen."""
 
     @property
     def is_stopped(self) -> bool:
-        """Whether only its disk is there."""
+        """Whether the container has ended, and only its disk is kept."""
 
     @property
     def is_away(self) -> bool:
-        """Whether it cannot be reached because its node is gone, perhaps for good."""
+        """Whether the container is unreachable because its node is gone, perhaps for good."""
 
     async def stop(self, unless: Callable[[], bool] = lambda: False) -> None:
-        """End it after the present run, but keep its disk for the next `until_free`. `unless` says
-        at the last moment whether not to.
+        """End the container after the current run, but keep its disk for the next `until_free`.
+        If `unless` returns True just before the end, the container is not stopped.
         """
 
     def copy_disk(self, copy: str) -> AbstractAsyncContextManager[int]:
-        """Copy its disk, during no run; the block gets the bytes that the copy takes. After the
-        block the copy is removed, unless the wall was told to spare it.
+        """Copy the container's disk under the name `copy`, while no run is in progress. The block
+        gets the size of the copy in bytes. After the block the copy is removed, unless it is one of
+        those from `SessionWall.spare_copies`.
 
         Raises:
-            SandboxUnavailable: there is no room, or that failed.
+            SandboxUnavailable: there is no room, or the disk could not be copied.
         """
 
     async def restore(self, copy: str) -> None:
-        """Stop it, and replace its disk by a copy. Not to be called during a run.
+        """Stop the container, and replace its disk with a copy. Must not be called during a run.
 
         Raises:
-            SandboxUnavailable: there is no room, or that failed; its disk is as before.
+            SandboxUnavailable: there is no room, or the disk could not be replaced and is
+                unchanged.
         """
 
     @property
     def running(self) -> int:
-        """How many registered processes run in it, as it last said."""
+        """The last reported number of registered processes that run in the container."""
 
     async def processes(self, request: JsonObject) -> JsonObject:
-        """Ask something of its registered processes, which run beside calls: `do` is `list`,
-        `start`, `read`, `write` or `stop`. During runs, too. It is neither started nor thawed.
+        """Carry out a request about the registered processes, which run beside calls: `do` is
+        `list`, `start`, `read`, `write` or `stop`. Requests are possible during runs. They neither
+        start nor thaw the container.
 
         Raises:
             InvalidParams: the request is not valid, or cannot be carried out.
             ResourceNotFound: there is no such process.
-            SandboxUnavailable: it is stopped, paused or lost, or does not answer in time.
+            SandboxUnavailable: the container is stopped, paused or lost, or does not answer in
+                time.
         """
 
     async def connect(self, port: int) -> anyio.abc.ByteStream:
-        """Connect to a port on its loopback. The connection ends with it, and when it is paused. It
-        is neither started nor thawed.
+        """Connect to a port on the container's loopback. The connection ends when the container
+        ends or is paused. Connecting neither starts nor thaws the container.
 
         Raises:
-            InvalidParams: it cannot be a port.
-            NetworkError: nothing listens there.
-            SandboxUnavailable: it is stopped, paused or lost, or does not answer in time.
+            InvalidParams: the number is not that of a port.
+            NetworkError: nothing listens on the port.
+            SandboxUnavailable: the container is stopped, paused or lost, or does not answer in
+                time.
         """
 
     async def pause(self) -> None:
-        """Freeze its processes, once it is clean after the last run. Not to be called during a run.
+        """Freeze the container's processes, after the cleanup of the last run. Must not be called
+        during a run.
 
         Raises:
-            SandboxUnavailable: that failed.
+            SandboxUnavailable: the container could not be frozen.
         """
 
     async def until_free(self) -> None:
-        """Let a paused container continue, or start a stopped one again; wait, bounded, until it is
-        clean after the last run, or has ended.
+        """Thaw a paused container, or start a stopped one again. Then wait a bounded time until the
+        container is clean after the last run, or has ended.
 
         Raises:
-            SandboxUnavailable: it cannot continue now.
+            SandboxUnavailable: the container cannot be thawed or started now.
         """
 
     async def run(
@@ -521,16 +538,17 @@ class SessionContainer(Protocol):
         """End the container and everything in it. Does nothing if it has already ended."""
 
     async def until_gone(self) -> None:
-        """Wait until a container that has ended is removed."""
+        """Wait until the container, which has ended, is removed."""
 
 
 FIRST_EPOCH = 1
-"""The epoch of the engine that makes a session. Each takeover has a higher one."""
+"""The epoch of the engine that creates a session. Each engine that takes it over has a higher one.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class HostSize:
-    """The memory in MB and the processors of the host of a wall's containers."""
+    """The memory in MB and the number of processors of the host of a wall's containers."""
 
     memory_mb: int
     cpus: float
@@ -541,10 +559,12 @@ class SessionWall(Wall, Protocol):
 
     @property
     def host(self) -> HostSize:
-        """The size of the host of the containers; zeros if it is not known."""
+        """The size of the containers' host; zeros if the size is not known."""
 
     async def until_host_is_known(self) -> None:
-        """Find out the size of the host of the containers. Raises SandboxUnavailable."""
+        """Determine the size of the containers' host, unless it is known. Raises
+        SandboxUnavailable.
+        """
 
     @property
     def keeps_sessions(self) -> bool:
@@ -562,54 +582,54 @@ class SessionWall(Wall, Protocol):
         lock: str = "",
         on_lost: Callable[[], None],
     ) -> SessionContainer:
-        """Wait a bounded time for an unused container, and keep it for this domain. With `disk_mb`
-        its working directory is a disk of its own; `packages`, or those of a `lock`, are added to
-        its image.
+        """Wait a bounded time for an unused container, and reserve it for this domain. With
+        `disk_mb`, the working directory is a separate disk. `packages`, or those of a `lock`, are
+        added to the image.
 
-        `on_lost` is called when the container has ended for any reason: once, or each time that it
-        is stopped.
+        `on_lost` is called whenever the container has ended for any reason: once, or if the
+        container has a disk, also each time that it is stopped.
 
         Raises:
-            InvalidParams: the packages are not allowed, or cannot be had.
+            InvalidParams: a package is not allowed or not available.
             SandboxUnavailable: no container was available in time, there is no such image, or no
                 disk can be made.
         """
 
     def spare_copies(self, copies: Callable[[], Iterable[str]]) -> None:
-        """Keep the copies of disks that `copies` returns. Called before the wall's context is
-        entered.
+        """Keep those copies of disks whose names `copies` returns. Called before the wall's context
+        is entered.
         """
 
     def sweep_soon(self) -> None:
-        """Remove, in the background, disks and copies that are not needed any more."""
+        """Start removing, in the background, disks and copies that are no longer needed."""
 
     def fork(
         self, copy: str, session_id: str, home: SessionHome
     ) -> AbstractAsyncContextManager[str]:
-        """Make the disk of a new session from a copy, where the session with this home is; the
-        block gets the name of a container that the session never had. The disk is removed if the
-        block fails.
+        """Make the disk of a new session from a copy, on the host of the copied session, which has
+        this `home`. The block gets a name for the new session's container, which does not exist
+        yet. If the block fails, the disk is removed.
 
         Raises:
-            SandboxUnavailable: there is no room, or that failed.
+            SandboxUnavailable: there is no room, or the disk could not be made.
         """
 
     def expect(self, record: SessionRecord, home: SessionHome) -> None:
-        """Let the container of an earlier engine's session stay until `resume`. Called before the
-        wall's context is entered.
+        """Do not remove the container of an earlier engine's session before `resume`. Called before
+        the wall's context is entered.
         """
 
     def resume(
         self, record: SessionRecord, home: SessionHome, on_lost: Callable[[], None]
     ) -> SessionContainer:
-        """Return the container of an earlier engine's session, which is taken over before its first
-        use. `home` has an epoch that is higher than that of every earlier engine.
+        """Return the container of an earlier engine's session. The container is taken over before
+        its first use. The epoch in `home` is higher than that of every earlier engine.
         """
 
 
 MAX_FRAME_BYTES = 4 << 20
-"""Size limit of a frame from a guest, in bytes. The largest frame is an ending with a result as
-large as the output limit, escaped in JSON."""
+"""Size limit of a frame from a guest, in bytes. The largest frame is an ending whose result has the
+size of the output limit, with JSON escapes."""
 
 CHUNK_BYTES = 64 * 1024
 """Maximum number of bytes read at once from a program or a worker."""
@@ -625,8 +645,8 @@ class Slots:
     """The number of concurrent runs of one wall, and the queue for them.
 
     The queue is limited in length and in time. One principal never has all slots or the whole
-    queue, so its calls, however long they run, never lock out those of others. `what` names the
-    wall in errors.
+    queue, so its calls, however long they run, never lock out those of others. `what` completes
+    "Too many calls wait for …" in errors.
     """
 
     def __init__(self, most: int, what: str) -> None:
@@ -663,7 +683,9 @@ class Slots:
             raise self._busy()
 
     def leave(self, principal_id: str) -> None:
-        """Return a slot, and grant free slots to the next waiting calls that may have one."""
+        """Return a slot, and grant free slots to waiting calls, in order of arrival, as far as
+        their principals' shares allow.
+        """
         self._running.give_back(principal_id)
         for turn, waiting in list(self._queue.items()):
             lack = self._running.take(waiting)
@@ -712,7 +734,7 @@ def ending_of_reply(
 
 
 def ending_of_frame(message: GuestEnding) -> RunEnding:
-    """Return the ending of a run that the guest's supervisor reported."""
+    """Return the ending of a run, as reported by the guest's supervisor."""
     claim = message.claim or {}
     result = claim.get("result")
     ended_by = message.ended_by
@@ -740,7 +762,7 @@ class Claims(TypedDict):
 
 
 def claims_of(error: object) -> Claims:
-    """Return the fields for an error in a program's reply."""
+    """Return the fields of a `RunEnding` for the error in a program's reply, or None for each."""
     found: JsonObject = error if isinstance(error, dict) else {}
     kind, message = (
         value if isinstance(value := found.get(key), str) else None for key in ("kind", "message")
