@@ -1,4 +1,4 @@
-"""The channel to the guest of one container: its attached stream, decoded to frames.
+"""The channel to the guest of one container: the attached stream, decoded to frames.
 
 Host side, used by `container`. Its input is untrusted: sizes are checked before anything is kept,
 frames are parsed strictly and accepted only in the protocol's order, and the first invalid frame
@@ -10,16 +10,16 @@ During a run the guest sends output and files, then the run's ending, then wheth
 clean again. The caller waits only until the ending.
 
 Docker multiplexes two streams into one, in records with a header of eight bytes. No more than one
-header is buffered; the bytes of a record are passed on as they come, whatever its length.
+header is buffered; the bytes of a record are passed on as they arrive, whatever its length.
 
-A Python program that imports nothing but the standard library runs in a process without the image's
+A Python program that imports only the standard library runs in a process without the image's
 preloaded modules. The choice affects only speed: a wrong "not needed" costs the program an import,
 a wrong "needed" a slower start. So the program's text is searched with regular expressions instead
 of parsed, and any doubt means "needed".
 
 Requests about a session's registered processes are checked before they are sent. Each waits a
-bounded time by the host's clock; an answer that nobody asked for, and a count of processes that
-nothing explains, break the protocol; a guest has no more than `MAX_OPEN` requests to answer.
+bounded time by the host's clock. An answer without a request, or a count of processes that cannot
+be right, breaks the protocol. A guest has at most `MAX_OPEN` requests to answer.
 """
 
 from __future__ import annotations
@@ -84,11 +84,12 @@ from fumehood.sandbox.wall import (
 )
 
 PRELOAD_GRACE_S = 30.0
-"""Extra seconds for a program that needs the image's modules, while a new container loads them."""
+"""Extra seconds for a program that needs the image's preloaded modules, because a new container may
+still be loading them."""
 
 MAX_UNSENT_BYTES = 32 << 20
-"""Maximum number of bytes of answers to a program's calls that the guest has not read. A guest over
-it is treated as hostile."""
+"""Maximum number of bytes in answers to a program's calls that the guest has not read. A guest that
+exceeds this limit is treated as hostile."""
 
 STREAM_ENDED = "its stream ended"
 """Why the channel ended, if neither side ended it on purpose."""
@@ -106,7 +107,8 @@ STDOUT, STDERR = 1, 2
 """Docker's numbers of the streams."""
 
 BEGINNING_CHARACTERS = 64 * 1024
-"""Characters of each stream that are kept if a sink receives all of it."""
+"""Number of characters of each stream that are kept for the ending if a sink receives the output.
+"""
 
 _CLAIMABLE = {"memory": EndedBy.MEMORY, "policy": EndedBy.POLICY}
 """Failures that a program may report about itself (ADR 0010): a report never turns failure into
@@ -123,28 +125,29 @@ _DOUBT = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Clocks:
-    """Seconds after which a guest that has given no sign of life is ended. They are long, because
-    the files and variables of a session end with it, and a busy host draws everything out: a guest
-    that works judges by processor time what cannot be ended, and reports that itself.
+    """Seconds after which a silent guest is ended. They are long, because a session's files and
+    variables are lost with the guest, and a busy host is slow. A working guest measures processor
+    time to detect processes that it cannot end, and reports them itself.
     """
 
     answer_grace_s: float = 60.0
-    """After the guest's own deadline."""
+    """Seconds for a run's ending, after the guest's own deadline."""
     collect_s: float = 60.0
-    """For each frame of the transfer of a run's files."""
+    """Seconds for each frame of the transfer of a run's files."""
     collect_most_s: float = 600.0
-    """For the whole transfer, which a hostile guest could otherwise draw out frame by frame."""
+    """Seconds for the whole transfer, which a hostile guest could otherwise prolong frame by frame.
+    """
     cancel_s: float = 60.0
-    """For the end of a cancelled run."""
+    """Seconds for the end of a cancelled run."""
     reset_s: float = 60.0
-    """For a reset."""
+    """Seconds for a reset."""
 
 
 USUAL_CLOCKS = Clocks()
 
 
 class ChannelListener(Protocol):
-    """Receives a channel's events in the event loop. Must not block."""
+    """Receives a channel's events in the event loop. Its methods must not block."""
 
     def on_clean(self) -> None:
         """Handle the end of the cleanup: the next run may be sent."""
@@ -165,7 +168,7 @@ class Channel(asyncio.Protocol):
         self.ready = asyncio.Event()
         """Set by the guest's first message, or by the end of the channel."""
         self.why = ""
-        """Why the channel ended, or empty."""
+        """Why the channel ended, as a clause; empty while it is open."""
         self.enforced: frozenset[Limit] = frozenset()
         self.faults: tuple[str, ...] = ()
         self._complaint = b""
@@ -182,14 +185,14 @@ class Channel(asyncio.Protocol):
         """Id of the run whose cleanup the guest has not yet reported, or None."""
         self._overdue: asyncio.TimerHandle | None = None
         self._collect_until = 0.0
-        """When the transfer of the run's files must be over."""
+        """When the transfer of the run's files must have ended, by the event loop's clock."""
         self._paused_at: float | None = None
         self._is_kept = False
         """Whether this is a session's container."""
         self.on_processes: Callable[[], None] = lambda: None
         """Called when the number of running registered processes has changed."""
         self.processes = ProcessRequests(self._send, lambda: self.on_processes())
-        """Requests about the registered processes of a session, which are of no run."""
+        """Requests about a session's registered processes, which belong to no run."""
         self.ports = PortConnections(self._send)
 
     @property
@@ -222,10 +225,10 @@ class Channel(asyncio.Protocol):
         *,
         keep: bool = False,
     ) -> RunEnding:
-        """Run a program until its ending, `SANDBOX_LOST` if the stream ended first. Cancelling it
-        ends the program, then raises.
+        """Run a program and return its ending, `SANDBOX_LOST` if the stream ended first. If this is
+        cancelled, it ends the program, then raises.
 
-        `keep` leaves its files, and a Python program's variables, for the next run.
+        With `keep`, the files, and a Python program's variables, are kept for the next run.
         """
         if not self.is_free or not self.ready.is_set() or self._transport is None:
             raise InternalError("A run was given to a container that is not free.")
@@ -267,8 +270,8 @@ class Channel(asyncio.Protocol):
             received.close_connections()
 
     def end(self, why: str) -> None:
-        """Close the stream once. The guest's stdin closes, so it ends itself. The container's owner
-        removes the container.
+        """Close the stream, which closes the guest's stdin, so that the guest ends itself. The
+        owner of the container must remove it. Further calls do nothing.
         """
         if self.dead.is_set():
             return
@@ -298,7 +301,7 @@ class Channel(asyncio.Protocol):
                 if self.dead.is_set():
                     return
                 if stream == STDERR:
-                    # For the log, as much as of an error message.
+                    # For the log, limited to the length of an error message.
                     self._complaint += piece[: MAX_MESSAGE_CHARACTERS - len(self._complaint)]
                     continue
                 for body in self._decoder.bodies(piece):
@@ -317,7 +320,7 @@ class Channel(asyncio.Protocol):
     # -- inside -------------------------------------------------------------------
 
     def _on_frame(self, frame: ContainerFrame) -> None:
-        """Handle one frame. Raises FrameError if it is out of order."""
+        """Handle one frame. Raises FrameError if the protocol does not allow it now."""
         if isinstance(frame, GuestReady):
             if self.ready.is_set():
                 raise FrameError("it was ready before")
@@ -368,7 +371,9 @@ class Channel(asyncio.Protocol):
                 raise FrameError("not while a program runs")
 
     def keep(self, epoch: int, wait_s: float) -> None:
-        """Let the guest wait so long for an engine with a higher epoch, if this one is gone."""
+        """Make the container a session's. If this engine disappears, the guest waits `wait_s`
+        seconds for another engine with an epoch above `epoch`.
+        """
         self._is_kept = True
         self._send(framing.encode({"op": "keep", "epoch": epoch, "wait_s": wait_s}))
 
@@ -377,7 +382,7 @@ class Channel(asyncio.Protocol):
             self._transport.write(frame)
 
     def send_answer(self, run_id: int, answer: bytes) -> None:
-        """Send the answer to a call of this run's program, if it still runs."""
+        """Send the answer to a tool call of a run's program, if the run has not ended."""
         if self._run is None or self._run.id != run_id or self._transport is None:
             return
         if self._transport.get_write_buffer_size() > MAX_UNSENT_BYTES:
@@ -387,7 +392,7 @@ class Channel(asyncio.Protocol):
             self._transport.write(framing.encode(frame))
 
     def pause(self, run_id: int, *, is_paused: bool) -> None:
-        """Pause or resume this run's deadlines on host and guest, if it still runs."""
+        """Pause or resume a run's deadlines on host and guest, if the program still runs."""
         run, overdue = self._run, self._overdue
         if run is None or run.id != run_id or run.is_collecting or self._transport is None:
             return
@@ -415,7 +420,9 @@ class Channel(asyncio.Protocol):
             self.listener.on_clean()
 
     async def _cancel(self, run_id: int) -> RunEnding | None:
-        """Cancel a run and wait for its end. A guest that does not answer is ended."""
+        """Cancel a run, wait for its end, and return the ending. If the guest does not answer, end
+        the channel and return None.
+        """
         if self._run is None or self._transport is None:
             return None
         ended: asyncio.Future[RunEnding] = asyncio.get_running_loop().create_future()
@@ -429,7 +436,7 @@ class Channel(asyncio.Protocol):
         return None
 
     def _give_up(self) -> None:
-        """Give up on a guest that kept a run past its deadline."""
+        """End the run and the channel of a guest that did not end the run by its deadline."""
         run, answer = self._run, self._answer
         if run is not None and answer is not None and not answer.done():
             late = EndedBy.SANDBOX_LOST if run.is_collecting else EndedBy.WALL_TIME
@@ -456,7 +463,7 @@ class Channel(asyncio.Protocol):
 
 @dataclass(frozen=True, slots=True)
 class _CallPort:
-    """Sends answers to the program of one run."""
+    """Implements `CallPort` for one run."""
 
     channel: Channel
     run_id: int
@@ -487,7 +494,7 @@ class _KeptText:
 
 
 class ReceivedRun:
-    """Collects what the host receives from one run.
+    """Processes the frames of one run: keeps output for the ending, and passes events to sinks.
 
     Its methods raise FrameError for a frame that breaks the protocol's order or limits.
     """
@@ -501,7 +508,7 @@ class ReceivedRun:
         send: Callable[[bytes], None],
         port: CallPort,
     ) -> None:
-        """`send` sends a frame to the guest, and `port` answers and pauses the program."""
+        """`send` sends a frame to the guest; `port` answers the program's calls and pauses it."""
         self.id = run_id
         self._port = port
         self._connections: FrameSink | None = None
@@ -525,11 +532,11 @@ class ReceivedRun:
         self._disk_left = (limits.memory_mb or 0) * MB
 
     def mute(self) -> None:
-        """Drop files, progress and tool calls from now on. Output is still passed on."""
+        """From now on, ignore files, progress and tool calls, but still pass on output."""
         self._sink = self._on_progress = self._on_call = None
 
     def on_output(self, frame: ContainerOutput) -> None:
-        """Keep the next characters of a stream. Raises FrameError."""
+        """Keep the next text of a stream, up to a limit, and pass it on. Raises FrameError."""
         self._must_be_mine(frame.id)
         self._texts[frame.stream].add(frame.text)
         if self._on_output is not None:
@@ -539,7 +546,7 @@ class ReceivedRun:
                 self._on_output = None
 
     def on_progress(self, frame: GuestProgress) -> None:
-        """Pass on a report of progress. Raises FrameError."""
+        """Pass on a progress report. Raises FrameError."""
         self._must_be_mine(frame.id)
         if self._on_progress is not None:
             try:
@@ -548,7 +555,7 @@ class ReceivedRun:
                 self._on_progress = None
 
     def on_call(self, frame: ContainerCall) -> None:
-        """Pass on the program's call of a tool. Raises FrameError."""
+        """Pass on a tool call of the program. Raises FrameError."""
         self._must_be_mine(frame.id)
         if not self._has_tools or self.is_collecting:
             raise FrameError("a call of a tool that no program can have made")
@@ -556,18 +563,18 @@ class ReceivedRun:
             self._on_call(frame.number, frame.tool, frame.arguments, self._port)
 
     def on_connection(self, frame: ConnectionFrame) -> None:
-        """Take a frame of one of the program's connections. Raises FrameError."""
+        """Pass on a frame of one of the program's connections. Raises FrameError."""
         if self._connections is None or self.is_collecting:
             raise FrameError("a connection that no program can have made")
         self._connections.on_frame(frame)
 
     def close_connections(self) -> None:
-        """Break the program's connections: it has ended."""
+        """Break the program's connections, because the program has ended."""
         if self._connections is not None:
             self._connections.close()
 
     def on_file(self, frame: ContainerFile) -> None:
-        """Start a file. Raises FrameError."""
+        """Begin a file of the workspace. Raises FrameError."""
         self._must_be_mine(frame.id)
         self.is_collecting = True
         self._files += 1
@@ -657,7 +664,7 @@ def is_plain_path(path: str) -> bool:
 
 
 class Demultiplexer:
-    """Splits chunks of the stream into pieces of stdout and stderr."""
+    """Splits chunks of Docker's multiplexed stream into pieces of stdout and stderr."""
 
     def __init__(self) -> None:
         self._header = bytearray()
@@ -665,7 +672,7 @@ class Demultiplexer:
         self._left = 0
 
     def feed(self, chunk: bytes) -> Iterator[tuple[int, bytes]]:
-        """Yield the number of a stream and its next bytes, in order of arrival.
+        """Yield pairs of a stream's number and its next bytes, in order of arrival.
 
         Raises:
             FrameError: the chunk has a header that Docker never sends.
@@ -694,10 +701,10 @@ class Demultiplexer:
 
 
 def needs_preloaded(code: str, *, has_tools: bool = False) -> bool:
-    """Whether a Python program may import a module outside the standard library. One that is
-    longer than a part of a request is not searched, and counts as such.
+    """Whether a Python program may import a module outside the standard library. For a program that
+    is too long to be sent in one part, this is True without a search.
 
-    With `has_tools`, the guest provides the module `tools`, which then does not count.
+    With `has_tools`, imports of the module `tools`, which the guest provides, do not count.
     """
     if len(code) > PART_CHARACTERS or _DOUBT.search(code):
         return True
@@ -712,7 +719,8 @@ def needs_preloaded(code: str, *, has_tools: bool = False) -> bool:
 def _modules_of(clause: re.Match[str]) -> list[str]:
     """Return the module names in one import statement.
 
-    Text that is not a module name is returned too: it matches no module of the standard library.
+    Text that is not a module name is returned as well: it matches no module of the standard
+    library.
     """
     source, imported = clause.groups()
     if source is not None:
@@ -723,35 +731,37 @@ def _modules_of(clause: re.Match[str]) -> list[str]:
 # -- requests about registered processes ------------------------------------------------------
 
 MAX_OPEN = 64
-"""Requests to one guest that are not answered yet, including those that nobody waits for."""
+"""Maximum number of unanswered requests to one guest, including those whose callers gave up."""
 
 ANSWER_S = 15.0
-"""Seconds for an answer, on a busy host. The guest gives up on a process sooner."""
+"""Seconds for an answer, enough for a busy host. The guest's own limit for each request is shorter.
+"""
 
 DEFAULT_GRACE_S = 5.0
-"""Seconds between SIGTERM and SIGKILL."""
+"""Default number of seconds between SIGTERM and SIGKILL for a process that is stopped."""
 
 
 class ProcessRequests:
-    """The requests to one guest. `send` sends a frame, and `on_change` is called when the number of
-    running processes has changed.
+    """Requests to one guest about registered processes. `send` sends a frame, and `on_change` is
+    called when the number of running processes has changed.
     """
 
     def __init__(self, send: Callable[[bytes], None], on_change: Callable[[], None]) -> None:
         self.running: int | None = None
-        """Running processes as the guest last said, or None if it has said nothing."""
+        """Last reported number of running processes, or None if there was no report yet."""
         self._send = send
         self._on_change = on_change
         self._ids = 0
         self._open: dict[int, asyncio.Future[ContainerAnswer]] = {}
 
     async def ask(self, request: JsonObject) -> JsonObject:
-        """Send a request and wait for its answer.
+        """Send a request and return the result in the guest's answer.
 
         Raises:
             InvalidParams: the request is not valid, or cannot be carried out.
             ResourceNotFound: there is no such process.
-            SandboxUnavailable: the guest has ended, does not answer, or has too much to answer.
+            SandboxUnavailable: the guest has ended, does not answer in time, or has too many
+                unanswered requests.
         """
         fields = _fields_of(request)
         if len(self._open) >= MAX_OPEN:
@@ -768,7 +778,7 @@ class ProcessRequests:
         raise try_later("The session did not answer in time. Repeat the request.")
 
     def on_answer(self, frame: ContainerAnswer) -> None:
-        """Take an answer of the guest. Raises FrameError."""
+        """Process an answer from the guest. Raises FrameError if it answers no request."""
         waiting = self._open.pop(frame.id, None)
         if waiting is None:
             raise FrameError("an answer that nobody asked for")
@@ -777,21 +787,22 @@ class ProcessRequests:
             waiting.set_result(frame)
 
     def on_count(self, frame: ContainerProcesses) -> None:
-        """Take a new number of running processes. Raises FrameError.
+        """Process a new number of running processes. Raises FrameError if it is not lower.
 
-        Without a start it only falls; so a guest cannot send one such frame after the other.
+        Without a start request the number can only fall, so a guest cannot send such frames without
+        end.
         """
         if self.running is not None and frame.running >= self.running:
             raise FrameError("a number of processes that nothing explains")
         self._count(frame.running)
 
     def close(self) -> None:
-        """Fail all requests: the guest has ended."""
+        """Fail all requests, because the guest has ended."""
         self.running = 0
         for waiting in self._open.values():
             if not waiting.done():
                 waiting.set_exception(try_later("The session's container has ended."))
-                waiting.exception()  # it may be that nobody waits for it
+                waiting.exception()  # the caller may have given up
         self._open.clear()
 
     def _count(self, running: int) -> None:
@@ -801,7 +812,7 @@ class ProcessRequests:
 
 
 def _fields_of(request: JsonObject) -> JsonObject:
-    """Return the fields of a request's frame. Raises InvalidParams."""
+    """Return the fields of a request's frame, with defaults. Raises InvalidParams."""
     given = {name: value for name, value in request.items() if value is not None}
     do = given.pop("do")
     faults = argument_faults(f"process:{do}", given)
@@ -829,11 +840,11 @@ def _fields_of(request: JsonObject) -> JsonObject:
 
 
 def _result_of(answer: ContainerAnswer) -> JsonObject:
-    """Return the result, or raise the error for a fault."""
+    """Return the result in an answer, or raise the error for its fault."""
     fault = answer.fault
     if fault is None:
         return answer.parts
-    # The guest's text is shown, so only what can be printed of it.
+    # The guest's text is shown to people, so it is reduced to printable characters.
     told = whole_words(fault.message, MAX_MESSAGE_CHARACTERS)
     words = "".join(one for one in told if one.isprintable()).strip() or "It was refused."
     if fault.kind == "invalid":

@@ -30,27 +30,27 @@ START_DEADLINE_S = 20.0
 """Seconds for a guest to become ready, enough for a host that starts several at once."""
 
 TAKEOVER_DEADLINE_S = 60.0
-"""Seconds for a guest to be taken over, which first ends what the earlier engine ran in it."""
+"""Seconds for a guest to accept a takeover. It first ends the earlier engine's run."""
 
 LOSS_DEADLINE_S = 5.0
-"""Seconds to find out why a container ended."""
+"""Maximum seconds to determine why a container ended."""
 
 OOM_EXIT_CODE = 137
 """Exit code of a container whose guest was killed with SIGKILL, as when memory ran out."""
 
 LOOKS = 4
-"""Number of queries of an ended container until the reason counts as unknown."""
+"""Number of queries about an ended container, after which the reason counts as unknown."""
 
 LOOK_PAUSE_S = 0.05
-"""Seconds between these queries: Docker records a container's end and its reason at different
-times."""
+"""Seconds between two of these queries, because Docker does not record a container's end and the
+reason at the same time."""
 
 
 class ContainerFailed(Exception):
     """The container was created but does not work. The exception's text is for the operator."""
 
     message = "Containers start, but the guest in them does not."
-    """The text for callers."""
+    """The error's text for callers."""
     remedy = "The engine's log says why."
     heals = True
 
@@ -79,12 +79,12 @@ class Container(Channel):
         self._examined = asyncio.Event()
         self._examined.set()
         self.name = name
-        """Its name in Docker."""
+        """The container's name in Docker."""
         self.image_id = image_id
-        """The digest of its image."""
+        """The digest of the container's image."""
         self.ran_out_of_memory = False
-        """Whether memory ran out in any run. If so, Docker's flag no longer says anything about
-        later runs, because it is never cleared.
+        """Whether memory ran out in any run. From then on, Docker's flag for this, which is never
+        cleared, proves nothing about later runs.
         """
 
     @classmethod
@@ -102,7 +102,7 @@ class Container(Channel):
         Raises:
             DockerError: Docker failed.
             ContainerFailed: the guest failed.
-            LimitsNotEnforced: Docker or the kernel does not enforce a limit.
+            LimitsNotEnforced: Docker or the kernel does not enforce a required limit.
         """
         container = cls(docker, spec.name, spec.image_id)
         try:
@@ -119,16 +119,17 @@ class Container(Channel):
     async def take_over(
         cls, docker: Docker, name: str, image_id: str, *, required: frozenset[Limit], epoch: int
     ) -> Container:
-        """Become the host of a running session's container, whose engine is gone. Its guest cancels
-        a run that it has not ended.
+        """Take over a running session's container from an engine that is gone. The guest cancels a
+        run that is still in progress.
 
         Raises:
             DockerError: Docker failed.
-            ContainerFailed: the guest refused, because its epoch is not lower, or failed.
+            ContainerFailed: the guest failed, or refused because the epoch that it knows is not
+                below `epoch`.
         """
         container = cls(docker, name, image_id)
         container._id = name
-        container._is_kept = True  # its guest tells at once how many processes run
+        container._is_kept = True  # the guest reports at once how many processes run
         try:
             stream, begun = await docker.launch_in(name, relay_command(epoch))
             await container._connect(stream, required, TAKEOVER_DEADLINE_S, begun)
@@ -144,8 +145,8 @@ class Container(Channel):
         ready_s: float,
         begun: bytes = b"",
     ) -> None:
-        """Use the guest's streams, of which `begun` has been received, and wait until it is
-        ready.
+        """Connect to the guest's streams, from which `begun` has already been read, and wait until
+        the guest is ready.
         """
         try:
             stream.setblocking(False)
@@ -181,7 +182,9 @@ class Container(Channel):
         *,
         keep: bool = False,
     ) -> RunEnding:
-        """Run a program as `Channel.run`, and find out why a container was lost."""
+        """Run a program as `Channel.run`. If the container is lost, determine whether memory ran
+        out.
+        """
         if self.is_dead:  # it ended after it was leased
             return RunEnding(EndedBy.SANDBOX_LOST, isolation)
         self._examined.clear()
@@ -202,15 +205,17 @@ class Container(Channel):
         return ending
 
     async def until_examined(self) -> None:
-        """Wait until the reason for its end is known. Removing it earlier would lose the reason."""
+        """Wait until the reason for the container's end is known. If it were removed earlier, the
+        reason would be lost.
+        """
         await self._examined.wait()
 
     async def _was_killed_for_memory(self) -> bool:
-        """Whether the guest was killed because memory ran out; False if Docker does not tell.
+        """Return whether the guest was killed because memory ran out; False if Docker does not
+        report it in time.
 
         Neither the exit code nor Docker's flag is sufficient alone: other processes may kill the
-        guest, and the flag is also set if a child was killed. The container is not used again in
-        any case.
+        guest, and the flag is also set if a child was killed. The container is never used again.
         """
         looks = 0
         with anyio.move_on_after(LOSS_DEADLINE_S), suppress(DockerError):

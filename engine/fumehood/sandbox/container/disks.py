@@ -1,11 +1,11 @@
-"""Disks of sessions: a file system of a fixed size each, in a file of the state directory.
+"""Disks of sessions: file systems of fixed size, each in a file of the state directory.
 
-Host side, for the container wall. A disk is an ext4 in a file on a loop device, which Docker mounts
-as a volume of its own. So the kernel enforces its size and its number of files, and deleting it is
-quick. That takes an engine that runs as root on Docker's host. Invariants: a disk has all its room
-from the beginning, so that no program's write is lost because others filled the host; what a killed
-engine left of a disk is removed by `sweep`; programs never write to the file or the device, only
-through the mounted file system.
+Host side, for the container wall. A disk is an ext4 file system in a file with a loop device, which
+Docker mounts as a separate volume. So the kernel enforces the disk's size and its number of files,
+and deleting it is quick. This requires an engine that runs as root on Docker's host. Invariants:
+all space of a disk is allocated when it is made, so no program's write fails because others filled
+the host; `sweep` removes the remains of a disk that a killed engine left; programs never write to
+the file or the device, only through the mounted file system.
 """
 
 from __future__ import annotations
@@ -35,38 +35,39 @@ from fumehood.sandbox.wall import OnEvent, try_later
 LOOP_GET_STATUS64 = 0x4C05
 LOOP_CLR_FD = 0x4C01
 LOOP_INFO64_BYTES = 232
-"""*Source*: linux/loop.h. The information begins with the file's device and inode, 64 bits each."""
+"""Size of a loop device's status, which begins with the file's device and inode, 64 bits each.
+*Source*: linux/loop.h."""
 
 PROGRAMS = ("mkfs.ext4", "debugfs", "e2fsck", "losetup", "blockdev", "cp")
 SEARCH_PATH = f"{os.defpath}:/usr/sbin:/sbin"
 
 RUN_S = 20.0
-"""Maximum seconds for one of the programs, each of which takes some 10 ms."""
+"""Maximum seconds for a run of one of these programs, which usually takes about 10 ms."""
 
 COPY_S_PER_GB = 60.0
-"""Seconds added for each GB that is to be copied."""
+"""Seconds added to that maximum for each GB of data that is copied."""
 
 COPY = "snap_"
-"""Beginning of the names of copies, which are never attached and so do not grow."""
+"""Prefix of the names of copies, which are never attached and so do not grow."""
 
 SPARED_BYTES = 1 << 30
-"""Bytes of the file system that no disk is promised."""
+"""Bytes of the host's file system that are never reserved for disks."""
 
 FAILURES = (OSError, subprocess.SubprocessError, DockerError)
-"""What using a disk may raise."""
+"""Exceptions that the use of a disk may raise."""
 
 CHECK = "[problems]\n" + "".join(
     f"\t{problem} = {{\n\t\tpreen_ok = true\n\t\tno_ok = true\n\t\tforce_no = true\n\t}}\n"
     for problem in ("0x030004", "0x030017")
 )
-"""Configuration of `e2fsck`: `lost+found` is neither made nor needed. A program could take its
-name, or all the room for it, and the disk could not be used any more. *Source*: e2fsck.conf(5), and
-problem.h: PR_3_NO_LF_DIR, PR_3_LPF_NOTDIR.
+"""Configuration of `e2fsck`, by which it neither makes nor needs `lost+found`. Otherwise a program
+could make the disk unusable by creating a file of this name, or by leaving no room for it.
+*Source*: e2fsck.conf(5), and problem.h: PR_3_NO_LF_DIR, PR_3_LPF_NOTDIR.
 """
 
 LAY_OUT = "rmdir lost+found\nset_inode_field / mode 041777\n"
-"""What `debugfs` does with a new file system: anybody may write into its top, as into /tmp, but
-only root can change the top itself.
+"""Commands for `debugfs` in a new file system. Afterwards all users may write into the root
+directory, as into /tmp, but only root can change the directory itself.
 """
 
 
@@ -81,11 +82,11 @@ class Disks:
     ) -> None:
         self._on_event = on_event
         self._copying: dict[str, int] = {}
-        """Copies in progress, and the bytes that are promised to each."""
+        """Name of each copy in progress → the bytes that are reserved for it."""
         self._directory = directory
         self._docker = docker
         self._turn = anyio.Lock()
-        """Held while room is promised."""
+        """Held while space is reserved."""
 
     def why_none(self) -> str | None:
         """Return why this engine cannot make disks, or None."""
@@ -101,10 +102,11 @@ class Disks:
         return None
 
     async def make(self, name: str, mb: int) -> None:
-        """Make a disk, and a volume of Docker's with its name.
+        """Make a disk, and a Docker volume with the same name.
 
         Raises:
-            SandboxUnavailable: there is no room, or it could not be made; nothing of it is left.
+            SandboxUnavailable: there is no room, or the disk could not be made; nothing of it is
+                left.
         """
         assert self._directory is not None
         path = self._directory / name
@@ -128,8 +130,9 @@ class Disks:
         is_new: bool = False,
         unless: tuple[type[DockerError], ...] = (),
     ) -> AsyncIterator[None]:
-        """Log why a disk could not be used; callers get the cause without names and paths. A new
-        one is removed if the block fails.
+        """If the block fails, log why the disk could not be `what`, and raise an error that gives
+        callers the cause without names and paths. With `is_new`, remove the disk as well. Failures
+        of the types `unless` are raised unchanged.
         """
         try:
             yield
@@ -146,10 +149,11 @@ class Disks:
             raise try_later(words) from error
 
     async def copy(self, name: str, target: str) -> int:
-        """Copy a disk that no program writes to at present; return the bytes that the copy takes.
+        """Copy a disk and return the bytes that the copy takes on the host. No program may write to
+        the disk meanwhile.
 
         Raises:
-            SandboxUnavailable: there is no room, or that failed; nothing of the copy is left.
+            SandboxUnavailable: there is no room, or the copy failed; nothing of it is left.
         """
         assert self._directory is not None
         source, path = self._directory / name, self._directory / target
@@ -175,18 +179,18 @@ class Disks:
             self._copying.pop(target, None)
 
     async def prepare(self, source: str, new: str) -> None:
-        """Make a copy of a disk, to replace another one. Raises as `copy`."""
+        """Make and check a copy of a disk that will `replace` another disk. Raises as `copy`."""
         assert self._directory is not None
-        await self._try_to_remove(new)  # what a failure left
+        await self._try_to_remove(new)  # the remains of a failed attempt
         await self.copy(source, new)
         async with self._for_callers(new, "checked"):
             await _check(str(self._directory / new))
 
     async def replace(self, name: str, new: str) -> None:
-        """Replace a disk, which no container uses, by another one.
+        """Replace a disk, which no container uses, with the disk `new`.
 
         Raises:
-            SandboxUnavailable: that failed; the disk is as before.
+            SandboxUnavailable: the disk could not be replaced, and is unchanged.
         """
         assert self._directory is not None
         async with self._for_callers(name, "replaced"):
@@ -198,11 +202,11 @@ class Disks:
         return self._directory is not None and (self._directory / name).exists()
 
     async def attach(self, name: str) -> None:
-        """Make a disk ready for a new container, also after a restart of the host.
+        """Make a disk ready for a new container, even after a restart of the host.
 
         Raises:
-            DockerConflict: a container still uses it.
-            SandboxUnavailable: that failed; the disk stays.
+            DockerConflict: a container still uses the disk.
+            SandboxUnavailable: the disk could not be attached; it is kept.
         """
         async with self._for_callers(name, "attached", unless=(DockerConflict,)):
             path = await self._detach(name)
@@ -219,19 +223,21 @@ class Disks:
         await self._docker.create_volume(name, options)
 
     async def _devices(self, path: Path) -> list[str]:
-        """Return the loop devices of a disk: one while it is attached."""
+        """Return the loop devices of a disk: one if the disk is attached, otherwise none."""
         found = await _run("losetup", "--associated", str(path))
         return [line.partition(":")[0] for line in found.splitlines()]
 
     def _promise(self, path: Path, needed: int) -> None:
-        """Make an empty file. Raises SandboxUnavailable if the needed bytes are not there."""
+        """Create an empty file for a disk. Raises SandboxUnavailable if the host lacks the needed
+        bytes, not counting those reserved for other disks.
+        """
         assert self._directory is not None
         self._directory.mkdir(mode=0o700, exist_ok=True)
         promised = 0
         for one in self._directory.iterdir():
             try:
                 found = one.stat()
-            except FileNotFoundError:  # it was removed meanwhile
+            except FileNotFoundError:  # removed after it was listed
                 continue
             grows_to = 0 if one.name.startswith(COPY) else found.st_size
             grows_to = self._copying.get(one.name, grows_to)  # `cp` begins with an empty file
@@ -246,7 +252,7 @@ class Disks:
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
 
     async def detach(self, name: str) -> None:
-        """Free what a disk uses besides its file, until `attach`. If that fails, it stays."""
+        """Release a disk's volume and loop device, until `attach`. Failures are ignored."""
         with suppress(*FAILURES):
             await self._detach(name)
 
@@ -259,16 +265,16 @@ class Disks:
         return path
 
     async def remove(self, name: str) -> None:
-        """Remove a disk, or what there is of it. No container may use it any more.
+        """Remove a disk or the remains of one. No container may use it any more.
 
         Raises:
-            OSError, subprocess.SubprocessError, DockerError: that failed.
+            OSError, subprocess.SubprocessError, DockerError: the disk could not be removed.
         """
         (await self._detach(name)).unlink(missing_ok=True)
 
     async def sweep(self, in_use: Callable[[], Iterable[str]]) -> None:
-        """Remove the disks of sessions that are over. Those that cannot be removed stay until the
-        next time.
+        """Remove all disks and copies whose names `in_use` does not return. Those that cannot be
+        removed stay until the next sweep.
         """
         if self._directory is None:
             return
@@ -287,9 +293,10 @@ class Disks:
 
 
 def _free(device: str, path: Path) -> None:
-    """Free the device of a file once nothing has it mounted, unless it is another file's by now: a
-    container's late end frees it, also between the look for it and this, and the next disk of any
-    engine on this host takes it. While it is open here, nobody can. *Source*: loop(4).
+    """Free a disk's loop device, as soon as it is no longer mounted. Do nothing if it now belongs
+    to another file: the end of a container may have freed it since it was listed, and a disk of any
+    engine on this host may have taken it. While it is open here, it cannot be taken.
+    *Source*: loop(4).
     """
     try:
         with Path(device).open("rb", buffering=0) as opened:
@@ -298,12 +305,12 @@ def _free(device: str, path: Path) -> None:
             if struct.unpack_from("=QQ", found) == (expected.st_dev, expected.st_ino):
                 fcntl.ioctl(opened, LOOP_CLR_FD)
     except OSError as error:
-        if error.errno not in (errno.ENXIO, errno.ENOENT):  # it is free, or being freed; or no disk
+        if error.errno not in (errno.ENXIO, errno.ENOENT):  # free, being freed, or no disk
             raise
 
 
 def _cause(error: BaseException) -> str:
-    """Return which step failed and how, without names and paths of the host."""
+    """Return which step failed and how, without names and paths of the host, for callers."""
     match error:
         case DockerError():
             return error.message.removesuffix(".")
@@ -322,7 +329,7 @@ def _give_all_its_room(path: Path, size: int) -> None:
 
 
 def _size_and_data(path: Path) -> tuple[int, int]:
-    """Return a file's size, and how many of its bytes were written."""
+    """Return a file's size and the number of its bytes that are not in holes."""
     end = data = 0
     with path.open("rb") as file:
         size = os.fstat(file.fileno()).st_size
@@ -330,7 +337,7 @@ def _size_and_data(path: Path) -> tuple[int, int]:
             try:
                 start = os.lseek(file.fileno(), end, os.SEEK_DATA)
             except OSError as error:
-                if error.errno == errno.ENXIO:  # a hole, up to the end
+                if error.errno == errno.ENXIO:  # the rest is a hole
                     break
                 raise
             end = os.lseek(file.fileno(), start, os.SEEK_HOLE)
@@ -339,8 +346,10 @@ def _size_and_data(path: Path) -> tuple[int, int]:
 
 
 async def _check(path: str) -> None:
-    """Check a disk that is not attached, and mend it if it was copied or lost in use."""
-    await _run("e2fsck", "-p", path, told=CHECK, most_status=1)  # 1: it has mended something
+    """Check the file system of a disk that is not attached, and repair it if necessary, for example
+    because it was copied or lost while in use.
+    """
+    await _run("e2fsck", "-p", path, told=CHECK, most_status=1)  # 1: errors were repaired
 
 
 async def _run(
@@ -350,10 +359,11 @@ async def _run(
     most_status: int = 0,
     deadline_s: float = RUN_S,
 ) -> str:
-    """Run a program of the host and return its output. Its exit status may be `most_status`.
+    """Run a program of the host with the input `told`, and return its output. An exit status of up
+    to `most_status` counts as success.
 
     Raises:
-        OSError, subprocess.SubprocessError: it failed, or took too long.
+        OSError, subprocess.SubprocessError: the program failed, or took too long.
     """
     found = shutil.which(program, path=SEARCH_PATH) or program
     with anyio.move_on_after(deadline_s):

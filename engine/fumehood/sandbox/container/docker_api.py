@@ -5,17 +5,17 @@ caller, a tool or a guest reaches a request only through a `ContainerSpec`; no r
 host file, runs a command in an existing container, or pulls or pushes an image. The event loop
 never blocks; every request has a deadline, and the number of threads is limited.
 
-The package `docker` (its low-level client) blocks, so its requests run in threads. It is imported
-with the first request to a Docker that is listening; an engine without Docker never loads it. A
-call that hangs keeps its thread until the client's own time limit ends it, and the other calls
+The package `docker` (its low-level client) blocks, so its requests run in threads. The package is
+imported with the first request to a daemon that is listening; an engine without Docker never loads
+it. A call that hangs keeps its thread until the client's own time limit ends the call; other calls
 share the remaining threads (`bounded_threads`).
 
-Commands and tests may block, so they use the client itself, from `open_docker`. It checks that a
-daemon answers: an installed `docker` program does not prove that there is a daemon.
+Commands and tests may block, so they use the client itself, from `open_docker`. That function
+checks that a daemon answers: an installed `docker` program does not prove that there is a daemon.
 
 The second half checks the requirements on Docker and its host. Docker only warns about limits that
-its kernel lacks, so they are checked first; a property that Docker does not report counts as
-missing.
+the kernel lacks, so they are checked before containers are created; a property that Docker does not
+report counts as missing.
 
 `DOCKER_HOST` may be `unix://…` or `tcp://…`. The engine refuses encrypted connections: the channel
 to a guest is the socket itself, handed to the event loop. `open_docker` accepts TLS.
@@ -50,13 +50,13 @@ QUICK_S = 5.0
 """Deadline of queries, in seconds."""
 
 SLOW_S = 20.0
-"""Deadline in seconds of requests that Docker writes down, enough for a busy disk."""
+"""Deadline in seconds of requests that make Docker write to its disk, enough for a busy disk."""
 
 LAUNCH_S = 25.0
 """Deadline in seconds of the three requests that start a container, enough for a busy disk."""
 
 CONNECT_S = 2.0
-"""Seconds to connect to the daemon's socket, to check that it is listening."""
+"""Seconds to connect to the daemon's socket, in the check whether it is listening."""
 
 FREEZE_PAUSES_S = (0.02, 0.05, 0.1, 0.2, 0.4)
 """Seconds before each further attempt to freeze a container. With cgroup version 1 the runtime
@@ -77,12 +77,13 @@ class DockerError(Exception):
     """
 
     message = "A request to Docker failed."
-    """The text for callers, without paths of the host. `Docker.ask` says which request and why."""
+    """The text for callers, without paths of the host. `Docker.ask` adds the request and the
+    reason."""
     remedy = "Its log and the engine's say more."
     heals = True
-    """Whether the error may disappear without an operator, for example after a restart."""
+    """Whether the error may disappear without the operator's help, for example after a restart."""
     reason = ""
-    """Docker's answer for callers, if it refused a request: the status, and a known cause."""
+    """Why Docker refused a request, for callers: the status, and a known cause, if any."""
 
 
 class DockerUnreachable(DockerError):
@@ -191,8 +192,8 @@ class Docker:
     async def launch_in(
         self, container_id: str, command: tuple[str, ...]
     ) -> tuple[socket.socket, bytes]:
-        """Run a command as root in a running container. Returns its streams as one socket, which
-        the caller closes, and what has been received of them already.
+        """Run a command as root in a running container. Return the command's streams as one socket,
+        which the caller must close, and the bytes that have already been read from the socket.
 
         Raises:
             DockerNotFound, DockerConflict: the container is gone, or not running.
@@ -219,7 +220,7 @@ class Docker:
         return state
 
     async def pause(self, container_id: str) -> None:
-        """Freeze all processes of a container, by id or name; do nothing if it is frozen.
+        """Freeze all processes of a container, by id or name. Do nothing if they are frozen.
 
         Raises:
             DockerNotFound: the container is gone.
@@ -237,7 +238,7 @@ class Docker:
                 await anyio.sleep(pause_s)
 
     async def unpause(self, container_id: str) -> None:
-        """Let the processes of a container continue; do nothing if they are not frozen.
+        """Thaw the processes of a container. Do nothing if they are not frozen.
 
         Raises:
             DockerNotFound: the container is gone.
@@ -251,7 +252,9 @@ class Docker:
                 raise
 
     async def create_volume(self, name: str, options: Mapping[str, str]) -> None:
-        """Create a volume of the driver `local`; `options` are those of mount(8)."""
+        """Create a volume with the driver `local`. `options` are the driver's `type`, `device` and
+        `o`, as for mount(8).
+        """
         await self.ask(
             "create a volume",
             lambda client: client.create_volume(name, driver="local", driver_opts=dict(options)),
@@ -259,16 +262,18 @@ class Docker:
         )
 
     async def remove_volume(self, name: str) -> None:
-        """Remove a volume. A missing one counts as removed.
+        """Remove a volume. A missing volume counts as removed.
 
         Raises:
-            DockerConflict: a container uses it.
+            DockerConflict: a container uses the volume.
         """
         with suppress(DockerNotFound):
             await self.ask("remove a volume", lambda client: client.remove_volume(name), SLOW_S)
 
     async def remove(self, container_id: str) -> None:
-        """Kill and remove a container by id or name. A missing one counts as removed."""
+        """Kill and remove a container by id or name. A missing container, and one that is being
+        removed, count as removed.
+        """
         with suppress(DockerNotFound, DockerConflict):
             await self.ask(
                 "remove a container",
@@ -301,11 +306,12 @@ class Docker:
         *,
         unwanted: Callable[[Answer], None] = lambda answer: None,
     ) -> Answer:
-        """Run a call of the low-level client in a thread. `asked` completes "Docker did not …".
+        """Run a call of the low-level client in a thread, and return its result. `asked` completes
+        "Docker did not …" in errors. A result that comes too late is passed to `unwanted`.
 
         Raises:
             DockerError: Docker cannot be used, or the request failed.
-            EngineError: raised by the call itself.
+            EngineError: `call` itself raised it.
         """
 
         def ask() -> Answer:
@@ -331,7 +337,7 @@ class Docker:
             self.failure = failure
 
     def _connected(self) -> Any:
-        """Return the client, a new one after a failure to connect. Runs in a thread."""
+        """Return the client. After a failure to connect, create a new one. Runs in a thread."""
         if self._wants_tls or self.host.startswith("https://"):
             raise DockerNotSupported("Docker over TLS is not supported.")
         # Check each time: the package leaks a socket if it cannot connect.
@@ -353,7 +359,8 @@ def docker_host(environment: Mapping[str, str] = os.environ) -> str:
 
 
 def open_docker(environment: Mapping[str, str] = os.environ, *, timeout_s: float = OPEN_S) -> Any:
-    """Return a blocking client, after the daemon has answered. `timeout_s` limits each answer.
+    """Return a blocking client, after the daemon has answered. The client waits at most `timeout_s`
+    seconds for each answer.
 
     Raises:
         DockerError: Docker cannot be used.
@@ -398,8 +405,8 @@ def _make_client(host: str, timeout_s: float, **tls: Any) -> Any:
     from docker.api.client import APIClient
 
     class Client(APIClient):  # type: ignore[misc]
-        # Ignore proxies and passwords in this user's environment. A property, because the client
-        # talks to the daemon before its constructor has returned.
+        # Ignore proxies and passwords in this user's environment. This is a property, because the
+        # client connects to the daemon before its constructor has returned.
         trust_env = property(lambda self: False, lambda self, value: None)
 
     return Client(host, version="auto", timeout=timeout_s, **tls)
@@ -426,8 +433,8 @@ def _launch_in(
 
 
 def _detached(attached: Any) -> tuple[socket.socket, bytes]:
-    """The socket of a stream, taken from the HTTP client, so that the client does not close it, and
-    what the client has read of the stream together with the response's head.
+    """Detach a stream's socket from the HTTP client, so that the client does not close it. Return
+    the socket, and the bytes of the stream that the client has read with the response's headers.
     """
     try:
         attached._sock.setblocking(False)
@@ -489,13 +496,15 @@ KNOWN_CAUSES = frozenset(
     {os.strerror(number).lower() for number in errno.errorcode}
     | {"context canceled", "context deadline exceeded", "signal: killed", "unexpected eof"}
 )
-"""Endings of Docker's explanations that callers may read, because they name nothing of the host:
-errors of system calls, and those of Go's libraries.
+"""Causes in Docker's explanations that callers may read, because they reveal nothing about the
+host: the texts of system call errors, and of some errors in Go's libraries.
 """
 
 
 def _known_cause(words: str) -> str | None:
-    """The last known cause in Docker's explanation, which begins with the outermost failure."""
+    """Return the last known cause in Docker's explanation, or None. The explanation begins with the
+    outermost failure, so the last cause is the innermost.
+    """
     words = words.lower()
     found = [(words.rfind(cause) + len(cause), cause) for cause in KNOWN_CAUSES if cause in words]
     return max(found, key=lambda one: (one[0], len(one[1])), default=(0, None))[1]
@@ -509,22 +518,25 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
 
 
 LIMITS = {"MemoryLimit": "memory", "CpuCfsQuota": "cpu", "PidsLimit": "pids"}
-"""Field of Docker's description → the cgroup controller that the limit needs."""
+"""Field of Docker's system information → the cgroup controller that the limit needs."""
 
 
 @dataclass(frozen=True, slots=True)
 class Unfit:
-    """Why a host cannot run containers with all limits, and the remedy. For callers."""
+    """Why a host cannot run containers with all limits, and the remedy, in words for callers."""
 
     message: str
     remedy: str
     heals: bool = False
-    """Whether the problem may disappear without an operator, so that calls may be repeated."""
+    """Whether the problem may disappear without the operator's help, so that calls may be repeated.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class HostCheck:
-    """One requirement on the host: what was found, and the fault, if any."""
+    """The check of one requirement on the host. `found` describes the host; `unfit` is None if it
+    meets the requirement.
+    """
 
     name: str
     found: str
@@ -534,7 +546,8 @@ class HostCheck:
 def host_checks(
     info: JsonObject, *, runtime: str | None, has_swap: bool | None
 ) -> tuple[HostCheck, ...]:
-    """Check all requirements on Docker's host. `has_swap` is None if that is unknown.
+    """Check all requirements on Docker's host. `has_swap` is whether the host has swap space, or
+    None if this is unknown.
 
     *Source*: Docker Engine API 1.41, SystemInfo.
     """
@@ -549,13 +562,15 @@ def host_checks(
 
 
 def why_unfit(info: JsonObject, *, runtime: str | None, has_swap: bool | None) -> Unfit | None:
-    """Return the first requirement that this Docker daemon does not meet, or None."""
+    """Return the fault for the first requirement that Docker's host does not meet, or None."""
     checks = host_checks(info, runtime=runtime, has_swap=has_swap)
     return next((check.unfit for check in checks if check.unfit is not None), None)
 
 
 def may_swap(*, is_local: bool) -> bool | None:
-    """Whether Docker's host has swap space; None for a remote host, where this is unknown."""
+    """Return whether Docker's host has swap space, or None if this is unknown, as for a remote
+    host.
+    """
     try:
         swaps = Path("/proc/swaps").read_text(encoding="ascii") if is_local else None
     except (OSError, UnicodeDecodeError):

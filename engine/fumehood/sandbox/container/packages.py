@@ -1,10 +1,11 @@
-"""Packages that a session or a call asks for: layers on top of the images.
+"""Packages that are requested for a session or a call: layers on top of the images.
 
 Host side, for the container wall. The names are resolved to a lock with hashes, and the wheels are
 unpacked once into a layer, which every later request with the same lock uses. An image with such
-packages has a name of its own, IMAGE+DIGEST, under which the wall knows it like any other image.
-Invariants: only packages that the operator allows are asked for; nothing of a package runs before a
-program imports it; a layer is made from the image that is current, so an upgrade makes a new one.
+packages has a separate name, IMAGE+DIGEST, by which the wall treats it like any other image.
+Invariants: only packages that the operator allows are installed on request; no code of a package
+runs before a program imports it; a layer is made on the current image, so after an upgrade of the
+image, a new layer is made.
 """
 
 from __future__ import annotations
@@ -40,27 +41,28 @@ if TYPE_CHECKING:
     from fumehood.sandbox.images.recipe import Lock
 
 PLUS = "+"
-"""Between the name of an image and the digest of its packages. No other image has it in its name.
+"""Separates the name of an image and the digest of the packages added to it. Names of other images
+do not contain it.
 """
 
 EVERY = "*"
-"""In the list of allowed packages: all of them."""
+"""Allows all packages, in the list of allowed ones."""
 
 LOCK_S = 24 * 3600.0
-"""Seconds for which the versions that were found for a request are used again."""
+"""Seconds for which the versions that were resolved for a request are used again."""
 
 MAX_OF_ONE = 4
-"""Maximum number of requests of one principal that wait to be resolved, or are."""
+"""Maximum number of one principal's requests for packages that wait or are being resolved."""
 
 PIP_S = 120.0
-"""Maximum seconds for one run of pip."""
+"""Maximum seconds for one run of pip that resolves a request."""
 
 MAKING_S = 240.0
-"""Maximum seconds to resolve, download or unpack packages."""
+"""Maximum seconds to resolve a request or to make a layer, and to wait for those of others."""
 
 
 class PackageLayers:
-    """Resolves packages, and makes layers of them, one at a time."""
+    """Resolves requests for packages, and makes layers of packages, one at a time."""
 
     def __init__(
         self,
@@ -70,7 +72,7 @@ class PackageLayers:
         cache: Path | None,
         on_event: OnEvent = lambda event, values: None,
     ) -> None:
-        """`own` is the folder of the operator's recipes, `cache` the directory of the wheels."""
+        """`own` is the folder of the operator's own recipes, `cache` the directory of wheels."""
         self._docker = docker
         self._settings = settings
         self._own = own
@@ -80,17 +82,18 @@ class PackageLayers:
         self._turn = anyio.Lock()
         self._waiting = FairShare(sys.maxsize, MAX_OF_ONE)
         self._locks: OrderedDict[str, Lock] = OrderedDict()
-        """Name of an image with packages → the packages."""
+        """Name of an image with packages → the added packages."""
         self._resolved: OrderedDict[tuple[str, str], tuple[Lock, float]] = OrderedDict()
-        """Image and request → the packages that were found, and until when they are used again, by
-        the monotonic clock."""
+        """Image id and request → the resolved packages, and when the result expires, by the
+        monotonic clock."""
 
     async def name_for(self, image: Image, packages: Sequence[str], principal_id: str) -> str:
-        """Return the name of an image with these packages, whose versions are looked up.
+        """Return the name of an image that has these packages in addition to those of `image`.
+        Their versions are resolved on behalf of the principal.
 
         Raises:
-            InvalidParams: they are not allowed, or cannot be had.
-            SandboxUnavailable: the index or pip failed.
+            InvalidParams: a package is not allowed or not available.
+            SandboxUnavailable: the index or pip failed, or too many requests wait.
         """
         asked = self._checked(packages)
         if "python" not in image.languages:
@@ -108,7 +111,7 @@ class PackageLayers:
         return self.add(image.name, lock)
 
     def add(self, image: str, lock: Lock) -> str:
-        """Return the name of an image with the packages of a lock."""
+        """Return the name of an image with the packages of a lock added, and remember the lock."""
         if not lock.packages:
             return image
         name = f"{image}{PLUS}{hashlib.sha256(lock.text.encode()).hexdigest()[:32]}"
@@ -116,21 +119,23 @@ class PackageLayers:
         return name
 
     def add_text(self, image: str, text: str) -> str:
-        """Return the name of an image with the packages of a stored lock."""
+        """Return the name of an image with the packages of a lock, given as text, as `add`."""
         from fumehood.sandbox.images.recipe import parse_lock
 
         return self.add(image, parse_lock(text))
 
     def lock_of(self, name: str) -> Lock | None:
-        """Return the packages of an image by its name, or None if it has none."""
+        """Return the packages added to an image, by its name; None if there are none, or if they
+        are not known any more.
+        """
         return self._locks.get(name)
 
     async def find(self, base: Image, name: str) -> Image:
-        """Return the image with packages of this name, on top of `base`. Make it if necessary.
+        """Return the image with this name, which adds packages to `base`. Make it if necessary.
 
         Raises:
-            InvalidParams: the packages cannot be had any more.
-            SandboxUnavailable: it cannot be made now.
+            InvalidParams: the packages are no longer available.
+            SandboxUnavailable: the image cannot be made now.
         """
         lock = self._locks.get(name)
         if lock is None:
@@ -169,7 +174,7 @@ class PackageLayers:
         return layer
 
     def _checked(self, packages: Sequence[str]) -> str:
-        """Return a request as the text of a requirements file. Raises InvalidParams."""
+        """Return the requested packages as a requirements file's text. Raises InvalidParams."""
         from fumehood.sandbox.images.recipe import (
             WrongRequirements,
             merged,
@@ -212,7 +217,9 @@ class PackageLayers:
             self._waiting.give_back(principal_id)
 
     async def _in_thread(self, work: Callable[[], Answer]) -> Answer:
-        """Run blocking work, whose errors become those for callers."""
+        """Run blocking work in a thread and return its result. Convert its errors to errors for
+        callers.
+        """
         from fumehood.sandbox.images.index import PackagesRefused
         from fumehood.sandbox.images.recipe import UnknownImage, WrongRecipe, WrongRequirements
         from fumehood.sandbox.images.rootfs import CAUSE_UNKNOWN, ImageBuildError
@@ -229,11 +236,11 @@ class PackageLayers:
             if error.remedy == CAUSE_UNKNOWN:
                 raise self._failed(error) from None
             raise try_later(f"The packages could not be installed. {error}") from None
-        except (OSError, UnknownImage, WrongRecipe) as error:  # such as an operator's image
+        except (OSError, UnknownImage, WrongRecipe) as error:  # for example of an operator's image
             raise self._failed(error) from None
 
     def _failed(self, error: Exception) -> SandboxUnavailable:
-        """Log an error that may name paths of this host, and return the one for callers."""
+        """Log an error whose text may name paths of this host, and return an error for callers."""
         self._on_event("packages.failed", {"why": str(error)})
         return try_later("The packages could not be installed. The engine's log says why.")
 

@@ -2,10 +2,10 @@
 
 Host side, between the wall and `container`. Runs only in the event loop, so each change of
 `PoolState` is atomic. Invariants: a container serves one trust domain for its whole life. It is
-reset between that domain's calls, and destroyed instead of passing to another domain, if a run in
-it did not end, if it is not clean, or if it has reached its limit of uses or age. There are never
-more than `pool_max` containers, including those that are being created or removed. A container
-taken for a session leaves the pool.
+reset between that domain's calls, and is never passed to another domain. It is destroyed if a run
+in it did not end, if it is not clean, or if it has reached its limit of uses or age. There are
+never more than `pool_max` containers, including those that are being created or removed. A
+container taken for a session leaves the pool.
 
 The queue is bounded in total, for each principal, and for each trust domain. Turns alternate
 between principals, then between the domains of one principal; within a domain, requests are served
@@ -37,30 +37,30 @@ from fumehood.sandbox.settings import ContainerSettings
 from fumehood.sandbox.wall import MAX_WAITING, OnEvent, try_later
 
 TURN_S = 1.0
-"""Seconds for which a trust domain may keep a container that others need, if its own calls wait for
-one: twice the time that a new container takes.
+"""Seconds for which a trust domain may keep a container that other domains need, if its own calls
+wait for one. This is twice the time to create a container.
 """
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Kind:
-    """The image and size that a call needs."""
+    """The image, memory and processors that a call needs."""
 
     image: str
     memory_mb: int
     cpus: float = 0.0
-    """Processors of its programs; 0: as configured."""
+    """Number of processors for programs; 0 means the configured number."""
 
 
 class EntryFactory(Protocol):
     """Creates and removes containers."""
 
     async def make(self, kind: Kind) -> Container:
-        """Create a container. If that fails, nothing remains, and EngineError is raised."""
+        """Create a container. If this fails, nothing remains, and EngineError is raised."""
         ...
 
     async def remove(self, name: str) -> None:
-        """Remove a container by name. Retries until it is gone."""
+        """Remove a container by name. Retry until it is removed."""
         ...
 
 
@@ -107,9 +107,9 @@ class PoolEntry:
     def why_not_again(
         self, settings: ContainerSettings, now: float, *, once: bool, is_spared: bool = False
     ) -> str | None:
-        """Return why its container must not be used again, or None if it may be.
+        """Return why the container must not be used again, as a clause, or None if it may be.
 
-        `once` tells that the container was requested for a single call. With `is_spared`, its idle
+        `once` means that the container was requested for a single call. With `is_spared`, its idle
         time does not count.
         """
         container = self.container
@@ -138,7 +138,7 @@ class PoolRequest:
     granted: asyncio.Future[PoolEntry] = field(repr=False)
     """The container, once it is granted, or the error that refuses the call."""
     is_being_made: bool = False
-    """Whether a container is being created for it."""
+    """Whether a container is being created for this request."""
 
 
 class Waiting(Protocol):
@@ -146,7 +146,7 @@ class Waiting(Protocol):
 
     @property
     def domain(self) -> TrustDomain:
-        """Whose request it is."""
+        """The trust domain that made the request."""
         ...
 
 
@@ -168,10 +168,10 @@ class FairQueue(Generic[W]):
         return iter([one for domains in everybody for mine in domains.values() for one in mine])
 
     def join(self, request: W) -> bool:
-        """Add a request after the others of its domain; False if too many wait already.
+        """Add a request after the others of its domain. Return False if too many wait already.
 
-        No principal has more requests in the queue than there are places left, so a principal that
-        has none always finds one, however many others repeat their calls.
+        No principal has more requests in the queue than there are free places, so a principal
+        without requests always finds a place, however often others repeat their calls.
         """
         principal_id = request.domain.principal_id
         domains = self._principals.get(principal_id, OrderedDict())
@@ -186,7 +186,7 @@ class FairQueue(Generic[W]):
         return True
 
     def leave(self, request: W) -> bool:
-        """Remove a request. False if it is not queued."""
+        """Remove a request. Return False if it is not in the queue."""
         principal_id = request.domain.principal_id
         domains = self._principals.get(principal_id, OrderedDict())
         mine = domains.get(request.domain, [])
@@ -220,18 +220,18 @@ class FairQueue(Generic[W]):
 
 
 class PoolState:
-    """The containers that exist, are being removed or are being created. Only `Pool` changes it."""
+    """The containers that exist or are being created or removed. Only `Pool` changes this."""
 
     def __init__(self) -> None:
         self.entries: dict[str, PoolEntry] = {}
         self.leaving: dict[str, asyncio.Event] = {}
         self.making = 0
         self.warming = 0
-        """How many of the containers in `making` are not for a waiting call."""
+        """Number of those containers in `making` that are not for a waiting call."""
 
     @property
     def total(self) -> int:
-        """The number of all containers."""
+        """The number of all containers, including those that are being removed or created."""
         return len(self.entries) + len(self.leaving) + self.making
 
     @property
@@ -240,7 +240,7 @@ class PoolState:
         return any(entry.state in UNUSED for entry in self.entries.values())
 
     def coming(self) -> Counter[tuple[TrustDomain | None, Kind]]:
-        """The number of containers being reset, by domain and kind."""
+        """Return the number of containers being reset, by domain and kind."""
         return Counter(
             (entry.domain, entry.kind)
             for entry in self.entries.values()
@@ -248,7 +248,9 @@ class PoolState:
         )
 
     def shares(self, requests: Iterable[PoolRequest]) -> Counter[str]:
-        """The number of containers that each principal uses, or that are being created for it."""
+        """Return the number of containers that each principal uses or that are being created for
+        it.
+        """
         busy = [entry.domain for entry in self.entries.values() if entry.state is State.BUSY]
         shares = Counter(domain.principal_id for domain in busy if domain is not None)
         shares.update(one.domain.principal_id for one in requests if one.is_being_made)
@@ -257,7 +259,8 @@ class PoolState:
     def find(self, request: PoolRequest, state: State) -> PoolEntry | None:
         """Return a container in this state that may serve the request, or None.
 
-        It is the most recently used one, so that surplus containers stay idle and expire.
+        If there are several, it is the most recently used one, so that surplus containers stay idle
+        and expire.
         """
         domain = None if state is State.WARM else request.domain
         if request.fresh and state is not State.WARM:
@@ -270,11 +273,11 @@ class PoolState:
         return max(fitting, key=lambda entry: entry.last_used, default=None)
 
     def dispensable(self, requests: Iterable[PoolRequest], now: float) -> PoolEntry | None:
-        """Return the container to destroy if another needs its place, or None.
+        """Return the container to destroy if another one needs its place, or None.
 
-        It is the least recently used one without a call; warm containers come last. A container
-        that its own domain waits for stays for `TURN_S` seconds: a new container for every call of
-        every domain would cost all of them more than waiting.
+        It is the least recently used one without a call; warm containers come last. If its own
+        domain waits for a container of this kind, the domain keeps it for `TURN_S` seconds: if each
+        call of each domain got a new container, all would wait longer.
         """
         wanted = {(request.domain, request.kind) for request in requests if not request.fresh}
         idle = (
@@ -288,7 +291,7 @@ class PoolState:
         )
 
     def counts(self) -> JsonObject:
-        """The number of containers by state."""
+        """Return the number of containers by state."""
         states = Counter(entry.state for entry in self.entries.values())
         return {
             **{state.name.lower(): states[state] for state in State},
@@ -329,12 +332,13 @@ class Pool:
         self._refusal: EngineError | None = None
         """The error for all calls, once the pool is closed."""
         self.dirty = 0
-        """How many containers could not be cleaned, since the start."""
+        """Number of containers since the start that could not be cleaned."""
 
     # -- for the wall ---------------------------------------------------------------
 
     async def take(self, domain: TrustDomain, kind: Kind, *, fresh: bool) -> PoolEntry:
-        """Wait a bounded time for a container of this domain, or for an unused one.
+        """Wait a bounded time for a container that this domain used before or that has run nothing;
+        with `fresh`, only for one that has run nothing.
 
         Raises:
             SandboxUnavailable: no container became free in time, too many calls are waiting, or
@@ -358,7 +362,9 @@ class Pool:
             raise
 
     def give_back(self, entry: PoolEntry, *, ran: bool, fresh: bool) -> None:
-        """Return a container after its lease. It is destroyed if a run in it did not end."""
+        """Return a container after its lease. It is destroyed if it was `fresh` and used, if a run
+        in it did not end, or if it has reached a limit.
+        """
         if entry.container.name not in self._state.entries:
             return
         entry.last_used = self._monotonic()
@@ -376,7 +382,7 @@ class Pool:
     def let_go(self, entry: PoolEntry, listener: ChannelListener) -> bool:
         """Take a leased, unused container out of the pool. Return False if it has ended meanwhile.
 
-        From then on, `listener` receives its events, and must end and remove it.
+        From then on, `listener` receives the container's events, and must end and remove it.
         """
         assert entry.uses == 0
         if self._state.entries.pop(entry.container.name, None) is None:
@@ -400,7 +406,8 @@ class Pool:
     def tidy(self, *, least_warm: int = 0) -> None:
         """Destroy containers that are too old, and create missing warm ones. Called periodically.
 
-        If fewer than `least_warm` are ready, one more is created, whatever the settings are.
+        If fewer than `least_warm` containers are ready, one more is created, whatever the settings
+        are.
         """
         spared = self._settings.pool_min
         for entry in list(self._state.entries.values()):
@@ -417,9 +424,9 @@ class Pool:
         self._keep_warm(least_warm)
 
     def retire(self, is_outdated: Callable[[Container], bool]) -> None:
-        """Destroy the containers of outdated images that no call uses.
+        """Destroy outdated containers that no call uses.
 
-        Those in use stay until the caller does this again.
+        Those in use stay until the next call of this method.
         """
         for entry in list(self._state.entries.values()):
             if entry.state in UNUSED and is_outdated(entry.container):
@@ -427,7 +434,7 @@ class Pool:
         self._dispatch()
 
     def warm(self) -> Counter[Kind]:
-        """The number of containers by kind that have run nothing."""
+        """Return the number of containers by kind that have run nothing."""
         entries = self._state.entries.values()
         return Counter(entry.kind for entry in entries if entry.state is State.WARM)
 
@@ -437,7 +444,7 @@ class Pool:
         return [*self._state.entries, *self._state.leaving]
 
     def counts(self) -> JsonObject:
-        """The number of containers by state, for the operator."""
+        """Return the number of containers by state, for the operator."""
         return {**self._state.counts(), "waiting": len(self._queue), "dirty": self.dirty}
 
     # -- events of containers -------------------------------------------------------
@@ -449,7 +456,7 @@ class Pool:
             self._dispatch()
 
     def on_end(self, entry: PoolEntry, why: str) -> None:
-        """Remove a container that has ended: by itself, by its channel, or by `_destroy`."""
+        """Start removing a container whose end was caused by itself, its channel, or `_destroy`."""
         if self._state.entries.pop(entry.container.name, None) is None:
             return
         if entry.container.is_dirty:
@@ -465,7 +472,8 @@ class Pool:
     def _dispatch(self) -> None:
         """Grant free containers in turn, create missing ones, and keep some warm.
 
-        Its own changes may call it again; such a call only records that there is more to do.
+        Changes made here may call this method again. Such a call only records that there is more to
+        do.
         """
         self._has_changed = True
         if self._is_dispatching:
@@ -527,7 +535,7 @@ class Pool:
         request.granted.set_result(entry)
 
     def _start_making(self, request: PoolRequest) -> bool:
-        """Start creating a container for a request. If the pool is full, destroy one that is idle.
+        """Start creating a container for a request. If the pool is full, destroy an unused one.
 
         Return False if none can be destroyed.
         """
@@ -545,8 +553,9 @@ class Pool:
         return True
 
     def _keep_warm(self, least_warm: int) -> None:
-        """Create one more warm container if fewer than `least_warm` are ready, no call is waiting,
-        and there is room."""
+        """Start creating one more warm container, if fewer than `least_warm` are ready, no call is
+        waiting, and there is room.
+        """
         if len(self._queue) or self._state.warming:
             return
         warm = sum(self._is_ready_for_all(entry) for entry in self._state.entries.values())
@@ -625,5 +634,5 @@ class Pool:
 
 
 def _another(error: EngineError) -> EngineError:
-    """Copy the exception, because raising one twice would mix the tracebacks."""
+    """Return a copy of the error: raising the same one twice would mix the tracebacks."""
     return copy.copy(error)

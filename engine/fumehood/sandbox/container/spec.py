@@ -2,7 +2,8 @@
 
 Host side, pure. It builds the complete body of the request that creates a container, so no default
 of a library or of the Docker client's configuration is mixed in. Invariant: a call or a tool
-chooses only the image and the memory class; the rest is fixed, derived or the operator's.
+chooses only the image and the memory class; all other values are fixed, derived or set by the
+operator.
 
 Docker's own defaults are used on purpose: its seccomp profile (so there is no `seccomp=` option),
 its read-only paths below /proc and /sys, and its AppArmor profile if the host has one.
@@ -32,7 +33,7 @@ uses SETPCAP only at its start, to empty the bounding set, and then drops it.
 """
 
 GUEST_PROCESSES = 12
-"""Processes that the guest needs: the supervisor, the zygotes, and the children that are ready."""
+"""Number of processes that the guest needs: the supervisor, the zygotes, and ready children."""
 
 SPARES = 2
 """Number of ready children of the zygote without preloaded modules: one for the next call, and one
@@ -53,12 +54,14 @@ MASKED_PATHS = (
     "/proc/timer_stats", "/sys/devices/virtual/powercap", "/sys/firmware",
     "/proc/pressure",
 )  # fmt: skip
-"""Paths that programs find empty: Docker's own list (*Source*: Moby 28, oci/defaults.go), which a
-list in the request replaces; and the host's load, which any process may also make the kernel watch.
+"""Paths that programs find empty. They are Docker's own list, which a list in the request replaces
+(*Source*: Moby 28, oci/defaults.go), and `/proc/pressure`, the host's load, which any process could
+otherwise read and make the kernel monitor.
 """
 
 INODES_PER_MB = 32
-"""Limit on files. An empty one takes about a kilobyte of memory that the size limit does not count.
+"""Number of files allowed for each MB of a file system. An empty file takes about a kilobyte of
+memory that the size limit does not count.
 """
 
 LABEL_ENGINE = "fumehood.engine"
@@ -69,8 +72,8 @@ LABEL_PID = "fumehood.pid"
 
 
 GUEST_OPEN_FILES = 1024
-"""Open files of the guest, which holds the connections of a program with network. It lowers the
-limit of each child to `CONTAINER_OPEN_FILES`."""
+"""Maximum number of open files of the guest, which holds the connections of a program with network.
+The guest lowers the limit of each child to `CONTAINER_OPEN_FILES`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,14 +82,14 @@ class ContainerSpec:
 
     name: str
     image_id: str
-    """`sha256:…`, because a name can be reassigned to another image."""
+    """The image's id, `sha256:…`: a name could be reassigned to another image."""
     image_name: str
     engine_id: str
     owner_id: str
     memory_mb: int
-    """The memory class, in MB: the limit of a program."""
+    """The memory class, in MB, which is the limit of a program."""
     cpus: float
-    """CPUs of programs and guest together."""
+    """Maximum number of CPUs for programs and guest together."""
     lifetime_s: float
     """Seconds after which the guest ends itself, even if the engine is gone."""
     deadline: int
@@ -107,7 +110,7 @@ class ContainerSpec:
 
     @property
     def processes(self) -> int:
-        """How many processes and threads the whole container may have."""
+        """Maximum number of processes and threads in the whole container."""
         return CONTAINER_PROCESSES + GUEST_PROCESSES + GVISOR_PROCESSES * self.is_gvisor
 
     @property
@@ -137,7 +140,7 @@ def create_body(spec: ContainerSpec, command: tuple[str, ...] = GUEST_COMMAND) -
         "Env": ["PATH=/usr/local/bin:/usr/bin:/bin", "LANG=C.UTF-8"],
         "Labels": _labels(spec),
         "Healthcheck": {"Test": ["NONE"]},
-        # The channel: three streams. Stdin closes when the engine disconnects.
+        # The channel consists of three streams. Stdin closes when the engine disconnects.
         "OpenStdin": True,
         "StdinOnce": True,
         "AttachStdin": True,
@@ -152,14 +155,16 @@ def create_body(spec: ContainerSpec, command: tuple[str, ...] = GUEST_COMMAND) -
 def program_body(
     spec: ContainerSpec, command: tuple[str, ...], env: Mapping[str, str], *, has_network: bool
 ) -> JsonObject:
-    """Return the body for a program that the operator configured, which runs without a guest (with
-    network: behind a front), as an unprivileged user without capabilities."""
+    """Return the body of `POST /containers/create` for a program that the operator configured. The
+    program runs without a guest, or with network behind a front, as an unprivileged user without
+    capabilities.
+    """
     if has_network:
         config = {"wall": "front", "import_paths": list(GUEST_IMPORT_PATHS), "command": command}
         command = (*GUEST_COMMAND, json.dumps(config, sort_keys=True))
     body = create_body(spec, command)
     body["HostConfig"]["CapAdd"] = []
-    if has_network:  # the front is of the program's own user
+    if has_network:  # the front runs as the same user as the program
         body["HostConfig"]["Tmpfs"][TRUST_DIRECTORY] = _TRUST_TMPFS.format(mode="1777")
     own = [f"{name}={value}" for name, value in env.items()]
     env_before: list[str] = [f"HOME={WORKSPACE}", *body["Env"]]
@@ -185,7 +190,9 @@ def guest_config(spec: ContainerSpec) -> JsonObject:
 
 
 def relay_command(epoch: int, command: tuple[str, ...] = GUEST_COMMAND) -> tuple[str, ...]:
-    """Return the command that hands its streams to the guest, as those of a new host."""
+    """Return the command that passes its streams to the guest, as the streams of a new host with
+    this epoch.
+    """
     config = {"wall": "relay", "import_paths": list(GUEST_IMPORT_PATHS), "epoch": epoch}
     return (*command, json.dumps(config, sort_keys=True))
 
@@ -238,12 +245,12 @@ def _host_config(spec: ContainerSpec) -> JsonObject:
                 for path, size in spec.writable_mb.items()
                 if spec.disk is None or path != WORKSPACE
             },
-            # For the guest's own file, which programs read.
+            # For the file with trusted certificates, which the guest writes and programs read.
             TRUST_DIRECTORY: _TRUST_TMPFS.format(mode="0755"),
         },
         "Binds": [],
         "LogConfig": {"Type": "none", "Config": {}},  # otherwise Docker logs the channel to disk
-        # It starts once. The engine removes it, after it has read how it ended.
+        # Start it only once. The engine removes it after reading how it ended.
         "RestartPolicy": {"Name": "no", "MaximumRetryCount": 0},
         "AutoRemove": False,
         "Init": False,
@@ -262,7 +269,7 @@ def _tmpfs(size_mb: int) -> str:
 
 
 def _volume(name: str) -> JsonObject:
-    # Its files can be executed. It is mounted without set-id bits and devices (`disks`).
+    # Its files can be executed. It is mounted with `nosuid` and `nodev` (see `disks`).
     return {
         "Type": "volume", "Source": name, "Target": WORKSPACE, "ReadOnly": False,
         "VolumeOptions": {"NoCopy": True},

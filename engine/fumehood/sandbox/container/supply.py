@@ -1,17 +1,17 @@
-"""The supply of containers: finds images, makes containers, and removes lost ones.
+"""The supply of containers: finds images, creates containers, and removes lost ones.
 
 Host side, between the wall and Docker. A "look" queries Docker for its state and its images. A call
-whose image is not known to exist starts a look; calls that arrive meanwhile share its result.
+whose image is not known to exist starts a look; calls that arrive meanwhile share the result.
 Invariants: a missing image affects only the calls that need it, and is never replaced by another. A
 container's name counts as in use before its creation is requested, and a container that does not
 become ready is removed.
 
-A sweep removes what a crash between two steps leaves behind: a container with this engine's labels
-and a name that is not in use. It checks every container in this order: without our labels it
-is left alone; with this engine's or this owner's label it is removed if its name is not in use (a
-state directory has one engine at a time, so an earlier engine's is in use only if a session waits
-in it to be taken over); with another owner's label it is removed only if it is stopped and long
-past its deadline.
+A sweep removes containers that a crash between two steps left behind: those that have this engine's
+labels, but a name that is not in use. For each container, the first rule that applies decides:
+without our labels, it is left alone. With this engine's or this owner's label, it is removed if its
+name is not in use. (A state directory has one engine at a time, so an earlier engine's container is
+in use only if it is that of a session, to be taken over.) With another owner's label, it is removed
+only if it is stopped and long past its deadline.
 """
 
 from __future__ import annotations
@@ -84,45 +84,45 @@ LEAST_BETWEEN_LOOKS_S = 1.0
 """Minimum seconds between the starts of two looks, however many calls request one."""
 
 REMEMBERED_S = 2.0
-"""Seconds without a look after one that reached its deadline."""
+"""Seconds for which no look is made after one that reached its deadline."""
 
 GUEST_GRACE_S = 60.0
-"""Seconds added to a guest's own lifetime beyond the last moment at which it could be in use."""
+"""Seconds for which a guest lives beyond the last moment at which it could be in use."""
 
 GUEST_CPUS = 0.5
-"""CPUs of the guest, which creates the next child while a program runs; added to the program's."""
+"""CPUs added to those of the program, for the guest, which creates the next child meanwhile."""
 
 MAX_TAKEOVERS = 8
-"""Maximum number of containers that are taken over at once, so that each is ready in time."""
+"""Maximum number of concurrent takeovers, so that each guest is ready in time."""
 
 
 PAST_DEADLINE_S = 60
-"""Seconds after its deadline for which another engine's stopped container is left alone."""
+"""Seconds after its deadline for which a stopped container of another owner is left alone."""
 
 RETRY_PAUSE_S = (0.1, 0.5, 2.0, 5.0, 15.0)
-"""Seconds before each attempt to remove a container again; the last value repeats."""
+"""Seconds before each further attempt to remove a container; the last value repeats."""
 
 STOP_DEADLINE_S = 8.0
-"""Seconds to remove all containers when the engine stops. The guests of the others end by
-themselves, and the next engine removes those containers."""
+"""Maximum seconds to remove all containers when the engine stops. The guests in remaining
+containers end by themselves, and the next engine removes these containers."""
 
 RUNNING_STATES = frozenset({"running", "paused", "restarting"})
-"""Docker's states of a container that has not stopped."""
+"""Docker's states for a container that has not stopped."""
 
 
 Trouble = DockerError | ContainerFailed | Unfit
-"""An error with a message and a remedy for callers; `heals` tells whether it may end by itself."""
+"""A fault with a message and a remedy for callers. `heals` is whether it may end by itself."""
 
 
 FindImage = Callable[[Docker, str], "Awaitable[Image]"]
-"""Finds an image by its name. Raises DockerError or ImageMissing."""
+"""Returns the image with a name. Raises DockerError or ImageMissing."""
 
 
 def image_finder(own: Path | None = None) -> FindImage:
-    """Return a function that finds images; `own` is the folder of the operator's recipes."""
+    """Return a function that finds images. `own` is the folder of the operator's own recipes."""
 
     async def find_in(docker: Docker, name: str) -> Image:
-        # Imported here: it loads Docker's package, which an engine without Docker never does.
+        # Imported here, because it loads Docker's package, which an engine without Docker must not.
         from fumehood.sandbox.images.catalog import find_image
 
         return await docker.ask(
@@ -134,9 +134,11 @@ def image_finder(own: Path | None = None) -> FindImage:
 
 @dataclass(frozen=True, slots=True)
 class Making:
-    """How containers are created. `held_s` is the longest time for which a session keeps one,
-    `held_with_disk_s` the same for one with a disk, and `orphan_s` how long one whose engine is
-    gone waits for the next.
+    """How containers are created.
+
+    `held_s` and `held_with_disk_s` are the longest times for which sessions without and with a disk
+    keep a container. `orphan_s` is how long a session's container waits for the next engine. All
+    are in seconds.
     """
 
     command: tuple[str, ...] = GUEST_COMMAND
@@ -152,8 +154,8 @@ AS_USUAL = Making()
 class ContainerSupply:
     """Finds images, and creates and removes containers.
 
-    `required` are the limits that every container must enforce. `in_use` returns the names of this
-    engine's containers in use. `on_look` is called after each look.
+    `required` are the limits that every container must enforce. `in_use` returns the names of the
+    containers that a sweep must not remove. `on_look` is called after each look.
     """
 
     required = frozenset(Limit)
@@ -185,14 +187,14 @@ class ContainerSupply:
         self._turn = anyio.Lock()
         self._takeovers = anyio.CapacityLimiter(MAX_TAKEOVERS)
         self.made = 0
-        """How many containers were requested so far."""
+        """Number of containers that were requested so far."""
         self.host = HostSize(0, 0)
-        """The size of Docker's host; zeros if it is not known."""
+        """The size of Docker's host; zeros if the size is not known."""
         self._unfit: Trouble | None = None
         self._reported: list[str] | None = None
-        """The result of a look that was logged last: the fault, or the missing images."""
+        """The last logged result of a look: the fault, or the missing images."""
         self._silent_until = -math.inf
-        """Until then, by the monotonic clock, no look is made."""
+        """No look is made until this time, by the monotonic clock."""
         self.looked_at = -math.inf
         """When the last finished look began, by the monotonic clock."""
         self.images: dict[str, Image] = {}
@@ -203,19 +205,19 @@ class ContainerSupply:
         self.lacking: LimitsNotEnforced | None = None
         """The error if the last container lacked a required limit, otherwise None."""
         self.unsettled: set[str] = set()
-        """Names of containers outside the pool: being created, being removed after a failed
-        start, or running a program of the operator."""
+        """Names of containers that are being created, that are being removed after a failed start,
+        or that run a program of the operator."""
 
     # -- the state ------------------------------------------------------------------
 
     @property
     def down(self) -> Trouble | None:
-        """Why Docker cannot be used, judging by the last request and the last look, or None."""
+        """Why Docker cannot be used, according to the last request and the last look, or None."""
         return self._docker.failure or self._unfit
 
     @property
     def trouble(self) -> Trouble | None:
-        """Why calls get no container, or None: Docker cannot be used, or a limit was missing."""
+        """Why calls get no container (Docker cannot be used, or a limit was missing), or None."""
         return self.down or self.lacking
 
     @property
@@ -225,7 +227,7 @@ class ContainerSupply:
         return self.down is None and any(name in self.images for name in names)
 
     def name_for(self, language: str) -> str:
-        """Return the name of a language's image, which may be missing.
+        """Return the name of the configured image for a language. The image may be missing.
 
         Raises:
             SandboxUnavailable: no image is configured for the language.
@@ -239,7 +241,8 @@ class ContainerSupply:
         return name
 
     def check(self, name: str, language: str | None) -> None:
-        """Check that a program in a language can use an image, without a request to Docker.
+        """Check that a program in a language can use an image, without a request to Docker. An
+        image that is not known yet passes the check.
 
         Raises:
             ImageMissing: the image was missing at the last look.
@@ -258,11 +261,12 @@ class ContainerSupply:
     # -- looking --------------------------------------------------------------------
 
     async def find(self, name: str) -> Image:
-        """Return an image by its name; query Docker if it is not yet known.
+        """Return an image by its name. Query Docker if the image is not yet known. Packages that
+        the name stands for are installed if necessary.
 
         Raises:
             ImageMissing: the image does not exist.
-            InvalidParams: the packages that it is to have cannot be had any more.
+            InvalidParams: the packages are no longer available.
             SandboxUnavailable: Docker cannot be used, or the packages cannot be added now.
         """
         below, plus, _ = name.partition(PLUS)
@@ -275,7 +279,7 @@ class ContainerSupply:
             if self.down is not None:
                 raise unavailable(self.down)
         self.check(name, None)
-        if name not in self.images:  # not a configured image: a session named it
+        if name not in self.images:  # not a configured image, but that of a session
             try:
                 async with self._turn:
                     self.images[name] = await self._find_image(self._docker, name)
@@ -286,8 +290,8 @@ class ContainerSupply:
     async def look(self) -> None:
         """Query Docker for its state, its host and the images, and keep the result.
 
-        Return without a query if another look has begun since this was called, or if the last one
-        has just reached its deadline.
+        Return without a query if another look has begun and ended since this was called, or if the
+        last one has just reached its deadline.
         """
         came = time.monotonic()
         async with self._turn:
@@ -337,8 +341,9 @@ class ContainerSupply:
         return unfit
 
     def _report(self) -> None:
-        """Report whether Docker and the images are available, if that differs from the last
-        time."""
+        """Log whether Docker and the images are available, if this has changed since the last log
+        event.
+        """
         missing = [error.message for error in self.missing.values()]
         result = [self.down.message] if self.down is not None else missing
         if result == self._reported:
@@ -356,12 +361,12 @@ class ContainerSupply:
     # -- making ---------------------------------------------------------------------
 
     async def make(self, kind: Kind, disk: tuple[str, int] | None = None) -> Container:
-        """Create and start a container. `disk` is the volume of its working directory and the size
+        """Create and start a container. `disk` is the volume of the working directory and its size
         in MB.
 
         Raises:
-            SandboxUnavailable: its image is missing, it could not be created, or it lacks a
-                required limit.
+            SandboxUnavailable: the image is missing, or the container could not be started or lacks
+                a required limit.
         """
         began = time.monotonic()
         spec = self._spec(kind, disk)
@@ -398,7 +403,9 @@ class ContainerSupply:
         self, command: tuple[str, ...], env: Mapping[str, str], image: str, memory_mb: int,
         *, has_network: bool,
     ) -> AttachedProgram:  # fmt: skip
-        """Start a program of the operator in a container of its own. Raises SandboxUnavailable."""
+        """Start a program that the operator configured, in a separate container. Raises
+        SandboxUnavailable.
+        """
         await self.find(image)
         spec = self._spec(Kind(image, memory_mb))
         self.unsettled.add(spec.name)
@@ -417,7 +424,8 @@ class ContainerSupply:
         return AttachedProgram(reader, writer, remove)
 
     async def take_over(self, name: str, epoch: int) -> Container | None:
-        """Take over the container of an earlier engine's session, or return None if it is gone.
+        """Take over the container of an earlier engine's session. Return None if the container is
+        gone or cannot be taken over.
 
         Raises:
             SandboxUnavailable: Docker cannot be used now.
@@ -445,16 +453,16 @@ class ContainerSupply:
             raise unavailable(error) from None
 
     async def is_paused(self, name: str) -> bool:
-        """Whether a container is frozen. Raises SandboxUnavailable."""
+        """Return whether a container is frozen; False if it is gone. Raises SandboxUnavailable."""
         with for_callers():
             return bool((await self._docker.state(name)).get("Paused"))
         return False
 
     async def is_dead(self, name: str) -> bool:
-        """Whether a container is gone, has ended, or ends as soon as it is not frozen any more.
+        """Return whether a container is gone, has ended, or will end as soon as it is thawed.
 
         Raises:
-            DockerError: Docker cannot tell now.
+            DockerError: Docker cannot be queried now.
         """
         try:
             state = await self._docker.state(name)
@@ -468,7 +476,7 @@ class ContainerSupply:
             await self._docker.pause(name)
 
     async def unpause(self, name: str) -> None:
-        """Let a frozen container continue. Raises SandboxUnavailable."""
+        """Thaw a frozen container. Raises SandboxUnavailable."""
         with for_callers():
             await self._docker.unpause(name)
 
@@ -476,10 +484,12 @@ class ContainerSupply:
         try:
             await self.remove(name)
         finally:
-            self.unsettled.discard(name)  # if this was given up, a sweep may remove it
+            self.unsettled.discard(name)  # if the removal was cancelled, a sweep may do it
 
     def _spec(self, kind: Kind, disk: tuple[str, int] | None = None) -> ContainerSpec:
-        """Specify a new container. Raises SandboxUnavailable if its image is unknown."""
+        """Return the specification of a new container. Raises SandboxUnavailable if the image is
+        unknown.
+        """
         image, settings, identity = self.images.get(kind.image), self._settings, self._identity
         cpus = kind.cpus or settings.cpus
         if image is None:
@@ -487,7 +497,7 @@ class ContainerSupply:
                 f"There is no image {kind.image!r} any more.", retryable=False
             )
         self.made += 1
-        # A container may reach the pool's age limit and then still be kept by a session.
+        # A session may take a container that has nearly reached the pool's age limit.
         held_s = self._making.held_s if disk is None else self._making.held_with_disk_s
         used_s = settings.lifetime_seconds + held_s
         lifetime_s = used_s + settings.max_timeout_seconds + GUEST_GRACE_S
@@ -508,7 +518,9 @@ class ContainerSupply:
         )
 
     def _failed(self, spec: ContainerSpec, error: Exception) -> Trouble:
-        """Record and log a failed start; return the error for callers, without Docker's text."""
+        """Record and log a failed start. Return the error, whose message and remedy are for callers
+        and do not quote Docker.
+        """
         if isinstance(error, LimitsNotEnforced):
             self.seen, self.lacking = error.enforced, error
         if not isinstance(error, DockerError | ContainerFailed):
@@ -520,7 +532,7 @@ class ContainerSupply:
     # -- removing -------------------------------------------------------------------
 
     async def remove(self, name: str) -> None:
-        """Remove a container of this engine by name. Retry until Docker has removed it."""
+        """Remove a container by name. Retry until Docker has removed it."""
         tries = 0
         while True:
             try:
@@ -534,7 +546,7 @@ class ContainerSupply:
     async def sweep(self) -> None:
         """Find and remove lost containers.
 
-        One that cannot be removed stays until the next time.
+        A container that cannot be removed stays until the next sweep.
 
         Raises:
             DockerError: the containers could not be listed.
@@ -553,8 +565,8 @@ class ContainerSupply:
             self._on_event("container.reaped", {"name": one.name, "owner": owner})
 
     async def stop(self, spared: frozenset[str] = frozenset(), ended: Iterable[str] = ()) -> None:
-        """Remove all containers of this engine but these, and those of earlier engines' sessions
-        that have ended, in parallel, within `STOP_DEADLINE_S`.
+        """Remove all containers of this engine except those named in `spared`, and the containers
+        named in `ended`, in parallel, within `STOP_DEADLINE_S`.
         """
         with anyio.move_on_after(STOP_DEADLINE_S, shield=True):
             try:
@@ -586,8 +598,8 @@ class ContainerSupply:
 
 
 def is_killed(pid: int) -> bool:
-    """Whether a process of this machine has a SIGKILL that it has not got yet: with version 1 of
-    cgroups, a frozen process gets it when it is thawed. False for one that is not found here.
+    """Return whether a SIGKILL is pending for a process of this machine: with version 1 of cgroups,
+    a frozen process receives it only when thawed. False if there is no such process.
     """
     with suppress(OSError, ValueError):
         lines = Path(f"/proc/{pid}/status").read_text("ascii", "replace").splitlines()
@@ -599,7 +611,9 @@ def is_killed(pid: int) -> bool:
 
 @contextmanager
 def for_callers() -> Iterator[None]:
-    """Report Docker's errors as errors for callers. If a container is gone, its channel says so."""
+    """Convert Docker's errors in the block to errors for callers. Ignore that a container is gone,
+    because its channel reports that.
+    """
     try:
         yield
     except DockerNotFound:
@@ -609,7 +623,7 @@ def for_callers() -> Iterator[None]:
 
 
 def unavailable(trouble: Trouble) -> SandboxUnavailable:
-    """Convert a fault to the error for calls that need a container."""
+    """Return the error that a fault causes for calls that need a container."""
     return SandboxUnavailable(
         f"Containers are unavailable; nothing ran. {trouble.message} {trouble.remedy}".rstrip(),
         retryable=trouble.heals,

@@ -1,10 +1,10 @@
 """The container wall: programs in hardened Docker containers, warm ones if possible.
 
-Host side. Above it the pipeline and the executors; below it the supply, the pool and Docker. An
-engine without Docker starts as fast as one with it, and only tools that need a container are
-refused. Invariants: a missing image refuses the calls that need it, and no others. A container of
-the pool is returned after its run; that of a session never, because the session's files and
-processes stay in it, and it counts as in use until it is removed.
+Host side. Above it are the pipeline and the executors; below it the supply, the pool and Docker. An
+engine without Docker starts as fast as one with it, and refuses only tools that need a container.
+Invariants: if an image is missing, only the calls that need it are refused. A container of the pool
+is returned to the pool after its run. A session's container never is, because the session's files
+and processes stay in it; it counts as in use until it is removed.
 """
 
 from __future__ import annotations
@@ -79,37 +79,40 @@ MAIN_LANGUAGE = "python"
 """The language of a lease that does not name an image."""
 
 FIRST_LOOK_DELAY_S = 1.0
-"""Seconds from the start to the wall's first look, unless a call comes sooner: loading Docker's
-package takes a tenth of a second, which would delay the engine's start."""
+"""Seconds from the start to the wall's first look at Docker, unless a call comes sooner: loading
+Docker's package takes a tenth of a second, which would delay the engine's start."""
 
 LOOK_AGAIN_S = 30.0
 """Seconds between looks at Docker while it works and has a configured image. Each look also tidies
 the pool."""
 
 RESTART_S = 30.0
-"""Maximum seconds to start a stopped session, or to wait for what must end before it can stop."""
+"""Maximum seconds to start a stopped session, or to wait for the run or cleanup that delays a stop.
+"""
 
 RESTART_PAUSE_S = 0.1
-"""Seconds between two tries to use a disk that another container still uses."""
+"""Seconds between attempts to use or remove a disk that a container still uses."""
 
 TRANSFER_S = 600.0
-"""Seconds for saving or loading an image."""
+"""Maximum seconds to save or load an image."""
 
 NEW = ".new"
-"""Ending of the name of a copy that is to replace a disk."""
+"""Suffix of the name of a copy that will replace a disk."""
 
 STOPPED = "it is stopped"
 DISK_GONE = "the disk is gone"
 
 LOOK_WHILE_AWAY_S = 5.0
-"""Seconds between looks otherwise, so that an idle engine soon notices that Docker works again."""
+"""Seconds between looks at Docker while it does not work or has no configured image, so that an
+idle engine soon notices a change."""
 
 
 class ContainerWall(HasImages):
     """Runs programs in containers, inside its asynchronous context.
 
-    With `eager`, Docker is queried soon after the context is entered, otherwise at the first call,
-    and the containers of sessions outlive this engine. Entering the context never waits for Docker.
+    With `eager`, Docker is queried soon after the context is entered, and the containers of
+    sessions outlive this engine. Otherwise, Docker is queried at the first call. Entering the
+    context never waits for Docker.
     """
 
     def __init__(
@@ -135,20 +138,20 @@ class ContainerWall(HasImages):
         self._layers = layers or PackageLayers(docker, PackageSettings(), None, None)
         self._disks_in_use: set[str] = set()
         self._ending_disks: set[str] = set()
-        """Those of sessions that are over, until they are removed."""
+        """Disks of ended sessions that are not removed yet."""
         self._copies: Callable[[], Iterable[str]] = tuple
         self.keeps_sessions = eager
         """Whether the containers of sessions outlive this engine."""
         self._is_in_use = eager
-        """Whether Docker is queried regularly: with `eager` always, otherwise from the first call
-        on."""
+        """Whether Docker is queried regularly: always with `eager`, otherwise since the first call.
+        """
         self._runtime = settings.runtime
         self._on_event = on_event
         self._stack = AsyncExitStack()
         self._group: anyio.abc.TaskGroup | None = None
         self._is_stopping = False
         self._held: dict[str, HeldContainer] = {}
-        """Container name → container of a session, including those that are being removed."""
+        """Container name → a session's container, including those that are being removed."""
         self._supply = ContainerSupply(
             docker,
             find_image,
@@ -197,7 +200,7 @@ class ContainerWall(HasImages):
 
     @property
     def status(self) -> WallStatus:
-        """The limits that the last container enforced, and whether containers are available."""
+        """The limits that the last container enforced, and the faults that prevent containers."""
         supply, required = self._supply, self._supply.required
         trouble, enforced = supply.trouble, required
         if trouble is not None:
@@ -221,20 +224,22 @@ class ContainerWall(HasImages):
 
     @property
     def images(self) -> Mapping[str, Image]:
-        """The images that are known to exist, by name."""
+        """Name → image, for the images that are known to exist."""
         return self._supply.images
 
     @property
     def warm(self) -> Mapping[Kind, int]:
-        """The number of unused containers by kind."""
+        """The number of warm containers by kind. They have run nothing, and are for any domain."""
         return self._pool.warm()
 
     def add_packages(self, image: str, lock: str) -> None:
-        """Register the packages in an image's name, from their lock."""
+        """Register, from their lock, the packages to which the digest in an image's name refers."""
         self._layers.add_text(image.partition(PLUS)[0], lock)
 
     async def save_image(self, image: str, file: IO[bytes]) -> None:
-        """Write an image with its tag to a file, for another Docker. Raises SandboxUnavailable."""
+        """Write an image with its tag to a file, for another Docker daemon. Raises
+        SandboxUnavailable.
+        """
 
         def save(client: Any) -> None:
             tags = client.inspect_image(found.id).get("RepoTags") or [found.id]
@@ -245,21 +250,23 @@ class ContainerWall(HasImages):
             await self._docker.ask("save an image", save, TRANSFER_S)
 
     async def load_image(self, file: IO[bytes]) -> None:
-        """Add an image that was saved. Raises SandboxUnavailable."""
+        """Load an image from a file that `save_image` wrote. Raises SandboxUnavailable."""
         with for_callers():
             await self._docker.ask(
                 "load an image", lambda client: list(client.load_image(file)), TRANSFER_S
             )
 
     async def until_host_is_known(self) -> None:
-        """Query Docker, unless it was queried. Raises SandboxUnavailable."""
+        """Query Docker unless the size of its host is known. Raises SandboxUnavailable if the
+        engine is stopping.
+        """
         self._begin()
         if not self.host.memory_mb:
             await self._supply.look()
 
     @property
     def host(self) -> HostSize:
-        """The size of Docker's host; zeros if it is not known."""
+        """The size of Docker's host; zeros if the size is not known."""
         return self._supply.host
 
     def image_for(self, language: str) -> str:
@@ -274,7 +281,7 @@ class ContainerWall(HasImages):
         return name
 
     async def look_again(self) -> None:
-        """Query Docker and the images again. Wait a bounded time for a query begun after this call.
+        """Query Docker and the images again, and wait a bounded time for the result.
 
         Raises:
             SandboxUnavailable: the engine is stopping.
@@ -283,7 +290,7 @@ class ContainerWall(HasImages):
         await self._supply.look()
 
     async def facts_of(self, image: str) -> JsonObject:
-        """Return an image's name and digest, the runtime, and the packages that it has besides.
+        """Return an image's name and digest, the runtime, and the packages that were added to it.
 
         Raises:
             ImageMissing: the image does not exist.
@@ -292,7 +299,7 @@ class ContainerWall(HasImages):
         return self.facts(image, (await self._find(image)).id)
 
     def facts(self, image: str, digest: str) -> JsonObject:
-        """Return the facts of an image with this digest."""
+        """Return the facts of an image, as `facts_of`, if its digest is already known."""
         lock = self._layers.lock_of(image)
         return {
             "image": image,
@@ -314,9 +321,9 @@ class ContainerWall(HasImages):
         memory_mb: int | None = None,
         image: str | None = None,
     ) -> AsyncIterator[ContainerLease]:
-        """Lease a container of this domain, with this image or else the one for Python.
+        """Lease a container for this domain, with this image or by default the one for Python.
 
-        With `fresh` it is an unused container, which is destroyed after the run.
+        With `fresh`, the container has run nothing before, and is destroyed after the run.
         """
         asked = time.monotonic()
         image = image or self._supply.name_for(MAIN_LANGUAGE)
@@ -341,13 +348,13 @@ class ContainerWall(HasImages):
         lock: str = "",
         on_lost: Callable[[], None],
     ) -> HeldContainer:
-        """Take an unused container out of the pool for a session, a warm one if there is one. One
-        with a disk is made for it.
+        """Take an unused container out of the pool for a session, if possible a warm one. With
+        `disk_mb`, create a container with a disk instead.
 
         Raises:
-            InvalidParams: the packages are not allowed, or cannot be had.
-            SandboxUnavailable: no container was available in time, the image is missing, or there
-                is no disk.
+            InvalidParams: a package is not allowed or not available.
+            SandboxUnavailable: no container was available in time, the image is missing, or no disk
+                can be made.
         """
         if lock:
             image = self._layers.add_text(image, lock)
@@ -372,7 +379,9 @@ class ContainerWall(HasImages):
         return held
 
     def _keep(self, container: Container, epoch: int) -> None:
-        """Tell a guest that it is a session's, and how long it may wait for another engine."""
+        """Send the guest the order that its container is now a session's, and how long it may wait
+        for another engine.
+        """
         container.keep(epoch, self._orphan_s if self.keeps_sessions else 0.0)
 
     async def _hold_with_disk(
@@ -393,27 +402,29 @@ class ContainerWall(HasImages):
         return held
 
     def image_of(self, held: HeldContainer) -> str:
-        """Return the name of a session's image. Its packages are registered again, because requests
-        of others may have displaced them.
+        """Return the name of a session's image. Register its packages again first, because those of
+        later requests may have displaced them.
         """
         if held.lock:
             self._layers.add_text(held.image.partition(PLUS)[0], held.lock)
         return held.image
 
     def lock_text(self, image: str) -> str:
-        """Return the packages in an image's name, with hashes, or ""."""
+        """Return the lock, with hashes, of the packages that were added to an image, or ""."""
         lock = self._layers.lock_of(image)
         return lock.text if lock is not None else ""
 
     def _use(self, held: HeldContainer, container: Container) -> None:
-        """Give a session the container that was made for its disk."""
+        """Give a session the new container that was made for its disk."""
         assert held.disk is not None
         self._held[container.name] = held
         self._keep(container, held.disk.epoch)
         held.use(container)
 
     async def restart(self, held: HeldContainer) -> None:
-        """Make a container for the disk of a stopped session. Raises SandboxUnavailable."""
+        """Create a container for the disk of a stopped session, which uses it from then on. If the
+        disk is gone, end the session. Raises SandboxUnavailable.
+        """
         disk = held.disk
         assert disk is not None
         await self._find(self.image_of(held))
@@ -422,7 +433,7 @@ class ContainerWall(HasImages):
             try:
                 await self.disks.attach(disk.volume)
                 break
-            except DockerConflict:  # of a container that a killed engine was making or removing
+            except DockerConflict:  # by a container that a killed engine was creating or removing
                 with suppress(DockerError):
                     await self._supply.sweep()
                 await anyio.sleep(RESTART_PAUSE_S)
@@ -431,13 +442,15 @@ class ContainerWall(HasImages):
         container = await self._supply.make(disk.kind, (disk.volume, disk.mb))
         if held.lost is None:
             self._use(held, container)
-        else:  # it was ended meanwhile, and its disk is removed after this
+        else:  # the session was ended meanwhile, and its disk is removed after this
             container.end(held.why)
             await self._supply.remove(container.name)
 
     @asynccontextmanager
     async def fork(self, copy: str, session_id: str, home: SessionHome) -> AsyncIterator[str]:
-        """Make the disk of a new session from a copy. It is removed if the block fails."""
+        """Make the disk of a new session from a copy. The block gets the disk's name. If the block
+        fails, the disk is removed.
+        """
         disk = f"fumehood-{session_id}"
         with self.spared(disk, for_good=True):
             await self.disks.copy(copy, disk)
@@ -445,7 +458,9 @@ class ContainerWall(HasImages):
 
     @contextmanager
     def spared(self, disk: str, *, for_good: bool = False) -> Iterator[None]:
-        """Let a disk stay during the block, and with `for_good` also after it unless it fails."""
+        """Protect a disk from removal during the block, and with `for_good` also after it, unless
+        the block fails.
+        """
         self._disks_in_use.add(disk)
         is_kept = False
         try:
@@ -457,21 +472,21 @@ class ContainerWall(HasImages):
                 self.sweep_soon()
 
     def spare_copies(self, copies: Callable[[], Iterable[str]]) -> None:
-        """Keep the copies of disks that `copies` returns."""
+        """Keep those copies of disks whose names `copies` returns."""
         self._copies = copies
 
     def drop_disk(self, disk: str) -> None:
-        """Remove the disk of a session that was not made, in the background."""
+        """Remove, in the background, the disk of a session that could not be created."""
         self._disks_in_use.discard(disk)
         self.sweep_soon()
 
     def sweep_soon(self) -> None:
-        """Remove disks and copies that are not needed any more, in the background."""
+        """Start removing, in the background, disks and copies that are no longer needed."""
         if self._group is not None and not self._is_stopping:
             self.start_soon(self._sweep_disks)
 
     def is_disk_gone(self, held: HeldContainer) -> bool:
-        """Whether a session's disk was deleted. It is ended if so."""
+        """Return whether a session's disk was deleted, and if so, end the session's container."""
         is_gone = held.disk is not None and not self.disks.has(held.disk.volume)
         if is_gone:
             held.end(DISK_GONE)
@@ -480,7 +495,7 @@ class ContainerWall(HasImages):
     async def see_off_stopped(
         self, name: str, container: Container | None, held: HeldContainer
     ) -> None:
-        """Remove the container of a stopped session."""
+        """Remove the container of a stopped session, and detach the disk."""
         removed = held.removed
         if container is not None:
             await container.until_examined()
@@ -491,7 +506,7 @@ class ContainerWall(HasImages):
         removed.set()
 
     def expect(self, record: SessionRecord, home: SessionHome) -> None:
-        """Let the container of an earlier engine's session stay until `resume`."""
+        """Do not remove the container and disk of an earlier engine's session before `resume`."""
         self._expected.add(home.container)
         if record.disk_mb is not None:
             self._disks_in_use.add(f"fumehood-{record.id}")
@@ -499,8 +514,8 @@ class ContainerWall(HasImages):
     def resume(
         self, record: SessionRecord, home: SessionHome, on_lost: Callable[[], None]
     ) -> HeldContainer:
-        """Return the container of an earlier engine's session. It is taken over soon, and before
-        its first use.
+        """Return the container of an earlier engine's session. The container is taken over in the
+        background, or at the latest before its first use.
         """
         image = self._layers.add_text(record.image, home.lock) if home.lock else record.image
         name, kind = home.container, Kind(image, record.memory_mb, record.cpus or 0.0)
@@ -531,7 +546,7 @@ class ContainerWall(HasImages):
         self, command: tuple[str, ...], env: Mapping[str, str], *, image: str, memory_mb: int,
         has_network: bool = False,
     ) -> AttachedProgram:  # fmt: skip
-        """Start a program as `OpensPrograms` says."""
+        """Start a program that the operator configured, as `OpensPrograms.open_program`."""
         self._begin()
         return await self._supply.open_program(
             command, env, image, memory_mb, has_network=has_network
@@ -542,7 +557,7 @@ class ContainerWall(HasImages):
     def start_soon(
         self, task: Callable[..., Coroutine[Any, Any, None]], *arguments: object
     ) -> None:
-        """Start a task that ends with the wall's context."""
+        """Start a task in the background. It is cancelled when the wall's context ends."""
         assert self._group is not None
         start_soon(self._group, task, *arguments)
 
@@ -558,7 +573,7 @@ class ContainerWall(HasImages):
             self.start_soon(self._keep_looking)
 
     def _looked(self) -> None:
-        """Apply the result of a look to the pool."""
+        """After a look at Docker, refuse waiting calls, or retire containers of outdated images."""
         if self._supply.down is not None:
             self._pool.refuse_waiting(unavailable(self._supply.down))
         else:
@@ -589,18 +604,20 @@ class ContainerWall(HasImages):
             await anyio.sleep(min(LOOK_AGAIN_S, LOOK_WHILE_AWAY_S))
 
     async def _find_dead(self) -> None:
-        """Find the containers of sessions that have died unnoticed. Raises DockerError."""
+        """Detect containers of sessions that have ended unnoticed. Raises DockerError."""
         for held in list(self._held.values()):
             await held.look()
 
     async def _find(self, image: str) -> Image:
-        """Return an image, as `ContainerSupply.find`. Raises SandboxUnavailable."""
+        """Return an image, as `ContainerSupply.find`. Also raises SandboxUnavailable if the engine
+        is stopping.
+        """
         self._begin()
         return await self._supply.find(image)
 
     async def _sweep_disks(self) -> None:
-        """Remove the disks of sessions that are over. One that a container still uses stays until
-        the next look.
+        """Remove the disks of ended sessions. A disk that a container still uses stays until the
+        next look.
         """
         await self.disks.sweep(lambda: {*self._copies(), *self._disks_in_use})
         self._ending_disks = set(filter(self.disks.has, self._ending_disks))
@@ -617,7 +634,7 @@ class ContainerWall(HasImages):
                 await self._sweep_disks()
 
     def see_off(self, held: HeldContainer) -> None:
-        """Start removing a session's container, once the reason for its end is known."""
+        """Start removing a session's container, which has ended, in the background."""
         if held.disk is not None:
             self._ending_disks.add(held.disk.volume)
         self.start_soon(self._see_off, held)
@@ -663,7 +680,7 @@ class ContainerLease:
         limits: Limits,
         sinks: RunSinks = NO_SINKS,
     ) -> RunEnding:
-        """Run one program in the container, in a process of its own."""
+        """Run one program in the container, in a separate process."""
         self.has_run = True
         isolation = "container_per_call" if self.fresh else "call"
         return await self.container.run(program, arguments, limits, sinks, isolation)
@@ -671,7 +688,7 @@ class ContainerLease:
 
 @dataclass(frozen=True, slots=True)
 class SessionDisk:
-    """A session's disk, and what a container for it is made from."""
+    """A session's disk, and the properties of the containers that are created for it."""
 
     volume: str
     mb: int
@@ -680,7 +697,7 @@ class SessionDisk:
 
 
 class HeldContainer:
-    """A session's container. Receives the container's events once it has left the pool."""
+    """A session's container. Receives the container's events after the container left the pool."""
 
     is_away = False
 
@@ -694,13 +711,13 @@ class HeldContainer:
         on_lost: Callable[[], None],
         take_over: Callable[[], Awaitable[Container | None]] | None = None,
     ) -> None:
-        """`take_over` gets the container of an earlier engine, or None if it is gone."""
+        """`take_over` returns the container of an earlier engine, or None if it is gone."""
         self.name = name
-        """Its name in Docker."""
+        """The container's name in Docker."""
         self.node = ""
         self.container: Container | None = None
         self.image = image
-        """The name of its image, with its packages."""
+        """The name of the image, including the digest of added packages."""
         self.languages = languages
         self.lock = ""
         self.lost: str | None = None
@@ -712,11 +729,12 @@ class HeldContainer:
         self._supply = supply
         self._on_lost = on_lost
         self.disk: SessionDisk | None = None
-        """That of its working directory. With it the container can be stopped and made anew."""
+        """The disk of the working directory. With a disk, the container can be stopped, and a new
+        one created for the disk."""
         self.is_stopped = False
-        """Whether it has ended, and only its disk is there."""
+        """Whether the container has ended, and only its disk is kept."""
         self.is_paused = False
-        """Whether its processes are frozen, or may be."""
+        """Whether the container's processes are frozen, or may be."""
         self._is_ending = False
         self.removed = asyncio.Event()
         """Set when the container of a stopped session is removed."""
@@ -726,15 +744,17 @@ class HeldContainer:
         """Called when the number of running registered processes has changed."""
         self._take_over = take_over
         self._changing = anyio.Lock()
-        """Held while it is taken over, frozen, or let continue."""
+        """Held while the container is taken over, frozen, thawed, stopped or started again."""
 
     async def until_unchanging(self) -> None:
-        """Wait until a restart in progress is over, which uses the disk."""
+        """Wait until no restart or removal of the container is in progress, so that nothing uses
+        the disk.
+        """
         async with self._changing:
             await self.removed.wait()
 
     async def pause(self) -> None:
-        """Freeze it after the cleanup of the last run. The next `until_free` lets it continue."""
+        """Freeze the container after the last run's cleanup. The next `until_free` thaws it."""
         async with self._changing:
             if not self.is_paused:
                 await self._until_settled()
@@ -745,8 +765,8 @@ class HeldContainer:
                     await self._supply.pause(self.name)
 
     async def stop(self, unless: Callable[[], bool] = lambda: False) -> None:
-        """End it after the cleanup of the last run, and keep its disk. Calls that begin meanwhile
-        can be a reason not to.
+        """End the container after the cleanup of the last run, and keep its disk. Do nothing if
+        `unless` returns True before or after that cleanup, such as because of a new call.
         """
         async with self._changing:
             if unless():
@@ -761,7 +781,9 @@ class HeldContainer:
 
     @asynccontextmanager
     async def copy_disk(self, copy: str) -> AsyncIterator[int]:
-        """Copy its disk. After the block the copy is only there if it is spared."""
+        """Copy the disk under the name `copy`. The block gets the copy's size in bytes. After the
+        block the copy is removed, unless `ContainerWall.spare_copies` names it.
+        """
         assert self.disk is not None
         with self._wall.spared(copy):
             async with self._changing:
@@ -774,7 +796,9 @@ class HeldContainer:
             yield size
 
     async def restore(self, copy: str) -> None:
-        """Stop it, and replace its disk by a copy. If there is none, it goes on as before."""
+        """Stop the container, and replace its disk with a copy. If the copy cannot be prepared, the
+        container is not stopped.
+        """
         assert self.disk is not None
         new = f"{self.disk.volume}{NEW}"
         with self._wall.spared(new):
@@ -786,8 +810,8 @@ class HeldContainer:
                     await self._wall.disks.replace(self.disk.volume, new)
 
     async def take_over(self) -> None:
-        """Take over the container of an earlier engine, unless it is frozen. If it is gone, the
-        session is stopped or lost. Retry while Docker cannot be used.
+        """Take over the container of an earlier engine, unless it is frozen. If the container is
+        gone, the session is stopped or lost. Retry while Docker cannot be used.
         """
         while self.lost is None and not self.is_stopped:
             try:
@@ -801,12 +825,13 @@ class HeldContainer:
                 return
 
     async def look(self) -> None:
-        """Find out whether it has died while no stream tells: frozen, or not taken over yet.
+        """Detect the end of a container whose stream does not show it, because the container is
+        frozen or not taken over yet.
 
         Raises:
-            DockerError: Docker cannot tell now.
+            DockerError: Docker cannot be queried now.
         """
-        if self._changing.locked():  # its user finds out
+        if self._changing.locked():  # the operation in progress will detect it
             return
         async with self._changing:
             is_watched = self.container is not None and not self.is_paused
@@ -818,12 +843,11 @@ class HeldContainer:
                 self.on_end(STREAM_ENDED)
 
     async def until_free(self) -> None:
-        """Wait for the cleanup after the last run, which the channel limits in time. If it is
-        frozen, let it continue; if it is stopped, start it again; if it is an earlier engine's,
-        take it over.
+        """Wait for the cleanup after the last run, which the channel limits in time. Before that,
+        thaw a frozen container, start a stopped one again, or take over that of an earlier engine.
 
         Raises:
-            SandboxUnavailable: that cannot be done now.
+            SandboxUnavailable: the container cannot be thawed, started or taken over now.
         """
         while self.lost is None and (self.container is None or self.is_paused):
             async with self._changing:
@@ -831,8 +855,8 @@ class HeldContainer:
         await self._until_settled()
 
     async def facts(self) -> JsonObject:
-        """Return the facts of the image in which the next run runs. An earlier engine's container
-        is taken over for it.
+        """Return the facts of the image that the next run uses. The container of an earlier engine
+        is taken over for this, to get the digest of its image.
         """
         if not self.is_stopped and self.container is None:
             await self.until_free()
@@ -867,8 +891,8 @@ class HeldContainer:
             await self._has_changed.wait()
 
     def use(self, container: Container | None) -> None:
-        """Use a container that was made for its disk or taken over, unless its session has ended
-        meanwhile. None: it is gone.
+        """Use a container that was created for the disk or taken over, or end it if the session has
+        ended meanwhile. None means that the container is gone.
         """
         self.is_stopped, self.container = False, container
         if container is not None:
@@ -881,7 +905,7 @@ class HeldContainer:
             self.listen_to(container)
 
     def listen_to(self, container: Container) -> None:
-        """Receive the events of its container."""
+        """Receive the events of this container from now on."""
         container.listener = self
         container.on_processes = lambda: self.on_processes()
         self.on_processes()
@@ -889,18 +913,18 @@ class HeldContainer:
     async def run(
         self, program: str, arguments: JsonObject, limits: Limits, sinks: RunSinks
     ) -> RunEnding:
-        """Run a program; its files and variables are kept for the next run."""
+        """Run a program. Its files and variables are kept for the next run."""
         if self.container is None:
             return RunEnding(EndedBy.SANDBOX_LOST, "session")
         return await self.container.run(program, arguments, limits, sinks, "session", keep=True)
 
     @property
     def running(self) -> int:
-        """How many registered processes run, as the guest last said."""
+        """The number of running registered processes that the guest last reported."""
         return (self.container.processes.running or 0) if self.container is not None else 0
 
     async def processes(self, request: JsonObject) -> JsonObject:
-        """Ask something of the registered processes. A stopped session has none."""
+        """Carry out a request about the registered processes. A stopped session has none."""
         if self.is_stopped and self.lost is None and request.get("do") == "list":
             return {"processes": []}
         return await self._reachable().processes.ask(request)
@@ -917,31 +941,31 @@ class HeldContainer:
         return self.container
 
     def leave(self) -> None:
-        """Leave the container to the next engine, and its events to nobody."""
+        """Leave the container to the next engine, and ignore further events."""
         self.lost = self.why = "the engine stops"
         self._has_changed.set()
         if self.container is not None:
             self.container.end(self.lost)
 
     def end(self, why: str) -> None:
-        """End the container with everything that runs in it, and its disk."""
+        """End the container with everything that runs in it, and remove its disk."""
         self._is_ending = True
         if self.container is not None:
             self.container.end(why)  # calls `on_end`, unless the container had already ended
         self.on_end(why)
 
     async def until_gone(self) -> None:
-        """Wait until Docker has removed it."""
+        """Wait until Docker has removed the container."""
         await self.gone.wait()
 
     # -- events of the container ---------------------------------------------------------
 
     def on_clean(self) -> None:
-        """Let `until_free` continue: the container is clean after a run."""
+        """Let `until_free` continue, because the container is clean after a run."""
         self._has_changed.set()
 
     def on_end(self, why: str) -> None:
-        """Handle the container's end: by itself, by its channel, or by `end`."""
+        """Handle the container's end, caused by itself, its channel, or `end`."""
         if self.lost is not None:
             return
         if self.disk is not None and not self._is_ending:
@@ -953,7 +977,7 @@ class HeldContainer:
         self._on_lost()
 
     def _on_stop(self) -> None:
-        """Keep the disk of a container that has ended."""
+        """Handle the end of a container whose disk is kept: the session is stopped."""
         if self.is_stopped:
             return
         self.is_stopped, self.is_paused = True, False
@@ -965,7 +989,9 @@ class HeldContainer:
 
 
 def _in_words(why: str) -> str:
-    """Phrase why a container ended, for its session's owner. The guest's text is in parentheses."""
+    """Return why a container ended, as a clause for its session's owner. The guest's own text is in
+    parentheses.
+    """
     if why.startswith(DIRTY):
         claim = "".join(c for c in why.removeprefix(DIRTY) if c.isprintable())
         return (
