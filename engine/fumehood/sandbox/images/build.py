@@ -4,16 +4,16 @@ Host side, between the command line and Docker. A layer that exists with the rig
 built again: a root file system takes half a minute and seldom changes, and images with the same
 Debian packages share one. Invariants: a layer's labels are set together with its content and
 identify its sources by digests, so an interrupted build leaves nothing that looks finished, and an
-image built on a root file system is never taken for one. Wheels are unpacked here without running
-anything in them; their members become plain files and folders below the folder for packages, owned
-by root and writable only by root.
+image built on a root file system is never mistaken for a root file system. Wheels are unpacked
+without running anything in them; their members become plain files and folders below the folder for
+packages, owned by root and writable only by root.
 
-Build steps run in containers without a network, capabilities or another user's files. Each has a
-deadline in its name, so the next build removes what a killed one left behind.
+Build steps run in containers without a network, capabilities or another user's files. Each
+container has a deadline in its name, so that a later build removes those of a killed build.
 
-An operator's own image has a folder that adds packages to a built-in image. It is made under a
-temporary name, and `publish` renames it once the image is built. Invariant: a folder with an
-image's name is complete, and only its owner can write in it.
+An operator's own image has a recipe folder that adds packages to a built-in image. The folder is
+made under a temporary name, and `publish` renames it after the image was built. Invariant: a folder
+with an image's name is complete, and only its owner can write in it.
 """
 
 from __future__ import annotations
@@ -97,14 +97,14 @@ PACKAGES_DEADLINE_S = 600
 """Seconds to compile the Python packages."""
 
 LAYER_DEADLINE_S = 120
-"""Seconds to compile those that callers ask for."""
+"""Seconds to compile packages that callers request."""
 
 NEEDED_BYTES = 1 << 30
-"""Free bytes that a build needs: the root file system, unpacked and as an archive, and Docker's
-copy."""
+"""Free bytes that a build needs for the root file system, unpacked and as an archive, and for
+Docker's copy."""
 
 MANIFEST = "opt/fumehood/manifest.txt"
-"""The list of Debian packages in a root file system, one in each line."""
+"""Path of the list of Debian packages in a root file system, with one package in each line."""
 
 PATH = "/usr/local/bin:/usr/bin:/bin"
 SETTINGS = (f"ENV PATH={PATH} LANG=C.UTF-8", "WORKDIR /workspace")
@@ -141,20 +141,20 @@ import compileall, py_compile
 mode = py_compile.PycInvalidationMode.UNCHECKED_HASH
 compileall.compile_dir("/{LAYER}", quiet=2, workers=0, invalidation_mode=mode)
 """
-"""The same for packages that callers ask for, of which nothing is imported."""
+"""Python script that compiles packages that callers request. It imports none of them."""
 
 PATH_FILE = "usr/lib/python3/dist-packages/fumehood.pth"
-"""File, read by Debian's Python, that adds the packages to the import path of every Python process
-that a program starts.
+"""Path of a file that Debian's Python reads. It adds the packages to the import path of every
+Python process that a program starts.
 """
 
 LAYER_PATH_FILE = "usr/lib/python3/dist-packages/fumehood-packages.pth"
-"""The same for the packages that callers ask for, which come after all others."""
+"""Path of the same file for packages that callers request, which come after all others."""
 
 
 @dataclass(frozen=True, slots=True)
 class Built:
-    """A built image, and which of its layers this build made."""
+    """A built image, and whether this build made its base and its guest layer."""
 
     image: Image
     made_base: bool
@@ -173,10 +173,11 @@ def build_image(
 ) -> Built:
     """Build the layers of an image that are missing or out of date.
 
-    With `force`, rebuild all of them, except a root file system made after `since` (Unix time):
-    one command may build several images that share it.
+    With `force`, rebuild all layers, except a root file system made after `since` (Unix time): one
+    command may build several images that share it.
 
-    Wheels are cached in `cache`; `own` is the folder of the operator's own recipes.
+    `cache` is the directory of downloaded wheels; `own` is the folder of the operator's own
+    recipes.
 
     Raises:
         ImageBuildError: a step failed; the message names the remedy. Existing images are unchanged.
@@ -205,13 +206,15 @@ def build_image(
 
 
 def wheel_cache() -> Path:
-    """Return the directory of wheels downloaded from the Python index."""
+    """Return the default directory for wheels downloaded from the Python index."""
     home = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     return Path(home).expanduser() / "fumehood" / "wheels"
 
 
 def _ready(client: docker.APIClient, recipe: Recipe, own: Path | None) -> Image | None:
-    """Return the existing image with this recipe and guest, or None, without reading the folder."""
+    """Return the existing image with the digests of this recipe and the current guest, or None.
+    This reads none of the recipe's files.
+    """
     wanted = (recipe.digest, guest_digest())
     found = list_images(client, recipe.name, own=own)
     return next((image for image in found if (image.recipe, image.guest) == wanted), None)
@@ -221,7 +224,7 @@ def _ready(client: docker.APIClient, recipe: Recipe, own: Path | None) -> Image 
 
 
 def find_base(client: docker.APIClient, recipe: Recipe) -> str | None:
-    """Return the id of the layer below the guest, or None if it has to be built."""
+    """Return the id of the image below the guest layer, or None if it has to be built."""
     if not recipe.lock.packages:
         return _find_root(client, recipe, newer_than=0)
     rows = client.images(
@@ -233,14 +236,14 @@ def find_base(client: docker.APIClient, recipe: Recipe) -> str | None:
 def make_base(
     client: docker.APIClient, recipe: Recipe, on_step: OnStep, newer_than: float, cache: Path
 ) -> str:
-    """Build the layer below the guest, and return its id.
+    """Build the image below the guest layer, and return its id.
 
     A root file system is reused if its packages were installed after `newer_than` (Unix time).
 
     Raises:
         ImageBuildError: a step failed; the message names the remedy.
     """
-    # Fetch first: this is most likely to fail, and needs no privileges.
+    # Fetch first, because this is most likely to fail, and needs no privileges.
     wheels = fetch(recipe.lock, recipe.release, cache, on_step) if recipe.lock.packages else []
     root = _find_root(client, recipe, newer_than=newer_than)
     root = root or _make_root(client, recipe, on_step)
@@ -306,11 +309,13 @@ def _count_packages(root: Path) -> int:
 def _add_packages(
     client: docker.APIClient, recipe: Recipe, root: str, wheels: list[Path], on_step: OnStep
 ) -> str:
-    """Add Python packages to a root file system, and compile them with its own Python."""
+    """Add Python packages to a root file system, and compile them with its own Python. Return the
+    id of the new image.
+    """
     on_step(f"unpacking and compiling packages of the Python index: {len(wheels)}")
     command = ["/usr/bin/python3", "-I", "-c", _FINISH_SITE, *recipe.settings.preload]
     files = {LOCKED: recipe.lock.text, PATH_FILE: f"/{SITE}\n"}
-    # The label counts them together with Debian's: all may need security updates.
+    # The label counts these packages and Debian's, because all may need security updates.
     count = int(client.inspect_image(root)["Config"]["Labels"][PACKAGES]) + len(wheels)
     labels = {
         IMAGE: f"base-{recipe.name}", RECIPE: recipe.digest, ROOT: "", PACKAGES: str(count),
@@ -333,7 +338,7 @@ def _put_wheels(
     files: Mapping[str, str],
     deadline_s: float,
 ) -> None:
-    """Unpack wheels into a folder of a build container, and add files with these contents."""
+    """Unpack wheels into a folder of a build container, and add `files` (path → content)."""
     with tempfile.TemporaryDirectory(prefix="fumehood-image-") as directory:
         _require_room(Path(directory))
         site = Path(directory) / "site.tar"
@@ -348,7 +353,7 @@ def _put_wheels(
 def _commit(
     client: docker.APIClient, container: str, tag: tuple[str, str], labels: Mapping[str, str]
 ) -> str:
-    """Make an image from a build container, and return the image's id."""
+    """Create an image from a build container, and return the image's id."""
     changes = [*SETTINGS, "CMD []", _label_line(labels)]
     return str(client.commit(container, repository=tag[0], tag=tag[1], changes=changes)["Id"])
 
@@ -356,10 +361,10 @@ def _commit(
 def add_layer(
     client: docker.APIClient, base: Image, recipe: Recipe, lock: Lock, cache: Path
 ) -> str:
-    """Add the packages that callers ask for to an image, and return the id of the new image.
+    """Add packages that callers request to an image, and return the id of the new image.
 
     Raises:
-        PackagesRefused, ImageBuildError: the packages cannot be had or unpacked.
+        PackagesRefused, ImageBuildError: the packages are not available or cannot be unpacked.
     """
     wheels = fetch(lock, recipe.release, cache, lambda step: None)
     about = json.loads(replace(recipe, lock=Lock(recipe.lock.packages + lock.packages)).about)
@@ -401,8 +406,8 @@ def add_guest(client: docker.APIClient, recipe: Recipe, base: str, on_step: OnSt
             GUEST_MB: str(recipe.settings.guest_mb),
         }
         made = _commit(client, container, (f"{REPOSITORY}/{recipe.name}", "latest"), labels)
-    # A second tag, because `latest` moves: engines of other versions, or operators with an image of
-    # the same name, may share this host, and an image without a tag is not found.
+    # Add a second tag, because `latest` moves: engines of other versions, or operators with an
+    # image of the same name, may share this host, and an image without a tag is not found.
     tag = f"{guest[:12]}-{recipe.digest[:12]}"
     client.tag(made, f"{REPOSITORY}/{recipe.name}", tag=tag)
     return made
@@ -416,11 +421,11 @@ def _label_line(labels: Mapping[str, str]) -> str:
 
 
 def unpack(wheels: Sequence[Path], folder: str, target: Path, deadline_s: float) -> None:
-    """Unpack wheels into a folder of a tar archive at `target`, in a process with limits: anybody
-    may have published them.
+    """Unpack wheels into a folder of a tar archive at `target`. This is done in a process with
+    limits, because anybody may have published the wheels.
 
     Raises:
-        PackagesRefused: they cannot be unpacked, or only into too much.
+        PackagesRefused: the wheels cannot be unpacked, or not within the limits.
     """
     command = [
         sys.executable,
@@ -442,14 +447,14 @@ def unpack(wheels: Sequence[Path], folder: str, target: Path, deadline_s: float)
 
 
 NAME = "fumehood-builder-"
-"""Name prefix of build containers, before a deadline and a random part."""
+"""Name prefix of build containers. A deadline and a random part follow."""
 
 LIFETIME_S = 600
 """Seconds after its command's deadline for which a build container is left alone."""
 
 MEMORY = "1g"
 PROCESSES = 64
-"""The limits of a build container."""
+"""Limits of a build container."""
 
 
 @contextmanager
@@ -483,7 +488,8 @@ def run(client: docker.APIClient, container: str, *, run_s: float, failed: str) 
     """Start a container and wait for its command to succeed.
 
     Raises:
-        ImageBuildError: the command failed. The message has `failed` and its last output lines.
+        ImageBuildError: the command failed. The message has `failed` and the cause or the last
+            lines of output.
     """
     client.start(container)
     status = client.wait(container, timeout=run_s)["StatusCode"]
@@ -493,7 +499,7 @@ def run(client: docker.APIClient, container: str, *, run_s: float, failed: str) 
 
 
 def sweep_builders(client: docker.APIClient) -> None:
-    """Remove build containers whose deadline has passed: their build was killed."""
+    """Remove build containers whose deadline has passed, because their build was killed."""
     for row in client.containers(all=True, filters={"name": NAME}):
         deadline = re.fullmatch(rf"/{NAME}(\d+)-[0-9a-f]+", row["Names"][0])
         if deadline is not None and int(deadline[1]) < time.time():
@@ -505,14 +511,14 @@ def sweep_builders(client: docker.APIClient) -> None:
 
 @dataclass(frozen=True, slots=True)
 class ImageRequest:
-    """The image that an operator requests."""
+    """An operator's request for an image that extends a built-in one."""
 
     name: str
     requirements: str
     """The text of a requirements file."""
     debian_packages: tuple[str, ...] = ()
     below: str = "python-data"
-    """The name of the built-in image that it extends."""
+    """The name of the built-in image to extend."""
 
 
 def check_request(request: ImageRequest, home: Path, *, replace: bool = False) -> None:
@@ -542,7 +548,8 @@ def check_request(request: ImageRequest, home: Path, *, replace: bool = False) -
 
 @contextmanager
 def make_aside(request: ImageRequest, home: Path, cache: Path, on_step: OnStep) -> Iterator[Path]:
-    """Yield a temporary folder with the image's recipe. It is removed at the end unless published.
+    """Yield a temporary folder with the image's recipe. The folder is removed after the block,
+    unless it was published.
 
     `home` is the folder of the operator's images; `cache` is the directory of downloaded wheels.
 
@@ -573,7 +580,9 @@ def make_aside(request: ImageRequest, home: Path, cache: Path, on_step: OnStep) 
 
 
 def publish(folder: Path, name: str) -> Path:
-    """Rename the folder to the image's name, replacing an earlier one. Return the new path."""
+    """Rename a recipe's folder to the image's name, and replace an earlier folder of this name.
+    Return the new path.
+    """
     target = folder.with_name(name)
     folder.chmod(0o755)
     if target.exists():
@@ -587,7 +596,7 @@ def publish(folder: Path, name: str) -> Path:
 
 
 def _requirements(below: Recipe, text: str) -> str:
-    """Merge the built-in image's requirements with the requested ones."""
+    """Merge the built-in image's requirements and the requested ones. Raises WrongRecipe."""
     ours = dict(below.files).get("requirements.in", b"").decode()
     try:
         wanted = parse_requirements(text)

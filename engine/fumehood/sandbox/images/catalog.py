@@ -1,10 +1,10 @@
 """The images in Docker: found by their labels, used by their ids, removed if nothing needs them.
 
 Host side, between Docker and the container wall or the command line. Invariants: an image is this
-engine's only if its labels have both digests of `recipe` and it has a tag of our repository (an
-image that somebody derives from ours inherits the labels but not the tag). An image that a
-container uses or another image is based on is never removed, nor is one that an engine of another
-version made in the last week.
+engine's only if its labels have the current digests of recipe and guest, and it has a tag of our
+repository (an image that somebody derives from ours inherits the labels but not the tag). An image
+that a container uses, or on which another image is based, is never removed. Nor does a build remove
+one that an engine of another version made in the last week.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from fumehood.sandbox.settings import GUEST_MB as DEFAULT_GUEST_MB
 from fumehood.sandbox.wall import ImageMissing
 
 REPOSITORY = "fumehood"
-"""First part of the Docker repository of every image that is built here."""
+"""First part of the Docker repository name of every image that this package builds."""
 
 IMAGE = "fumehood.image"
 """Label: the image's name, or the name of its layer."""
@@ -49,25 +49,26 @@ BASE = "fumehood.base"
 """Label: the existing image from which the root file system was made, or empty."""
 
 ROOT = "fumehood.root"
-"""Label: the digest of a root file system; empty on images that are based on one."""
+"""Label: the digest of a root file system's sources; empty on images that are based on one."""
 
 PACKAGES = "fumehood.packages"
 """Label: the number of installed packages."""
 
 LANGUAGES = "fumehood.languages"
-"""Label: the languages of programs that the image supports, with commas."""
+"""Label: the programming languages that the image supports, separated by commas."""
 
 GUEST_MB = "fumehood.guest-mb"
 """Label: MB of memory for the guest."""
 
 LAYERS = f"{REPOSITORY}/packages"
-"""Docker repository of images with packages that callers ask for, which are on top of others."""
+"""Docker repository of layers: images that add packages that callers request to another image."""
 
 LAYER_BASE = "fumehood.packages-on"
-"""Label: the id of the image below such a layer."""
+"""Label: the id of the image to which a layer adds packages."""
 
 PACKAGES_FROM = "fumehood.packages-from"
-"""Label: when the packages were installed, in Unix seconds. An image's age counts from then."""
+"""Label: when the packages were installed, in Unix seconds. An image's age counts from this time.
+"""
 
 NEW_S = 3600
 """Seconds for which an unneeded root file system is kept, because a running build may use it."""
@@ -78,7 +79,10 @@ KEPT_S = 7 * 24 * 3600
 
 @dataclass(frozen=True, slots=True)
 class Image:
-    """An image built by an engine. Use `id`, its digest: names can be reassigned."""
+    """An image that an engine has built. Use `id`, the digest, because names can be reassigned.
+
+    `recipe` and `guest` are the digests of its sources.
+    """
 
     name: str
     id: str
@@ -97,7 +101,7 @@ class Image:
 
     @property
     def is_own(self) -> bool:
-        """Whether this engine would build the same image now on the same base."""
+        """Whether this engine would now build the same image on the same base."""
         try:
             recipe = read_recipe(self.name, base=self.base, own=self.images_directory)
         except (UnknownImage, WrongRecipe):
@@ -106,13 +110,13 @@ class Image:
 
 
 def find_image(client: docker.APIClient, name: str, *, own: Path | None = None) -> Image:
-    """Return the newest image of this name that this engine would build now.
+    """Return the newest image with this name that this engine would build in the same way now.
 
-    `own` is the folder of the operator's recipes.
+    `own` is the folder of the operator's own recipes.
 
     Raises:
-        ImageMissing: there is none. The message names the command that builds it or, if no recipe
-            has this name, the known names.
+        ImageMissing: there is no such image. The message names the command that builds it or, if no
+            recipe has this name, the known names.
     """
     known = image_names(own=own)
     if name not in known:
@@ -127,14 +131,18 @@ def find_image(client: docker.APIClient, name: str, *, own: Path | None = None) 
 
 
 def newest_own(found: Sequence[Image]) -> Image | None:
-    """Return the newest image of this engine, or None. The list must be sorted, newest first."""
+    """Return the first image in the list that this engine would build, or None. The newest image
+    must come first in the list.
+    """
     return next((image for image in found if image.is_own), None)
 
 
 def list_images(
     client: docker.APIClient, name: str | None = None, *, own: Path | None = None
 ) -> list[Image]:
-    """Return all images with our labels and tag, newest first, including other engines' images."""
+    """Return all images, or those with this name, that have our labels and tag, newest first. They
+    include images of other engines.
+    """
     label = f"{IMAGE}={name}" if name is not None else IMAGE
     rows = client.images(filters={"label": [label, GUEST]})
     parsed = (_parsed(row, own) for row in rows if _has_our_tag(row))
@@ -143,7 +151,9 @@ def list_images(
 
 
 def _has_our_tag(row: dict[str, Any]) -> bool:
-    """Whether it is a whole image of ours. A layer of packages inherits the labels of its image."""
+    """Return whether a row of Docker's list is an image of ours, and not a layer of packages, which
+    has inherited the image's labels.
+    """
     if LAYER_BASE in (row.get("Labels") or {}):
         return False
     repository = f"{REPOSITORY}/{(row.get('Labels') or {}).get(IMAGE)}:"
@@ -151,7 +161,9 @@ def _has_our_tag(row: dict[str, Any]) -> bool:
 
 
 def _parsed(row: dict[str, Any], own: Path | None) -> Image | None:
-    """Parse an image's labels, which are untrusted; return None if they are invalid."""
+    """Return the image in a row of Docker's list. Its labels are untrusted: return None if they are
+    invalid.
+    """
     labels = row.get("Labels") or {}
     try:
         return Image(
@@ -173,12 +185,14 @@ def _parsed(row: dict[str, Any], own: Path | None) -> Image | None:
 
 
 def layer_tag(base: str, lock: Lock) -> str:
-    """Return the tag of the image that has these packages on top of another image."""
+    """Return the tag of the layer that adds these packages to the image with the id `base`."""
     return hashlib.sha256(f"{base}\n{lock.text}".encode()).hexdigest()
 
 
 def find_layer(client: docker.APIClient, base: str, lock: Lock) -> str | None:
-    """Return the id of the image that has these packages on top of another image, or None."""
+    """Return the id of the layer that adds these packages to the image with the id `base`, or None
+    if it does not exist.
+    """
     try:
         return str(client.inspect_image(f"{LAYERS}:{layer_tag(base, lock)}")["Id"])
     except NotFound:
@@ -189,7 +203,9 @@ def find_layer(client: docker.APIClient, base: str, lock: Lock) -> str | None:
 
 
 def replaced_by(client: docker.APIClient, recipe: Recipe) -> set[str]:
-    """Return the ids of images that a new build replaces: equal ones, and those over a week old."""
+    """Return the ids of images and bases that a new build replaces: those from the same sources,
+    and those over a week old.
+    """
     guest, now = guest_digest(), time.time()
     tops = {
         image.id
@@ -210,13 +226,15 @@ def replaced_by(client: docker.APIClient, recipe: Recipe) -> set[str]:
 
 
 def images_of(client: docker.APIClient, name: str) -> set[str]:
-    """Return the ids of all images and bases built under this name, by any engine."""
+    """Return the ids of all images and bases that any engine has built under this name."""
     tops = {image.id for image in list_images(client, name)}
     return tops | {str(row["Id"]) for row in client.images(name=f"{REPOSITORY}/base-{name}")}
 
 
 def useless(client: docker.APIClient, own: Path) -> set[str]:
-    """Return the ids of images and bases over a week old that this engine would not use."""
+    """Return the ids of images and bases that are over a week old and that this engine would not
+    use.
+    """
     tops = list_images(client, own=own)
     used = {image.recipe for image in tops if image.is_own}
     now = time.time()
@@ -233,15 +251,15 @@ def useless(client: docker.APIClient, own: Path) -> set[str]:
 
 
 def old_layers(client: docker.APIClient, most_bytes: int, own: Path | None = None) -> set[str]:
-    """Return the ids of layers of packages that are over a week old and whose image is not current,
-    and of the oldest ones if all together are larger than `most_bytes`.
+    """Return the ids of layers of packages that are over a week old and whose image is not current.
+    Add those of the oldest layers if the total size exceeds `most_bytes`.
     """
     current = {image.id: image.size_bytes for image in list_images(client, own=own) if image.is_own}
     rows = client.images(filters={"label": LAYER_BASE})
     found, total = set(), 0
     for row in sorted(rows, key=lambda row: int(row["Created"]), reverse=True):
         if not all(tag.startswith(f"{LAYERS}:") for tag in row["RepoTags"] or ()):
-            continue  # somebody made it from a layer
+            continue  # an image that somebody made from a layer
         below = current.get(row["Labels"][LAYER_BASE])
         total += int(row["Size"]) - (below or 0)
         is_left = below is None and time.time() - int(row["Created"]) > KEPT_S
@@ -251,8 +269,9 @@ def old_layers(client: docker.APIClient, most_bytes: int, own: Path | None = Non
 
 
 def idle_roots(client: docker.APIClient, own: Path) -> set[str]:
-    """Return the ids of root file systems that no recipe needs, except new ones, which a running
-    build may be using."""
+    """Return the ids of root file systems that no recipe needs. Those made in the last hour are
+    excluded, because a running build may be using them.
+    """
     wanted = set()
     for name in image_names(own=own):
         with suppress(WrongRecipe):
@@ -265,9 +284,10 @@ def idle_roots(client: docker.APIClient, own: Path) -> set[str]:
 
 
 def remove_unused(client: docker.APIClient, identifiers: Iterable[str]) -> set[str]:
-    """Remove images that nothing needs, and the layers of packages on them; return those removed.
+    """Remove images that nothing needs, and the layers of packages on them. Return the ids of those
+    that were removed.
 
-    An image is removed before its base. One that a container or another image needs stays.
+    An image is removed before its base. An image that a container or another image needs stays.
     """
     left = set(identifiers)
     layers = client.images(filters={"label": LAYER_BASE})
@@ -294,7 +314,7 @@ def users_of(client: docker.APIClient, identifiers: Iterable[str]) -> list[str]:
 
 
 def _remove(client: docker.APIClient, identifier: str) -> bool:
-    """Remove an image unless a container uses it; return whether it was removed."""
+    """Remove an image unless a container uses it. Return whether it was removed."""
     try:
         if client.containers(all=True, quiet=True, filters={"ancestor": identifier}):
             return False

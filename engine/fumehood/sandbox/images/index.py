@@ -1,8 +1,8 @@
 """Download wheels from the Python index with pip, for the image's Python instead of the host's.
 
-Host side. Only wheels are accepted: building a source package would run its code here. Invariant:
-no code of a package runs on the host, and a file for a locked package is accepted only if its hash
-is in the lock. pip's own configuration selects the index.
+Host side. Only wheels are accepted, because building a source package would run its code here.
+Invariants: no code of a package runs on the host; a file for a locked package is accepted only if
+its hash is in the lock. pip's own configuration selects the index.
 """
 
 from __future__ import annotations
@@ -28,30 +28,30 @@ from fumehood.sandbox.images.rootfs import (
 )
 
 DEADLINE_S = 600
-"""Seconds for one run of pip."""
+"""Maximum seconds for one run of pip, unless the caller sets another deadline."""
 
 PATIENCE = ("--timeout=20", "--retries=2", "--no-cache-dir")
-"""Options of pip: seconds to wait for the index, how often to repeat a request, and no cache beside
-that of wheels, which is bounded.
+"""Options of pip: seconds to wait for the index, number of times to repeat a request, and no cache
+of pip's own, because only the cache of wheels is bounded.
 """
 
 PYTHONS = {"bookworm": ("3.11.2", 36)}
-"""Debian release → its Python version, and the minor version of its glibc 2."""
+"""Debian release → its Python version, and the minor version of its glibc 2.x."""
 
 OLDEST_GLIBC = 5
-"""Minor version of the oldest glibc 2 that wheels are built for. *Source*: PEP 600; `manylinux1` is
-2.5, `manylinux2010` 2.12, `manylinux2014` 2.17."""
+"""Minor version of the oldest glibc 2.x that wheels are built for. *Source*: PEP 600; `manylinux1`
+is 2.5, `manylinux2010` 2.12, `manylinux2014` 2.17."""
 
 _LEGACY = ("manylinux2014", "manylinux2010", "manylinux1")
 _CONFLICT = "The conflict is caused by:"
-"""The line of pip's output before the causes of a conflict."""
+"""The line in pip's output that precedes the causes of a conflict."""
 
 CAUSES_SHOWN = 6
 """Maximum number of causes of a conflict that an error shows."""
 
 
 class PackagesRefused(ImageBuildError):
-    """The index was asked, and the packages cannot be had, or not together."""
+    """The packages are not available, are not compatible, or cannot be unpacked."""
 
 
 _MISSING = re.compile(r"No matching distribution found for ([A-Za-z0-9._-]+)(.*)")
@@ -66,9 +66,11 @@ def resolve(
     *,
     deadline_s: float | None = None,
 ) -> Lock:
-    """Find compatible versions, including all dependencies, and put their wheels into `cache`.
+    """Find compatible versions of the requirements and all dependencies, store their wheels in
+    `cache`, and return the lock.
 
-    The packages of `below` are there already: they keep their versions, and are left out.
+    The packages of `below` are already installed: they keep their versions, and the returned lock
+    does not include them.
 
     Raises:
         ImageBuildError: pip failed; the message names the remedy.
@@ -104,8 +106,8 @@ def _download(
     *options: str,
     deadline_s: float | None = None,
 ) -> list[Path]:
-    """Download wheels into the cache, and return them. `texts` are files that pip reads, by the
-    name of the option that takes them.
+    """Download wheels into the cache, and return their paths. `texts` maps options of pip that take
+    a file (without `--`) to the file's content.
     """
     cache.mkdir(parents=True, exist_ok=True, mode=0o700)
     with tempfile.TemporaryDirectory(prefix=".fetching-", dir=cache) as directory:
@@ -125,8 +127,8 @@ def _keep(cache: Path, wheel: Path) -> Path:
 
 
 def trim(cache: Path, most_bytes: int) -> None:
-    """Remove the oldest wheels of a cache until it is at most this large, and what a killed
-    download left in it.
+    """Remove the oldest wheels from a cache until its size is at most `most_bytes`, and the
+    remains of killed downloads.
     """
     wheels = sorted(cache.glob("*/*.whl"), key=lambda wheel: wheel.stat().st_mtime, reverse=True)
     total = 0
@@ -140,9 +142,10 @@ def trim(cache: Path, most_bytes: int) -> None:
 
 
 def _kept(cache: Path, package: Pinned) -> Path | None:
-    """Return a cached wheel with a locked hash, or None.
+    """Return the path of a cached wheel with a hash of the locked package, or None.
 
-    It must suit this machine's architecture: machines of several kinds may share a home directory.
+    Wheels for other architectures are ignored, because different machines may share a home
+    directory.
     """
     for digest in package.hashes:
         for wheel in sorted((cache / digest).glob("*.whl")):
@@ -176,7 +179,9 @@ def _python_of(release: str) -> tuple[str, int]:
 
 
 def _markers(release: str) -> str:
-    """Return the values of environment markers in the image, as JSON. *Source*: PEP 508."""
+    """Return the values of the environment markers in an image of this release, as JSON.
+    *Source*: PEP 508.
+    """
     version, _ = _python_of(release)
     return json.dumps({
         "implementation_name": "cpython", "implementation_version": version, "os_name": "posix",
@@ -204,14 +209,14 @@ def _run(command: list[str], deadline_s: float | None = None) -> tuple[int, str]
         status, lines = run_program(
             command,
             deadline_s=deadline_s or DEADLINE_S,
-            environment={**os.environ, "TMPDIR": nowhere},  # what an ended pip leaves goes with it
+            environment={**os.environ, "TMPDIR": nowhere},  # removed with the files of a killed pip
             directory=Path(nowhere),
         )
     return status, "\n".join(lines)
 
 
 def _python_with_pip() -> str:
-    """Return the path of a Python with pip: this one or, if it lacks pip, the system's."""
+    """Return the path of a Python that has pip: this process's or, as fallback, the system's."""
     for python in (sys.executable, shutil.which("python3")):
         if python and _run([python, "-I", "-c", "import pip"])[0] == 0:
             return python
@@ -222,7 +227,7 @@ def _python_with_pip() -> str:
 
 
 def _pip_error(said: str) -> ImageBuildError:
-    """Convert pip's output to an error with a remedy."""
+    """Return the error for a failed run of pip, given pip's output."""
     lines = [line for line in said.splitlines() if "is ignored: it is neither" not in line]
     lacks = _MISSING.search(said)
     if "Retrying (" in said:

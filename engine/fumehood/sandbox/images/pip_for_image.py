@@ -1,10 +1,10 @@
 """Run pip with the environment markers of an image's Python. A separate program, run by its path.
 
 Host side. pip's `--python-version` affects which files pip selects, but pip evaluates conditions
-such as `python_version < "3.12"` for the Python that runs it, so an image would lack packages that
-only its own Python needs. This program replaces the values of those conditions by its first
-argument, a JSON object. If that has no effect in the installed pip, it fails before anything is
-done. Usage: pip_for_image.py MARKERS ARGUMENT…
+such as `python_version < "3.12"` for the Python that runs pip, so an image would lack packages that
+only its own Python needs. This program replaces the values in those conditions with its first
+argument, a JSON object. If the replacement has no effect in the installed pip, it fails before
+anything is done. Usage: pip_for_image.py MARKERS ARGUMENT…
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ ASKED = "platform_release"
 """The environment marker that is used to test whether the replacement has an effect."""
 
 SIGN = "of-an-image"
-"""The value of that marker in an image, which no real system has."""
+"""The value of that marker in an image. No real system has this value."""
 
 
 MAX_FILE_BYTES = 4 << 30
-"""The limit of each file of pip, and of its memory: it reads files that anybody may have published.
-A file may be as large as all packages of an image together, unpacked (`unpacking`): some that
-operators want are over 1 GB.
+"""Size limit of each file that pip writes, and of pip's memory, because pip reads files that
+anybody may have published. It equals the limit for all unpacked packages of an image (see
+`unpacking`): some wheels that operators want are over 1 GB.
 """
 
 

@@ -5,8 +5,8 @@ Host side; only reads files. Invariants: the digests of recipe and guest cover e
 determines an image's content, so an image whose labels have both needs no further check. An
 operator's own files are read only if they and their folders belong to root or to this user: root
 installs the packages that they name, so they are as trusted as the configuration. An operator's
-files never run during a build.
-An unknown key in `image.toml` is refused, so a misspelling never makes an incomplete image.
+files are never run during a build. An unknown key in `image.toml` is refused, so that a misspelling
+never leads to an incomplete image.
 """
 
 from __future__ import annotations
@@ -45,10 +45,11 @@ SITE = "opt/fumehood/site"
 """Path of the folder of Python packages in an image."""
 
 LAYER = "opt/fumehood/packages"
-"""Path of the folder of those that calls and sessions ask for, on top of an image."""
+"""Path of the folder of Python packages that are requested for calls and sessions, in the layer on
+top of an image."""
 
 LOCKED = "opt/fumehood/requirements.lock"
-"""Path of the list of these packages in an image, which is for information only."""
+"""Path of the list of an image's own Python packages, which is for information only."""
 
 FONTS = "opt/fumehood/matplotlib"
 """Path of Matplotlib's font cache in an image."""
@@ -57,15 +58,15 @@ ENVIRONMENT = {
     # A container has the CPU time of about one processor, and the zygote, which preloads modules
     # and forks, must not have threads.
     "numpy": {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"},
-    # There is no display; and Matplotlib warns if its configuration directory is not writable.
+    # There is no display, and Matplotlib warns if its configuration directory is not writable.
     "matplotlib": {"MPLBACKEND": "Agg", "MPLCONFIGDIR": "/tmp/.matplotlib"},  # noqa: S108
     # pandas imports pyarrow, whose allocator would start a thread.
     "pyarrow": {"JE_ARROW_MALLOC_CONF": "background_thread:false"},
 }
-"""Python package → environment variables for programs in images that have it."""
+"""Python package → environment variables for programs in images with this package."""
 
 COMMON = "common"
-"""The folder of the files that all images share."""
+"""Name of the folder of files that all images share."""
 
 OWN_FILES = ("image.toml", "packages.txt", "requirements.in", "requirements.lock")
 """The files of an operator's own image."""
@@ -79,7 +80,7 @@ _BASE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/:-]*@sha256:[0-9a-f]{64}")
 
 
 class UnknownImage(Exception):
-    """There is no recipe for an image of this name."""
+    """There is no recipe with the name of the requested image."""
 
 
 class WrongRecipe(Exception):
@@ -88,7 +89,7 @@ class WrongRecipe(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """The sources that determine an image. `files` are its files by name, with their content."""
+    """The sources that determine an image. `files` has pairs of a file's name and its content."""
 
     name: str
     settings: ImageSettings
@@ -96,7 +97,7 @@ class Recipe:
     lock: Lock
     files: tuple[tuple[str, bytes], ...]
     base: str = ""
-    """An image with its digest to start from, or empty to build a root file system."""
+    """The existing image to start from, with its digest, or empty to build a root file system."""
 
     @property
     def digest(self) -> str:
@@ -105,8 +106,8 @@ class Recipe:
 
     @property
     def root_digest(self) -> str:
-        """SHA-256 over the sources of the root file system, which images with the same Debian
-        packages share.
+        """SHA-256 over the sources of the root file system, as hexadecimal digits. Images with the
+        same Debian packages share a root file system.
         """
         packages = "\n".join(sorted(self.packages)).encode()
         parts = [("base", self.base.encode()), ("release", self.release.encode())]
@@ -121,7 +122,7 @@ class Recipe:
 
     @property
     def about(self) -> bytes:
-        """The image's description for its guest, as a file."""
+        """The image's description for its guest, as the content of a JSON file."""
         document = {
             "name": self.name,
             "languages": list(self.settings.languages),
@@ -147,7 +148,7 @@ class Recipe:
 
 
 def images_folder() -> Path:
-    """Return the folder `sandbox_images` of the installed package or of the checkout."""
+    """Return the path of `sandbox_images` in the installed package or in the checkout."""
     installed = PACKAGE / "sandbox_images"
     return installed if installed.is_dir() else PACKAGE.parents[1] / "sandbox_images"
 
@@ -214,8 +215,8 @@ def is_debian_package(name: str) -> bool:
 
 
 def is_own_name(name: str) -> bool:
-    """Whether an operator may give this name to an image. Names of built-in images, and names that
-    look like those of image layers in Docker, are reserved.
+    """Whether an operator may give this name to an image. The names of built-in images, and those
+    that this package uses for layers in Docker, are reserved.
     """
     taken = name in image_names() or name in (COMMON, "root", "base", "building", "packages")
     return _IMAGE_NAME.fullmatch(name) is not None and not (
@@ -245,7 +246,7 @@ def _common_files(known: set[str]) -> tuple[tuple[str, bytes], ...]:
 
 @cache
 def guest_digest() -> str:
-    """Return the SHA-256 over this engine's guest files, as hexadecimal digits."""
+    """Return the SHA-256 over the files of this engine's guest, as hexadecimal digits."""
     return _digest(guest_files())
 
 
@@ -258,9 +259,10 @@ def guest_files(package: Path = PACKAGE) -> tuple[tuple[str, bytes], ...]:
 
 
 def guest_archive(about: bytes = b"{}") -> bytes:
-    """Return a tar archive of the guest and the image's description, to be unpacked at the root.
+    """Return a tar archive of the guest and the image's description `about`, to be unpacked at the
+    root of a file system.
 
-    Its files are owned by root and writable only by root.
+    The files are owned by root and writable only by root.
     """
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w") as archive:
@@ -281,7 +283,7 @@ def add_file(archive: tarfile.TarFile, path: str, content: bytes) -> None:
 
 
 def add_stream(archive: tarfile.TarFile, path: str, content: IO[bytes], size: int) -> None:
-    """Add a file, as `add_file`, of `size` bytes."""
+    """Add a file of `size` bytes, with the owner and mode of `add_file`."""
     member = tarfile.TarInfo(path)
     member.size = size
     archive.addfile(member, content)
@@ -301,7 +303,9 @@ def listed(text: str) -> tuple[str, ...]:
 
 
 def _digest(pairs: tuple[tuple[str, bytes], ...]) -> str:
-    """Return the SHA-256 over names, contents and their lengths, so that no two lists collide."""
+    """Return the SHA-256 over names and contents, as hexadecimal digits. It includes their lengths,
+    so that no two lists collide.
+    """
     total = hashlib.sha256()
     for name, content in pairs:
         for part in (name.encode(), content):
@@ -313,7 +317,7 @@ def _digest(pairs: tuple[tuple[str, bytes], ...]) -> str:
 
 
 def read_own_files(folder: Path) -> tuple[tuple[str, bytes], ...]:
-    """Read the files of an operator's own image, sorted by name.
+    """Read the files of an operator's own image. Return pairs of name and content, sorted by name.
 
     Raises:
         Untrusted: another user could have written a file, or a file is missing.
@@ -353,13 +357,14 @@ class ImageSettings(BaseModel):
         Field(strict=False),
     ] = ("python", "shell")
     preload: Annotated[tuple[str, ...], Field(strict=False)] = ()
-    """Modules that the guest imports once, before all programs."""
+    """Modules that the guest imports once, before any program runs."""
     guest_mb: int = Field(default=GUEST_MB, ge=GUEST_MB)
-    """MB of memory for the guest with these modules, in addition to a container's memory class."""
+    """MB of memory for the guest with its preloaded modules, in addition to a container's memory
+    class."""
 
 
 def _settings(name: str, text: str) -> ImageSettings:
-    """Parse `image.toml`. Raises WrongRecipe if it is not TOML, or has a wrong key or value."""
+    """Parse `image.toml`. Raises WrongRecipe if it is not TOML, or has an invalid key or value."""
     try:
         return ImageSettings.model_validate(tomllib.loads(text))
     except tomllib.TOMLDecodeError as error:
@@ -375,30 +380,30 @@ _NAME = r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,98}[A-Za-z0-9])?"
 _EXTRAS = rf"\[\s*{_NAME}(?:\s*,\s*{_NAME})*\s*\]"
 _VERSION = r"(?:~=|==|!=|<=|>=|<|>)\s*[A-Za-z0-9][A-Za-z0-9.!+*_-]{0,63}"
 _MARKER = r"(?!-|.*[ ;]-)[A-Za-z0-9_.'\"<>=!~() -]{1,300}"
-"""An environment marker. No word may begin with a hyphen: pip would take it for an option, even
-within quotes, and some of pip's options build packages, which runs their code here.
+"""An environment marker. No word may begin with a hyphen, because pip would interpret it as an
+option, even within quotes, and some of pip's options build packages, which runs their code here.
 """
 _REQUIREMENT = re.compile(
     rf"({_NAME})\s*(?:{_EXTRAS})?\s*(?:{_VERSION}(?:\s*,\s*{_VERSION})*)?\s*(?:;{_MARKER})?"
 )
-"""A requirement. *Source*: PEP 508, without its form `NAME @ URL`."""
+"""A requirement. *Source*: PEP 508, without the form `NAME @ URL`."""
 
 _ARCHIVES = (
     ".whl", ".zip", ".tar", ".gz", ".tgz", ".bz2", ".tbz", ".xz", ".txz", ".tlz", ".lz", ".lzma",
 )  # fmt: skip
-"""Suffixes that make pip read a requirement as the path of a file."""
+"""Suffixes that make pip interpret a requirement as a file's path."""
 
 _PINNED = re.compile(rf"({_NAME})==([A-Za-z0-9][A-Za-z0-9.!+_-]{{0,63}})(.*)")
 _HASH = re.compile(r"--hash=sha256:([0-9a-f]{64})")
 
 
 class WrongRequirements(Exception):
-    """A list of packages is refused. The message names the line and the reason."""
+    """A list of packages is refused. The message names the line or file, and the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pinned:
-    """One package in one version."""
+    """One version of a package."""
 
     name: str
     version: str
@@ -440,7 +445,7 @@ def parse_lock(text: str) -> Lock:
     """Parse `requirements.lock`.
 
     Raises:
-        WrongRequirements: a line is not one package with a version and hashes.
+        WrongRequirements: a line is not a package with a version and hashes.
     """
     return Lock(tuple(_pinned(line) for line in _lines(text)))
 
@@ -449,7 +454,8 @@ def parse_requirements(text: str) -> dict[str, str]:
     """Parse a requirements file: normalized name of each package → its line.
 
     Raises:
-        WrongRequirements: a line is not a name with optional extras, versions and marker.
+        WrongRequirements: a line is not a name with optional extras, versions and marker, or two
+            lines name the same package.
     """
     found: dict[str, str] = {}
     for line in _lines(text):
@@ -469,7 +475,7 @@ def lock_of(wheels: Iterable[Path]) -> Lock:
     """Return the lock that accepts exactly these files.
 
     Raises:
-        WrongRequirements: a file does not have the name of a wheel, or one that a lock can hold.
+        WrongRequirements: a file's name is not that of a wheel, or cannot be written in a lock.
     """
     packages = []
     for wheel in wheels:
@@ -478,7 +484,7 @@ def lock_of(wheels: Iterable[Path]) -> Lock:
             raise WrongRequirements(f"{_shown(wheel.name)} is no wheel.")
         packages.append(Pinned(normalized(parts[0]), parts[1], (digest_of_file(wheel),)))
     lock = Lock(tuple(sorted(packages, key=lambda package: package.name)))
-    return parse_lock(lock.text)  # what is stored is read again
+    return parse_lock(lock.text)  # ensures that the stored lock can be read again
 
 
 def digest_of_file(path: Path) -> str:
@@ -488,12 +494,14 @@ def digest_of_file(path: Path) -> str:
 
 
 def normalized(name: str) -> str:
-    """Normalize a package's name, as the index does to compare names. *Source*: PEP 503."""
+    """Return a package's name in the form in which the index compares names. *Source*: PEP 503."""
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
 def merged(ours: Mapping[str, str], theirs: Mapping[str, str]) -> str:
-    """Merge two parsed lists to one text. If both name a package, the line of `theirs` is used."""
+    """Merge two parsed lists into the text of one. If both name a package, the line in `theirs` is
+    used.
+    """
     return "".join(f"{line}\n" for _, line in sorted({**ours, **theirs}.items()))
 
 
@@ -517,7 +525,7 @@ def _pinned(line: str) -> Pinned:
 
 
 def _may_be_a_file(words: str) -> bool:
-    """Whether pip would look for a file of this name, as it does for `name==1.0.zip`."""
+    """Whether pip would look for a file with this name, as it does for `name==1.0.zip`."""
     return words.rstrip().lower().endswith(_ARCHIVES)
 
 

@@ -1,10 +1,10 @@
 """Make an image's root file system as a tar file: with `mmdebstrap`, or from an existing image.
 
 Host side. `mmdebstrap` needs root; the other way uses Docker, with a network. Both install the same
-packages and end with the script `finish` of the image's recipe. Invariant: only the recipe
-determines which of this host's files get into the file system.
+packages and finally run the script `finish` of the image's recipe. Invariant: only the recipe
+determines which of this host's files are copied into the file system.
 
-`build_error` makes the error of a failed step, with a remedy if its output shows a known cause.
+`build_error` returns the error for a failed step, with a remedy if its output shows a known cause.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ DEADLINE_S = 900
 """Seconds to make a root file system."""
 
 END_PATIENCE_S = 30
-"""Seconds that a program has to end after SIGTERM, before it is killed."""
+"""Seconds for a program to end after SIGTERM before it is killed."""
 
 LINES_SEARCHED = 40
 """Number of a failed program's last output lines that are searched for a known cause."""
 
 PACKAGES_NETWORK = "default"
-"""Docker network of the container that installs packages into a base. Never the host's network: the
-base could then reach everything that listens on loopback.
+"""Docker network of the container that installs packages into a base. It must not be the host's,
+through which the base could reach everything that listens on loopback.
 """
 
 MERGED_USR = Path("/usr/share/mmdebstrap/hooks/merged-usr")
@@ -52,7 +52,8 @@ _STEPS = tuple(f"I: {verb} " for verb in _VERBS)
 
 
 def make_root(recipe: Recipe, target: Path, on_step: OnStep) -> None:
-    """Install the packages into a new Debian system, and write it to `target`, a tar file.
+    """Install the recipe's packages into a new Debian system, and write it to the tar file
+    `target`.
 
     Raises:
         ImageBuildError: a step failed; the message names the remedy.
@@ -71,7 +72,7 @@ def make_root(recipe: Recipe, target: Path, on_step: OnStep) -> None:
     finish = target.with_name("finish")
     finish.write_bytes(recipe.file("finish"))
     environment = {**os.environ, "LC_ALL": "C", "TMPDIR": str(target.parent)}
-    # Parts of mmdebstrap run as another user, who must be able to reach its files.
+    # Parts of mmdebstrap run as another user, who must have access to its files.
     target.parent.chmod(0o711)
     command = [
         program, "--variant=minbase", "--mode=root", "--format=tar",
@@ -101,7 +102,9 @@ def run_program(
     directory: Path | None = None,
     on_line: Callable[[str], None] = lambda line: None,
 ) -> tuple[int, list[str]]:
-    """Run a program, which is ended at the deadline. Return its exit status and output lines."""
+    """Run a program, and end it at the deadline. Return its exit status and output lines. `on_line`
+    receives each line at once.
+    """
     output: list[str] = []
     with subprocess.Popen(  # noqa: S603 - callers build the command from checked names
         command,
@@ -134,7 +137,7 @@ def run_program(
 
 
 def _end(process: subprocess.Popen[str]) -> None:
-    """Terminate a program, wait so that it can clean up its mounts and files, then kill it."""
+    """Terminate a program, wait while it cleans up its mounts and files, then kill it."""
     for signal_number in (signal.SIGTERM, signal.SIGKILL):
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal_number)
@@ -145,7 +148,8 @@ def _end(process: subprocess.Popen[str]) -> None:
 def make_root_from_base(
     client: docker.APIClient, recipe: Recipe, target: Path, on_step: OnStep
 ) -> None:
-    """Install missing packages into the recipe's base image, and write the result to `target`.
+    """Install missing packages into the recipe's base image, and write the result to the tar file
+    `target`.
 
     Raises:
         ImageBuildError: a step failed; the message names the remedy.
@@ -191,7 +195,9 @@ def _context(recipe: Recipe) -> bytes:
 
 
 def _flatten(client: docker.APIClient, tag: str, target: Path, on_step: OnStep) -> None:
-    """Write an image's file system to `target` as one layer, without files that a layer removed."""
+    """Write an image's file system to the tar file `target` as one layer, without the files that
+    upper layers removed.
+    """
     on_step("flattening it into one layer")
     container = client.create_container(tag, command=["true"])["Id"]
     try:
@@ -239,18 +245,18 @@ _SIGNS = (
         "Set TMPDIR to a directory that is mounted without nodev and noexec.",
     ),
 )  # fmt: skip
-"""Parts of a program's output → the cause, and its remedy."""
+"""Texts in a program's output → the cause, and the remedy."""
 
 LINES_SHOWN = 5
 """Number of last output lines that an error shows if the cause is unknown."""
 
 
 CAUSE_UNKNOWN = "Fix that and build again."
-"""The remedy if a step failed for a cause that is not known; its output is in the message."""
+"""The remedy for an unknown cause; the message then has the step's output."""
 
 
 class ImageBuildError(Exception):
-    """An image was not built. The message tells the operator the cause and the remedy."""
+    """An image was not built. The message gives the operator the cause and the remedy."""
 
     def __init__(self, found: str, remedy: str) -> None:
         super().__init__(f"{found} {remedy}")
@@ -259,7 +265,9 @@ class ImageBuildError(Exception):
 
 
 def build_error(what: str, output: Iterable[str]) -> ImageBuildError:
-    """Return the error for a failed step, given its last output lines."""
+    """Return the error for the failed step `what`, given its last output lines. `what` begins the
+    message.
+    """
     lines = [line for line in output if line.strip()]
     text = "\n".join(lines)
     for signs, found, remedy in _SIGNS:

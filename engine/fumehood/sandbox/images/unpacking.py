@@ -1,8 +1,9 @@
 """Unpack wheels into a tar archive, as a process with limits: `python -m … FOLDER TARGET WHEEL…`.
 
-Host side. Nothing in a wheel is run; its members become plain files and folders below the folder,
-owned by root and writable only by root. It imports neither Docker nor pip. A wheel that is refused
-is reported as a line of JSON, the cause and the remedy, with the status `REFUSED`.
+Host side. Nothing in a wheel is run. Its members become plain files and folders below FOLDER, owned
+by root and writable only by root. This module imports neither Docker nor pip. If a wheel is
+refused, the process prints the cause and the remedy as a line of JSON and exits with the status
+`REFUSED`.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from pathlib import Path, PurePosixPath
 from fumehood.sandbox.images.recipe import add_folder, add_stream
 
 REFUSED = 3
-"""Exit status."""
+"""Exit status if a wheel is refused."""
 
 MAX_MEMORY_BYTES = 1 << 30
 """Maximum memory of the process."""
@@ -39,25 +40,25 @@ headers are left out. *Source*: the wheel format, PEP 427.
 TESTED = frozenset(
     ("matplotlib", "mpl_toolkits", "numpy", "pandas", "pyarrow", "scipy", "sklearn", "statsmodels")
 )
-"""Packages whose test folders are left out, because these are up to half of the size."""
+"""Packages whose test folders are left out, because they take up to half of the size."""
 
 
 class Refused(Exception):
-    """A wheel is refused: `args` are the cause and the remedy."""
+    """A wheel is refused. `args` are the cause and the remedy."""
 
 
 _NOT_UNPACKED = (
     zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError, OSError,
 )  # fmt: skip
-"""What `zipfile` raises for a damaged or encrypted archive."""
+"""Exceptions that `zipfile` raises for a damaged or encrypted archive."""
 
 
 def write_site(archive: tarfile.TarFile, wheels: Iterable[Path], folder: str) -> None:
     """Unpack wheels into a folder of a tar archive.
 
     Raises:
-        Refused: a file is not a wheel, a member is not a plain file below its own folder,
-            or the packages are too large.
+        Refused: a file is not a readable wheel, a member is not a plain file below the folder, or
+            the packages are too large.
     """
     folders: set[str] = set()
     files: set[str] = set()
@@ -118,7 +119,7 @@ def _add_folders(archive: tarfile.TarFile, top: str, path: PurePosixPath, known:
 
 
 def main(folder: str, target: str, *wheels: str) -> int:
-    """Unpack, and return the exit status."""
+    """Unpack the wheels to the tar file `target`, and return the exit status."""
     resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY_BYTES, MAX_MEMORY_BYTES))
     resource.setrlimit(resource.RLIMIT_FSIZE, (MAX_SITE_BYTES, MAX_SITE_BYTES))
     try:

@@ -1,8 +1,8 @@
 """One guest process and the channel to it.
 
-Host side, between the wall and the guest's supervisor, whose frames are untrusted: they are
-limited in size, parsed strictly, and the first invalid frame ends the guest. Deadlines use the
-host's clock: if a run does not end in time, its guest is killed, with every other run in it.
+Host side, between the wall and the guest's supervisor. The supervisor's frames are untrusted: they
+are limited in size and parsed strictly, and the first invalid frame ends the guest. Deadlines use
+the host's clock: if a run does not end in time, its guest is killed, with all other runs in it.
 """
 
 from __future__ import annotations
@@ -63,16 +63,17 @@ LEND_DEADLINE_S = 30.0
 """Seconds for the guest to hand over a child; a slower guest is killed."""
 
 ANSWER_GRACE_S = 30.0
-"""Seconds that the host waits for an ending beyond the guest's own deadline. Giving up kills every
-run of the guest, also of other callers, so this is generous. The guest's clock starts only when a
-child is ready, which takes time on a busy host.
+"""Seconds that the host waits for an ending beyond the guest's own deadline. After that all runs of
+the guest are killed, including those of other callers, so the time is generous. The guest's clock
+starts only when a child is ready, which takes time on a busy host.
 """
 
 CANCEL_GRACE_S = 30.0
 """Seconds for the guest to end a cancelled run; a slower guest is killed, with every other run."""
 
 CHECKOUT = struct.Struct("!qi")
-"""A checkout's id and the child's process id, in the guest's binary format."""
+"""Binary format of the guest's message with a child: the checkout's id and the child's process id.
+"""
 
 
 class GuestFailed(Exception):
@@ -81,7 +82,7 @@ class GuestFailed(Exception):
 
 @dataclass(eq=False, slots=True)
 class _PendingCheckout:
-    """A requested child. It may die before it is handed over."""
+    """A request for a child. `died`: whether the child has died before it was handed over."""
 
     handed: asyncio.Future[Checkout | None]
     died: bool = False
@@ -171,9 +172,13 @@ class GuestProcess(asyncio.Protocol):
         limits: Limits,
         sinks: RunSinks = NO_SINKS,
     ) -> RunEnding:
-        """Run a program, in the key's sticky worker or, without a key, in a fresh child.
+        """Run a program, in the sticky worker of `key` or, without a key, in a fresh child. A large
+        request always runs in a fresh child.
 
-        Cancelling it ends the program, then raises.
+        If this is cancelled, it ends the program, then raises.
+
+        Raises:
+            RequestTooLarge: the arguments exceed the size of a request.
         """
         if self.dead.is_set() or self._transport is None:
             return LOST
@@ -206,7 +211,9 @@ class GuestProcess(asyncio.Protocol):
             self._listeners.pop(run_id, None)
 
     async def check_out(self, memory_bytes: int, cpu_s: float) -> Checkout | None:
-        """Get a sealed and limited child, or None if the guest is lost."""
+        """Get a sealed child with these limits from the guest. Return None if the child or the
+        guest is lost.
+        """
         if self.dead.is_set():
             return None
         self._next_id += 1
@@ -223,7 +230,7 @@ class GuestProcess(asyncio.Protocol):
                 self._return_checkout(checkout, dead=pending.died)
             raise
         else:
-            # If the child or its guest has died since, no report of its ending would follow.
+            # If the child or the guest has died since, no report of the child's end would follow.
             if checkout is not None and (pending.died or self.dead.is_set()):
                 self._return_checkout(checkout, dead=True)
                 return None
@@ -233,7 +240,9 @@ class GuestProcess(asyncio.Protocol):
             self._pending_checkouts.pop(checkout_id, None)
 
     def end_checkout(self, checkout_id: int) -> None:
-        """Have the guest kill a checked-out child. A guest that does not confirm it is killed."""
+        """Order the guest to kill a checked-out child. If the guest does not confirm it in time,
+        kill the guest.
+        """
         if self.dead.is_set():
             return
         self._send({"op": "cancel", "id": checkout_id})
@@ -241,7 +250,7 @@ class GuestProcess(asyncio.Protocol):
         self._ending_checkouts[checkout_id] = loop.call_later(ANSWER_GRACE_S, self.kill)
 
     async def stop(self) -> None:
-        """End the guest and everything in it."""
+        """Kill the guest and everything in it, and wait until its supervisor has ended."""
         self.kill()
         with anyio.CancelScope(shield=True):
             await self._process.wait()
@@ -249,11 +258,11 @@ class GuestProcess(asyncio.Protocol):
     def kill(self) -> None:
         """Kill the supervisor and its descendants, without relying on parent-death signals."""
         self._end()
-        # List the descendants first: a child whose supervisor has died gets another parent.
+        # List the descendants first, because children of a dead supervisor get another parent.
         family = _with_descendants(self._process.pid)
         if self._process.returncode is None:
-            # By pid: the process object's `kill` would first collect the exit status, which asyncio
-            # waits for, and asyncio would log a warning.
+            # Use the pid: `kill` of the process object would first collect the exit status, for
+            # which asyncio waits, and asyncio would log a warning.
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self._process.pid, signal.SIGKILL)
         for process in family:
@@ -319,7 +328,7 @@ class GuestProcess(asyncio.Protocol):
             self._listeners.pop(message.id, None)
 
     def _on_handover(self) -> None:
-        """Receive a child's two pipes. Kill the guest if it sent anything else."""
+        """Receive a child's two pipes. If the guest sent anything else, kill it."""
         try:
             data, descriptors, _, _ = socket.recv_fds(self._handover, CHECKOUT.size, 2)
         except BlockingIOError:
@@ -355,7 +364,7 @@ class GuestProcess(asyncio.Protocol):
             self._transport.write(framing.encode(message))
 
     async def _cancel(self, run_id: int) -> None:
-        """Cancel a run and wait for its end. A guest that does not answer is killed."""
+        """Cancel a run and wait for its end. If the guest does not answer in time, kill it."""
         if self.dead.is_set():
             return
         ended: asyncio.Future[RunEnding] = asyncio.get_running_loop().create_future()
@@ -367,8 +376,9 @@ class GuestProcess(asyncio.Protocol):
         self.kill()
 
     def _give_up(self, run_id: int) -> None:
-        """Kill a guest that kept a run past its deadline. That run timed out; all others are
-        lost."""
+        """Kill a guest that did not end a run by its deadline. That run ends as timed out; all
+        other runs are lost.
+        """
         answer = self._pending.pop(run_id, None)
         if answer is not None and not answer.done():
             answer.set_result(RunEnding(EndedBy.WALL_TIME, "call"))
@@ -410,5 +420,5 @@ def _with_descendants(pid: int) -> list[psutil.Process]:
         supervisor = psutil.Process(pid)
         return [supervisor, *supervisor.children(recursive=True)]
     except (psutil.Error, OSError):
-        # Also if no descriptors are left: the parent-death signals still end the children.
+        # This may also be a lack of descriptors. Parent-death signals still end the children.
         return []

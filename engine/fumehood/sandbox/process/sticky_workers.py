@@ -1,8 +1,8 @@
-"""Sticky workers: children of the supervisor that each answer one trust domain's expressions.
+"""Sticky workers: children of the supervisor that each evaluate one trust domain's expressions.
 
 Host side, between the wall and a guest's channel. The guest creates, seals, limits and kills a
 child; the host has the child's two pipes, enforces deadlines and decides how a run ended (ADR
-0006). Everything from a pipe is untrusted: limited in size, parsed strictly, and at most a claim.
+0006). Data from a pipe is untrusted: it is limited in size, parsed strictly, and at most a claim.
 Invariants: a worker has one run at a time. It is never used again after a run that failed, after
 too many uses, after too long without a call, or if it used CPU time between calls.
 """
@@ -26,38 +26,38 @@ from fumehood.protocol.messages import GuestEnding
 from fumehood.sandbox.wall import CHUNK_BYTES, RunEnding, ending_of_reply
 
 MAX_REQUEST_BYTES = 32 * 1024
-"""Size limit of a request in bytes: half of a pipe's capacity. Larger requests go through the
-supervisor.
+"""Size limit of a request in bytes: half of a pipe's capacity. Larger requests are sent to the
+supervisor, and run in a fresh child.
 """
 
 REPLY_OVERHEAD_BYTES = 4096
 """Bytes that a reply may have beyond the output limit, for JSON keys and escapes."""
 
 LOOK_EVERY_S = 1.0
-"""Seconds between checks for workers that were idle for too long."""
+"""Maximum seconds between checks for workers that were idle for too long."""
 
 IDLE_CPU_NS = 50_000_000
-"""Nanoseconds of CPU time between calls after which a worker is replaced. A correct one waits in a
-system call and uses next to none.
+"""Nanoseconds of CPU time between calls after which a worker is replaced. A correct worker waits in
+a system call and uses almost none.
 """
 
 MAX_CPU_NS = 1_000_000_000
 """Nanoseconds of CPU time in total after which a worker is replaced. The kernel's limit is set
-once, to one run's limit plus this, so this must be small.
+once, to one run's limit plus this value, so this value must be small.
 """
 
 MAX_ATTEMPTS = 3
-"""Attempts to find a living child for a call, so that a child that died earlier does not fail
-it."""
+"""Attempts to find a living child for a call, so that a child that has died does not fail the call.
+"""
 
 SPIN_S = 0.0004
 """Seconds for which a call polls for its answer before the event loop may sleep. Most expressions
-take less, and putting a processor to sleep and waking it takes as long as evaluating one.
+take less time, and to put a processor to sleep and wake it takes as long as to evaluate one.
 """
 
 LOOK_S = 0.00005
-"""Seconds for which a pipe is polled before the event loop gets a turn. A turn takes a tenth of the
-time of an expression.
+"""Seconds for which a pipe is polled before the event loop gets a turn. A turn of the event loop
+takes a tenth of the time of an expression.
 """
 
 
@@ -89,9 +89,9 @@ DEFAULT_RULES = StickyWorkerSettings()
 class StickyWorkers:
     """The workers of one guest, the least recently used first.
 
-    `check_out` gets a sealed and limited child (its memory in bytes, its CPU seconds), or None if
-    the guest is lost. `end_checkout` kills one; the guest reports its ending when the kernel
-    confirms it.
+    `check_out` returns a sealed child with these limits (memory in bytes, CPU seconds), or None if
+    the guest is lost. `end_checkout` kills the child of a checkout id; the guest reports the
+    child's ending when the kernel has confirmed it.
     """
 
     def __init__(
@@ -112,7 +112,7 @@ class StickyWorkers:
         """Run a request in the worker of this trust domain's key; create the worker if necessary.
 
         `request` is one frame of at most `MAX_REQUEST_BYTES`. Nothing else may run for this key at
-        the same time. Cancelling it ends the program, then raises.
+        the same time. If this is cancelled, it ends the program, then raises.
         """
         for _ in range(MAX_ATTEMPTS):
             worker = await self._worker_for(key, limits)
@@ -131,7 +131,9 @@ class StickyWorkers:
         return RunEnding(EndedBy.SANDBOX_LOST, "resident")
 
     def on_ended(self, ending: GuestEnding) -> bool:
-        """Handle the guest's report of a child's death; return whether it was a sticky worker."""
+        """Handle the guest's report of a child's death. Return whether the child was a sticky
+        worker.
+        """
         worker = self._by_checkout.pop(ending.id, None)
         if worker is None:
             return False
@@ -140,7 +142,7 @@ class StickyWorkers:
         return True
 
     def lose_all(self) -> None:
-        """Handle the loss of the guest and so of every child."""
+        """Handle the loss of the guest, and with it of every child."""
         if self._sweep is not None:
             self._sweep.cancel()
         for worker in self._by_checkout.values():
@@ -176,7 +178,7 @@ class StickyWorkers:
         )
 
     def _make_room(self) -> None:
-        """Retire least recently used idle workers until there is room for another."""
+        """Retire the least recently used idle workers until there is room for another worker."""
         while len(self._by_key) >= self._rules.most:
             idle = next((r for r in self._by_key.values() if not r.is_busy), None)
             if idle is None:
@@ -196,7 +198,9 @@ class StickyWorkers:
         return min(LOOK_EVERY_S, self._rules.idle_s)
 
     def _look(self) -> None:
-        """Retire workers that were idle for too long, or that used CPU time between calls."""
+        """Retire workers that were idle for too long or used CPU time between calls. Schedule the
+        next check if any are left.
+        """
         oldest = time.monotonic() - self._rules.idle_s
         for worker in list(self._by_key.values()):
             if not worker.is_busy and (worker.idle_since < oldest or not worker.was_idle()):
@@ -236,14 +240,14 @@ class StickyWorker:
         return self._answer is not None
 
     def was_idle(self) -> bool:
-        """Whether it used next to no CPU time since its last run."""
+        """Return whether the worker has used almost no CPU time since its last run."""
         return self._cpu_ns() - self._idle_cpu_ns <= IDLE_CPU_NS
 
     async def run(self, request: bytes, limits: Limits, *, spin_s: float) -> RunEnding | None:
         """Run a request. Return None if the child had died before it could read any of it.
 
         Poll for the answer for `spin_s` seconds, then wait. If the ending is not the child's own
-        answer, the child is dead.
+        answer, the child is dead afterwards.
         """
         loop = self._loop
         answer: asyncio.Future[RunEnding] = loop.create_future()
@@ -282,7 +286,7 @@ class StickyWorker:
             self._end_checkout(self._checkout.id)
 
     def bury(self, ending: GuestEnding | None) -> None:
-        """Handle the death of the child, or of its guest if `ending` is None, and end its run."""
+        """Handle the death of the child and end its run. If `ending` is None, the guest is lost."""
         self.is_fit = False
         if ending is not None:
             self._on_readable()
@@ -315,7 +319,7 @@ class StickyWorker:
             return False
         except BlockingIOError:
             written = 0
-        if written < len(request):  # the pipe of an idle child is empty, so this one did not read
+        if written < len(request):  # the child has not read the last request: it is compromised
             self.stop(EndedBy.SANDBOX_LOST)
         return True
 
@@ -364,8 +368,9 @@ class StickyWorker:
             await ended
 
     def _watch_cpu(self) -> None:
-        """End a run that exceeded its CPU limit, or check again when it could have used the
-        rest."""
+        """End a run that exceeded its CPU limit. Otherwise check again when it could have used up
+        the rest.
+        """
         used_s = (self._cpu_ns() - self._idle_cpu_ns) / 1e9
         left_s = self._limits.cpu_s - used_s
         if left_s <= 0:
@@ -379,10 +384,10 @@ class StickyWorker:
             return 0
 
     async def _look_for(self, answer: asyncio.Future[RunEnding], seconds: float) -> None:
-        """Poll for the answer for some seconds instead of letting the event loop sleep.
+        """Poll for the answer for at most `seconds`, instead of letting the event loop sleep.
 
-        Between short turns, the event loop runs other ready tasks, so that other calls make
-        progress meanwhile.
+        Between short turns of polling, the event loop runs other ready tasks, so that other calls
+        make progress meanwhile.
         """
         now = time.monotonic()
         give_up = now + seconds

@@ -2,9 +2,9 @@
 
 Host side, between the executors and `channel`. Each wall has one guest, which serves all trust
 domains. A guest that dies is replaced at once, or after a pause if several die soon after their
-start. Calls that wait for it use the new guest; only the runs of the old one are lost. Invariants:
-nothing runs in a guest that lacks a required limit; a call with `fresh`, and every call in the
-jail, gets a process that has run nothing before.
+start. Waiting calls use the new guest; only the old guest's runs are lost. Invariants: nothing runs
+in a guest that lacks a required limit; a call with `fresh`, and every call in the jail, gets a
+process that has run nothing before.
 """
 
 from __future__ import annotations
@@ -40,13 +40,14 @@ from fumehood.sandbox.wall import (
 )
 
 RESTART_PAUSE_S = (0.0, 0.1, 0.5, 2.0)
-"""Seconds to wait before a new guest, by how many guests in a row ended within `STABLE_S`."""
+"""Seconds before the start of a new guest, by the number of guests in a row that ended within
+`STABLE_S`."""
 
 STABLE_S = 1.0
-"""Seconds that a guest must run for the next one to be started without a pause."""
+"""Seconds that a guest must have run, so that its successor is started without a pause."""
 
 GUEST_PATIENCE_S = 10.0
-"""Maximum seconds that a call, or the engine's start, waits for a guest that is starting."""
+"""Maximum seconds that a call or the engine's start waits for a guest that is starting."""
 
 STICKY_PATIENCE_S = 0.02
 """Seconds that a call waits for its trust domain's sticky worker before it uses a fresh process."""
@@ -80,7 +81,7 @@ class ProcessWall:
         self.limits = limits
         self.slots = Slots(self.max_running, f"the {self.name}")
         self.faults: tuple[str, ...] = ()
-        """Why the last guest could not serve, for the operator; empty if it could."""
+        """Why the last guest could not serve, in words for the operator; empty if it could."""
         self._command = list(command)
         self._on_event = on_event
         self._sticky = sticky
@@ -89,7 +90,8 @@ class ProcessWall:
         self._stack = AsyncExitStack()
         self._stopping = False
         self._turns: dict[str, asyncio.Event] = {}
-        """Key of a trust domain whose sticky worker is in use → set when it is free."""
+        """Key of each trust domain whose sticky worker is in use → the event that is set when the
+        worker is free."""
 
     async def __aenter__(self) -> Self:
         group = await self._stack.enter_async_context(anyio.create_task_group())
@@ -106,7 +108,9 @@ class ProcessWall:
 
     @property
     def status(self) -> WallStatus:
-        """The limits that the guest enforces; while one starts, the required limits."""
+        """The limits that the guest enforces, and its faults. While a guest starts, the required
+        limits count as enforced.
+        """
         if self._guest is not None:
             held = self._guest.enforced
         else:
@@ -134,14 +138,14 @@ class ProcessWall:
         memory_mb: int | None = None,
         image: str | None = None,
     ) -> ProcessLease:
-        """Lease a slot and, if the wall has sticky workers and the domain's is free soon, that
-        worker.
+        """Lease a slot and, if the wall has sticky workers and the domain's worker is free soon,
+        that worker. With `fresh`, lease only a slot.
         """
         key = domain.key if self.is_sticky and not fresh else None
         return ProcessLease(self, domain.principal_id, key)
 
     async def running(self) -> GuestProcess:
-        """Return the running guest. Waits up to `GUEST_PATIENCE_S` for one that is starting.
+        """Return the running guest. Wait up to `GUEST_PATIENCE_S` for one that is starting.
 
         Raises:
             SandboxUnavailable: no guest is running, or it lacks a required limit.
@@ -154,12 +158,14 @@ class ProcessWall:
             raise try_later(
                 f"The {self.name} could not be started. Run `fumehood doctor` to see why."
             )
-        if self.required - self._guest.enforced:  # it was replaced after `admit` had checked
+        if self.required - self._guest.enforced:  # the guest was replaced after `admit`
             raise SandboxUnavailable(f"The {self.name} lost a defence. {self.remedy}")
         return self._guest
 
     async def take_turn(self, key: str) -> bool:
-        """Take the domain's turn; False if its sticky worker is busy for `STICKY_PATIENCE_S`."""
+        """Take the turn to use a trust domain's sticky worker. Return False if the worker stays
+        busy for `STICKY_PATIENCE_S`.
+        """
         if key in self._turns:
             with anyio.move_on_after(STICKY_PATIENCE_S):
                 while key in self._turns:
@@ -170,7 +176,7 @@ class ProcessWall:
         return True
 
     def leave_turn(self, key: str) -> None:
-        """Give a turn back, so that the domain's next call can use the sticky worker."""
+        """Return the turn, so that the domain's next call can use the sticky worker."""
         self._turns.pop(key).set()
 
     def _has_guest(self) -> bool:
@@ -219,9 +225,9 @@ class ProcessWall:
 
 
 class ProcessLease:
-    """The lease on a slot in the guest.
+    """A lease on a slot in the guest.
 
-    It is a class because a generator would be slower, and every expression uses one.
+    This is a class because a generator would be slower, and every expression needs a lease.
     """
 
     __slots__ = ("_guest", "_key", "_principal_id", "_turn", "_wall", "queue_ms")
@@ -231,7 +237,7 @@ class ProcessLease:
         self._principal_id = principal_id
         self._key = key
         self._turn: str | None = None
-        """The key, while this lease has the turn."""
+        """The key, while this lease has the turn, otherwise None."""
         self._guest: GuestProcess | None = None
         self.queue_ms = 0.0
 
@@ -274,8 +280,8 @@ INTERPRETER_LIMITS = InterpreterSettings().limits
 """The interpreter's limits unless others are configured."""
 
 INTERPRETER_SPARES = 2
-"""Number of ready children. One is too few for consecutive programs: each needs a new child, and
-creating one takes longer than running a short program.
+"""Number of ready children. One is too few for consecutive programs: each needs a new child, and to
+create a child takes longer than to run a short program.
 """
 
 INTERPRETER_LIBRARIES = ("asteval", "RestrictedPython")
@@ -327,8 +333,8 @@ class JailWall(ProcessWall):
 
     The files that a child may read are fixed before it runs any of the function's code: Python, its
     libraries, and the function's import path. `tool_paths` are the import paths of all functions
-    that may be called; a pickled function has none. Without Landlock the jail does not start, and
-    only sandboxed functions are refused.
+    that may be called; a pickled function has none. Without Landlock, the jail does not start, and
+    sandboxed functions are refused, but nothing else.
     """
 
     name = "jail"
