@@ -20,7 +20,7 @@ _IS_JSON = (b"content-type", b"application/json")
 
 
 class JsonResponse(Response):
-    """A response whose content is JSON already."""
+    """A response whose content is already JSON."""
 
     media_type = "application/json"
 
@@ -35,7 +35,7 @@ class JsonResponse(Response):
 def headers_of(scope: Scope, name: bytes) -> list[bytes]:
     """Return every value of a header, as sent."""
     found: list[bytes] = []
-    for key, value in scope["headers"]:  # a comprehension is a function call, on every call's way
+    for key, value in scope["headers"]:  # a comprehension's function call would slow every call
         if key == name:
             found += (value,)
     return found
@@ -48,7 +48,7 @@ async def left(receive: Receive) -> None:
 
 
 async def when_left(receive: Receive, act: Callable[[], object]) -> None:
-    """Do something as soon as the client has disconnected."""
+    """Call `act` as soon as the client has disconnected."""
     await left(receive)
     act()
 
@@ -65,7 +65,7 @@ def answer(engine: Engine, data: BaseModel) -> Response:
 
 
 def results_response(engine: Engine, texts: Sequence[bytes]) -> Response:
-    """Return a success envelope with these results, which are JSON already, in `data`."""
+    """Return a success envelope with `texts`, which are already JSON, as `data.results`."""
     head, results, tail = encode_envelope(engine.answer({"results": []})).partition(b'"results":[')
     content = b"".join((head, results, b",".join(texts), tail))
     return JsonResponse(content)
@@ -91,7 +91,10 @@ def envelope_response(envelope: Envelope) -> Response:
 
 
 def once_delivered(request: Request, response: Response, tell: Callable[[], None]) -> Response:
-    """Call `tell` once the response was sent to a client that is still connected."""
+    """Return the response, made to call `tell` once it has been sent.
+
+    `tell` is not called for HEAD, or if the client has already disconnected.
+    """
 
     async def told() -> None:
         tell()

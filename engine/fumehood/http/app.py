@@ -56,8 +56,8 @@ def with_added(kernel: Sequence[Operation], added: Iterable[Operation]) -> list[
     """Return the kernel's operations and those of parts, which may replace some of the kernel's.
 
     Raises:
-        PartError: two parts add one operation, or one needs another authority than the kernel's
-            that it replaces.
+        PartError: two parts add the same operation, or a part's operation needs another authority
+            than the kernel's operation that it replaces.
     """
     own = {(operation.method, operation.path): operation for operation in kernel}
     found = dict(own)
@@ -103,7 +103,7 @@ CONTROL_OPERATIONS: list[Operation] = _with_parts(
 
 
 class Faces:
-    """One ASGI application that passes each request to its socket's own or a part's."""
+    """The ASGI application, which passes each request to that of its socket or of a part."""
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
@@ -123,7 +123,7 @@ class Faces:
         """
         face = scope["state"]["face"]
         given = headers_of(scope, TRACEPARENT)
-        # Also where there is none: a request behind another one may begin in that one's context.
+        # Also set without the header: a pipelined request may begin in the previous one's context.
         INCOMING.set(given[0].decode("latin-1") if len(given) == 1 else None)
         app: ASGIApp = self._control
         if face is not Face.CONTROL:
@@ -136,7 +136,7 @@ class Faces:
         return app(scope, receive, send)
 
     def port_request(self, request: Request, upgrade: bytes | None) -> PortRequest:
-        """Return what a request to a port of a session asks for. Raises EngineError."""
+        """Check and parse a request to a session's port. Raises EngineError if it is refused."""
         request.scope["app"] = self._engine
         if request.scope["state"]["face"] is Face.TCP:
             refusal = refusal_over_tcp(request)
@@ -146,14 +146,14 @@ class Faces:
 
 
 class Application:
-    """The operations of one socket, for an engine that the caller has started.
+    """Serves the operations of one socket, for an engine that has been started.
 
-    It uses Starlette's requests and responses without its application and routes, which cost every
-    call about as much as a gate.
+    It uses Starlette's requests and responses, but not Starlette's application and routes, which
+    cost every call about as much as a gate.
     """
 
     def __init__(self, engine: Engine, title: str, operations: Sequence[Operation]) -> None:
-        # A fixed address comes before one with an id at its place.
+        # Fixed addresses come before those that have an id in the same place.
         self._operations = tuple(sorted(operations, key=lambda one: "{" in one.path))
         self.engine = engine
         # Made on first request: it takes megabytes and is rarely needed.
@@ -215,10 +215,11 @@ def _tool_of(scope: Scope) -> str | None:
 
 REFERENCE = "#/components/schemas/{model}"
 ANY_OBJECT: JsonObject = {"type": "object", "additionalProperties": True}
-"""Said explicitly, because some generators take an object without properties for an empty one."""
+"""The schema of any object. It is explicit, because some client generators take an object without
+properties to be empty."""
 
 BINARY = "application/octet-stream"
-"""The type by which generated clients send and take bytes. Files of any other type are accepted."""
+"""The media type of files in generated clients. The engine accepts files of any media type."""
 
 BYTES: JsonObject = {"schema": {"type": "string", "format": "binary"}}
 REFUSAL = "Refusal"
@@ -252,10 +253,10 @@ Schemas = dict[type[Any], JsonObject]
 
 
 def make_document(title: str, version: str, operations: Sequence[Operation]) -> JsonObject:
-    """Make the document of one socket.
+    """Make the OpenAPI document of one socket.
 
-    Each answer has one plain schema of its own, because generators of clients support combined
-    schemas and equal names only in part.
+    Each answer has its own plain schema, because client generators only partly support combined
+    schemas and repeated names.
     """
     schemas, definitions = _schemas(operations)
     paths: dict[str, JsonObject] = {}
@@ -277,10 +278,10 @@ def _schemes(operations: Iterable[Operation]) -> JsonObject:
 
 
 def _schemas(operations: Iterable[Operation]) -> tuple[Schemas, JsonObject]:
-    """Return a schema reference per model, and the definitions that they refer to.
+    """Return a schema reference for each model, and the definitions to which they refer.
 
-    A model has one definition for both directions: how it is read. Only that tells that an answer
-    may lack a field.
+    A model has one definition for requests and answers, its schema for validation. Only that schema
+    shows that an answer may lack a field.
     """
     wanted: dict[type[BaseModel], None] = {Envelope: None}
     for operation in operations:
@@ -293,8 +294,10 @@ def _schemas(operations: Iterable[Operation]) -> tuple[Schemas, JsonObject]:
 
 
 def _worded(schema: Any) -> Any:
-    """Return a schema with its defaults in words. Generated clients would send them, and what is
-    sent is set: a change of one field would reset the others.
+    """Return a schema with its defaults moved into the descriptions.
+
+    Generated clients would send defaults as values, so changing one field of an object would reset
+    its other fields.
     """
     if isinstance(schema, list):
         return [_worded(part) for part in schema]
@@ -390,7 +393,7 @@ def _path_parameters(operation: Operation) -> list[JsonObject]:
 
 
 def _query_parameters(operation: Operation, definitions: JsonObject) -> list[JsonObject]:
-    """Describe the fields of the query model."""
+    """Describe the fields of the query model, and add the definitions to which they refer."""
     if operation.query is None:
         return []
     schema: dict[str, Any] = operation.query.model_json_schema(ref_template=REFERENCE)

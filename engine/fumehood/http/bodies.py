@@ -1,9 +1,10 @@
 """Bodies of requests and responses: bounded in size, time and memory.
 
-Host side. A request's body is strict JSON, or a file that arrives in pieces; a file as a response
-leaves in pieces. Bodies in transit count against their user's share. Invariants: a client that
-sends slowly, stops or disconnects ends only its own request. A download announces its length. What
-was sent is always the beginning of one file, and clients notice if a body ends too early.
+Host side. A request's body is strict JSON, or a file that arrives in pieces. A file in a response
+is sent in pieces. Bodies in transit count against their user's share. Invariants: a client that
+sends slowly, stops or disconnects ends only its own request. A file's download announces its
+length. The bytes sent are always the beginning of one file, and clients can detect that a body
+ended too early.
 """
 
 from __future__ import annotations
@@ -88,7 +89,7 @@ async def read_raw(request: Request) -> bytes:
         UnsupportedMediaType: the body is not declared as `application/json`.
         RequestTooLarge: the body is larger than 8 MB.
         InvalidParams: the body did not arrive in time, or the client disconnected.
-        RateLimited: the user's unfinished bodies are too large together.
+        RateLimited: the user's unfinished bodies are too large in total.
     """
     body = _arrived(request)
     if body is not None:
@@ -165,7 +166,7 @@ class IncomingBody:
         self._is_over = False
 
     async def whole(self) -> bytes:
-        """Return the whole body. If it is refused, reads and discards the rest before raising.
+        """Return the whole body. If it is refused, its rest is read and discarded before raising.
 
         Raises:
             RequestTooLarge: the body is larger than 8 MB.
@@ -194,7 +195,7 @@ class IncomingBody:
 
         Raises:
             InvalidParams: the body did not arrive in time, or the client disconnected.
-            RateLimited: this user's unfinished bodies are too large together.
+            RateLimited: the user's unfinished bodies are too large in total.
         """
         end = anyio.current_time() + UPLOAD_DEADLINE_S
         buffer = bytearray()
@@ -256,7 +257,7 @@ def _give_back(scope: Scope, size: int) -> None:
 
 
 def require_room(request: Request, size: int = HELD_BYTES) -> None:
-    """Raise RateLimited if `size` more bytes exceed what one user's requests may hold."""
+    """Raise RateLimited if `size` more bytes would exceed what one user's requests may hold."""
     state = request.scope["state"]
     if state["held_bytes"].lacks(state["who"], size) is not None:
         raise RateLimited(
@@ -267,7 +268,7 @@ def require_room(request: Request, size: int = HELD_BYTES) -> None:
 
 
 def attachment_headers(path: str, content_type: str, size: int | None) -> dict[str, str]:
-    """Return headers for an untrusted file: browsers save it, and nobody caches it."""
+    """Return headers with which browsers save an untrusted file, and no cache stores it."""
     name = quote(path.rpartition("/")[2], safe="")
     return {
         "content-type": content_type,
@@ -279,9 +280,10 @@ def attachment_headers(path: str, content_type: str, size: int | None) -> dict[s
 
 
 class FileBody(Response):
-    """A file in pieces. If iterating `pieces` raises `broken`, closes the connection.
+    """A response that sends a file in pieces.
 
-    `on_break` then receives the reason. `on_end` is called in any case.
+    If iterating `pieces` raises `broken`, or the client is too slow, the connection is closed and
+    `on_break` receives the reason. `on_end` is always called at the end.
     """
 
     def __init__(

@@ -1,13 +1,14 @@
 """Find the principal of a request, from the peer's user id and its credential.
 
-Host side. A peer's uid makes it a caller and never more. In single-user mode only the daemon's own
-uid does, as a service that of every user whom the socket's group admits. Invariant: a peer with a
-credential is that credential's principal or nobody. All other authority comes from credentials.
+Host side. A peer's uid alone gives it at most the rights of a caller: in single-user mode only the
+daemon's own uid, in service mode the uid of every user whom the socket's group admits. All other
+authority comes from credentials. Invariant: a request with a credential has that credential's
+principal or is refused.
 
 Every user and every web page of this machine can connect to the loopback address (`tcp`), and with
-TLS or a proxy others can, too. Invariant: a request answered there names this server as its host
-(or came with TLS, or through the proxy), comes from no page of another origin, and has a token with
-the scope `call`.
+TLS or a proxy other machines can connect as well. Invariant: a request over TCP is answered only if
+it names this server as its host (or came with TLS or through the proxy), does not come from a web
+page of another origin, and has a token with the scope `call`.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ def require_principal(request: Request) -> Principal:
 
 
 def require_own_user(request: Request) -> None:
-    """Raise PermissionDenied if the peer is not the engine's own user on this machine."""
+    """Raise PermissionDenied unless the peer is the engine's own user, over a Unix socket."""
     if _peer(request).uid != os.geteuid():
         raise PermissionDenied("Only the engine's own user may, over its Unix socket.")
 
@@ -58,7 +59,7 @@ async def require_admin(request: Request) -> Principal:
     """Require a credential with the scope `admin`, and return its principal.
 
     The scope allows changes of authority, agents, tokens and the registry. Call this after the
-    body was read, so that a credential revoked meanwhile does not count. Refusals are logged.
+    body was read, so that a credential revoked meanwhile is refused. Refusals are logged.
 
     Raises:
         Unauthorized: the request has no credential, or an unknown one.
@@ -69,7 +70,7 @@ async def require_admin(request: Request) -> Principal:
 
 
 async def require_approver(request: Request) -> Principal:
-    """Like `require_admin`, but for the scope `approve`, which decides on calls."""
+    """Like `require_admin`, but for the scope `approve`, which allows decisions on calls."""
     return await _require(request, Scope.APPROVE)
 
 
@@ -86,14 +87,15 @@ async def require_decider(request: Request) -> Principal:
 
 
 async def require_authority(request: Request) -> Principal:
-    """Like `require_admin`, but either scope is enough, `approve` or `admin`."""
+    """Like `require_admin`, but the scope `approve` is also enough."""
     return await _require(request, Scope.APPROVE, Scope.ADMIN)
 
 
 def peer_principal_id(request: Request) -> str | None:
-    """Return the id of the peer user's own principal, whatever its credential.
+    """Return the id of the principal of the peer's uid, regardless of the request's credential.
 
-    None for an unknown user, and in single-user mode, where approvers and callers are one user.
+    Return None for an unknown uid, and in single-user mode, in which approvers and callers have the
+    same uid.
     """
     engine = engine_of(request)
     uid = _peer(request).uid
@@ -114,7 +116,7 @@ def refusal_over_tcp(request: Request) -> EngineError | None:
     config, headers = engine_of(request).config, request.scope["headers"]
     if config.tls is None and not config.tcp_behind_proxy:
         why = why_not_ours(own_names(*request.scope["server"]), headers)
-    else:  # it has names of its own, which a page can only claim with their certificate
+    else:  # a page cannot pose as this server without the certificate for its name
         origins = headers_of(request.scope, b"origin")
         why = "Pages of a browser may not use this address." if origins else None
     if why is not None:
@@ -131,7 +133,7 @@ def refusal_over_tcp(request: Request) -> EngineError | None:
 
 
 async def _require(request: Request, *scopes: Scope) -> Principal:
-    """Require one of the scopes, and log a refusal."""
+    """Return the principal of a credential with one of the scopes. Log a refusal."""
     words = " or ".join(scopes)
     try:
         if _credential(request) is None:
@@ -148,7 +150,11 @@ async def _require(request: Request, *scopes: Scope) -> Principal:
 
 
 async def _known(request: Request, engine: Engine) -> Principal:
-    """Return the credential's principal, whatever its scopes."""
+    """Return the credential's principal, regardless of its scopes.
+
+    Raises:
+        Unauthorized: the request has no credential, or an unknown one.
+    """
     credential = _credential(request) or ""
     if credential.startswith(f"{tokens.KIND}_"):
         return engine.tokens.principal_of(credential, engine.now())
@@ -158,7 +164,11 @@ async def _known(request: Request, engine: Engine) -> Principal:
 
 
 def _credential(request: Request) -> str | None:
-    """Return the credential of the header `authorization`, or None without the header."""
+    """Return the credential of the header `authorization`, or None without the header.
+
+    Raises:
+        Unauthorized: the header is malformed, or occurs twice.
+    """
     found = headers_of(request.scope, b"authorization")
     if not found:
         return None

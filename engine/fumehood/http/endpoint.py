@@ -1,18 +1,18 @@
 """`endpoint`, the decorator that turns a function into an HTTP operation.
 
-Host side. The function's signature and docstring are the operation's only declaration. Requests
-are read by it, `app.py` makes the OpenAPI document from it, and scripts/make_clients.py the
-clients' method. Each parameter's name decides its value:
+Host side. The function's signature and docstring are the operation's only declaration. They
+determine how requests are read, `app.py` makes the OpenAPI document from them, and
+scripts/make_clients.py makes the clients' method. Each parameter's name decides its value:
 
 - `engine`, `request`, and `caller`, the principal that the operation requires;
 - a path parameter's name: its text, described by `Annotated[str, "…"]`;
 - `body`: a model, validated from strict JSON; `IncomingBody` for a raw body;
 - `query`: a model, validated from the query;
-- `Annotated[…, Given(make)]`: anything else that is looked up from request and caller.
+- `Annotated[…, Given(make)]`: any other value, which is made from the request and the caller.
 
 Invariant: the order of the parameters is the order of the checks. Only a JSON body is read before
-all of them, so that a credential revoked while the body arrives does not count. If the function
-does not take `caller`, the principal is required before any parameter is filled.
+all checks, so that a credential revoked while the body arrives is refused. If the function does not
+take `caller`, the principal is required before any parameter is filled.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class Given:
 
 @dataclass(frozen=True, slots=True)
 class ParsedBy:
-    """Parses a body by calling `parse`. `model` only describes the body in the document."""
+    """Parses a body by calling `parse`. `model` only describes the body in the OpenAPI document."""
 
     parse: Callable[[Any], Any]
     model: type[BaseModel]
@@ -104,10 +104,11 @@ class ParsedBy:
 
 @dataclass(frozen=True, slots=True)
 class As:
-    """Puts a function's value into an envelope's `data`, as the only field of an object.
+    """Makes an envelope's `data` an object whose only field is the function's value.
 
-    `model` and `words` are the object's name and description in the document. The default name is
-    the function's in camel case, followed by `Answer`. `tag` makes the answer's `ETag`.
+    `model` and `words` are the object's name and description in the OpenAPI document. The default
+    name is the function's name in camel case, followed by `Answer`. `tag` makes the answer's `ETag`
+    from the value.
     """
 
     field: str
@@ -172,7 +173,7 @@ class Operation:
 
     @property
     def all_errors(self) -> Errors:
-        """The declared errors, and those of reading the request and of authorization."""
+        """The declared errors, and those that reading and authorizing a request may raise."""
         found: set[type[EngineError]] = {InternalError, StateUnavailable}
         if self.needs is not Needs.NOBODY:
             found |= {Unauthorized, PermissionDenied}
@@ -204,17 +205,17 @@ def endpoint(
     work_s: float = 0.0,
     client: Method | str | None = "",
 ) -> Callable[[Callable[..., Awaitable[Any]]], Operation]:
-    """Turn a function into an operation. It returns an envelope's `data`, or a value with `As`.
+    """Turn a function into an operation. The function returns `data`, or a value with `As`.
 
     - `path`: `{name}` is one part of the address, `{name:path}` all the rest with its slashes.
-    - `errors`: errors besides those that follow from the other arguments and the signature.
+    - `errors`: errors in addition to those that follow from the other arguments and the signature.
       `has_tool_codes` adds a tool's own codes.
-    - `work_s`: seconds that the engine may work before it answers, besides the clients' usual
-      patience.
-    - `client`: the clients' method if its name is not the function's. None if the method is
-      written by hand, because it does more than send this request.
+    - `work_s`: seconds that the engine may work before it answers, in addition to the clients'
+      usual time limit.
+    - `client`: the clients' method, if its name is not the function's. None if the method is
+      written by hand because it does more than send this request.
     - `authorize`: replaces the check that follows from `needs`.
-    - `before_reading`: a check that comes before everything else.
+    - `before_reading`: a check that runs before everything else.
 
     For a function that returns a response itself:
 
@@ -325,7 +326,10 @@ def _responder(
     authorize: Authorize | None,
     before_reading: Callable[[Request], None] | None,
 ) -> Respond:
-    """Make the coroutine function that answers requests. It does not inspect the function again."""
+    """Make the coroutine function that answers requests with `function`.
+
+    The signature is inspected in advance, so that requests do not wait for it.
+    """
     reads_json = signature.body is not None
     before_caller, from_caller = signature.before_caller, signature.from_caller
     awaits = inspect.iscoroutinefunction(authorize)

@@ -3,16 +3,16 @@
 Host side, a subclass of uvicorn's protocol, which offers no peer credentials. It also answers
 requests that the HTTP parser refuses, and users with too many connections. A half-closed connection
 stays open for its response, because a client may stop sending and still wait. A client that has
-closed both directions is detected, so that its stream can end. Invariant: connections of one user
-leave room for those of all others, and for the same user's on the control socket.
+closed both directions is detected, so that its stream can end. Invariant: one user's connections
+to a socket leave room for other users' connections, and for the same user's connections to the
+control socket.
 
-Ports of sessions: `ANY /v1/sessions/{id}/ports/{port}/{path}`, for the session's owner.
-
-Host side. The server's protocol hands the whole connection over: the head of the request is sent
-on, without the address's beginning and the caller's credential, and after it the bytes of both
-sides pass as they are. So HTTP, event streams and WebSocket work, and nothing here reads what the
-session says. With `Upgrade: tcp` only bytes pass, for any protocol. Invariant: a connection that
-was handed over carries no other request of the API.
+The owner of a session reaches its ports at `ANY /v1/sessions/{id}/ports/{port}/{path}`. The
+protocol hands the connection of such a request over to the port: it forwards the head of the
+request, without the beginning of the address and the caller's credential, and then passes the bytes
+of both sides unchanged. HTTP, event streams and WebSocket therefore work, and no code here parses
+the session's data. With `Upgrade: tcp` no head is forwarded, so that any protocol works. Invariant:
+a connection that was handed over carries no further API request.
 """
 
 from __future__ import annotations
@@ -55,21 +55,21 @@ ESCAPED_SLASH = re.compile(rb"%2f", re.IGNORECASE)
 PIECE_BYTES = 64 * 1024
 
 PORT_LOOK_S = 0.5
-"""Seconds between looks whether the caller has left, or the engine stops."""
+"""Seconds between checks whether the caller has disconnected or the engine is stopping."""
 
 LEFT_S = 10.0
-"""Seconds to deliver what a caller sent before it left."""
+"""Seconds to deliver the bytes that a caller sent before it disconnected."""
 
 SWITCHED = b"HTTP/1.1 101 Switching Protocols\r\nconnection: Upgrade\r\nupgrade: tcp\r\n\r\n"
 
 _OURS = frozenset({b"authorization", b"connection", b"upgrade", b"keep-alive", b"te"})
-"""Headers that are not sent on as they are."""
+"""Headers that are not forwarded. `connection` and `upgrade` are set again."""
 
 
 def has_left(connection: socket.socket) -> bool:
-    """Whether the peer has closed both directions of the connection.
+    """Return whether the peer has closed both directions of the connection.
 
-    Over TCP also True if the peer has only stopped sending, which looks the same there.
+    Over TCP this is also True if the peer has only stopped sending, which cannot be distinguished.
 
     *Source*: unix_poll of Linux: POLLHUP if both directions are shut.
     """
@@ -80,7 +80,7 @@ def has_left(connection: socket.socket) -> bool:
 
 
 class CallerStream(anyio.abc.ByteStream):
-    """The connection of a caller, once it is handed over."""
+    """A caller's connection that was handed over to a port."""
 
     def __init__(self, transport: asyncio.Transport) -> None:
         self._transport = transport
@@ -93,7 +93,7 @@ class CallerStream(anyio.abc.ByteStream):
         transport.resume_reading()
 
     async def receive(self, max_bytes: int = PIECE_BYTES) -> bytes:
-        """Return the next bytes. Raises as anyio's streams do."""
+        """Return the next bytes. Raises EndOfStream or BrokenResourceError, as anyio's streams."""
         try:
             data = await self._reader.read(max_bytes)
         except OSError:
@@ -103,7 +103,7 @@ class CallerStream(anyio.abc.ByteStream):
         return data
 
     async def send(self, item: bytes) -> None:
-        """Send bytes, as far as the caller reads them. Raises as anyio's streams do."""
+        """Send bytes, and wait while the caller reads too slowly. Raises BrokenResourceError."""
         try:
             self._writer.write(item)
             await self._writer.drain()
@@ -112,11 +112,11 @@ class CallerStream(anyio.abc.ByteStream):
 
     @property
     def has_left(self) -> bool:
-        """Whether the caller has closed both directions. Over TCP one is enough."""
+        """Whether the caller has closed both directions, or over TCP at least one."""
         return self._transport.is_closing() or has_left(self._transport.get_extra_info("socket"))
 
     async def send_eof(self) -> None:
-        """Do nothing: the end of the connection tells it."""
+        """Do nothing: the caller is informed when the connection is closed."""
 
     async def aclose(self) -> None:
         """Close the connection."""
@@ -130,23 +130,24 @@ class PortRequest:
     processes: SessionProcesses
     port: int
     head: bytes
-    """The head for the session's server; empty with `Upgrade: tcp`."""
+    """The request's head to forward to the session's server; empty with `Upgrade: tcp`."""
 
 
 def is_for_port(path: bytes) -> bool:
-    """Whether this is the address of a port of a session."""
+    """Whether a request with this path is for a port of a session."""
     return path.startswith(b"/v1/sessions/") and ADDRESS.fullmatch(path) is not None
 
 
 def port_request(engine: Engine, request: Request, upgrade: bytes | None) -> PortRequest:
-    """Return what a request to a port asks for. `upgrade` is the protocol that it wants to change
-    to, in lower case.
+    """Check and parse a request to a session's port.
+
+    `upgrade` is the protocol in the request's `Upgrade` header, in lower case, or None.
 
     Raises:
         Unauthorized, PermissionDenied: the caller is unknown, or may not call tools.
         ResourceNotFound: the caller has no such session.
-        InvalidParams: it cannot be a port.
-        ShuttingDown: the engine stops.
+        InvalidParams: the port is not a number from 1 to 65535.
+        ShuttingDown: the engine is stopping.
     """
     caller = require_principal(request)
     if engine.is_draining:
@@ -176,7 +177,7 @@ def _sent_on(
         if name not in _OURS:
             yield name, value
     if upgrade is None:
-        yield b"connection", b"close"  # what follows an answer would not be for this address
+        yield b"connection", b"close"  # the caller's next request may be for another address
     else:
         yield from ((b"connection", b"Upgrade"), (b"upgrade", upgrade))
 
@@ -184,11 +185,13 @@ def _sent_on(
 async def pass_bytes(
     engine: Engine, asked: PortRequest, caller: CallerStream, first: bytes
 ) -> None:
-    """Connect to the port, and pass bytes both ways until the port's side is done, the caller has
-    left, or the engine begins to stop. `first` came after the head.
+    """Connect to the port, and pass bytes in both directions.
+
+    This ends when the port's side ends, the caller disconnects or the engine begins to stop.
+    `first` is what the caller has already sent after the head.
 
     Raises:
-        EngineError: there is no connection; nothing was sent.
+        EngineError: the port cannot be reached; nothing was sent.
     """
     is_sent = anyio.Event()
 
@@ -201,7 +204,7 @@ async def pass_bytes(
         is_sent.set()
 
     async def watch() -> None:
-        while not (caller.has_left or engine.is_draining):  # noqa: ASYNC110 - nothing tells it
+        while not (caller.has_left or engine.is_draining):  # noqa: ASYNC110 - there is no event for it
             await anyio.sleep(PORT_LOOK_S)
         with anyio.move_on_after(0 if engine.is_draining else LEFT_S):
             await is_sent.wait()
@@ -223,16 +226,17 @@ async def pass_bytes(
 _UCRED = struct.Struct("3i")  # *Source*: struct ucred of unix(7): pid, uid, gid
 
 LOOK_S = 10.0
-"""Seconds for the first request of a connection over TCP, and between looks whether it is idle."""
+"""Seconds within which a TCP connection must send its first request, and between later checks
+whether the connection is idle."""
 
 MAX_IDLE_LOOKS = 8
-"""Looks that an idle connection over TCP stays; the usual time without a request is shorter."""
+"""Checks that an idle TCP connection may outlast. The server's keep-alive limit is shorter."""
 
 MAX_CONNECTIONS = 1024
-"""The most connections of one user to one socket."""
+"""The maximum number of connections of one user to one socket."""
 
 MAX_HELD_BYTES = 128 << 20
-"""The most bytes of one user's unfinished bodies together: sixteen of the largest JSON bodies."""
+"""The maximum total size of one user's unfinished bodies: sixteen of the largest JSON bodies."""
 
 RETRY_AFTER_MS = 1000
 
@@ -240,14 +244,14 @@ RefusalBody = Callable[[EngineError], bytes]
 
 
 class Faces(Protocol):
-    """The application of a server, as far as it decides about ports of sessions."""
+    """What the protocol needs of a server's application."""
 
     @property
     def engine(self) -> Engine:
         """The engine that is served."""
 
     def port_request(self, request: Request, upgrade: bytes | None) -> PortRequest:
-        """Return what a request to a port asks for. Raises EngineError."""
+        """Check and parse a request to a session's port. Raises EngineError if it is refused."""
 
 
 def peer_of(connection: socket.socket) -> Peer:
@@ -266,12 +270,13 @@ class Face(StrEnum):
 
 
 NOBODY = Peer(pid=0, uid=OVERFLOW_UID, gid=0)
-"""Stands for the peer of a connection over TCP, who is unknown."""
+"""The peer of a TCP connection, which is unknown."""
 
 
 class Shares:
-    """What each user, or address on the network, holds: connections to each socket, and bytes of
-    requests in progress.
+    """Counts what each user, or each network address, holds.
+
+    This is the number of connections to each socket, and the bytes of requests in progress.
     """
 
     def __init__(self, most_connections: int) -> None:
@@ -280,9 +285,10 @@ class Shares:
 
 
 def most_connections() -> int:
-    """Return the most connections of one user to one socket.
+    """Return the maximum number of connections of one user to one socket.
 
-    At most half of the files that this process may open, so that one user cannot use up all.
+    It is at most half of the files that this process may open, so that one user cannot use them
+    all.
     """
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return MAX_CONNECTIONS if soft == resource.RLIM_INFINITY else min(MAX_CONNECTIONS, soft // 2)
@@ -291,8 +297,8 @@ def most_connections() -> int:
 class _Joining:
     """A transport that sends a response's head and body in one piece.
 
-    uvicorn writes them separately, and each write would wake the client. A write is held for the
-    next one, at most until the event loop's next iteration.
+    uvicorn writes them separately, and each write would wake the client. A write is therefore held
+    until the next write, at most until the event loop's next iteration.
     """
 
     def __init__(self, transport: asyncio.Transport) -> None:
@@ -309,7 +315,7 @@ class _Joining:
         return self._transport.is_closing()
 
     def write(self, data: bytes) -> None:
-        """Send the data together with held data. If there is none, hold the data."""
+        """Send the data together with held data, or hold the data if none is held."""
         if self._flush is not None:
             self._send_waiting(data)
         elif data:
@@ -342,7 +348,7 @@ class PeerProtocol(H11Protocol):
     _look: asyncio.TimerHandle | None = None
     _idle_looks = 0
     _counted = ""
-    """What the connection is counted as, unless it was refused."""
+    """The key under which the connection is counted, or "" if it was refused."""
     _face: Face
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -386,7 +392,7 @@ class PeerProtocol(H11Protocol):
         self._look = asyncio.get_running_loop().call_later(LOOK_S, self._look_for_requests)
 
     def _look_for_requests(self) -> None:
-        """Close a connection over TCP that holds its place without a request."""
+        """Close a TCP connection that has been idle too long, or schedule the next check."""
         cycle: Any = self.cycle  # None before the first request
         is_idle = cycle is None or cycle.response_complete
         self._idle_looks = self._idle_looks + 1 if is_idle else 0
@@ -396,7 +402,7 @@ class PeerProtocol(H11Protocol):
             self._look_later()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Return the connection to its user's share."""
+        """Remove the connection from its user's count."""
         super().connection_lost(exc)
         self._leave()
 
@@ -410,7 +416,7 @@ class PeerProtocol(H11Protocol):
     def _take_body(self) -> bytes | None:
         """Take the body of the current request if all of it has arrived; otherwise return None.
 
-        Such a body has at most some hundred KB: uvicorn pauses a larger one until the application
+        Such a body has at most a few hundred KB: uvicorn pauses a larger one until the application
         waits for it.
         """
         cycle = self.cycle
@@ -420,11 +426,11 @@ class PeerProtocol(H11Protocol):
         return body
 
     def _should_upgrade(self) -> bool:
-        """Whether the connection is to be handed over, for a port of a session."""
+        """Return whether to hand the connection over: the request is for a session's port."""
         return self._face is not Face.CONTROL and is_for_port(self.scope["raw_path"])
 
     def handle_websocket_upgrade(self, event: h11.Request) -> None:
-        """Hand the connection over: it serves no other request."""
+        """Hand the connection over to the session's port. It then serves no API request."""
         upgrade: bytes | None = self._get_upgrade()
         request = Request(dict(self.scope))
         try:
@@ -502,7 +508,7 @@ def make_protocol(
 ) -> type[PeerProtocol]:
     """Make the protocol class for one server.
 
-    `refusal_body` makes the envelopes of requests that are refused before the application.
+    `refusal_body` makes the envelope for a request that is refused before the application gets it.
     """
     bound = {
         "refusal_body": staticmethod(refusal_body),

@@ -3,11 +3,11 @@
 Host side, started by `fumehood serve`. It takes the state directory's lock, starts the engine, and
 then opens the sockets, so that every client that connects finds a working engine. When it stops, it
 refuses new calls, waits up to `drain_seconds` for running ones, and then ends everything. It
-notifies a service manager, if there is one, by the protocol of sd_notify(3).
+notifies a service manager, if there is one, with the protocol of sd_notify(3).
 
-For a single user both sockets are private to the owner. For a service, each is in its own
+For a single user both sockets are private to the owner. For a service, each socket is in its own
 directory, which admits one group. Invariant: a socket is private to its owner until its group and
-mode are set, and no client can connect before that.
+mode are set, and no client can connect before then.
 """
 
 from __future__ import annotations
@@ -142,10 +142,10 @@ def listening_on_tcp(config: Config) -> Iterator[list[socket.socket]]:
 
 
 class CountingListener(socket.socket):
-    """A listening socket that counts each connection by its address, from its accept to its close.
+    """A listening socket that counts the open connections of each address, and limits them.
 
-    For TLS: nothing else counts a connection before its handshake, and each takes 0.3 MB. Further
-    ones are closed at once.
+    It is used for TLS, because nothing else counts a connection before its handshake, and each one
+    takes 0.3 MB. Connections above the limit are closed immediately.
     """
 
     def __init__(self, listener: socket.socket, shares: FairShare) -> None:
@@ -153,7 +153,12 @@ class CountingListener(socket.socket):
         self._shares = shares
 
     def accept(self) -> tuple[socket.socket, Any]:
-        """Accept a connection. Raises ConnectionAbortedError, which asyncio expects, if closed."""
+        """Accept a connection.
+
+        Raises:
+            ConnectionAbortedError: the connection is above the limit, and was closed. asyncio
+                expects this exception.
+        """
         connection, peer = super().accept()
         address: str = peer[0]
         if self._shares.take(address) is not None:
@@ -166,7 +171,7 @@ class CountingListener(socket.socket):
 
 
 class _Counted(socket.socket):
-    """A connection that calls `on_close` once."""
+    """A connection that calls `on_close` when it is closed."""
 
     def __init__(self, connection: socket.socket, on_close: Callable[[], None]) -> None:
         super().__init__(fileno=connection.detach())
@@ -187,7 +192,7 @@ def sockets_from_systemd() -> Listeners | None:
     Raises:
         StateError: they are not the two expected sockets, or are open to all users.
     """
-    # Always removed: a child must not take them for its own.
+    # Always removed: a child process must not use them.
     pid, count, names = (os.environ.pop(variable, "") for variable in LISTEN_VARIABLES)
     if pid != str(os.getpid()):
         return None
@@ -253,7 +258,7 @@ def private_socket(path: Path, group: str | None = None) -> Iterator[socket.sock
             _give_to_group(path, path, group, SHARED_FILE)
         listener.listen(BACKLOG)
         yield listener
-        path.unlink(missing_ok=True)  # under the lock nobody else listens there
+        path.unlink(missing_ok=True)  # while the lock is held, no other process listens there
     finally:
         listener.close()
 
@@ -345,7 +350,7 @@ HANDSHAKE_S = 5.0
 """Seconds for a TLS handshake."""
 
 WATCH_S = 1.0
-"""Seconds between two looks whether another engine has become active."""
+"""Seconds between checks whether another engine has become active."""
 
 STANDBY_PAUSE_S = 0.5
 """Seconds between attempts of a standby to become active."""
@@ -368,13 +373,14 @@ async def serve(
 ) -> None:
     """Serve until SIGTERM or SIGINT.
 
-    `on_ready` is called once clients can connect. `on_draining` receives the number of running
-    calls for which a stop waits. If `show_credential` is given and no approver
-    ever existed, the first approver is created, and `show_credential` receives its credential.
+    `on_ready` is called once clients can connect. `on_draining` is called when a stop begins, with
+    the number of running calls for which it waits. If `show_credential` is given and no approver
+    has ever existed, the first approver is created, and `show_credential` receives its credential.
 
     Raises:
-        StateError: another engine uses the state directory, or it is not private.
-        ConfigError: the socket's path is too long.
+        StateError: another engine uses the state directory or has become active on the state, or
+            the directory is not private.
+        ConfigError: the socket's path is too long, or the TLS certificate or key cannot be used.
     """
     _allow_many_files()
     manager = os.environ.pop("NOTIFY_SOCKET", "")  # removed, so that no child can use it
@@ -413,7 +419,7 @@ async def serve(
                 sockets += tcp
             else:
                 most = most_connections()
-                # In all and of one address: a quarter of the files at least stays free.
+                # In total, and per address: at least a quarter of the file descriptors stays free.
                 shares = FairShare(most * 3 // 2, most // 2)
                 server.tls = CountingListener(tcp[0], shares), context
             log.info("daemon.ready", walls=engine.walls)
@@ -425,7 +431,7 @@ async def serve(
                 # not traverse them again.
                 gc.collect()
                 gc.freeze()
-                gc.set_threshold(700)  # the usual one, which the command line raised
+                gc.set_threshold(700)  # Python's default, which the command line raised
                 if not was_standby:
                     on_ready()
                     tell_manager(manager, READY)
@@ -438,19 +444,26 @@ async def serve(
 
 
 def _opened(config: Config, log: Logger) -> Database:
-    """Open the state. Raises as `open_database`."""
+    """Open the state, and log its events. Raises as `open_database`.
+
+    If another engine becomes active on the state, this process stops itself with SIGTERM.
+    """
 
     def on_event(event: str, values: JsonObject) -> None:
         level = log.info if event == "state.write_works_again" else log.error
         level(event, **values)
         if event == "state.fenced":
-            os.kill(os.getpid(), signal.SIGTERM)  # it can promise nothing any more
+            os.kill(os.getpid(), signal.SIGTERM)  # this engine can no longer save anything
 
     return open_database(config.state_directory / FILE_NAME, on_event, url=config.state.secret_url)
 
 
 def context_of(tls: TlsSettings) -> ssl.SSLContext:
-    """Read the certificate and its key. Raises ConfigError."""
+    """Return a TLS context with the configured certificate and key.
+
+    Raises:
+        ConfigError: the certificate or key cannot be used, or every user can read the key.
+    """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     try:
@@ -471,7 +484,10 @@ def context_of(tls: TlsSettings) -> ssl.SSLContext:
 async def _stand_by(
     config: Config, log: Logger, listeners: Listeners, manager: str
 ) -> Database | None:
-    """Refuse all requests until this engine is the active one. Return None on a signal."""
+    """Refuse all requests until this engine becomes active, and return the opened state.
+
+    Return None if a signal stops the standby.
+    """
     found: list[Database] = []
     app = _StandbyApp(Engine(config=config, log=log))
     server = _Server(_uvicorn_config(app.engine, app, listeners))
@@ -484,7 +500,7 @@ async def _stand_by(
                 found.append(await anyio.to_thread.run_sync(_opened, config, log))
             except Standby:
                 told = ""
-            except StoreError as error:  # such as a rotated audit key: it may be mended meanwhile
+            except StoreError as error:  # such as a rotated audit key, which may be corrected later
                 if str(error) != told:
                     told = str(error)
                     log.warning("daemon.standby_cannot_take_over", message=told)
@@ -512,7 +528,7 @@ async def _exit_on_signal(
 
 
 class _StandbyApp:
-    """Refuses requests. Its engine was not started, and only phrases the refusals."""
+    """Refuses all requests of a standby. Its engine is not started, and only makes the refusals."""
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
@@ -531,7 +547,7 @@ class _StandbyApp:
         return response(scope, receive, send)
 
     def port_request(self, request: Request, upgrade: bytes | None) -> PortRequest:
-        """Refuse it."""
+        """Refuse a request to a session's port. Raises ShuttingDown."""
         raise _stands_by()
 
 
@@ -544,7 +560,7 @@ def _stands_by() -> ShuttingDown:
 
 
 def _warn_where_nobody_can_be_asked(engine: Engine) -> None:
-    """Log a warning if no approver exists, so that dangerous calls will be refused."""
+    """Log a warning if no approver exists, since dangerous calls will then be refused."""
     cure = engine.approvals.remedy_without_approvers()
     if cure is not None:
         told = "Dangerous calls will be refused: there is no approver."
@@ -565,7 +581,7 @@ class _ToLog(logging.Handler):
             message = "These requests had not ended in time and were cancelled."
             self._log.warning("daemon.requests_ended", count=record.args[0], message=message)
             return
-        # The message template only, unless its arguments are numbers: others may be a client's.
+        # Only the message template, unless its arguments are numbers: text may be a client's.
         are_numbers = isinstance(record.args, tuple) and all(type(n) is int for n in record.args)
         text = record.getMessage() if are_numbers else str(record.msg)
         message = text.splitlines()[0][:200]
@@ -592,15 +608,16 @@ def _server_messages_to(log: Logger) -> Iterator[None]:
 
 
 class _Server(uvicorn.Server):
-    """uvicorn's server without its signal handling, so that a graceful stop exits with 0. One of
-    its sockets can have TLS.
+    """uvicorn's server without its signal handling, so that a graceful stop exits with 0.
+
+    One additional socket can have TLS.
     """
 
     tls: tuple[socket.socket, ssl.SSLContext] | None = None
-    """A socket that is also served, with TLS."""
+    """The additional socket with TLS, and its TLS context."""
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Listen."""
+        """Listen on the sockets, and on the one with TLS."""
         await super().startup(sockets)
         if self.tls is None:
             return
@@ -625,8 +642,9 @@ class _Server(uvicorn.Server):
 
 
 async def _watch_state(database: Database) -> None:
-    """Look every second whether another engine has become active: what that one decides, such as
-    that a token is revoked, this one does not know.
+    """Check every second whether another engine has become active.
+
+    This engine would not learn of the other engine's changes, such as revoked tokens.
     """
     while not database.is_fenced:
         await anyio.sleep(WATCH_S)
@@ -691,7 +709,7 @@ def _uvicorn_config(
 
 
 def _allow_many_files() -> None:
-    """Raise the soft limit on open files, because every connection is one."""
+    """Raise the soft limit on open files, because every connection counts as an open file."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = 65_536 if hard == resource.RLIM_INFINITY else min(hard, 65_536)
     if soft < wanted:
@@ -712,4 +730,4 @@ def tell_manager(address: str, state: str) -> None:
                 state.encode(), address.replace("@", "\0", 1) if address[0] == "@" else address
             )
     except OSError:
-        pass  # it has gone; the engine serves without it
+        pass  # the manager is unreachable; the engine serves without it

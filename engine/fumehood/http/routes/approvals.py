@@ -1,9 +1,9 @@
 """`/v1/approvals`: calls that wait for approval.
 
 On the callers' socket each principal sees and cancels its own approvals. On the control socket
-approvers see all and decide. A decision
-names the version it was made on, in `If-Match`; if that changed, it is refused.
-Invariant: nothing on the callers' socket decides anything.
+approvers see all approvals and decide on them. A decision has the version that the approver saw in
+`If-Match`, and is refused if the approval has changed since then. Invariant: no request on the
+callers' socket can approve or deny a call.
 *Source* for `ETag` and `If-Match`: RFC 9110, sections 8.8.3 and 13.1.1; one strong tag or `*`.
 """
 
@@ -61,11 +61,11 @@ RememberedAnswer = Annotated[
 
 
 class ChangesQuery(Value):
-    """The number to wait after; without one the answer comes at once."""
+    """The last known number of changes. The default -1 is answered immediately."""
 
     after: int = Field(default=-1, ge=-1)
     wait: float = Field(default=LONGEST_POLL_S, ge=0, le=LONGEST_POLL_S)
-    """Seconds, after which the answer is the same number."""
+    """Seconds after which the answer comes even if the number has not changed."""
 
 
 @endpoint("GET", "/v1/approvals", Needs.CALLER, errors=[ResourceNotFound], client="approvals.list")
@@ -282,8 +282,8 @@ def expected_version(request: Request) -> int | None:
     """Return the version that the client has seen, or None if it accepts any (`*`).
 
     Raises:
-        InvalidParams: `If-Match` is missing or invalid. Without it, a decision could apply to
-            something that somebody else has changed meanwhile.
+        InvalidParams: `If-Match` is missing or invalid. Without it, a decision could apply to an
+            approval that has changed meanwhile.
     """
     given = request.headers.getlist("if-match")
     if not given:
@@ -301,7 +301,7 @@ def expected_version(request: Request) -> int | None:
 
 OPERATIONS = [list_own_approvals, show_own_approval, cancel_approval]
 
-# A fixed address comes before the one with an id at its place.
+# Fixed addresses come before those that have an id in the same place.
 CONTROL_OPERATIONS = [
     list_approvals,
     await_approval_changes,

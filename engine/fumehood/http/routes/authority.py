@@ -1,4 +1,4 @@
-"""Authority, on the control socket: tokens, approvers, their changes, agents and the policy."""
+"""Authority, on the control socket: tokens, approvers, the record of changes, agents, policy."""
 
 from __future__ import annotations
 

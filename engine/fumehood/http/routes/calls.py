@@ -1,6 +1,6 @@
-"""Calls: one, or many at once; the call log and its blobs; decisions.
+"""Single calls and batches, the call log and its blobs, and decisions.
 
-Blobs are content that was too large for an answer, for the owner of the call only.
+A blob is content that was too large for an answer. Only the owner of the call can read it here.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ NewCall = Annotated[CallBody, ParsedBy(parse_call_body, CallBody)]
 NewBatch = Annotated[RawBatch, ParsedBy(parse_batch, BatchBody)]
 
 CALL_ERRORS = frozenset(ERROR_CODES.values()) - {MethodNotAllowed}
-"""All codes: a client that handles them is not broken by a new gate."""
+"""The errors of a call: all codes, so that a new gate does not break a client that handles them."""
 
 
 @endpoint(
@@ -82,7 +82,7 @@ async def run_plainly(
     caller: Principal | None,
     shown: Callable[[Envelope], Envelope] | None = None,
 ) -> Response:
-    """Run a call whose answer, as it is or as `shown`, is one response."""
+    """Run a call, and return its envelope, converted by `shown` if given, as one response."""
     handle = CallHandle()
     handle.is_delivered_later = True
     if body.options.cancel_on_disconnect:
@@ -184,7 +184,7 @@ def _waiting(approval: Approval, engine: Engine) -> CallRecord:
 
 @asynccontextmanager
 async def cancelled_with(request: Request, cancel: Callable[[], object]) -> AsyncIterator[None]:
-    """Cancel what runs as soon as its client disconnects."""
+    """Call `cancel` if the client of the request disconnects within this context."""
     async with anyio.create_task_group() as group:
         group.start_soon(when_left, request.receive, cancel)
         yield

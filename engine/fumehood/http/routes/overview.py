@@ -1,11 +1,11 @@
-"""Everybody's calls, sessions and figures, on the control socket.
+"""All principals' calls, sessions and metrics, on the control socket; the state of the engine.
 
-Needs `approve` or `admin`. Only `admin` may see a session's files and the output of its processes,
-or end the session or its processes: an administrator could make a token of the owner's, and so
-gains nothing by that.
+Requests for calls, sessions and metrics need `approve` or `admin`. Only `admin` may see a session's
+files and the output of its processes, or end the session or its processes. This gives
+administrators no additional access, because they could create a token for the owner.
 
-The engine about itself, on both sockets: health, metrics, alerts, usage, the result cache and the
-audit chain.
+The state of the engine: health, readiness, the OpenAPI document and usage on both sockets, and the
+audit chain on the control socket.
 """
 
 from __future__ import annotations
@@ -417,7 +417,7 @@ async def try_rules(engine: Engine, caller: Principal, body: RulesToTry) -> Trie
 # -- the engine about itself ----------------------------------------------------------------
 
 VERIFY_S = 600.0
-"""Time to verify some ten million rows."""
+"""Seconds to verify the audit chain, enough for about ten million rows."""
 
 
 @endpoint("GET", "/v1/health", Needs.NOBODY, data=Health, plain=(200,))

@@ -1,11 +1,10 @@
-"""`/v1/sessions`: a principal's sessions, their files, and the processes beside their calls. Only
-the owner has access.
+"""`/v1/sessions`: a principal's sessions, their files and their background processes.
 
-A process is started, and written to, by a call of a tool (`start_process`, `write_process`): so it
-is decided on and recorded as a call.
+Only the owner has access. To start a process or write to it, clients call a tool (`start_process`,
+`write_process`), so that gates decide on it and the call log records it.
 
-Invariant: a file's path is taken from the address as it was sent, and decoded once and strictly;
-an ambiguous one is refused.
+Invariant: a file's path is taken from the address as it was sent, and is decoded once and strictly.
+An ambiguous path is refused.
 """
 
 from __future__ import annotations
@@ -80,11 +79,11 @@ FILE_ERRORS = frozenset({InvalidParams, ResourceNotFound, SandboxUnavailable})
 
 MAX_WAIT_S = 30.0
 LOOK_S = 0.1
-"""Seconds between looks for new output, while a request waits for it."""
+"""Seconds between checks for new output while a request waits for it."""
 
 
 class NoQuery(Value):
-    """No parameters: an ignored one would be believed to work."""
+    """No parameters. A given one is refused, since a client might believe that it had an effect."""
 
 
 class FileListQuery(Value):
@@ -101,7 +100,7 @@ class FileListQuery(Value):
 
 
 class ArchiveQuery(Value):
-    """The directory of an archive."""
+    """The directory to pack as an archive, or into which to unpack one."""
 
     path: str = Field(default="", description="A directory; default: the whole workspace.")
 
@@ -150,10 +149,13 @@ def _refuse_while_draining(request: Request) -> None:
 
 
 def file_path(request: Request, _: Principal) -> str:
-    """Decode the file's path from the raw bytes of the address, and check what it then says.
+    """Decode the file's path from the raw bytes of the address, and check the path.
 
-    The server has decoded the address leniently, which could give one file two names. A slash may
-    be escaped, as generated clients write it.
+    The server itself decodes the address leniently, which could give one file two names. A slash
+    may be escaped, because generated clients escape it.
+
+    Raises:
+        InvalidParams: the path is invalid.
     """
     prefix = f"/v1/sessions/{request.path_params['session_id']}/files/".encode()
     raw: bytes = request.scope["raw_path"]

@@ -1,11 +1,13 @@
-"""`POST /v1/tools/{name}/sse`, a call with its events as they happen; `GET /v1/calls/{id}/events`,
-the same events again from any of them on; and cancelling a call.
+"""Calls whose events are streamed as they happen, and cancelling a call.
 
-Host side, over a recording. Without sse-starlette: events are recorded in the form they are sent
-in, so only pings and waiting are left, which must be bounded by the engine's own stop.
-Invariants: for a slow client no more is held than one step of the reader and the socket's buffer,
-and not forever. A client that disconnects stops only its own reading, unless the call has
-`cancel_on_disconnect`.
+`POST /v1/tools/{name}/sse` makes a call and streams its events. `GET /v1/calls/{id}/events` streams
+the same events again, beginning with any of them.
+
+Host side. Events are read from a recording, which contains them in the form in which they are sent.
+sse-starlette is not used: only keep-alive comments and waiting remain, which must end when the
+engine stops. Invariants: for a slow client no more is held than one batch of the reader and the
+socket's buffer, and only for a limited time. A client that disconnects stops only its own reading,
+unless the call has `cancel_on_disconnect`.
 """
 
 from __future__ import annotations
@@ -38,7 +40,7 @@ from fumehood.storage.recordings import Record, RecordingReader
 
 KEEP_ALIVE_S = 15.0
 WRITE_DEADLINE_S = 60.0
-"""For sending one step of the reader; a client that does not read this long is disconnected."""
+"""Seconds to send one batch of the reader. A client that reads too slowly is disconnected."""
 
 LAST_WORD_S = 1.0
 HEADERS = [
@@ -148,8 +150,11 @@ async def cancel_call(
 
 
 class EventsResponse(Response):
-    """The event stream of a call that has begun. `on_end` is called when it ends, `on_sent` when a
-    client that is still there has its last event."""
+    """The event stream of a call that has begun.
+
+    `on_end` is called when the stream ends, `on_sent` when its last event was sent to a client that
+    is still connected.
+    """
 
     media_type = sse.MEDIA_TYPE
 
@@ -170,7 +175,7 @@ class EventsResponse(Response):
         self._last = Record("", "0:0", b"")
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the events."""
+        """Send the events, until the last one or until the client disconnects."""
         try:
             async with anyio.create_task_group() as group:
                 group.start_soon(when_left, receive, group.cancel_scope.cancel)
@@ -222,7 +227,7 @@ class EventsResponse(Response):
 async def _write(
     send: Send, body: bytes, *, more: bool = True, deadline_s: float | None = None
 ) -> None:
-    """Raises TimeoutError."""
+    """Send bytes of the body. Raises TimeoutError if the client does not read them in time."""
     async with asyncio.timeout(WRITE_DEADLINE_S if deadline_s is None else deadline_s):
         await send({"type": "http.response.body", "body": body, "more_body": more})
 

@@ -1,4 +1,4 @@
-"""`/v1/tools`: the registry. Callers read it, a page at a time; the control socket changes it."""
+"""`/v1/tools`: the registry. Callers read it page by page; administrators change it."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ from fumehood.registry.index import RegisteredTool, ToolFilter
 ToolName = Annotated[str, "A tool's name, or `name@version`."]
 PinnedName = Annotated[str, "`name@version`."]
 RawDefinition = Annotated[Any, ParsedBy(lambda document: document, ToolDefinition)]
-"""A definition that the registry validates: it names faults that a model cannot see."""
+"""A definition that the registry validates, which reports faults that a model cannot detect."""
 
 
 REFERENCE = {"name": "reference"}
-"""The clients' name of the path parameter, which is `name` or `name@version`."""
+"""The name of the path parameter in the clients: its value is `name` or `name@version`."""
 
 ChangedTools = Annotated[
     tuple[ToolWithSource, ...],
@@ -94,7 +94,7 @@ class ToolQuery(Value):
         return frozenset({"agent_id", "at_most", "categories", "exclude_dangerous", "max_cost"})
 
     def require_taken(self) -> None:
-        """Raise InvalidParams if the query has others."""
+        """Raise InvalidParams if the query has parameters that are not in `taken`."""
         wrong = sorted(self.model_fields_set - self.taken)
         if wrong:
             raise InvalidParams(f"The query takes {', '.join(sorted(self.taken))}.", fields=wrong)
