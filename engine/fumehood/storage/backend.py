@@ -17,33 +17,35 @@ from sqlalchemy.sql.compiler import SQLCompiler
 from sqlalchemy.sql.functions import FunctionElement
 
 READ_THREADS = 4
-"""Threads that read, each with a connection."""
+"""Number of reader threads. Each has its own connection."""
 
 
 class Backend(ABC):
     """An open database. "Engine" is SQLAlchemy's word for a source of connections."""
 
     def __init__(self, writing: Engine, reading: Engine, *, has_readers: bool) -> None:
-        """Without `has_readers` there is only the writer's connection."""
+        """Without `has_readers`, reads also use the writer's connection."""
         self.writing = writing
         self.reading = reading
         self.has_readers = has_readers
 
     @abstractmethod
     def transaction(self, connection: Connection, *, flushed: bool) -> AbstractContextManager[None]:
-        """Run the block in a transaction; with `flushed` it is durable when the block is left."""
+        """Run the block in a transaction. With `flushed`, the commit is durable when the block
+        exits.
+        """
 
     @abstractmethod
     def is_in_transaction(self, connection: Connection) -> bool:
-        """Whether the transaction can still be committed."""
+        """Return whether the transaction can still be committed."""
 
     @staticmethod
     @abstractmethod
     def in_words(error: BaseException) -> str:
-        """Return the database's message without values; of another kind of error its type."""
+        """Return the database's error message without values, or the type of another error."""
 
     def is_away(self, error: BaseException) -> bool:
-        """Whether an error means that the database cannot be reached now."""
+        """Return whether an error means that the database cannot be reached now."""
         return False
 
     def close(self) -> None:
@@ -53,7 +55,7 @@ class Backend(ABC):
 
 
 class RawBytes(FunctionElement[bytes]):
-    """The bytes of a column of text or JSON, as they are stored."""
+    """The stored bytes of a text or JSON column."""
 
     type = LargeBinary()
     inherit_cache = True

@@ -3,10 +3,10 @@
 Host side, in a `file_room`. Written by the executors and `pipeline/result`, read by the public
 interfaces. A blob belongs to one principal; other principals cannot tell that it exists. It is
 removed with its session, at its expiry, or when a newer blob needs its space. Invariants: a file is
-complete before its row is inserted, in the bucket if there is one; the next start removes files
+complete (in the bucket, if there is one) before its row is inserted; the next start removes files
 without a row and rows without a file. A blob is not kept if the disk is too slow. A signed URL
-proves that this engine made it for this blob, principal and expiry; the key is in a file beside the
-blobs.
+proves that this engine made the URL for this blob, principal and expiry; the signing key is a file
+in the state directory or in the bucket.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class Draft(RoomFile):
         self.room.submit(self._remove)
 
     def finish(self) -> str | None:
-        """Keep the complete file, or return why that is impossible. Runs in the thread."""
+        """Keep the complete file. Return None, or the reason for a failure. Runs in the thread."""
         if not self.append(b""):
             self.remove()
             return self.fault
@@ -106,7 +106,7 @@ class Draft(RoomFile):
         self.append(b"".join(parts))
 
     def _remove(self) -> None:
-        """Remove the draft's or the kept file. Runs in the thread."""
+        """Remove the file, whether or not it was kept. Runs in the thread."""
         if self._is_kept:
             self.room.remove(self.principal_id, self.name)
         else:
@@ -114,9 +114,9 @@ class Draft(RoomFile):
 
 
 class BlobStore:
-    """The blobs of one engine. Call `open` before the first and `room.close` after the last.
+    """The blobs of one engine. Call `open` before the first use and `room.close` after the last.
 
-    The event `overdue` is set when space was short or a session has ended, so that `prune` runs
+    The event `overdue` is set when space runs short or a session has ended, so that `prune` runs
     soon.
     """
 
@@ -147,11 +147,11 @@ class BlobStore:
     async def open(self, patience_s: float | None = START_S) -> None:
         """Prepare the directory and remove the leftovers of a crash.
 
-        `patience_s` is how many seconds each step waits for a bucket; None is as long as it takes.
+        Each step waits at most `patience_s` seconds for a bucket; None means no limit.
 
         Raises:
-            StoreError: the directory is not private, or cannot be used; or the bucket cannot be
-                used now, and `prune` tries again.
+            StoreError: the directory is not private or cannot be used, or the bucket cannot be used
+                now (`prune` will try again).
         """
         try:
             if self.room.prepare() and self._state is not None:
@@ -176,14 +176,14 @@ class BlobStore:
     async def keep(self, draft: Draft, filename: str, content_type: str) -> Blob:
         """Turn a draft into a blob. The draft cannot be used again, even if this fails.
 
-        Cancelling it does not stop the write.
+        Cancelling this call does not stop the write.
 
         Raises:
             NotKept: the blob could not be kept; the message gives the reason.
         """
         finished = self.room.submit(draft.finish)
         if finished is None:
-            self.overdue.set()  # a bucket may be there again
+            self.overdue.set()  # `prune` tries to open a bucket again
             raise NotKept(CLOSED)
         fault = await asyncio.wrap_future(finished)
         if fault is None and self._bucket is not None:
@@ -221,7 +221,7 @@ class BlobStore:
         """
         if self._bucket is not None and not self._is_open:
             self.overdue.set()
-            raise FilesAway("since the start")  # and with them the key of signatures
+            raise FilesAway("since the start")  # the signing key is also in the bucket
         if not self._links.is_genuine(blob_id, principal_id, expires, signature):
             raise ResourceNotFound(NO_SUCH_BLOB)
         if int(expires) <= self._now().timestamp():
@@ -239,7 +239,7 @@ class BlobStore:
         return self._blob(rows[0]), file
 
     async def read(self, file: BinaryIO, size: int = -1) -> bytes:
-        """Read so many bytes of a blob's open file, or the rest. Raises OSError."""
+        """Read `size` bytes of a blob's open file, or the rest if `size` is -1. Raises OSError."""
         return await self.room.with_files(file.read, size)
 
     async def prune(self, now: datetime) -> int:
@@ -247,7 +247,7 @@ class BlobStore:
 
         Raises:
             ReadFailed, WriteFailed: the database failed; the rest stays until the next run.
-            StoreError, FilesAway: the same, of the bucket.
+            StoreError, FilesAway: the bucket failed; the rest stays until the next run.
         """
         if self._bucket is not None and not self._is_open:
             await self.open(None)
@@ -269,7 +269,7 @@ class BlobStore:
         return len(rows)
 
     async def _upload(self, draft: Draft) -> str | None:
-        """Move a finished draft to the bucket, or return why that is impossible."""
+        """Move a finished draft to the bucket. Return None, or the reason for a failure."""
         try:
             await self.room.with_files(draft.upload)
         except FilesAway as error:

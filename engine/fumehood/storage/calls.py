@@ -3,12 +3,11 @@
 Host side. `pipeline/record` writes without waiting. The public interfaces read: `CallLog` for a
 principal's own calls, `AllCalls` for approvers and administrators. Each row is also added to the
 audit chain in the same transaction, without the record. A record holds the arguments and the
-envelope as two lines of JSON, redacted as its caller got them, and the words in them for the search
-by text; it is written with the row of its call. Invariants: a record has at most
-`MAX_ANSWER_BYTES` of JSON and `MAX_WORDS` characters of words; through `CallLog` a principal
-sees only its own rows; one principal's calls never displace another's rows; a query of `AllCalls`
-reads at most `SCANNED` rows; rows are in the order of writing (`seq`), because clocks may be set
-back.
+envelope as two lines of JSON, redacted as the caller received them, and their words for full-text
+search; it is written with the row of its call. Invariants: a record has at most `MAX_ANSWER_BYTES`
+of JSON and `MAX_WORDS` characters of words; through `CallLog` a principal sees only its own rows;
+one principal's calls never displace another's rows; a query of `AllCalls` reads at most `SCANNED`
+rows; rows are in the order of writing (`seq`), because clocks may be set back.
 """
 
 from __future__ import annotations
@@ -69,46 +68,46 @@ IN_MEMORY_KEPT = 10_000
 """Calls kept for one principal if the log is in memory only (about 5 MB)."""
 
 IN_MEMORY_MB = 8
-"""Megabytes of records that are kept then."""
+"""Megabytes of records kept if the log is in memory only."""
 
 MAX_WAITING_BYTES = 64 * MB
-"""If records of a record's size would fill so much with what waits for the disk, it is not kept."""
+"""A record is dropped if its size times the number of waiting jobs and rows exceeds this."""
 
 SCANNED = 200_000
 """Rows that one query of all calls examines. The next page of a list continues after them."""
 
 SUMMED = 50_000
-"""Rows, the newest ones, from which figures are computed. Limited because they are sorted by tool.
-"""
+"""Newest rows from which statistics are computed. Limited because the query sorts them."""
 
 MAX_TOOLS = 500
 
 MAX_GIVEN = 20_000
-"""Calls whose arguments rules are tried on."""
+"""Maximum number of recorded calls on which rules are tried."""
 
 MAX_BELOW = 500
-"""Calls of programs that are shown with the call that they belong to."""
+"""Maximum number of calls listed below the call whose program made them."""
 
 BUSY_ROWS = 50
-"""With so many rows at a time, calls come fast, and words are indexed later."""
+"""If this many rows are written at once, calls arrive fast, and their words are indexed later."""
 
 MAX_WORDS = 16 * 1024
-"""Characters of one record that the search by text finds."""
+"""Characters of one record that full-text search covers."""
 
 MAX_TEXT_WORDS = MAX_WORDS // 4
-"""Characters of one text of a record that it finds: half of them at each end."""
+"""Characters of one text in a record that full-text search covers: half of them at each end."""
 
 COMPRESSED_FROM = 2048
-"""Bytes from which a document is compressed: below, that takes longer than it saves."""
+"""Size in bytes from which a document is compressed. Compressing smaller ones is not worth the
+time."""
 
 _ENCODED = re.compile(r"[A-Za-z0-9+/=_-]{200,}")
-"""A text without words, such as the content of a file."""
+"""Matches encoded data without words, such as the Base64 content of a file."""
 
 INDEXED_AT_ONCE = 100
-"""Records whose words are indexed in one transaction, for which other writes wait."""
+"""Records indexed in one transaction. Limited because other writes wait for it."""
 
 SEARCH_S = 2.0
-"""The longest time of one search: the words of its records are its callers' choice."""
+"""Time limit of one search in seconds. Callers choose the words of the searched records."""
 
 _INDEX = text("""
     INSERT INTO record_words(rowid, words) SELECT seq, words FROM records
@@ -133,14 +132,14 @@ _NOT_AUDITED = frozenset({"id", "at", "stages", "record"})
 
 
 CallRow = Row
-"""One row, made by `pipeline/record`: the columns of `CALLS` but `seq` and `audit_seq`, of which
-those without a value may be missing, and as `record` the call's Record or None."""
+"""One row, made by `pipeline/record`: the columns of `CALLS` except `seq` and `audit_seq` (`stages`
+and `network` may be missing), and under `record` the call's Record or None."""
 
 
 class CallLog:
     """The call log.
 
-    The event `overdue` is set when it has grown so much that `prune` should run.
+    The event `overdue` is set when the log has grown so much that `prune` should run.
     """
 
     def __init__(
@@ -184,7 +183,7 @@ class CallLog:
             self.overdue.set()
 
     async def page(self, principal_id: str, query: CallQuery) -> CallPage:
-        """A principal's own calls, newest first, including every call that has ended by now.
+        """Return a principal's own calls, newest first, including every call that has ended by now.
 
         Raises:
             ResourceNotFound: the cursor is not a kept call of this principal.
@@ -208,15 +207,15 @@ class CallLog:
     async def find(
         self, principal_id: str, call_id: str
     ) -> tuple[CallRecord, Recorded | None] | None:
-        """Return one call of a principal with its record; or None, if the principal has no such
-        call, or it is no longer kept. Raises ReadFailed.
+        """Return one call of a principal with its record, or None if this principal has no such
+        call or it is no longer kept. Raises ReadFailed.
         """
         own = CALLS.c.principal_id == principal_id
         found = await _find(self._database, call_id, own)
         return None if found is None else (_record_of(found[0]), found[1])
 
     async def prune(self, now: datetime) -> int:
-        """Delete rows that are too old or too many; return their number.
+        """Delete rows that are too old or exceed the limits; return the number of deleted calls.
 
         The newest row always stays, so that its `seq` is not used again.
 
@@ -238,7 +237,7 @@ class CallLog:
         gone = await self._database.read(
             lambda connection: _outdated(connection, oldest_kept, self._kept)
         )
-        for seq in (RECORDS.c.seq, CALLS.c.seq):  # in this order: a record has always its call
+        for seq in (RECORDS.c.seq, CALLS.c.seq):  # records first: each one needs its call
             await self._database.delete(seq, gone)
         return len(gone)
 
@@ -289,7 +288,7 @@ def _page(connection: Connection, principal_id: str, query: CallQuery) -> CallPa
 async def _find(
     database: Database, call_id: str, *own: ColumnElement[bool]
 ) -> tuple[RowMapping, Recorded | None] | None:
-    """Return the row of a call, and its record."""
+    """Return the row and the record of a call, or None if no such call is kept."""
     wanted = select(CALLS).where(CALLS.c.id == call_id, *own)
 
     def found(connection: Connection) -> tuple[RowMapping, Recorded | None] | None:
@@ -301,7 +300,7 @@ async def _find(
 
 
 async def _all_found(database: Database, query: CallQuery) -> None:
-    """Let a query find every call that has ended by now."""
+    """Write pending rows, and index their words if needed, so that a query finds every ended call."""
     await database.flush()
     if query.text is not None:
         await database.repeat(index_words)
@@ -405,8 +404,8 @@ class CallGroup(NamedTuple):
 
 
 class FoundCall(NamedTuple):
-    """One call of anybody's: its row, the milliseconds of each stage, the number of its audit row,
-    and its record.
+    """A call of any principal: its row, the milliseconds of each stage, the number of its audit
+    row, and its record.
     """
 
     call: CallRecord
@@ -422,7 +421,7 @@ class AllCalls:
         self._database = database
 
     async def page(self, query: AllCallsQuery) -> CallPage:
-        """Calls of all principals, newest first, including every call that has ended by now.
+        """Return calls of all principals, newest first, including every call that has ended by now.
 
         If the filters match few calls, a page may have fewer than `limit` although more follow.
 
@@ -449,31 +448,33 @@ class AllCalls:
         return FoundCall(_record_of(row), row["stages"] or {}, row["audit_seq"], record)
 
     async def below(self, call_id: str) -> tuple[CallRecord, ...]:
-        """Return the calls that a call's program made, and what their programs made, at most
-        `MAX_BELOW`, newest first of each program. Raises ReadFailed.
+        """Return the calls made by a call's program and, level by level, by the programs of those
+        calls: at most `MAX_BELOW`, newest first within a level. Raises ReadFailed.
         """
         return await self._database.read(lambda connection: _below(connection, call_id))
 
     async def figures(self, since: datetime) -> ToolFiguresList:
-        """Return the counts and times of each tool's calls since a moment. Raises ReadFailed."""
+        """Return call counts and durations by tool since a moment. Raises ReadFailed."""
         await self._database.flush()
         return await self._database.read(lambda connection: _figures(connection, since))
 
     async def series(self, query: SeriesQuery, since: datetime) -> CallSeries:
-        """Return the counts and times of calls by hour or day since a moment. Raises ReadFailed."""
+        """Return call counts and durations by hour or day since a moment. Raises ReadFailed."""
         await self._database.flush()
         return await self._database.read(lambda connection: _series(connection, query, since))
 
     async def given(
         self, since: datetime, tools: Collection[str]
     ) -> list[tuple[CallGroup, JsonObject]]:
-        """Return the newest calls of tools since then that have a record, at most `MAX_GIVEN`, each
-        as a group of one with its arguments. Raises ReadFailed.
+        """Return the newest recorded calls of these tools since a moment, at most `MAX_GIVEN`. Each
+        is a group of one call, with its arguments. Raises ReadFailed.
         """
         return await self._database.read(lambda connection: _given(connection, since, tools))
 
     async def groups(self, since: datetime) -> tuple[list[CallGroup], bool]:
-        """Return the groups of calls since then, largest first, and whether some are missing."""
+        """Return the groups of calls since a moment, largest first, and whether older calls are
+        left out.
+        """
         await self._database.flush()
         return await self._database.read(lambda connection: _groups(connection, since))
 
@@ -559,8 +560,8 @@ def _series(connection: Connection, query: SeriesQuery, since: datetime) -> Call
 
 
 def _summed(step: ColumnElement[str], wanted: list[ColumnElement[bool]]) -> Select[Any]:
-    """Select the figures of the calls that are equal in `step`."""
-    # For each call, the share of these calls that took at most as long.
+    """Select the statistics of the matching calls for each value of `step`."""
+    # `part` is the share of the step's calls that took at most as long as the row's call.
     waited_ms = func.coalesce(CALLS.c.stages[APPROVAL_WAIT].as_float(), 0.0)
     own_ms = case((CALLS.c.total_ms > waited_ms, CALLS.c.total_ms - waited_ms), else_=0.0)
     part = func.cume_dist().over(partition_by=step, order_by=own_ms)
@@ -591,10 +592,10 @@ def _failed(code: ColumnElement[Any]) -> ColumnElement[int]:
 
 
 FAILED = _failed(CALLS.c.code)
-"""1 for a call that a program, the engine or a service failed, otherwise 0."""
+"""1 for a call that failed because of a program, the engine or a service, otherwise 0."""
 
 _WAS_JUDGED = CALLS.c.code != InvalidParams.code
-"""The condition that the rules were asked about a call: its arguments fitted the tool."""
+"""SQL condition that the rules were applied to a call, because its arguments were valid."""
 
 
 def _given(
@@ -629,8 +630,8 @@ class Record(NamedTuple):
 
     @classmethod
     def of(cls, arguments: JsonObject, envelope: bytes, texts: Sequence[str]) -> Record | None:
-        """Make the record of a call from its arguments and its envelope as JSON. `texts` are those
-        that are found. Return None if it is too long.
+        """Make the record of a call from its arguments and its envelope as JSON. `texts` can be
+        found by full-text search. Return None if the record is too long.
         """
         document = b"%b\n%b" % (strict_json.dumps(arguments), envelope)
         if len(document) > MAX_ANSWER_BYTES:
@@ -641,7 +642,7 @@ class Record(NamedTuple):
 
     def row(self, seq: int) -> dict[str, Any]:
         """The row of a call's record."""
-        size = len(self.document) + 2 * len(self.words)  # the index is about as long as they are
+        size = len(self.document) + 2 * len(self.words)  # the index is about as long as the words
         return {"seq": seq, "size": size, "document": self.document, "words": self.words}
 
 
@@ -664,7 +665,9 @@ def texts_in(value: Any) -> list[str]:
 
 
 def _ends(texts: Iterable[str]) -> Iterator[str]:
-    """Yield texts, of long ones both ends, until there are enough."""
+    """Yield texts until `MAX_WORDS` characters are reached: only both ends of a long text, and no
+    encoded data.
+    """
     room = MAX_WORDS
     for one in texts:
         if len(one) >= 200 and _ENCODED.fullmatch(one):
@@ -680,8 +683,8 @@ def _ends(texts: Iterable[str]) -> Iterator[str]:
 
 
 def index_words(connection: Connection, most: int = INDEXED_AT_ONCE) -> int:
-    """Let the words of the oldest records be found that are not yet; return their number. SQLite
-    only: in PostgreSQL an index does that.
+    """Add the oldest unindexed records to the full-text index, at most `most`; return their number.
+    Does nothing in PostgreSQL, which updates its index itself.
     """
     if connection.dialect.name == "postgresql":
         return 0
@@ -689,7 +692,7 @@ def index_words(connection: Connection, most: int = INDEXED_AT_ONCE) -> int:
 
 
 class Recorded(NamedTuple):
-    """What the record of a call says. The envelope is JSON."""
+    """The content of a call's record. `envelope` is JSON."""
 
     arguments: JsonObject
     envelope: bytes
@@ -709,7 +712,7 @@ def read_record(document: bytes) -> Recorded:
 
 
 def mentions(connection: Connection, wanted: str) -> ColumnElement[bool]:
-    """Return the condition that the record of a call has all words and phrases of a text."""
+    """Return the SQL condition that a call's record contains all words and phrases of a text."""
     phrases = words_in(wanted)
     if connection.dialect.name == "postgresql":
         words = func.to_tsvector(literal_column("'simple'"), RECORDS.c.words)
@@ -722,7 +725,7 @@ def mentions(connection: Connection, wanted: str) -> ColumnElement[bool]:
 
 @contextmanager
 def in_time(connection: Connection) -> Iterator[None]:
-    """Let a search take `SEARCH_S` at most. Raises InvalidParams."""
+    """Limit a search to `SEARCH_S` seconds. Raises InvalidParams if it takes longer."""
     latest = time.monotonic() + SEARCH_S
     driver = connection.connection.driver_connection
     if isinstance(driver, sqlite3.Connection):
@@ -743,8 +746,8 @@ def in_time(connection: Connection) -> Iterator[None]:
 
 
 def outdated_records(connection: Connection, oldest_kept: str, kept_bytes: int) -> list[int]:
-    """Return the `seq` of each record to delete: those of calls before a moment, and the oldest
-    ones of who has more than a fair share of `kept_bytes`.
+    """Return the `seq` of each record to delete: records of calls before `oldest_kept`, and the
+    oldest records of each principal that uses more than its fair share of `kept_bytes`.
     """
     both = RECORDS.join(CALLS, RECORDS.c.seq == CALLS.c.seq)
     old = select(RECORDS.c.seq).select_from(both).where(CALLS.c.at < oldest_kept)
@@ -764,7 +767,7 @@ def outdated_records(connection: Connection, oldest_kept: str, kept_bytes: int) 
 
 
 def _share(used: list[int], most: int) -> int:
-    """Return how much each may have at most, so that all together have at most `most`."""
+    """Return the fair share: the largest amount per principal that keeps the total within `most`."""
     left = most
     for done, amount in enumerate(sorted(used)):
         share = left // (len(used) - done)
@@ -775,7 +778,7 @@ def _share(used: list[int], most: int) -> int:
 
 
 def _oldest_records(connection: Connection, principal: str, excess: int) -> Iterator[int]:
-    """Yield the `seq` of a principal's oldest records that have together at least `excess`."""
+    """Yield the `seq` of a principal's oldest records until their sizes add up to `excess`."""
     both = RECORDS.join(CALLS, RECORDS.c.seq == CALLS.c.seq)
     own = select(RECORDS.c.seq, RECORDS.c.size).select_from(both)
     own = own.where(CALLS.c.principal_id == principal).order_by(RECORDS.c.seq)

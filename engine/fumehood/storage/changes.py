@@ -24,10 +24,10 @@ from fumehood.storage.schema import CHANGES
 class OneChange:
     """A lock for changes of one kind of row: one change at a time, shielded from cancellation.
 
-    What a change has read stays valid until it is written, and neither a cancelled caller nor a
-    commit whose answer was lost leaves memory and database inconsistent. After the latter, `reload`
-    is called until the database is back. It reads with `Database.write`, so it sees what became of
-    the commit.
+    The rows that a change has read stay valid until the change is written, and neither a cancelled
+    caller nor a commit with a lost answer leaves memory and database inconsistent. After such a
+    commit, `reload` is called until the database is reachable again. `reload` reads with
+    `Database.write`, so it sees the outcome of the commit.
     """
 
     def __init__(self, reload: Callable[[], Awaitable[None]]) -> None:
@@ -60,7 +60,7 @@ class OneChange:
 
 
 def stamp(moment: datetime) -> str:
-    """Format a time, which must be in UTC, as it is stored: with microseconds."""
+    """Format a UTC time for storage, with microseconds."""
     return moment.isoformat(timespec="microseconds")
 
 

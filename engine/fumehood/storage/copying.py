@@ -1,8 +1,8 @@
 """Copy the state of a stopped engine into another, empty database.
 
 Host side, for `fumehood state copy`. Files and keys stay in the state directory. Invariants: the
-source is locked as by an engine, so that none changes it meanwhile; the copy is one transaction,
-and is compared with the source before its commit.
+source is locked as if an engine used it, so that no engine changes it during the copy; the copy is
+one transaction, and is compared with the source before the commit.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ from fumehood.storage.schema import METADATA
 from fumehood.storage.sqlite import open_file
 
 AT_ONCE = 1000
-"""Rows that are read and inserted at a time."""
+"""Rows read and inserted at a time."""
 
 TABLES = METADATA.sorted_tables
 
 
 def copy_state(source: str, target: str) -> dict[str, int]:
-    """Copy a state, and return how many rows each table has.
+    """Copy a state; return the number of copied rows by table name.
 
-    Each place is a state directory, `sqlite:///FILE` or `postgresql://…`.
+    `source` and `target` are each a state directory, `sqlite:///FILE` or `postgresql://…`.
 
     Raises:
-        StoreError: one of them cannot be used, an engine uses one of them, the target is not empty,
-            or the copy differs from the source.
+        StoreError: one of the databases cannot be used or is used by an engine, the target is not
+            empty, or the copy differs from the source.
     """
     with _opened(source, is_new=False) as old, _opened(target, is_new=True) as new:
         try:
@@ -48,7 +48,7 @@ def copy_state(source: str, target: str) -> dict[str, int]:
             ):
                 _let_wait(writing)
                 _let_wait(reading)
-                if reading.dialect.name == "postgresql":  # in SQLite it is so by itself
+                if reading.dialect.name == "postgresql":  # SQLite always reads a snapshot
                     reading.exec_driver_sql("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
                 for table in TABLES:
                     if writing.execute(select(table).limit(1)).first() is not None:
@@ -88,7 +88,9 @@ def _opened(place: str, *, is_new: bool) -> Iterator[Backend]:
 
 
 def _let_wait(connection: Connection) -> None:
-    """Let a transaction in PostgreSQL wait while the other database works, and let it work long."""
+    """Disable PostgreSQL's time limits for slow statements, and for a transaction that is idle
+    while the other database works.
+    """
     if connection.dialect.name == "postgresql":
         raw: Any = connection.connection.driver_connection
         raw.answer_s = math.inf
@@ -105,14 +107,14 @@ def _copy(table: Table, reading: Connection, writing: Connection) -> int:
     (key, *others) = table.primary_key.columns
     has_numbers = not others and isinstance(key.type, Integer)
     if count and has_numbers and writing.dialect.name == "postgresql":
-        # Number new rows after the copied ones. SQLite does so by itself.
+        # Number new rows after the copied ones, as SQLite does by itself.
         sequence = func.pg_get_serial_sequence(table.name, key.name)
         writing.execute(select(func.setval(sequence, func.max(key))))
     return count
 
 
 def _without_nul(row: Mapping[Any, Any]) -> dict[Any, Any]:
-    """Return a row to insert. Early engines accepted NUL characters in text."""
+    """Return a row to insert, with NUL characters in text replaced. Early engines accepted them."""
     return {
         key: value.replace("\0", "\ufffd") if isinstance(value, str) else value
         for key, value in row.items()

@@ -54,7 +54,7 @@ class Database:
         commit_hook: CommitHook | None = None,
     ) -> None:
         self.directory = directory
-        """The state directory, for what is kept in files; None if nothing is kept."""
+        """The state directory, or None if the state is only in memory."""
         self.audit = audit
         self._backend = backend
         self._on_event = on_event
@@ -67,8 +67,8 @@ class Database:
     async def write(self, job: Job[T]) -> T:
         """Run a job in a transaction, which is durable when this returns; return the job's result.
 
-        Cancelling it does not stop the write. An exception of `job` rolls its changes back and is
-        raised here.
+        Cancelling this call does not stop the write. An exception raised by `job` rolls back the
+        job's changes and is raised here.
 
         Raises:
             WriteFailed: the database failed. None of the changes is guaranteed to be stored.
@@ -76,15 +76,15 @@ class Database:
         return await asyncio.wrap_future(self._writer.submit(job, durable=True))
 
     async def check(self) -> None:
-        """Write nothing, and so find out whether another engine has become active.
+        """Check with an empty transaction that no other engine has become active.
 
         Raises:
-            WriteFailed: one has, or the database failed.
+            WriteFailed: another engine has become active, or the database failed.
         """
         await asyncio.wrap_future(self._writer.submit(lambda connection: None, durable=False))
 
     async def repeat(self, job: Job[int]) -> int:
-        """Run a job that deletes a few rows, until it finds no more; return how many it deleted.
+        """Run a job, which processes a few rows at a time, until it returns 0; return the total.
 
         Raises:
             WriteFailed: the database failed; the remaining rows stay.
@@ -116,7 +116,7 @@ class Database:
         self._writer.post(how, row)
 
     async def read(self, query: Callable[[Connection], T]) -> T:
-        """Run a query in a thread. It sees every change for which `write` has returned.
+        """Run a query in a thread. The query sees every change for which `write` has returned.
 
         Raises:
             ReadFailed: the database cannot be read.
@@ -131,7 +131,7 @@ class Database:
             raise ResourceNotFound("Nothing has a NUL character in its name.") from None
 
     def read_now(self, query: Callable[[Connection], T]) -> T:
-        """Run a query in this thread, which it blocks. For the engine's start."""
+        """Run a query and block this thread. For the engine's start."""
         if not self._backend.has_readers and self._writer.is_running:
             return self._writer.submit(query, durable=False).result()
         return self._read(query)
@@ -141,7 +141,7 @@ class Database:
         return self._writer.submit(job, durable=True).result()
 
     async def flush(self) -> None:
-        """Wait until every row that was posted before has been written or has failed."""
+        """Wait until every row posted so far has been written or has failed."""
         await asyncio.sleep(0)  # the row of a call is posted just after its answer was sent
         await asyncio.wrap_future(self._writer.flush())
 
@@ -157,12 +157,12 @@ class Database:
 
     @property
     def is_fenced(self) -> bool:
-        """Whether another engine has become active, so that this one can write no more."""
+        """Whether another engine has become active, so that this engine can no longer write."""
         return self._writer.is_fenced
 
     @property
     def is_failing(self) -> bool:
-        """Whether the last write failed because of the disk, or the present one hangs."""
+        """Whether the last transaction failed, or the current one hangs."""
         return self._writer.is_failing
 
     def close(self) -> None:
@@ -195,14 +195,14 @@ def open_database(
     *,
     url: str | None = None,
 ) -> Database:
-    """Open or create the database at `path`; None keeps one in memory. With the `url` of a
-    PostgreSQL database the rows are there, and only files and keys are beside `path`.
+    """Open or create the database at `path`, or in memory if `path` is None. With `url`, the rows
+    are in that PostgreSQL database, and only files and keys are in the directory of `path`.
 
     `on_event` receives failures while the database is open: `state.write_failed` and later
     `state.write_works_again`, `state.rows_dropped`, `state.rows_refused`, `state.read_failed` and
-    `state.fenced` (another engine is active; this one can write no more).
-    Tests of crashes use `commit_hook`, which is called before and after each flushed commit. Both
-    are called from threads.
+    `state.fenced` (another engine is active; this engine can no longer write). Crash tests use
+    `commit_hook`, which is called before and after each flushed commit. Both functions are called
+    from threads.
 
     Raises:
         NewerState, ForeignState, DamagedState: this engine cannot use the file; it stays unchanged.
@@ -249,8 +249,8 @@ def _open_chain(directory: Path, backend: Backend) -> AuditChain:
 
 @contextmanager
 def reading(state: Path, url: str | None = None) -> Iterator[Connection]:
-    """Open the database of a state directory, or the one at `url`, only to read, whether or not an
-    engine is running. Nothing is written, created or migrated.
+    """Open the database in a state directory, or the database at `url`, for reading. An engine may
+    be running. Nothing is written, created or migrated.
 
     Raises:
         StoreError: the database is missing or cannot be read.
@@ -275,7 +275,7 @@ def reading(state: Path, url: str | None = None) -> Iterator[Connection]:
 
 
 OWNER, NUMBER = "cluster.owner", "cluster.starts"
-"""Keys of the rows."""
+"""Keys of the rows in the table `meta`."""
 
 ID_BYTES = 16
 """Length of a state's random id, in bytes."""
@@ -290,7 +290,7 @@ class Start:
 
 
 def count_start(connection: Connection) -> Start:
-    """Count one more start of an engine on this state."""
+    """Increment the state's number of engine starts, and return the new start."""
     rows = connection.execute(select(META).where(META.c.key.in_((OWNER, NUMBER))))
     found = {row.key: row.value for row in rows}
     start = Start(

@@ -24,7 +24,7 @@ PRIVATE_FILE = 0o600
 
 
 def private(path: str, flags: int) -> int:
-    """Open a private file, which must not be a link: the `opener` of `open`."""
+    """Open a private file, which must not be a symbolic link. Serves as the `opener` of `open`."""
     return os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW, PRIVATE_FILE)
 
 
@@ -94,10 +94,8 @@ RANDOM_BYTES = 16
 def owner_id(state: Path) -> str:
     """Return the owner id, 32 hexadecimal digits. The caller must hold the directory's lock.
 
-    It is created on first use.
-
-    Raises:
-        OSError: its file can be neither read nor created, or is damaged.
+    The id is created on first use. Raises: OSError: the id's file can be neither read nor created,
+    or is damaged.
     """
     found, inode = random_file(state / FILE_NAME, RANDOM_BYTES)
     # The inode is included because a copied directory must get another id.

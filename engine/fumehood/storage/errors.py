@@ -56,8 +56,8 @@ class Fenced(StoreError):
 class WriteFailed(StoreError, InternalError):
     """The disk is full, read-only or failing. None of the write is guaranteed to be stored.
 
-    This engine reads nothing of it. If only the final flush to disk failed, the changes may be
-    there after the next start.
+    This engine does not see the failed changes. If only the final flush to disk failed, the changes
+    may be there after the next start.
     """
 
     def __init__(self, reason: str) -> None:
@@ -91,8 +91,8 @@ class _Away(StateUnavailable):
 
 
 class WriteUnavailable(_Away, WriteFailed):
-    """The database cannot be reached now, or belongs to another engine. A commit that was cut off
-    may have taken place.
+    """The database cannot be reached now, or another engine is active on it. A commit that was
+    interrupted may have taken place.
     """
 
 
@@ -101,7 +101,9 @@ class ReadUnavailable(_Away, ReadFailed):
 
 
 class FilesAway(StateUnavailable, OSError):
-    """The bucket with the engine's files cannot be used now. An OSError, as of a failing disk."""
+    """The bucket with the engine's files cannot be used now. Also an OSError, so it is handled like
+    a failing disk.
+    """
 
     def __init__(self, reason: str) -> None:
         EngineError.__init__(
@@ -114,7 +116,7 @@ class FilesAway(StateUnavailable, OSError):
 
 @contextmanager
 def understood(what: str) -> Iterator[None]:
-    """Convert errors of code that parses rows, at the start, to DamagedState.
+    """Convert the errors of parsing rows at the engine's start to DamagedState.
 
     Raises:
         DamagedState: a row has a value that no engine writes.

@@ -1,13 +1,13 @@
 """File rooms: private directories with a size limit, each written by one thread.
 
 Host side, used by `blobs` and `recordings`. The event loop never writes to the disk. Bytes are
-reserved before they are written, so the limit is never exceeded; one principal may have half of it.
-If there are too many bytes or files, the oldest kept file of the principal that has most is
+reserved before they are written, so the limit is never exceeded; one principal may use half of it.
+If there are too many bytes or files, the oldest kept file of the principal that uses most is
 evicted. Only complete files (see `keep`) that are not held are evicted.
 
 With a bucket, complete files are copied there (see `put`), by other threads, so that a slow bucket
-holds up neither the disk nor the event loop. Removed files are deleted there before the next copy,
-so that the limit holds there as well.
+holds up neither the disk nor the event loop. Removed files are deleted from the bucket before the
+next copy, so that the limit also holds in the bucket.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ BUCKET_THREADS = 8
 """Threads of a room that wait for its bucket."""
 
 START_S = 2.0
-"""Seconds that the engine's start waits for a bucket, so that a takeover does not wait longer."""
+"""Seconds that the engine's start waits for a bucket. Short, so that a takeover is not delayed."""
 
 MAX_WAITING_BYTES = 128 << 20
 """Bytes that may wait in memory for the thread; half of it for one principal."""
@@ -52,8 +52,8 @@ TOO_SLOW = "the engine's disk is too slow"
 CLOSED = "the engine keeps nothing now"
 
 Work = Callable[[list[T]], Callable[[], object] | None]
-"""Writes what was queued for it, in the thread. What it returns is called in the event loop
-afterwards."""
+"""Writes its queued items, in the thread. If it returns a function, that function is called in the
+event loop afterwards."""
 
 
 class NoRoom(Exception):
@@ -101,7 +101,7 @@ class FileRoom:
         self._deleting = threading.Lock()
 
     def prepare(self) -> bool:
-        """Create the directory; return whether it may have files of an earlier engine.
+        """Create the directory; return whether it may contain files of an earlier engine.
 
         Raises:
             StateError, OSError: the directory is not private, or cannot be used.
@@ -136,7 +136,7 @@ class FileRoom:
 
     @property
     def files(self) -> Files:
-        """Where complete files are."""
+        """The place of complete files: the bucket, or the directory if there is no bucket."""
         return self.bucket or Directory(self.directory)
 
     async def with_files(
@@ -145,7 +145,8 @@ class FileRoom:
         """Call a function that reads or changes `files`, in a thread.
 
         Raises:
-            FilesAway: the bucket has not answered in this time, or the room is closed.
+            FilesAway: the bucket has not answered within `patience_s` seconds, or the room is
+                closed.
         """
         if self.bucket is None:
             return await anyio.to_thread.run_sync(work, *given)
@@ -154,7 +155,7 @@ class FileRoom:
         except RuntimeError:
             raise FilesAway(CLOSED) from None
         try:
-            with anyio.CancelScope(shield=True):  # closing a file would wait for its reader
+            with anyio.CancelScope(shield=True):  # closing a file would block on a cancelled read
                 await asyncio.wait([done], timeout=patience_s)
             if not done.done():
                 raise FilesAway("no answer yet")
@@ -163,8 +164,8 @@ class FileRoom:
             done.cancel()
 
     def copy(self, name: str) -> None:
-        """Put a file in a thread, unless the room is closed, the bucket is away or the file is
-        gone.
+        """Copy a complete file to the bucket in a thread. Does nothing if the room is closed, the
+        bucket cannot be used or the file was removed.
         """
         with suppress(RuntimeError):
             self._copiers.submit(self.put, name)
@@ -190,7 +191,7 @@ class FileRoom:
         """Delete removed files from the bucket. Blocks.
 
         Raises:
-            FilesAway: the bucket cannot be used now. The rest is deleted the next time.
+            FilesAway: the bucket cannot be used now. The next call tries again.
         """
         with self._deleting:
             gone = [name for name in tuple(self._gone) if name not in self._copied]
@@ -200,10 +201,9 @@ class FileRoom:
                     del self._gone[name]
 
     def queue(self, principal_id: str, size: int, work: Work[T], item: T) -> str | None:
-        """Have the thread write an item of `size` bytes; return why it will not, or None.
-
-        All items of the same work that wait are written at once, and the event loop is woken once
-        for all work. Otherwise thread and loop would wait for each other at every event.
+        """Queue an item of `size` bytes for the thread to write. Return None, or why it is refused.
+        All waiting items of the same work are written at once, and the event loop is woken once for
+        all work. Otherwise thread and loop would wait for each other at every event.
         """
         with self._lock:
             if self._thread is None:
@@ -231,7 +231,7 @@ class FileRoom:
         """Reserve bytes. Runs in the thread.
 
         Evicts kept files if necessary: the principal's own, or, if the total is used up, those of
-        the principal that has most.
+        the principal that uses most.
 
         Raises:
             NoRoom: no file is left to evict, or the disk is full.
@@ -250,7 +250,7 @@ class FileRoom:
                 raise NoRoom(USED_UP[lack])
 
     def require_disk(self, size: int) -> None:
-        """Raise NoRoom if the disk has no space for so many bytes, or OSError."""
+        """Raise NoRoom if the disk has no space for `size` bytes, or OSError if the check fails."""
         disk = os.statvfs(self.directory)
         if disk.f_bavail * disk.f_frsize < size + MIN_FREE_BYTES:
             raise NoRoom("the engine's disk is full")
@@ -297,7 +297,7 @@ class FileRoom:
             self.share.give_back(principal_id, size)
 
     def unlink(self, name: str) -> None:
-        """Remove a file without a change to the reserved bytes, if it exists."""
+        """Remove a file if it exists. Its bytes stay reserved."""
         with suppress(OSError):  # not a file: a directory of this name stays
             (self.directory / name).unlink(missing_ok=True)
 
@@ -314,7 +314,7 @@ class FileRoom:
             works.setdefault(work, []).append(item)
         try:
             done = [work(items) for work, items in works.items()]
-        finally:  # a fault in one must not count its bytes for ever
+        finally:  # even after an error, the bytes no longer wait
             with self._lock:
                 for principal_id, size, *_ in queue:
                     self._waiting.give_back(principal_id, size)
@@ -347,7 +347,7 @@ class RoomFile:
         self._file: BinaryIO | None = None
 
     def append(self, data: bytes) -> bool:
-        """Write bytes behind the others; return False after a fault."""
+        """Append bytes; return False if the file has a fault."""
         if self.fault is None:
             try:
                 self.room.take(self.principal_id, len(data))
@@ -363,7 +363,7 @@ class RoomFile:
         return self.fault is None
 
     def close(self) -> None:
-        """Close the file, which can be read and kept afterwards, but not continued."""
+        """Close the file. It can then be read and kept, but no longer appended to."""
         self.fault = self.fault or CLOSED
         if self._file is not None:
             with suppress(OSError):  # bytes that could not be written

@@ -1,10 +1,10 @@
-"""Files: complete files by name, in a directory or in a bucket with the interface of S3.
+"""Files: complete files by name, in a directory or in an S3-compatible bucket.
 
-Host side, below the stores of blobs and recordings. The engines of one state can share a place, of
-which only the active one changes anything. All methods block, so they run in threads. Invariants: a
-file is complete and durable when `put` returns, and a file that was not put completely does not
-exist; in a bucket only objects below its path whose names are of the expected form are listed, read
-or deleted; a bucket that does not answer holds no thread longer than a deadline.
+Host side, below the stores of blobs and recordings. The engines of one state can share a place,
+which only the active engine changes. All methods block, so they run in threads. Invariants: a file
+is complete and durable when `put` returns, and an incomplete file is never visible; in a bucket,
+only objects below its path whose names have the expected form are listed, read or deleted; a bucket
+that does not answer blocks no thread longer than a deadline.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ DEADLINE_S = 10.0
 """Seconds for one request to a bucket, its retries included."""
 
 MIN_BYTES_PER_S = 5 << 20
-"""Bytes in a second that the deadline of a transfer allows for."""
+"""Transfer rate, in bytes per second, from which the deadline of a transfer is computed."""
 
 LISTING_S = 60.0
-"""More seconds for a listing, which takes a request for each 1,000 objects."""
+"""Additional seconds for a listing, which takes a request for each 1,000 objects."""
 
 PAUSE_S = 5.0
 """Seconds for which requests are refused after one that got no answer."""
@@ -59,14 +59,14 @@ PART_BYTES = 8 << 20
 """Bytes of a part of an upload. Two parts of each upload are in memory at once."""
 
 READ_BYTES = 1 << 20
-"""Bytes that a reader of an object requests at once, unless it wants the rest."""
+"""Bytes that a reader of an object requests at once, unless it reads the whole rest."""
 
 MAX_DELETED = 1000
 """Objects that one request can delete. *Source*: S3's `DeleteObjects`."""
 
 
 class Found(NamedTuple):
-    """A listed file. The size is -1 for what is not a file."""
+    """A listed file. The size is -1 if it is not a regular file."""
 
     size: int
     changed_at: float
@@ -79,7 +79,7 @@ class Directory:
     path: Path
 
     def put(self, name: str, source: Path) -> None:
-        """Store a complete local file on the same file system, which may be moved."""
+        """Store a complete local file of the same file system. The local file may be moved."""
         flush(source)
         source.rename(self.path / name)
         flush(self.path)
@@ -92,11 +92,8 @@ class Directory:
         write_private(self.path / name, content)
 
     def open(self, name: str, size: int) -> BinaryIO:
-        """Open a file of this size to read.
-
-        Raises:
-            FileNotFoundError: there is no such file, or it has another size.
-            OSError: it cannot be read.
+        """Open a file of `size` bytes for reading. Raises: FileNotFoundError: there is no such
+        file, or it has another size. OSError: the file cannot be read.
         """
         descriptor = os.open(self.path / name, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
         if os.fstat(descriptor).st_size != size:
@@ -115,7 +112,7 @@ class Directory:
         return found
 
     def delete(self, names: Collection[str]) -> None:
-        """Delete the files that exist."""
+        """Delete these files. Missing files are ignored."""
         for name in names:
             with suppress(OSError):  # not a file: a directory of this name stays
                 (self.path / name).unlink(missing_ok=True)
@@ -137,7 +134,7 @@ class Bucket:
     names: re.Pattern[str]
 
     def below(self, folder: str, names: re.Pattern[str]) -> Bucket:
-        """Return a folder of it, with other names."""
+        """Return a folder of this bucket, whose object names match another pattern."""
         return Bucket(self.client, f"{self.path}/{folder}", names)
 
     def put(self, name: str, source: Path) -> None:
@@ -206,7 +203,7 @@ Files = Directory | Bucket
 
 class Client:
     """s3fs, with a deadline for each request. Endpoint and credentials come from the environment
-    and the files of AWS.
+    and the AWS configuration files.
 
     Raises:
         StoreError: s3fs is missing.
@@ -233,7 +230,8 @@ class Client:
         self._away_until = 0.0
 
     def do(self, method: str, *given: Any, longer_s: float = 0, **options: Any) -> Any:
-        """Call a method of s3fs, which may take `longer_s` seconds longer than a short request.
+        """Call an s3fs method, with a deadline `longer_s` seconds longer than that of a short
+        request.
 
         Raises:
             FileNotFoundError: there is no such object.
@@ -257,7 +255,7 @@ class Client:
 
 
 class _Reader(io.RawIOBase):
-    """Reads an object of known size in parts, each with a request."""
+    """Reads an object of known size in parts, with one request for each part."""
 
     def __init__(self, read: Callable[[int, int], bytes], size: int) -> None:
         self._fetch = read
@@ -301,7 +299,7 @@ def open_bucket(path: str, deadline_s: float = DEADLINE_S) -> Bucket:
 
 
 SESSIONS, PROJECTS = "sessions", "projects"
-"""Folders: of the workspaces of durable sessions, and of what was copied into sessions."""
+"""Folders for the workspaces of durable sessions, and for the projects copied into sessions."""
 
 NAME = re.compile(r"(sess_[0-9a-f]{32})\.[0-9a-f]{8}\.([0-9a-f]{64})(\.new)?")
 """The session, the attempt and the digest. `.new` is a file that a crash left incomplete."""
@@ -310,7 +308,8 @@ SAVING_THREADS = 8
 """Files that are read or written at once."""
 
 SWEPT_AFTER_S = 3600.0
-"""Age from which files of unknown sessions are removed. Their rows may not be written yet."""
+"""Age in seconds from which files of unknown sessions are removed. The session of a newer file may
+not have its row yet."""
 
 
 def file_name(session_id: str, content: bytes) -> str:
@@ -323,10 +322,12 @@ class Missing(Exception):
 
 
 class SavedFiles:
-    """The files in a directory below `shared`, or in a folder of a bucket. Used until `close`."""
+    """Saved files in a directory below `shared`, or in a folder of a bucket. Call `close` at the
+    end.
+    """
 
     def __init__(self, shared: Path | None, bucket: Bucket | None, folder: str = SESSIONS) -> None:
-        """One of `shared` and `bucket` is given."""
+        """Exactly one of `shared` and `bucket` must be given."""
         self._directory = shared / folder if shared is not None else None
         self._bucket = bucket.below(folder, NAME) if bucket is not None else None
         self._threads = ThreadPoolExecutor(SAVING_THREADS, folder)
@@ -343,11 +344,8 @@ class SavedFiles:
         await self._all(lambda one: files().put_bytes(*one), contents.items())
 
     async def get(self, names: Mapping[str, int]) -> dict[str, bytes]:
-        """Return the contents of files by name and size.
-
-        Raises:
-            Missing: one is missing or damaged.
-            OSError: they cannot be read now.
+        """Return file contents by name. `names` has the expected size of each file. Raises:
+        Missing: a file is missing or damaged. OSError: a file cannot be read now.
         """
 
         def read(one: tuple[str, int]) -> tuple[str, bytes]:
@@ -375,8 +373,8 @@ class SavedFiles:
             await self._all(lambda these: self._files().delete(these), [names])
 
     async def sweep(self, live: Iterable[str], over: Iterable[str], now: datetime) -> int:
-        """Delete the files of the sessions that are `over`, and old ones of those that are not
-        `live`; return their number. Raises OSError.
+        """Delete the files of sessions in `over`, and old files of sessions that are not in `live`
+        either; return the number of deleted files. Raises OSError.
         """
         (found,) = await self._all(lambda prefix: self._files().found(prefix), ["sess_"])
         oldest, spared, ended = now.timestamp() - SWEPT_AFTER_S, {*live}, {*over}
@@ -400,7 +398,9 @@ class SavedFiles:
             raise FilesAway("its directory cannot be used") from None
 
     async def _all(self, work: Callable[[Any], T], items: Iterable[Any]) -> list[T]:
-        """Call a function for each item, in the threads; wait for all. Raises the first error."""
+        """Call a function for each item in the threads; return the results. Raises the first error
+        after all calls have ended.
+        """
         try:
             asked = [asyncio.wrap_future(self._threads.submit(work, item)) for item in items]
         except RuntimeError:

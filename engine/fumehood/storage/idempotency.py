@@ -7,9 +7,10 @@ same text from another principal is another key.
 
     (no row) → running → done | unknown | (no row)      running → waiting → done | (no row)
 
-`done` has an answer, which repeated calls get; `unknown` has none, and may have had effects.
-Invariants: only one of two calls with the same key proceeds; a call that may have acted keeps its
-key; a stored answer is bounded, has no `debug_info`, and is marked when it is repeated.
+A `done` key has an answer, which repeated calls get; an `unknown` key has no answer, and its call
+may have had effects. Invariants: only one of two calls with the same key proceeds; a call that may
+have acted keeps its key; a stored answer has a maximum size, has no `debug_info`, and is marked
+when it is repeated.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ KEY_LIFETIME = timedelta(hours=24)
 """How long a key is kept. The key of a running or waiting call never expires."""
 
 MAX_ANSWER_BYTES = MB
-"""Size limit of what is stored of one call's answer as JSON. Data over it is not stored."""
+"""Maximum size of a stored answer as JSON. The data of a larger answer is not stored."""
 
 
 class KeyState(StrEnum):
@@ -89,7 +90,7 @@ class KeptKey:
 _KEY = IDEMPOTENCY.c
 _OWN = (_KEY.principal_id, _KEY.key)
 
-# Run for every call with a key, so these are built once: SQLAlchemy then has them compiled.
+# These run for every call with a key, so they are built once, and SQLAlchemy compiles them once.
 _THIS = (_KEY.principal_id == bindparam("this_principal")) & (_KEY.key == bindparam("this_key"))
 _RUNNING = _THIS & (_KEY.state == KeyState.RUNNING.value) & (_KEY.call_id == bindparam("this_call"))
 _FIND = select(IDEMPOTENCY).where(_THIS)
@@ -123,13 +124,13 @@ def take(
 ) -> KeptKey | None:
     """Claim a key for a call. Return None if that succeeded, else the existing key.
 
-    `is_held` tells whether this engine is still running the call with an id. A key whose call is
-    stored as running but is not held belongs to a lost call.
+    `is_held` returns whether this engine is still running the call with the given id. A key that is
+    stored as running but whose call is not held belongs to a lost call.
 
     Raises:
         UnstorableText: the key has a NUL character.
     """
-    storable(call.key)  # the statement that inserts it does not know the types of columns
+    storable(call.key)  # the INSERT is plain SQL, without the check of text columns
     if _insert(connection, call, now):
         return None
     found = _find(connection, call.principal_id, call.key)
@@ -221,9 +222,10 @@ def correct(
 
 
 def recover(connection: Connection, now: datetime) -> int:
-    """At the start, settle the running calls of an earlier engine; return how many are `unknown`.
+    """At the start, settle the running calls of an earlier engine; return how many keys became
+    `unknown`.
 
-    The keys of repeatable calls are deleted, those of others are marked as `unknown`.
+    The keys of repeatable calls are deleted; other keys are marked as `unknown`.
 
     Calls that wait for an approval keep waiting.
     """
@@ -248,7 +250,7 @@ def forget_old(connection: Connection, now: datetime) -> int:
 def _insert(connection: Connection, call: KeyedCall, now: datetime) -> bool:
     """Insert the key; return whether it was free.
 
-    Does not read first, because it nearly always is.
+    Does not read first, because a key is nearly always free.
     """
     values = {
         "principal_id": call.principal_id,
@@ -268,7 +270,9 @@ def _find(connection: Connection, principal_id: str, key: str) -> Row[Any] | Non
 
 
 def _unknown(now: datetime) -> dict[str, str]:
-    """Return the values of a lost call's key. It is kept for a day from now, not from the call."""
+    """Return the column values for a lost call's key. The key is kept for a day from `now`, not
+    from the call.
+    """
     return {"state": KeyState.UNKNOWN.value, "expires_at": stamp(now + KEY_LIFETIME)}
 
 

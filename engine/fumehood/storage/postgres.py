@@ -1,14 +1,15 @@
 """The state in a PostgreSQL database, which one engine at a time writes.
 
-Host side, used by `storage/database`, which imports it, and with it psycopg, only if the state is
-here. A state is one schema of a database: the first in the connection's `search_path`. An engine
-that gets the advisory lock becomes the active one. Invariants: each of its commits proves, in the
-same transaction, that no other engine has become active since and that none of its own commits is
-missing (as after a failover); a statement, including a commit, fails after `ANSWER_S` of silence,
-and its connection is then closed. The lock alone does not prove the first: it is lost with its
-connection, unnoticed. The proof is a row, the fence, with the number of the active engine's start
-and that of its last durable commit. Timeouts of the network do not notice the second: a process
-that is stopped, or a proxy that keeps what it receives.
+Host side, used by `storage/database`, which imports this module, and so psycopg, only if the state
+is in PostgreSQL. A state is one schema of a database: the first in the connection's `search_path`.
+An engine that gets the advisory lock becomes the active engine. Invariants: each commit of the
+active engine proves, in the same transaction, that no other engine has become active since and that
+none of its own commits is missing (as after a failover); a statement, including a commit, fails
+after `ANSWER_S` seconds of silence, and its connection is then closed. The lock alone does not
+ensure the first invariant, because it is lost with its connection, unnoticed. The proof is a row,
+the fence, with the number of the active engine's start and the number of its last durable commit.
+Network timeouts alone do not ensure the second: they do not detect a stopped server process, or a
+proxy that only buffers what it receives.
 
 Raises (when it is imported):
     StoreError: psycopg is missing.
@@ -70,7 +71,7 @@ except ImportError:
     ) from None
 
 CONNECT_S = 5
-"""Seconds for a new connection."""
+"""Time limit in seconds for opening a connection."""
 
 SILENCE_MS = 4000
 """Milliseconds after which a connection whose other end does not answer counts as lost."""
@@ -79,17 +80,18 @@ ANSWER_S = 5.0
 """Seconds of silence after which a statement fails. Longer than the server waits for a lock."""
 
 REST_S = 1.0
-"""Seconds after a connection got no answer in which further ones are refused at once, so that those
-who wait in line do not each wait as long."""
+"""Seconds for which new connections are refused at once after one has timed out, so that waiting
+callers do not each wait for another timeout."""
 
 LOOK_S = 0.1
-"""Seconds between looks whether the time is over. *Source*: psycopg's own default."""
+"""Seconds between checks of the time limit. *Source*: psycopg's own default."""
 
 LOCK = 0x46554D45
-"""First part of the advisory lock of an active engine ("FUME"); the second is its schema's."""
+"""First key of the active engine's advisory lock ("FUME"); the second is a hash of the schema's
+name."""
 
 FENCE_WAIT_MS = 4000
-"""Milliseconds to wait for a commit of the engine that was active before."""
+"""Milliseconds to wait for a commit of the previously active engine."""
 
 FENCE = Table(
     "fence",
@@ -98,11 +100,11 @@ FENCE = Table(
     Column("active", BigInteger, nullable=False),
     Column("commits", BigInteger, nullable=False),
 )
-"""One row: the number of migrations that have run, a random number of the active engine's start,
-and how many durable commits it has made since."""
+"""One row: the number of migrations that have run, a random number for the active engine's start,
+and the number of its last durable commit."""
 
 OUTCOME_S = 5.0
-"""Seconds to find out whether a commit took place whose answer was lost."""
+"""Seconds for finding out whether a commit with a lost answer took place."""
 
 _SEEN = select(FENCE.c.active, FENCE.c.commits)
 _SEEN_AND_HELD = _SEEN.with_for_update(read=True)  # so that no other engine can become active now
@@ -116,7 +118,7 @@ _MOVE = (
 
 
 AWAY = (OperationalError, InterfaceError, InternalError)
-"""Errors after which the same may succeed later."""
+"""Errors after which the same operation may succeed later."""
 
 FENCED = "another engine is active on this state, or a commit is missing in it"
 
@@ -130,11 +132,13 @@ class Postgres(Backend):
         self._number = number
         self._next = 1
         self._commits = [0]
-        """What the fence can count: more than one after commits whose outcome is not known."""
+        """Possible values of the fence's `commits`: several after commits with an unknown
+        outcome."""
 
     @contextmanager
     def transaction(self, connection: Connection, *, flushed: bool) -> Iterator[None]:
-        """Run the block in a transaction; with `flushed` it is durable when the block is left.
+        """Run the block in a transaction. With `flushed`, the commit is durable when the block
+        exits.
 
         Raises:
             Fenced: another engine has become active, or the database has lost a commit.
@@ -163,12 +167,12 @@ class Postgres(Backend):
             self._commits = [number]
 
     def _took_place(self, number: int) -> bool:
-        """Whether a commit took place whose answer was lost. False if that cannot be found out."""
+        """Return whether a commit with a lost answer took place; False if that stays unknown."""
         give_up = time.monotonic() + OUTCOME_S
         while time.monotonic() < give_up:
             try:
                 with self._lock.engine.connect() as connection, connection.begin():
-                    # Held, so this waits for the end of a commit that is still going on.
+                    # The row lock makes this wait for a commit that is still in progress.
                     seen = connection.execute(_SEEN_AND_HELD).one()
                     return tuple(seen) == (self._number, number)
             except DBAPIError:
@@ -176,28 +180,29 @@ class Postgres(Backend):
         return False
 
     def is_in_transaction(self, connection: Connection) -> bool:
-        """False after an error outside of a savepoint: such a transaction can only roll back."""
+        """Return whether the transaction can still be committed: not after an error outside a
+        savepoint.
+        """
         raw: Any = connection.connection.driver_connection
         return bool(raw.info.transaction_status == TransactionStatus.INTRANS)
 
     @staticmethod
     def in_words(error: BaseException) -> str:
-        """Return the first line of PostgreSQL's message, which has no values, or an error's
-        type.
+        """Return the first line of PostgreSQL's message, without values, or the type of another
+        error.
         """
         if isinstance(error, Fenced):
             return str(error)
         cause = error.orig if isinstance(error, DBAPIError) else error
         if not isinstance(cause, psycopg.Error):
             return type(error).__name__
-        if cause.diag.message_primary is not None:  # a value that was no number stands in quotes
+        if cause.diag.message_primary is not None:  # values are in quotes
             return re.sub(r'"[^"]*$|"[^"]*"', '"…"', cause.diag.message_primary)[:200]
-        return str(cause).partition("\n")[0][:200]  # of a connection, which has no values
+        return str(cause).partition("\n")[0][:200]  # a connection's error, which has no values
 
     def is_away(self, error: BaseException) -> bool:
-        """Whether an error means that the database cannot be reached now, or only be read.
-
-        Another active engine may serve what a fenced one may not.
+        """Return whether an error means that the database cannot be reached now, or only be read.
+        Fenced is such an error, because the engine that is now active may serve the request.
         """
         is_too_much = str(getattr(getattr(error, "orig", None), "sqlstate", "")).startswith("54")
         return isinstance(error, (*AWAY, Fenced)) and not is_too_much
@@ -218,7 +223,7 @@ class PatientConnection(psycopg.Connection[Any]):
     answer_s = ANSWER_S
 
     def wait(self, gen: PQGen[RV], interval: float = LOOK_S, *others: Any, **more: Any) -> RV:
-        """Run psycopg's steps of a statement, each of which waits for the server."""
+        """Run the steps of a statement, and limit the silence of the server in each step."""
         return super().wait(self._limited(gen), interval, *others, **more)
 
     def _limited(self, steps: PQGen[RV]) -> PQGen[RV]:
@@ -247,7 +252,7 @@ class Connector:
     def connect(
         self, _dialect: Any, _record: Any, arguments: tuple[Any, ...], options: dict[str, Any]
     ) -> PatientConnection:
-        """Connect, as SQLAlchemy's event `do_connect`."""
+        """Handle SQLAlchemy's event `do_connect`: open a connection."""
         if time.monotonic() < self._rests_until:
             raise ConnectionTimeout("no answer to the last attempt to connect")
         try:
@@ -261,8 +266,8 @@ class Connector:
 
 
 def open_postgres(url: str) -> Postgres | None:
-    """Become the active engine of a state, and bring it to the newest schema. Return None if
-    another engine is active.
+    """Become the active engine of a state, and migrate the state to the newest schema. Return None
+    if another engine is active.
 
     Raises:
         NewerState, ForeignState, DamagedState: this engine cannot use the state, which stays as it
@@ -288,7 +293,7 @@ def open_postgres(url: str) -> Postgres | None:
 
 
 def open_to_read(url: str) -> Engine:
-    """Open a state only to read, also beside its active engine. Raises as `open_postgres`."""
+    """Open a state for reading, even while an engine is active on it. Raises StoreError."""
     engine = _reading_engine(parse_url(url))
     with _opening(), engine.connect() as connection:
         version = _version(connection)
@@ -299,10 +304,10 @@ def open_to_read(url: str) -> Engine:
 
 
 def parse_url(url: str) -> URL:
-    """Parse the URL of a state. Raises StoreError: the message has no part of it."""
+    """Parse the URL of a state. Raises StoreError, whose message contains no part of the URL."""
     try:
         parsed = make_url(url)
-    except (ArgumentError, ValueError):  # ValueError: of a port
+    except (ArgumentError, ValueError):  # ValueError: an invalid port
         parsed = make_url("invalid://")
     is_known = parsed.drivername in ("postgresql", "postgres") and parsed.database
     if not is_known or "@" in f"{parsed.host}{parsed.database}":
@@ -314,7 +319,7 @@ def parse_url(url: str) -> URL:
 
 
 def _engine(url: URL, **pool: Any) -> Engine:
-    """Return a source of connections on which both ends soon notice that the other one is gone."""
+    """Return a source of connections on which each end soon notices that the other end is gone."""
     silence_s = SILENCE_MS // 1000
     options = {
         "tcp_user_timeout": SILENCE_MS,
@@ -322,7 +327,7 @@ def _engine(url: URL, **pool: Any) -> Engine:
         "tcp_keepalives_interval": 1,
         "tcp_keepalives_count": silence_s // 2,
         "idle_in_transaction_session_timeout": SILENCE_MS,
-        # Ends a statement that was given up. Unlike statement_timeout, it cuts off no slow one.
+        # Ends an abandoned statement. Unlike statement_timeout, it does not end slow statements.
         "client_connection_check_interval": SILENCE_MS,
         "lock_timeout": FENCE_WAIT_MS,
         "synchronous_commit": "on",
@@ -358,7 +363,9 @@ def _reading_engine(url: URL) -> Engine:
 
 
 def _take_lock(connection: Connection) -> bool:
-    """Take the lock of the active engine, which ends with its connection. False if it is held."""
+    """Try to take the active engine's lock, which ends with its connection; return whether it was
+    free.
+    """
     taken = connection.exec_driver_sql(
         f"SELECT pg_try_advisory_lock({LOCK}, hashtext(current_schema()))"
     ).scalar_one()
@@ -388,7 +395,7 @@ def _activate(engine: Engine) -> int:
             )
         for step in STEPS[version:]:
             step(connection)
-        # Random: after a failover that lost this start, a counter would give its number again.
+        # Random: after a failover that lost this start, a counter would reuse its number.
         number = secrets.randbits(62)
         new = {"schema": len(STEPS), "active": number, "commits": 0}
         connection.execute(update(FENCE).values(new))
@@ -396,7 +403,7 @@ def _activate(engine: Engine) -> int:
 
 
 def _version(connection: Connection) -> int | None:
-    """Return the schema of a state, or None if there is none. Raises DamagedState."""
+    """Return the schema version of a state, or None if there is no state. Raises DamagedState."""
     if not inspect(connection).has_table(FENCE.name):
         return None
     version: int | None = connection.execute(select(FENCE.c.schema)).scalar()

@@ -9,7 +9,7 @@ are omitted, one event reports that, and the last event is always delivered, fro
 necessary. A crash can leave an incomplete last line, which the next start removes.
 
 With a bucket, a recording is copied there when its call ends. The next engine lists the recordings
-of another one, and fetches one when its owner requests it.
+of earlier engines, and fetches a recording when its owner requests it.
 """
 
 from __future__ import annotations
@@ -43,11 +43,12 @@ MAX_KEPT = 10_000
 
 CALL_ID = re.compile("call_[0-9a-f]{24}")
 ELSEWHERE = "another engine"
-"""Whose share the recordings of other engines use; their owners are not known before a fetch."""
+"""Name under which the recordings of other engines use space. Their owners are unknown until a
+fetch."""
 
 READ_BYTES = 64 * 1024
-"""Bytes that a reader reads at once; a longer line is read completely. As many bytes of the newest
-lines stay in memory, so that waiting readers need no disk access."""
+"""Bytes that a reader reads at once; a longer line is read completely. Up to the same number of
+bytes of the newest lines stays in memory, so that waiting readers need no disk access."""
 
 RESYNC = "resync"
 """Kind of the event that tells a client that a reader starts again from the first event."""
@@ -105,7 +106,7 @@ class Recording:
         self.start = len(call.line())
         """Byte offset of the first event in the file."""
         self.size = max(size, self.start)
-        """Byte offset behind the last event that readers may read in the file."""
+        """Byte offset of the end of the last event that readers may read in the file."""
         self.count = count
         """Number of events that readers may read in the file."""
         self.tail: list[Record] = []
@@ -113,7 +114,7 @@ class Recording:
         self.is_over = False
         """Whether readers may read the last event."""
         self.ended_at = 0.0
-        """When the call ended, in Unix seconds; 0 before."""
+        """When the call ended, in Unix seconds; 0 while it is running."""
         self.holders = 1
         """Number of readers, plus one for the writer."""
         self.news = asyncio.Event()
@@ -178,7 +179,9 @@ class Recording:
         return partial(self._publish, lines, self._written, tail, is_last)
 
     def _told(self, why: str) -> list[tuple[str, bytes]]:
-        """Return the event that explains why the recording stopped, unless it was made before."""
+        """Return the event that explains why the recording stopped, or an empty list if that event
+        has already been returned.
+        """
         notice, self._notice = self._notice, None
         return [] if notice is None else [(NOTICE, _encoded(notice(why)))]
 
@@ -218,9 +221,8 @@ class Recording:
         return lines
 
     def leave(self) -> None:
-        """Count one holder less: a reader, or the writer.
-
-        The last one has the recording put away.
+        """Remove one holder: a reader, or the writer. When the last holder leaves, the store keeps
+        or deletes the recording.
         """
         self.wake()
         self.holders -= 1
@@ -283,7 +285,7 @@ class RecordingReader:
                 return records
 
     def _skip(self, after: str) -> str | None:
-        """Skip the events up to this one, or return the reason why that is impossible."""
+        """Skip the events up to `after`. Return None, or the reason if there is no such event."""
         found, source = EVENT_ID.fullmatch(after), self._source
         if found is None:
             return MALFORMED
@@ -302,7 +304,8 @@ class RecordingReader:
 
 
 class RecordingStore:
-    """The recordings of one engine. Call `open` before the first and `room.close` after the last.
+    """The recordings of one engine. Call `open` before the first use and `room.close` after the
+    last.
 
     `kept_s` is how many seconds a recording is kept after its call ends; 0 removes it at the end.
     """
@@ -333,8 +336,8 @@ class RecordingStore:
         """Prepare the directory, and find the recordings of the previous engine.
 
         Raises:
-            StoreError: the directory is not private, or cannot be used; or the bucket cannot be
-                used now, and `prune` tries again.
+            StoreError: the directory is not private or cannot be used, or the bucket cannot be used
+                now (`prune` will try again).
         """
         try:
             if self.room.prepare():
@@ -367,7 +370,7 @@ class RecordingStore:
         return recording
 
     async def fetch(self, call_id: str, principal_id: str) -> None:
-        """Bring this principal's recording here if only the bucket has it.
+        """Download this principal's recording if only the bucket has it.
 
         Raises:
             FilesAway: the bucket cannot be used now.
@@ -441,7 +444,9 @@ class RecordingStore:
                 self.room.unlink(name)
 
     async def _list(self, patience_s: float | None) -> None:
-        """Find the recordings of other engines in the bucket, once. Raises FilesAway."""
+        """List the recordings of other engines in the bucket, unless already done. Raises
+        FilesAway.
+        """
         if self._bucket is None or self._is_listed:
             return
         found = await self.room.with_files(self._bucket.found, patience_s=patience_s)
@@ -453,7 +458,7 @@ class RecordingStore:
         self._is_listed = True
 
     def _fetch(self, call_id: str, principal_id: str, place: Found) -> None:
-        """Bring a recording here, or forget it if the bucket has lost it. Runs in a thread."""
+        """Download a recording, or forget it if it is missing or damaged. Runs in a thread."""
         room = self.room
         if room.hold(ELSEWHERE, call_id) is None:
             return  # it was just evicted
@@ -475,9 +480,9 @@ class RecordingStore:
         """Copy a recording of this principal from the bucket.
 
         Raises:
-            PermissionError: it is another principal's.
-            NoRoom: the disk has no space for it.
-            OSError, TypeError, ValueError: it cannot be read, or is not a recording.
+            PermissionError: the recording belongs to another principal. NoRoom: the disk has no
+                space for the recording. OSError, TypeError, ValueError: the object cannot be read,
+                or is not a recording.
         """
         assert self._bucket is not None
         with self._bucket.open(call_id, place.size) as source:
@@ -493,7 +498,8 @@ class RecordingStore:
     def _take_over(self, name: str, ended_at: float, *, fetched: int | None = None) -> None:
         """Keep a file of the previous engine, without an incomplete last line.
 
-        If it was just fetched, its size was reserved as one of ELSEWHERE.
+        `fetched` is the size of a file that was just downloaded; its bytes are reserved for
+        ELSEWHERE.
 
         Raises:
             NoRoom: the room has no space for it.
@@ -534,7 +540,7 @@ def event_id(call_id: str, sequence: int) -> str:
 
 
 def records_in(call_id: str, lines: list[bytes], first: int) -> list[Record]:
-    """Parse complete lines, the first of which is the event with this number."""
+    """Parse complete lines. `first` is the sequence number of the first event."""
     records = []
     for number, line in enumerate(lines, first):
         kind, _, data = line.split(b",", 2)

@@ -42,8 +42,8 @@ METADATA = MetaData()
 class UnstorableText(InvalidParams, DontWrapMixin):
     """A text has a NUL character, which PostgreSQL cannot store.
 
-    It is refused for SQLite also, so that a state can be copied. JSON escapes NUL, so arguments and
-    results can contain it.
+    SQLite states also refuse it, so that they can be copied to PostgreSQL. JSON escapes NUL, so
+    arguments and results can contain it.
     """
 
     def __init__(self) -> None:
@@ -51,7 +51,7 @@ class UnstorableText(InvalidParams, DontWrapMixin):
 
 
 def storable(value: str | None) -> str | None:
-    """Return a value of a column of text. Raises UnstorableText."""
+    """Return a text column's value. Raises UnstorableText if it has a NUL character."""
     if value is not None and "\0" in value:
         raise UnstorableText
     return value
@@ -73,7 +73,7 @@ class _Text(TypeDecorator[str]):
 _TEXT = _Text()
 
 _WHOLE = Integer().with_variant(BigInteger(), "postgresql")
-"""An integer of 64 bits, as SQLite's are."""
+"""A 64-bit integer, like SQLite's."""
 
 MAX_INTEGER = 2**63 - 1
 """SQLite's largest integer. Larger counts, which tools may report, are stored as this number."""
@@ -206,8 +206,9 @@ RECORDS = Table(
     Column("document", LargeBinary, nullable=False),
     Column("words", _TEXT, nullable=False),
 )
-"""The record of a call, with its `seq`. `document` is JSON, compressed if it is long; `words` are
-found by text: SQLite's table `record_words` follows them, and PostgreSQL's index of that name."""
+"""One row for each recorded call, with the call's `seq`. `document` is JSON, compressed if it is
+long; `words` is for full-text search: SQLite's table `record_words` and PostgreSQL's index of that
+name are its index."""
 
 _WORDS_INDEX = "CREATE INDEX record_words ON records USING gin (to_tsvector('simple', words))"
 
@@ -260,7 +261,8 @@ SESSIONS = Table(
     Column("env", JSON(none_as_null=True)),
     Column("preset", _TEXT),
 )
-"""One row for each session. Its number of calls and last use may be a few seconds old."""
+"""One row for each session. The number of calls and the time of last use may be a few seconds out
+of date."""
 
 APPROVALS = Table(
     "approvals",
@@ -416,7 +418,7 @@ def _sql(*statements: str) -> Step:
 
 
 def _records_of_calls(connection: Connection) -> None:
-    """Create the table of records, and the search in their words."""
+    """Create the table of records and its full-text index."""
     if connection.dialect.name == "postgresql":
         table = """CREATE TABLE records (seq BIGINT NOT NULL PRIMARY KEY, size BIGINT NOT NULL,
             document BYTEA NOT NULL, words VARCHAR COLLATE "C" NOT NULL)"""
@@ -426,7 +428,7 @@ def _records_of_calls(connection: Connection) -> None:
         """CREATE TABLE records (seq INTEGER NOT NULL PRIMARY KEY, size INTEGER NOT NULL,
         document BLOB NOT NULL, words VARCHAR NOT NULL)""",
         "CREATE VIRTUAL TABLE record_words USING fts5(words, content=records, content_rowid=seq)",
-        # What is not indexed yet (`calls.index_words`) must not be taken from the index.
+        # A row that is not indexed yet (`calls.index_words`) must not be deleted from the index.
         """CREATE TRIGGER record_deleted AFTER DELETE ON records
         WHEN old.seq <= (SELECT max(id) FROM record_words_docsize) BEGIN
         INSERT INTO record_words(record_words, rowid, words)
@@ -604,7 +606,7 @@ STEPS: tuple[Step, ...] = (
         "ALTER TABLE approvals ADD COLUMN repeat_key VARCHAR",
         "CREATE UNIQUE INDEX approvals_by_repeat_key ON approvals (repeat_key)",
     ),
-    # The session of a blob, with which the blob is removed.
+    # Blobs store their session, whose end removes them.
     _sql(
         "ALTER TABLE blobs ADD COLUMN session_id VARCHAR",
     ),
@@ -637,7 +639,7 @@ STEPS: tuple[Step, ...] = (
     _sql(
         "ALTER TABLE calls ADD COLUMN network JSON",
     ),
-    # Agents and sessions ask for hosts.
+    # Agents and sessions store the network hosts that they request.
     _sql(
         "ALTER TABLE agents ADD COLUMN network JSON",
         "ALTER TABLE sessions ADD COLUMN network JSON",

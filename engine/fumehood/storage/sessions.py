@@ -1,8 +1,8 @@
 """Rows of sessions: active sessions, and ended ones for a day.
 
 Host side. `sandbox/sessions` has the active sessions in memory; the rows are for the next start.
-They are written with `Database.write`, so that a row is durable before its session is reported.
-That is affordable: starting a container takes a hundred times as long.
+They are written with `Database.write`, so that a row is durable before its session is reported. The
+cost is small: starting a container takes a hundred times as long.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _SAME_NAME = (
 
 
 class SessionTable:
-    """The table of sessions. `on_over` is called after the end of sessions was stored."""
+    """The table of sessions. `on_over` is called after the end of a session has been stored."""
 
     def __init__(self, database: Database, on_over: Callable[[], None] = lambda: None) -> None:
         self._database = database
@@ -52,7 +52,7 @@ class SessionTable:
         return self._database.read_now(_all)
 
     async def ids(self) -> tuple[set[str], set[str]]:
-        """Return the ids of the sessions that are not over, and of those that are.
+        """Return the ids of the sessions that have not ended, and the ids of those that have.
 
         Raises:
             ReadFailed: the database cannot be read.

@@ -11,14 +11,15 @@ from pydantic import Field, SecretStr, field_validator
 from fumehood.core.value import Value
 
 BUCKET_URL = re.compile(r"s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/\w[\w.-]*)*", re.ASCII)
-"""A bucket with an optional prefix, of which no part begins with a dot."""
+"""A bucket with an optional prefix. No part of the prefix begins with a dot."""
 
 
 class RecordSettings(Value):
     """Which calls' arguments and answers are kept, and for how long."""
 
     calls: Literal["all", "failed", "none"] | None = None
-    """Without a value `all`, but `none` as a service, where they are other people's."""
+    """None means `all`, but `none` if the engine is a service, because the calls are then other
+    people's."""
 
     kept_days: int = Field(default=7, ge=1, le=3650)
     kept_mb: int = Field(default=512, ge=1, le=1_000_000)

@@ -26,8 +26,9 @@ from fumehood.storage.errors import DamagedState, ForeignState, NewerState, Stor
 from fumehood.storage.schema import METADATA, STEPS
 
 PAGE_CACHE_KB = 500
-"""Pages that each connection keeps, a second time beside the kernel. With SQLite's default of 2 MB,
-a daemon's memory grew by 4 MB over its first 50,000 calls; with this it stays.
+"""Size of each connection's page cache, in KB; the kernel caches the same pages. With SQLite's
+default of 2 MB, a daemon's memory grew by 4 MB over its first 50,000 calls; with this value it does
+not.
 """
 
 BUSY_TIMEOUT_S = 5
@@ -35,7 +36,7 @@ BUSY_TIMEOUT_S = 5
 APPLICATION_ID = 0x46554D45  # "FUME", the application id in SQLite's file header
 
 SIDE_FILES = ("-wal", "-journal")
-"""Suffixes of files beside a database that was not closed. SQLite needs them to read it."""
+"""Suffixes of files next to a database that was not closed. SQLite needs these files to read it."""
 
 
 class SQLite(Backend):
@@ -43,7 +44,9 @@ class SQLite(Backend):
 
     @contextmanager
     def transaction(self, connection: Connection, *, flushed: bool) -> Iterator[None]:
-        """Run the block in a transaction; with `flushed` it is durable when the block is left."""
+        """Run the block in a transaction. With `flushed`, the commit is durable when the block
+        exits.
+        """
         level = "FULL" if flushed else "NORMAL"
         if connection.info.get("synchronous") != level:
             raw: Any = connection.connection.driver_connection
@@ -53,7 +56,9 @@ class SQLite(Backend):
             yield
 
     def is_in_transaction(self, connection: Connection) -> bool:
-        """False if SQLite has rolled back by itself: disk full, I/O error, out of memory."""
+        """Return whether the transaction is still open. SQLite rolls back by itself if the disk is
+        full, after an I/O error, or if memory runs out.
+        """
         raw: Any = connection.connection.driver_connection
         return bool(raw.in_transaction)
 
@@ -65,7 +70,7 @@ class SQLite(Backend):
 
 
 def open_file(path: Path) -> SQLite:
-    """Open or create a database file, and bring it to the newest schema.
+    """Open or create a database file, and migrate it to the newest schema.
 
     Raises:
         NewerState, ForeignState, DamagedState: this engine cannot use the file; it stays unchanged.
@@ -75,8 +80,8 @@ def open_file(path: Path) -> SQLite:
         _check(path)
         _prepare(path)
         writing = _engine(path, "mode=rw", size=1)
-        # Take the write lock when a transaction begins, so that a lock held by another process
-        # fails it before the first job runs.
+        # Take the write lock when a transaction begins, so that it fails before the first job runs
+        # if another process holds the lock.
         _begin_explicitly(writing, "BEGIN IMMEDIATE")
         try:
             _migrate(writing)
@@ -87,7 +92,7 @@ def open_file(path: Path) -> SQLite:
 
 
 def open_to_read(path: Path) -> Engine:
-    """Open a database only to read, also beside a running writer. Creates and migrates nothing.
+    """Open a database for reading, even while an engine writes to it. Creates and migrates nothing.
 
     Raises:
         NewerState, ForeignState, DamagedState: this engine cannot use the file.
@@ -194,8 +199,8 @@ def _has_content(path: Path) -> bool:
 
 
 def _prepare(path: Path) -> None:
-    """Create the file, or remove other users' access, and let it have a write-ahead log. SQLite's
-    side files get the same mode.
+    """Create the file, or remove other users' access to it, and enable its write-ahead log.
+    SQLite's side files get the same mode.
     """
     with open(path, "ab", opener=private) as file:
         os.fchmod(file.fileno(), PRIVATE_FILE)
@@ -229,7 +234,7 @@ def _engine(path: Path, how: str, *, size: int) -> Engine:
 
 
 def _begin_explicitly(engine: Engine, statement: str) -> None:
-    """Begin transactions with this statement: the driver's implicit ones break savepoints."""
+    """Begin transactions with this statement: the driver's implicit transactions break savepoints."""
 
     @event.listens_for(engine, "connect")
     def no_guessing(connection: Any, record: Any) -> None:

@@ -41,8 +41,8 @@ GATHER_S = 0.2
 """Seconds for which posted rows are gathered: one transaction for many rows slows calls least."""
 
 HANGS_S = 10.0
-"""Seconds of one transaction after which the state is reported as failing, until it ends. Longer
-than PostgreSQL may be silent."""
+"""Duration of a transaction, in seconds, after which the state is reported as failing until the
+transaction ends. Longer than PostgreSQL may be silent."""
 
 
 @dataclass(slots=True)
@@ -61,7 +61,9 @@ class _Refused(Exception):
 
 
 class Writer:
-    """Runs jobs in order of arrival, and writes posted rows in theirs; the two are independent."""
+    """Runs jobs in order of arrival and, independently of them, writes posted rows in order of
+    arrival.
+    """
 
     def __init__(
         self,
@@ -89,7 +91,7 @@ class Writer:
         self._has_failed = False
         """Whether the last write failed."""
         self._writing_since: float | None = None
-        """When the transaction that is being written began, by the monotonic clock."""
+        """Start of the current transaction by the monotonic clock, or None."""
         self.is_fenced = False
 
     @property
@@ -98,7 +100,7 @@ class Writer:
 
     @property
     def is_failing(self) -> bool:
-        """Whether the last write failed, or the present one takes so long that the disk hangs."""
+        """Whether the last transaction failed, or the current one has taken at least `HANGS_S`."""
         since = self._writing_since
         return self._has_failed or (since is not None and time.monotonic() - since >= HANGS_S)
 
@@ -144,7 +146,7 @@ class Writer:
         return future
 
     def close(self) -> None:
-        """Write pending changes and end the thread. Drops them if the database is away."""
+        """Write pending changes and end the thread. Drops them if the database cannot be reached."""
         with self._lock:
             self._closing = True
         self._wake.set()
@@ -229,7 +231,9 @@ class Writer:
             future.set_result(result)
 
     def _drop_pending(self) -> list[_Waiting[Any]]:
-        """Drop the rest at the close: each attempt on a database that is away takes seconds."""
+        """Drop pending jobs and rows, and return the jobs. For `close`: each attempt to write to an
+        unreachable database takes seconds.
+        """
         with self._lock:
             jobs = list(self._waiting)
             self._waiting.clear()
@@ -245,9 +249,8 @@ class Writer:
         *,
         is_alone: bool,
     ) -> None:
-        """Run one job in a savepoint, so that its failure affects no other.
-
-        A job alone in its transaction needs none: a savepoint takes as long as a small job.
+        """Run one job in a savepoint, so that its failure affects no other job. A job that is alone
+        in its transaction gets no savepoint, which takes as long as a small job.
         """
         try:
             with nullcontext() if is_alone else connection.begin_nested():
@@ -270,8 +273,10 @@ class Writer:
 
     @contextmanager
     def _transaction(self, *, flushed: bool) -> Iterator[Connection]:
-        """Run the block in a transaction; with `flushed` it is durable when the block is left."""
-        if self._connection is None:  # kept: taking one from the pool costs as much as a small job
+        """Run the block in a transaction. With `flushed`, the commit is durable when the block
+        exits.
+        """
+        if self._connection is None:  # kept: the pool takes as long as a small job
             self._connection = self._backend.writing.connect()
         connection = self._connection
         try:
@@ -288,7 +293,7 @@ class Writer:
             self._at_commit("after")
 
     def _is_in_transaction(self, connection: Connection) -> bool:
-        """False if the database has rolled back by itself, or has gone."""
+        """Return whether the transaction is still open."""
         return not connection.invalidated and self._backend.is_in_transaction(connection)
 
     def _disconnect(self) -> None:
@@ -312,7 +317,7 @@ class Writer:
                 for how, posts in itertools.groupby(group, key=lambda post: post[0])
             ]
         )
-        # Written one by one, so that a refused row affects no other.
+        # Write the rows of refused batches one by one, so that a refused row affects no other.
         refused = self._write_batches([(how, [row]) for how, rows, _ in refused for row in rows])
         self.lost += len(refused)
         if len(refused) < count:
@@ -325,7 +330,7 @@ class Writer:
     def _write_batches(
         self, batches: list[tuple[Batch, list[Row]]]
     ) -> list[tuple[Batch, list[Row], BaseException]]:
-        """Write batches of rows in one transaction; return those that failed, and why."""
+        """Write batches of rows in one transaction; return the failed batches with their errors."""
         if not batches:
             return []
         jobs = [_Waiting(_batch_job(*batch), Future(), durable=False) for batch in batches]
@@ -367,7 +372,7 @@ def _batch_job(how: Batch, rows: list[Row]) -> Job[None]:
 
 
 def _first_cause(error: BaseException) -> BaseException:
-    """Return the first error in the chain of causes, which tells more than those that follow."""
+    """Return the innermost database error in the chain of causes, or the error itself."""
     found = error
     seen: BaseException | None = error
     while seen is not None:
