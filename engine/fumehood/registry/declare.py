@@ -1,8 +1,8 @@
-"""`@tool`: a typed Python function as a tool.
+"""`@tool`: declares a typed Python function as a tool.
 
-Host side, the interface for authors of tools. Types, defaults, `Annotated` constraints and the
-docstring become the definition; the function stays callable. The definition equals that of a JSON
-document with the same content.
+Host side, the interface for tool authors. Types, defaults, `Annotated` constraints and the
+docstring become the definition; the function stays callable. The definition is the same as from a
+JSON document with the same content.
 """
 
 from __future__ import annotations
@@ -57,16 +57,18 @@ class FunctionTool:
         For a streaming function, returns its generator.
 
         Raises:
-            ArgumentsRefused: a declared type has a rule that JSON Schema cannot express.
+            ArgumentsRefused: the arguments break a rule of a declared type that JSON Schema cannot
+                express.
         """
         returned = self.function(**self.bind(arguments))
         return await returned if inspect.isawaitable(returned) else returned
 
     def bind(self, arguments: JsonObject) -> dict[str, Any]:
-        """Convert arguments to the function's declared types, as its keyword arguments.
+        """Convert arguments to the declared types; return them as the function's keyword arguments.
 
         Raises:
-            ArgumentsRefused: a declared type has a rule that JSON Schema cannot express.
+            ArgumentsRefused: the arguments break a rule of a declared type that JSON Schema cannot
+                express.
         """
         try:
             typed = self._model.model_validate(arguments)
@@ -98,7 +100,7 @@ def tool(
     function's.
 
     Raises:
-        InvalidDefinition: at declaration, with every fault.
+        InvalidDefinition: the declaration has faults. The error lists all of them.
     """
     if function is None:
         return lambda decorated: _declare(decorated, dict(fields))

@@ -111,7 +111,7 @@ def _document_faults(document: JsonObject) -> list[str]:
 
 
 def _required_faults(document: JsonObject) -> Iterator[str]:
-    """Yield a fault for each required parameter that a closed schema does not take."""
+    """Yield a fault for each required parameter that a closed schema does not declare."""
     schema = document.get("parameters")
     if not isinstance(schema, dict) or schema.get("additionalProperties") is not False:
         return
@@ -157,8 +157,8 @@ def _executor_faults(document: JsonObject) -> list[str]:
         faults.append(f"executor: a tool of type {kind} cannot run as {executor!r}")
     if remote is None and kind not in LOCAL_TYPES and kind in tuple(ToolType):
         faults.append(f"type: {kind} is not enforced by this version")
-    # Parts are read only if they can matter: in the jail, where functions are declared, they cannot
-    # be found.
+    # Parts are loaded only if they can matter, because they are missing in the jail, where
+    # functions are declared.
     added = {} if executor in EXECUTORS else _added()
     if kind == "NATIVE" and (
         executor in (REST.executor, "http:fetch")
@@ -266,12 +266,13 @@ def _added() -> dict[str, ToolKind]:
 
 
 def remote_type(kind: str) -> Remote | None:
-    """Return what is known of a type, or None for any other."""
+    """Return the type of tools that another service runs, or None if `kind` is not such a type."""
     return None if kind in LOCAL_TYPES else remote_types().get(kind)
 
 
 MAX_DEFINITION_BYTES = 128 * 1024
-"""Bytes as JSON of one definition that another service describes (OpenAPI, MCP)."""
+"""Maximum size as JSON, in bytes, of a definition made from another service's description (OpenAPI,
+MCP)."""
 
 MAX_URL = 2048
 """Characters of a URL. This also limits how much data an agent can leak in one address."""
@@ -309,7 +310,7 @@ _USE_A_REFERENCE = "write ${secret:NAME} instead of a literal"
 
 
 def rest_faults(document: JsonObject) -> Iterator[str]:
-    """Yield every fault in the fields that only tools of other services have."""
+    """Yield every fault in the fields that only tools run by another service can have."""
     kind = document.get("type", "NATIVE")
     if not isinstance(kind, str):
         return  # the model names this fault
@@ -459,7 +460,7 @@ def url_faults(url: str) -> Iterator[str]:
 
 def _headers_faults(headers: dict[Any, Any]) -> Iterator[str]:
     for name, value in headers.items():
-        if isinstance(name, str) and isinstance(value, str):  # else the model names the fault
+        if isinstance(name, str) and isinstance(value, str):  # else the model reports the fault
             yield from header_faults(name, value)
 
 

@@ -1,14 +1,15 @@
 """A directory of definitions: the tools in its files, and the faults of each file.
 
 Host side. `WatchedDirectory`, a task of the engine, puts the tools into the index and polls twice a
-second, in a thread, so that a slow file system delays no call. Below it are `trusted_files` (who
-could write a file), `protocol/files` (formats) and the index's checks. It polls because that works
-on every file system, including network ones, and takes a few milliseconds for a thousand files.
+second, in a thread, so that a slow file system delays no call. Below it are `trusted_files` (which
+users could write a file), `protocol/files` (formats) and the index's checks. It polls because that
+works on every file system, including network ones, and takes a few milliseconds for a thousand
+files.
 
-Invariants: a file is loaded completely or not at all. A faulty file offers nothing, even if it did
-before: an operator who removed a tool and mistyped something else must not find the tool still
-there. Two files that define the same name and version are both left out, so that file names never
-decide which one is served. A failed poll is always followed by another.
+Invariants: a file is loaded completely or not at all. A faulty file offers no tools, even if it
+offered some before: an operator who removed a tool and mistyped something else must not find the
+tool still there. Two files that define the same name and version are both left out, so that file
+names never decide which one is served. A failed poll is always followed by another.
 """
 
 from __future__ import annotations
@@ -44,10 +45,10 @@ PERIOD_S = 0.5
 """Seconds between two polls. A change takes effect at the second poll that sees it."""
 
 PASSING = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
-"""Errors of the machine, not of a file. The next poll reads the files again."""
+"""Temporary errors of the host, not of a file. The next poll reads the files again."""
 
 MAX_DEFINITIONS = 10_000
-"""The most definitions in one file."""
+"""Maximum number of definitions in one file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,9 +76,9 @@ _Look = dict[str, Signature] | str
 class ToolDirectory:
     """The directory at one path. Not thread-safe.
 
-    `owner_of` names the other source that already has a tool's name; such a name is a fault of the
-    file. `owners` are the users whose files are trusted; by default the engine's user and root.
-    Definitions may refer to these `secrets`.
+    `owner_of` returns the other source that already owns a tool's name, or None; a file that
+    defines such a name is faulty. `owners` are the users whose files are trusted; by default the
+    engine's user and root. Definitions may refer to `secrets`.
     """
 
     def __init__(
@@ -93,7 +94,7 @@ class ToolDirectory:
         self._secrets = secrets
         self._last: _Look = {}
         self._read_of: _Look = {}
-        """What the poll had found whose files were read."""
+        """Result of the poll after which the files were last read."""
 
     def load(self) -> DirectoryContents:
         """Read the whole directory now and return its contents."""
@@ -163,12 +164,12 @@ class ToolDirectory:
         if not name.endswith(SUFFIXES):
             raise FileFault(f"its name must end in one of {', '.join(SUFFIXES)}")
         data, signature = read_file(directory, name, self._owners)
-        if signature != seen:  # the next poll finds its new signature, and it is read again
+        if signature != seen:  # the next poll sees the new signature and reads it again
             raise FileFault("it changed while it was read")
         return _tools(read_documents(name, data), self._secrets)
 
     def _clashes(self, files: dict[str, list[RegisteredTool]]) -> dict[str, str]:
-        """Return, by file, a conflict of its tools with those of another file or source."""
+        """Return, by file name, a conflict of the file's tools with another file or source."""
         clashes: dict[str, str] = {}
         first: dict[str, str] = {}
         for file, tools in sorted(files.items()):
@@ -204,14 +205,14 @@ def _tools(documents: list[JsonObject], secrets: SecretBindings) -> list[Registe
 
 
 def _which(position: int, documents: list[JsonObject]) -> str:
-    """Return how a fault refers to one of a file's definitions."""
+    """Return the name that a fault uses for one of a file's definitions."""
     name = documents[position].get("name")
     named = f"{name[:64]!a}" if isinstance(name, str) else "a tool without a name"
     return named if len(documents) == 1 else f"{named} (number {position + 1})"
 
 
 def read_documents(name: str, data: bytes) -> list[JsonObject]:
-    """Parse the definitions in a file. Its name's suffix decides the format.
+    """Parse the definitions in a file. The suffix of `name` decides the format.
 
     Raises:
         FileFault: the data is not of this format, or has no definitions.

@@ -4,14 +4,15 @@ Host side. A package offers tools through the entry point `fumehood.tools`, whic
 `ToolDefinition`, a `FunctionTool`, or a list of these. Loading one runs its package's code, so only
 packages that the operator installed are found. Invariants: one faulty package does not exclude the
 others; host code (`sandboxed=False`) stays disabled until the configuration names it. An embedding
-program is its own operator: its tools need no permission, and are registered all or none.
+program is its own operator: its tools need no permission, and either all of them or none are
+registered.
 
-An asynchronous function with `sandboxed=False` is awaited in this process. Others run in a process
-that imports them: a sandboxed function in the jail, a synchronous one in a worker that can be
-killed. A function of the started program (`__main__`: a script, or the cells of a notebook) cannot
-be imported without running the whole program again, so it is pickled by value, with the globals
-that it uses. Invariants: pickles only go from the host to the other process, never back; a function
-that can neither be imported nor pickled is refused at registration, with the remedy.
+An asynchronous function with `sandboxed=False` is awaited in this process. Other functions run in a
+process that imports them: a sandboxed function in the jail, a synchronous one in a worker that can
+be killed. A function of the started program (`__main__`: a script, or the cells of a notebook)
+cannot be imported without running the whole program again, so it is pickled by value, with the
+globals that it uses. Invariants: pickles only go from the host to the other process, never back; a
+function that can neither be imported nor pickled is refused at registration, with the remedy.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ REMEDY = (
     "make it async with sandboxed=False"
 )
 """The remedy if another process cannot find a function. Asynchronous functions can run in this
-one."""
+process."""
 
 FETCH, SEARCH = "fetch_url", "search_web"
 GROUP = "fumehood.tools"
@@ -94,7 +95,7 @@ def discover(
                 if source is Source.BUILTIN and isinstance(tool, ToolDefinition):
                     definition, why = _configured(tool, web or WebToolSettings())
                     if why is None and definition is not tool:
-                        check_definition(definition)  # it holds settings of the operator
+                        check_definition(definition)  # it has settings of the operator
                     index.register(definition, source, disabled_because=why)
                 else:
                     _register(index, tool, source, host_tools, private)
@@ -119,8 +120,8 @@ def _configured(
 
 
 def _disabled(definition: ToolDefinition, setting: str) -> tuple[ToolDefinition, str]:
-    """Return the tool disabled, and the reason. Lists show it as such, and no model is offered
-    it.
+    """Return the tool as disabled, and the reason. Lists show it as disabled; models are not
+    offered it.
     """
     return definition.model_copy(update={"is_active": False}), (
         "It would give agents access to the network, and the configuration does not allow it; the "
@@ -177,7 +178,7 @@ def _only_native(definition: ToolDefinition) -> ToolDefinition:
 
 
 def _is_builtin(entry_point: EntryPoint) -> bool:
-    """Whether an entry point belongs to the engine's own distribution, which others cannot
+    """Whether an entry point belongs to the engine's own distribution, which other packages cannot
     imitate.
     """
     return entry_point.module.split(".")[0] == BUILTIN_PACKAGE and _is_own(entry_point.dist)
@@ -211,7 +212,7 @@ def import_paths(registry: ToolIndex) -> frozenset[str]:
     """Return the import paths of all sandboxed functions.
 
     If there are none, the engine does not start the jail: functions are registered only at the
-    start, so it would only waste memory.
+    start, so the jail would only waste memory.
     """
     versions = (tool for name in registry for tool in registry.versions(name.definition.name))
     return frozenset(
@@ -232,13 +233,14 @@ def register_function(
     private: Sequence[Path],
     disabled_because: str | None = None,
 ) -> RegisteredTool:
-    """Add a function to the index: to be called here, or with the address for another process.
+    """Add a function to the index: to be called in this process, or by its address in another
+    process.
 
     No import path of a sandboxed function may contain a `private` directory.
 
     Raises:
-        InvalidDefinition: `ToolIndex.register` refuses it, or another process must find the
-            function and cannot.
+        InvalidDefinition: `ToolIndex.register` refuses the definition, or another process would
+            have to find the function and cannot.
     """
     definition = tool.definition
     if definition.executor != "function" or (tool.is_async and not definition.sandboxed):
@@ -279,12 +281,12 @@ def address_of(tool: FunctionTool) -> FunctionAddress:
 
 
 def _pickled(tool: FunctionTool, name: str) -> FunctionAddress:
-    """Pickle the function by value, in its present state."""
+    """Pickle the function by value, in its current state."""
     import cloudpickle  # few programs need it
 
     try:
         raw: bytes = cloudpickle.dumps(tool)
-    except Exception as reason:  # whatever the values that the function uses raise
+    except Exception as reason:  # any value that the function uses may raise
         raise _NotFound(f"it is part of the started program, and uses a value: {reason}") from None
     text = base64.b64encode(raw).decode("ascii")
     file = Path(inspect.unwrap(tool.function).__code__.co_filename)

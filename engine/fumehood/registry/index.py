@@ -2,7 +2,7 @@
 
 Host side, used by `pipeline/resolve` and the faces. Invariants: every tool in the index was fully
 checked, the built-in ones by a test; names of built-in tools are reserved for them. Readers see the
-tools of a source before or after a change, never half of it; a call keeps the `RegisteredTool` that
+tools of a source before or after a change, never in between; a call keeps the `RegisteredTool` that
 it resolved.
 """
 
@@ -45,7 +45,7 @@ from fumehood.registry.settings import ExternalToolSettings
 
 
 class Source(StrEnum):
-    """Where a tool comes from, unless a part registers it. It limits the types of tools."""
+    """Where a tool comes from, unless a part registered it. The source limits the tool's type."""
 
     BUILTIN = "builtin"
     ENTRY_POINT = "entry_point"
@@ -57,11 +57,11 @@ class Source(StrEnum):
 
 
 class Service(Protocol):
-    """What runs the tools that a part has registered."""
+    """A service that runs the tools that a part has registered."""
 
     def bound(self) -> JsonObject:
-        """Return what decides on its calls and is shown to people in part only. Approvals are bound
-        to it.
+        """Return the settings that determine what a call does, only some of which are shown to
+        people. Approvals are bound to them.
         """
 
 
@@ -82,7 +82,8 @@ class RegisteredTool:
     disabled_because: str | None = None
     address: FunctionAddress | None = None
     service: Service | None = field(default=None, compare=False)
-    """What its executor calls, set by the part that registered the tool; no definition sets it."""
+    """The service that the executor calls, set by the part that registered the tool, never by a
+    definition."""
 
 
 def tool_of_document(
@@ -238,8 +239,8 @@ class ToolIndex:
     def get(self, reference: str, *, names_others: bool = True) -> RegisteredTool:
         """Return the tool for a reference: `name@1.2.0`, or `name` for the preferred version.
 
-        That is the newest version that is not deprecated, or else the newest one. `names_others`
-        tells that the caller may see every tool, so that the error suggests similar names.
+        The preferred version is the newest that is not deprecated, or else the newest. With
+        `names_others`, for a caller that may see every tool, the error suggests similar names.
 
         Raises:
             ToolNotFound: no such name or version.
@@ -343,7 +344,7 @@ ANY_ARGUMENTS: JsonObject = {"type": "object", "additionalProperties": True}
 
 
 class ExternalTools:
-    """The external tools of one configuration. Calling the object looks one up."""
+    """The external tools of one configuration. Calling the object looks up a tool."""
 
     def __init__(self, declared: Mapping[str, ExternalToolSettings]) -> None:
         self._declared = {name: _made(name, settings) for name, settings in declared.items()}
@@ -392,7 +393,8 @@ NET = RegisteredTool(
     CompiledSchema(ANY_ARGUMENTS),
     None,
 )
-"""A request of a program that a human decides on. Only the gateway calls it."""
+"""The tool that represents a program's network request when a human decides on it. Only the gateway
+calls it."""
 
 
 # -- lists ---------------------------------------------------------------------------------
@@ -416,8 +418,8 @@ class ToolFilter:
 
     @property
     def listing(self) -> str:
-        """The list's name, to which its cursors are bound. Each combination of filters is a list of
-        its own.
+        """The name of the filtered list, to which cursors are bound. Each combination of filters is
+        a separate list.
         """
         return "tools" + strict_json.dumps([self.category, self.tag, self.type]).decode()
 
@@ -452,7 +454,8 @@ def page_of_tools(
     """Return one page of the preferred versions.
 
     Raises:
-        InvalidParams: the limit is out of range, or the cursor is of another list or principal.
+        InvalidParams: the limit is out of range, or the cursor belongs to another list or
+            principal.
     """
     if not 1 <= limit <= MAX_PAGE:
         raise InvalidParams(f"limit must be from 1 to {MAX_PAGE}.", fields=["limit"])

@@ -6,9 +6,9 @@ run on RE2, which is linear; every other keyword spends from a budget of steps. 
 be ignored, or whose cost is unbounded, is a fault of its schema.
 
 Objects of a few plain parameters take a fast path, which accepts only documents that the validator
-would accept: a full validation costs some twenty microseconds even when it finds nothing. Common
-schemas have a fast path because a full check takes half a millisecond; it accepts only schemas that
-the full check accepts.
+would accept: a full validation costs some twenty microseconds even when it finds nothing. The check
+of a schema also has a fast path for common schemas, because the full check takes half a
+millisecond; it accepts only schemas that the full check accepts.
 """
 
 from __future__ import annotations
@@ -91,8 +91,8 @@ class CompiledSchema:
     def is_plainly_right(self, document: JsonObject) -> bool:
         """Whether a document is certainly valid and complete.
 
-        Complete means that it has no unknown parameter and gives every one that has a default.
-        False may also mean that only the full validation can tell.
+        Complete means that it has no unknown parameter and a value for every parameter with a
+        default. False may also mean that only the full validation can decide.
         """
         keys = document.keys()
         is_whole = keys <= self._named and self._filled_in <= keys
@@ -121,8 +121,8 @@ class CompiledSchema:
 
 
 def compile_pattern(pattern: str) -> Any:
-    """Compile a pattern with RE2, or return None: RE2 does not support this syntax (look-around,
-    back-references), or the pattern is too large.
+    """Compile a pattern with RE2. Return None if the pattern is too large, or if RE2 does not
+    support its syntax (look-around, back-references).
     """
     options = re2.Options()
     options.log_errors = False
@@ -137,8 +137,8 @@ def compile_pattern(pattern: str) -> Any:
 
 
 def without_wrong_defaults(schema: JsonObject) -> JsonObject:
-    """Return the schema without the defaults that it refuses itself: filled in for a missing
-    parameter, one would make the call fail. The schema must have no faults.
+    """Return the schema without the defaults that violate it. Such a default, filled in for a
+    missing parameter, would make the call fail. The schema must have no faults.
     """
     properties = schema.get("properties", {})
     defaults = {
@@ -469,7 +469,7 @@ def schema_faults(schema: JsonObject, where: str) -> list[str]:
     for error in meta.iter_errors(schema):
         path = ".".join([where, *map(str, error.absolute_path)])
         faults.append(f"{path}: not a valid JSON Schema: {error.message[:200]}")
-    # Only what is a schema can be looked up in.
+    # References can only be looked up in a valid schema.
     resolver = None if faults else _Validator(schema)._resolver
     for node, path in _walk(schema, where):
         if isinstance(node, dict):
@@ -586,7 +586,7 @@ _TYPE_NAMES = {"string", "integer", "number", "boolean", "array", "object", "nul
 
 
 def is_surely_sound(schema: Any) -> bool:
-    """Whether a schema certainly has no faults. If False, only the full check can tell.
+    """Whether a schema certainly has no faults. If False, only the full check can decide.
 
     The schema's depth must be bounded (`_is_small`).
     """

@@ -1,9 +1,9 @@
 """Definitions of REST tools from an OpenAPI 3.0 or 3.1 document.
 
 Host side, used by `fumehood tools import openapi`; below it `definitions`, which checks every
-result. The document is hostile. Invariants: an operation becomes a tool, or is left out with its
-reason; one that may change something waits for approval unless the operator exempts it; the
-document can only refer to the secrets of its own security schemes; a reference leads to another
+result. The document is hostile. Invariants: an operation becomes a tool, or is left out with a
+reason; an operation that may change something waits for approval unless the operator exempts it;
+the document can only refer to the secrets of its own security schemes; a reference leads to another
 part of the same document, or is refused; schemas are expanded within bounds, and texts lose
 invisible characters.
 """
@@ -91,8 +91,8 @@ _STYLES = {
 _PLAIN = frozenset(
     {"type", "properties", "required", "additionalProperties", "description", "deprecated"}
 )
-"""Keywords that a body's schema may have. With any other one, its properties cannot be
-arguments."""
+"""Keywords that a body's schema may have. With any other keyword, the body's properties cannot
+become arguments."""
 
 _JSON_TYPE = re.compile(r"application/([a-z0-9.-]{1,60}\+)?json")
 _IN_PATH = re.compile(r"\{([^{}]*)\}")
@@ -107,8 +107,8 @@ class ImportOptions:
     """The operator's choices for an import.
 
     `only` chooses tools, operations or tags by name, and `no_approval` chooses tools; names may
-    contain `*`. `prefix` begins each tool's name. `server` replaces an absolute server address
-    of the document. Relative ones are resolved against `server`, or against `source`, the
+    contain `*`. `prefix` begins each tool's name. `server` replaces an absolute server address of
+    the document. Relative addresses are resolved against `server`, or against `source`, the
     document's own URL.
     """
 
@@ -185,8 +185,8 @@ def import_openapi(document: Any, options: ImportOptions) -> Imported:
 
 @dataclass(frozen=True, slots=True)
 class _Operation:
-    """One method of one path. `node` is its object; `item` is the path's, which all methods
-    share.
+    """One method of one path. `node` is the operation's object; `item` is the path's object, which
+    all its methods share.
     """
 
     name: str
@@ -201,7 +201,7 @@ class _Operation:
 
     @property
     def known_as(self) -> tuple[str, ...]:
-        """The names by which `--only` can choose it."""
+        """The names by which `--only` can choose the operation."""
         return (self.name, *texts([self.node.get("operationId")]), *texts(self.node.get("tags")))
 
 
@@ -230,7 +230,7 @@ def _operations(root: OpenApiDocument, prefix: str, made: Imported) -> Iterator[
 
 
 def _secret_names(root: OpenApiDocument, prefix: str) -> dict[str, str]:
-    """Map each security scheme's name to the name of a secret of its own."""
+    """Map the name of each security scheme to the name of its own secret."""
     names: dict[str, str] = {}
     for scheme in root.table("components", "securitySchemes"):
         names[scheme] = _unique(_name(prefix, scheme), set(names.values()))
@@ -330,7 +330,7 @@ class _Reader:
         return {name: value for name, value in fields.items() if value is not None}
 
     def with_right_defaults(self, definition: JsonObject) -> JsonObject:
-        """Return a definition without faults, without the defaults that its own schema refuses."""
+        """Return a valid definition without the defaults that violate its own schema."""
         given = definition["parameters"]
         parameters = without_wrong_defaults(given)
         for name, said in parameters["properties"].items():
@@ -386,8 +386,8 @@ class _Reader:
         return base
 
     def _credential_query(self, headers: dict[str, str]) -> list[str]:
-        """Meet the first security requirement that is supported: add its headers, and return its
-        query.
+        """Apply the first supported security requirement: add its headers to `headers`, and return
+        its query parameters.
         """
         node = self._operation.node
         wanted = node.get("security", self._root.document.get("security"))
@@ -516,7 +516,7 @@ class _Reader:
         if wrong := [kind for kind in refused if kind in _kinds(schema)]:
             raise CannotImport(f"an {wrong[0]} cannot stand in a {place}")
         is_exploded = place != "query" or given.get("explode", True) is True
-        if not is_exploded and not _is_scalar(schema):  # its items would stand in one value
+        if not is_exploded and not _is_scalar(schema):  # its items would be in one value
             raise CannotImport(f"its form in the {place} is not supported")
         if place == "path":
             kinds = [kind for kind in _kinds(schema) if kind != "null"] or ["string"]
@@ -559,8 +559,8 @@ class _Reader:
 class _Credential:
     """A reference to a secret, and where a request carries it.
 
-    `place` is `header` or `query`, and `key` the name there. `content` tells the operator what the
-    secret contains.
+    `place` is `header` or `query`, and `key` the name there. `content` describes to the operator
+    what the secret contains.
     """
 
     place: str
@@ -596,8 +596,8 @@ def _is_scalar(schema: JsonObject) -> bool:
 
 
 def shown_host(endpoint: str) -> str:
-    """Return an endpoint's host as the configuration names it: with the port unless it is the
-    default.
+    """Return an endpoint's host as the configuration names it: with the port, unless the port is
+    the default.
     """
     return Origin.of(endpoint.partition("?")[0]).shown
 
@@ -623,7 +623,8 @@ def _plain(kind: str) -> str:
 
 
 def read_document(name: str, data: bytes) -> Any:
-    """Parse JSON or YAML. The name's suffix decides which, or else the first character.
+    """Parse JSON or YAML. The suffix of `name` decides which, or else the first character of the
+    data.
 
     Raises:
         CannotImport: the data is too large, or is not valid in that format.
@@ -678,8 +679,8 @@ class OpenApiDocument:
         return found
 
     def resolved(self, node: Any, kind: str) -> JsonObject:
-        """Return `node` or, if it is a reference, the object that it leads to. `kind` names it in
-        errors.
+        """Return `node` or, if it is a reference, the object that it leads to. `kind` names the
+        object in errors.
         """
         for _ in range(MAX_SCHEMA_DEPTH):
             if not isinstance(node, dict):
@@ -715,13 +716,14 @@ class Schemas:
     def converted(self, node: Any, trail: tuple[str, ...] = ()) -> JsonObject:
         """Return the converted schema.
 
-        `trail` has an entry for each level above it: the reference that was followed, or "".
+        `trail` has an entry for each level above the schema: the reference that was followed, or
+        "".
         """
         return self._agreed(self._level(node, trail, self._read_only(node)))
 
     def _level(self, node: Any, trail: tuple[str, ...], unsent: frozenset[str]) -> JsonObject:
-        """Convert one of the schemas that describe the same value. `unsent` are the names of its
-        properties that no request has.
+        """Convert one of the schemas that describe the same value. `unsent` has the names of the
+        value's properties that no request contains.
         """
         self._left -= 1 + (len(node) if isinstance(node, dict) else 0)
         if self._left < 0:
@@ -838,8 +840,9 @@ class Schemas:
         trail: tuple[str, ...],
         unsent: frozenset[str],
     ) -> None:
-        """Convert `anyOf` or `oneOf`. If a branch accepts more than it did, a value could fit
-        several, which `oneOf` refuses; so could it with a discriminator, which is not supported.
+        """Convert `anyOf` or `oneOf`. A `oneOf` becomes `anyOf` if a converted branch accepts more
+        than its original, or if there is a discriminator, which is not supported: a value could
+        then match several branches.
         """
         before = self._losses
         branches = [self._level(part, trail, unsent | self._read_only(part)) for part in node[key]]
@@ -855,7 +858,7 @@ class Schemas:
         """Adapt keywords that JSON Schema writes in another form, and drop unsupported patterns."""
         for bound in ("minimum", "maximum"):
             exclusive = f"exclusive{bound.title()}"
-            is_bool = isinstance(schema.get(exclusive), bool)  # so in OpenAPI 3.0
+            is_bool = isinstance(schema.get(exclusive), bool)  # as in OpenAPI 3.0
             if is_bool and schema.pop(exclusive) and bound in schema:
                 schema[exclusive] = schema.pop(bound)
         if schema.get("default", 0) is None:
@@ -923,14 +926,14 @@ class Schemas:
 
 
 def _as_parts(node: JsonObject) -> JsonObject:
-    """Return a reference and the keywords beside it as parts of one `allOf`."""
+    """Return a reference and the keywords next to it as parts of one `allOf`."""
     given = node.get("allOf")
     parts = [{"$ref": node["$ref"]}, *(given if isinstance(given, list) else ())]
     return {**{key: value for key, value in node.items() if key != "$ref"}, "allOf": parts}
 
 
 def _conjuncts(schema: JsonObject) -> Iterator[JsonObject]:
-    """Yield the converted schemas with `required` that a value must all fit."""
+    """Yield each schema with `required` in a converted schema that every value must match."""
     if "required" in schema:
         yield schema
     for part in schema.get("allOf", ()):
@@ -938,7 +941,7 @@ def _conjuncts(schema: JsonObject) -> Iterator[JsonObject]:
 
 
 def _property_names(schema: JsonObject) -> set[str]:
-    """Return the names of the properties that a converted schema or one of its forms has."""
+    """Return the names of the properties that a converted schema or one of its branches has."""
     names = set(schema.get("properties", ()))
     for keyword in ("allOf", "anyOf", "oneOf"):
         names.update(*map(_property_names, schema.get(keyword, ())))

@@ -1,7 +1,8 @@
 """Poison: texts of a definition that attack the model that reads it.
 
-Host side, on values alone. They are looked for at registration, and an MCP server's tool with one
-of them is dangerous: the kernel decides that, so it has these rules.
+Host side, pure functions. Registration searches definitions for such texts, and an MCP server's
+tool with one of them counts as dangerous. The rules are in the kernel because the kernel decides
+that.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ POISON: Rules = {
 """Rule → its severity, and the remedy for the author."""
 
 MAX_FINDINGS = 200
-"""The most findings reported for one definition."""
+"""Maximum number of findings reported for one definition."""
 
 MAX_PATH = 500
 """Characters of one finding's path. Longer ones are cut, because with long keys all paths together
@@ -97,7 +98,7 @@ def looks_like(name: str, other: str) -> bool:
 
 
 def finding(rules: Rules, rule: str, path: str, message: str) -> Finding:
-    """Return the finding that one of these rules is violated."""
+    """Return a finding for one violated rule."""
     severity, remedy = rules[rule]
     return Finding(rule=rule, severity=severity, path=path, message=message, remedy=remedy)
 

@@ -95,7 +95,9 @@ class Registrations:
     async def switch(
         self, name: str, version: str | None, *, is_active: bool, by: Principal, now: datetime
     ) -> list[RegisteredTool]:
-        """Enable or disable one version of a tool of any source, or all its versions.
+        """Enable or disable one version of a tool, or all of them; return the changed versions.
+
+        The tool may come from any source.
 
         Raises:
             ToolNotFound: there is no such tool or version.

@@ -1,9 +1,9 @@
-"""Secrets of REST and MCP tools: which definition may refer to which, and their values.
+"""Secrets of REST and MCP tools: their values, and which definitions may refer to them.
 
 Host side. A definition refers to a secret as `${secret:NAME}`; the operator's configuration binds
 the name to its source, to tools and to hosts. Invariants: a reference that is not bound to the tool
 and to the host of its endpoint is refused at registration and again at the call; a value is read
-for one call, kept nowhere, and shown in no message.
+for one call, never stored, and never shown in a message.
 """
 
 from __future__ import annotations
@@ -65,11 +65,11 @@ class RestSettings(Settings):
     allowed_hosts: tuple[HostPattern, ...] = ()
     """Hosts that REST tools may reach although their addresses are not public."""
     stream_kb: int = Field(default=1024, ge=1, le=1024 * 1024)
-    """The longest answer of a tool with `streaming`, in KiB."""
+    """Maximum size of the answer of a tool with `streaming`, in KiB."""
 
 
 class KeyringEntry(Settings):
-    """An entry of the keyring of the engine's user."""
+    """An entry in the keyring of the engine's user."""
 
     service: str = Field(min_length=1, max_length=200)
     username: str = Field(min_length=1, max_length=200)
@@ -85,18 +85,18 @@ class SecretSettings(Settings):
     keyring: KeyringEntry | None = None
     """An entry of the user's keyring, by the optional package `keyring`."""
     tools: tuple[str, ...] = ()
-    """Tools whose definitions may refer to it, or whose programs get it. With `inside` none means
-    all programs."""
+    """Tools whose definitions may refer to the secret, or whose programs get its placeholder. With
+    `inside`, an empty list means all programs."""
     hosts: tuple[HostPattern, ...] = Field(min_length=1)
     inside: str | None = Field(default=None, pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,63}$")
-    """The variable by which programs have its placeholder."""
+    """The environment variable in which programs get the secret's placeholder."""
     headers: tuple[_HeaderName, ...] = ()
-    """Headers in which programs may send it, in addition to `Authorization`. A host may store
-    others, and give them back."""
+    """Headers in which programs may send the secret, in addition to `Authorization`. A host might
+    store other headers and return them."""
     misuse: Literal["refuse", "end", "pass"] = "refuse"
-    """What happens to a request with the placeholder anywhere else than in such a header to one of
-    the hosts: it is refused, with `end` its program is also ended, or it is passed on as it is,
-    without the value."""
+    """What happens to a request that has the placeholder anywhere but in such a header to one of
+    the hosts: `refuse` refuses the request, `end` also ends its program, and `pass` forwards the
+    request unchanged, without the secret's value."""
 
     @model_validator(mode="after")
     def _has_one_source(self) -> Self:
@@ -110,11 +110,13 @@ class SecretSettings(Settings):
 
     @property
     def headers_of_programs(self) -> tuple[str, ...]:
-        """All headers in which programs may send it, in lower case."""
+        """All headers in which programs may send the secret, in lower case."""
         return tuple(dict.fromkeys(("authorization", *self.headers)))
 
     def is_of_host(self, host: str) -> bool:
-        """Whether a host may have got it, by whichever port. IPv6 addresses are in brackets."""
+        """Whether the secret may have been sent to a host, on any port. IPv6 addresses are in
+        brackets.
+        """
         return any(host_and_port(pattern)[0] == host for pattern in self.hosts)
 
 
@@ -164,7 +166,9 @@ class Origin:
 
     @property
     def shown(self) -> str:
-        """The host as in the configuration and a `Host` header: with any port but the default."""
+        """The host as in the configuration and a `Host` header: with the port, unless the port is
+        the default.
+        """
         usual = {"https": 443, "http": 80}[self.scheme]
         return self.shown_host if self.port == usual else f"{self.shown_host}:{self.port}"
 
@@ -197,7 +201,7 @@ class SecretBindings:
         """Return the value of a secret for a request that may have it. May block.
 
         Raises:
-            ExecutionError: it has no usable value.
+            ExecutionError: the secret has no usable value.
         """
         secret = self.settings[name]
         try:
@@ -218,10 +222,10 @@ class SecretBindings:
         return value
 
     def report_unusable(self, names: Collection[str] | None = None) -> list[str]:
-        """Log each of these secrets, or of all, that has no usable value now, and return their
-        names. May block.
+        """Log each secret that has no usable value now, and return their names. May block.
 
-        Keyrings are not read, because one may ask its user to unlock it.
+        Only the secrets in `names` are checked, or all if it is None. Keyrings are not read,
+        because a keyring may ask its user to unlock it.
         """
         found = []
         for name, secret in self.settings.items():
@@ -233,7 +237,7 @@ class SecretBindings:
         return found
 
     def _unusable(self, name: str, reason: str, remedy: str) -> ExecutionError:
-        """Log the remedy, and return the error of the caller, who cannot apply it."""
+        """Log the remedy for the operator, and return the error for the caller."""
         log = self._log or quiet_logger()
         log.warning("secret.unusable", secret=name, reason=reason, remedy=remedy)
         return ExecutionError(
@@ -313,7 +317,7 @@ class SecretBindings:
             import keyring
 
             found = keyring.get_password(entry.service, entry.username)
-        except Exception as fault:  # of whichever backend; its words could hold anything
+        except Exception as fault:  # from any backend; its message could contain anything
             kind = type(fault).__name__
             unknown = (f"the keyring's backend failed: {kind}", "Repair it, or choose another.")
             raise KeyringFault(*KEYRING_FAULTS.get(kind, unknown)) from None

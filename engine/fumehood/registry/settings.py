@@ -1,8 +1,8 @@
-"""The operator's settings of external tools and of the built-in tools of the web. Values only.
+"""The operator's settings for external tools and for the built-in web tools. Values only.
 
-An agent with `fetch_url` can send data to any host that the tool may reach, if only as a part of
-the address; what it searches for with `search_web` goes to one service. Invariant: without
-configuration both are disabled.
+An agent with `fetch_url` can send data to any host that the tool may reach, at least as a part of
+the address; its `search_web` queries go to one service. Invariant: without configuration both are
+disabled.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class SearchSettings(Settings):
 
 
 class WebToolSettings(Settings):
-    """What agents may read of the web."""
+    """What agents may read on the web."""
 
     fetch_url: bool = False
     allowed_hosts: tuple[HostPattern, ...] = ()

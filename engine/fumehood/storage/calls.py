@@ -300,7 +300,9 @@ async def _find(
 
 
 async def _all_found(database: Database, query: CallQuery) -> None:
-    """Write pending rows, and index their words if needed, so that a query finds every ended call."""
+    """Write pending rows, and index their words if needed, so that a query finds every ended
+    call.
+    """
     await database.flush()
     if query.text is not None:
         await database.repeat(index_words)
@@ -767,7 +769,9 @@ def outdated_records(connection: Connection, oldest_kept: str, kept_bytes: int) 
 
 
 def _share(used: list[int], most: int) -> int:
-    """Return the fair share: the largest amount per principal that keeps the total within `most`."""
+    """Return the fair share: the largest amount per principal with which the total is within
+    `most`.
+    """
     left = most
     for done, amount in enumerate(sorted(used)):
         share = left // (len(used) - done)

@@ -94,8 +94,10 @@ RANDOM_BYTES = 16
 def owner_id(state: Path) -> str:
     """Return the owner id, 32 hexadecimal digits. The caller must hold the directory's lock.
 
-    The id is created on first use. Raises: OSError: the id's file can be neither read nor created,
-    or is damaged.
+    The id is created on first use.
+
+    Raises:
+        OSError: the id's file can be neither read nor created, or is damaged.
     """
     found, inode = random_file(state / FILE_NAME, RANDOM_BYTES)
     # The inode is included because a copied directory must get another id.

@@ -202,6 +202,7 @@ class FileRoom:
 
     def queue(self, principal_id: str, size: int, work: Work[T], item: T) -> str | None:
         """Queue an item of `size` bytes for the thread to write. Return None, or why it is refused.
+
         All waiting items of the same work are written at once, and the event loop is woken once for
         all work. Otherwise thread and loop would wait for each other at every event.
         """

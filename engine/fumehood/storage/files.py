@@ -92,8 +92,11 @@ class Directory:
         write_private(self.path / name, content)
 
     def open(self, name: str, size: int) -> BinaryIO:
-        """Open a file of `size` bytes for reading. Raises: FileNotFoundError: there is no such
-        file, or it has another size. OSError: the file cannot be read.
+        """Open a file of `size` bytes for reading.
+
+        Raises:
+            FileNotFoundError: there is no such file, or it has another size.
+            OSError: the file cannot be read.
         """
         descriptor = os.open(self.path / name, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
         if os.fstat(descriptor).st_size != size:
@@ -344,8 +347,11 @@ class SavedFiles:
         await self._all(lambda one: files().put_bytes(*one), contents.items())
 
     async def get(self, names: Mapping[str, int]) -> dict[str, bytes]:
-        """Return file contents by name. `names` has the expected size of each file. Raises:
-        Missing: a file is missing or damaged. OSError: a file cannot be read now.
+        """Return file contents by name. `names` has the expected size of each file.
+
+        Raises:
+            Missing: a file is missing or damaged.
+            OSError: a file cannot be read now.
         """
 
         def read(one: tuple[str, int]) -> tuple[str, bytes]:

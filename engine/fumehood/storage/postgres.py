@@ -202,6 +202,7 @@ class Postgres(Backend):
 
     def is_away(self, error: BaseException) -> bool:
         """Return whether an error means that the database cannot be reached now, or only be read.
+
         Fenced is such an error, because the engine that is now active may serve the request.
         """
         is_too_much = str(getattr(getattr(error, "orig", None), "sqlstate", "")).startswith("54")

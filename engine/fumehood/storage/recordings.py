@@ -221,8 +221,9 @@ class Recording:
         return lines
 
     def leave(self) -> None:
-        """Remove one holder: a reader, or the writer. When the last holder leaves, the store keeps
-        or deletes the recording.
+        """Remove one holder: a reader, or the writer.
+
+        When the last holder leaves, the store keeps or deletes the recording.
         """
         self.wake()
         self.holders -= 1
@@ -480,9 +481,9 @@ class RecordingStore:
         """Copy a recording of this principal from the bucket.
 
         Raises:
-            PermissionError: the recording belongs to another principal. NoRoom: the disk has no
-                space for the recording. OSError, TypeError, ValueError: the object cannot be read,
-                or is not a recording.
+            PermissionError: the recording belongs to another principal.
+            NoRoom: the disk has no space for the recording.
+            OSError, TypeError, ValueError: the object cannot be read, or is not a recording.
         """
         assert self._bucket is not None
         with self._bucket.open(call_id, place.size) as source:

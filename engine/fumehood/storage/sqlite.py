@@ -56,8 +56,9 @@ class SQLite(Backend):
             yield
 
     def is_in_transaction(self, connection: Connection) -> bool:
-        """Return whether the transaction is still open. SQLite rolls back by itself if the disk is
-        full, after an I/O error, or if memory runs out.
+        """Return whether the transaction is still open.
+
+        SQLite rolls back by itself if the disk is full, after an I/O error, or if memory runs out.
         """
         raw: Any = connection.connection.driver_connection
         return bool(raw.in_transaction)
@@ -234,7 +235,9 @@ def _engine(path: Path, how: str, *, size: int) -> Engine:
 
 
 def _begin_explicitly(engine: Engine, statement: str) -> None:
-    """Begin transactions with this statement: the driver's implicit transactions break savepoints."""
+    """Begin transactions with this statement, because the driver's own transactions break
+    savepoints.
+    """
 
     @event.listens_for(engine, "connect")
     def no_guessing(connection: Any, record: Any) -> None:

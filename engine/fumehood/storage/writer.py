@@ -146,7 +146,9 @@ class Writer:
         return future
 
     def close(self) -> None:
-        """Write pending changes and end the thread. Drops them if the database cannot be reached."""
+        """Write pending changes and end the thread. Pending changes are dropped if the database
+        cannot be reached.
+        """
         with self._lock:
             self._closing = True
         self._wake.set()
@@ -249,8 +251,10 @@ class Writer:
         *,
         is_alone: bool,
     ) -> None:
-        """Run one job in a savepoint, so that its failure affects no other job. A job that is alone
-        in its transaction gets no savepoint, which takes as long as a small job.
+        """Run one job in a savepoint, so that its failure affects no other job.
+
+        A job that is alone in its transaction gets no savepoint, which takes as long as a small
+        job.
         """
         try:
             with nullcontext() if is_alone else connection.begin_nested():
