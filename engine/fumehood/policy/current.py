@@ -48,9 +48,10 @@ BY_FILE = "file"
 
 
 class CurrentPolicy:
-    """The policy in force: that of a file, or the defaults if there is no file.
+    """The policy in force: the policy in a file, or the defaults if there is no file.
 
-    `facts_of` resolves a call that is to be explained. `use_budgets` takes those of the file.
+    `facts_of` resolves a call that is to be explained. `use_budgets` is called with the file's
+    budgets.
 
     Raises:
         PolicyError: the file has faults or cannot be read.
@@ -100,7 +101,8 @@ class CurrentPolicy:
             await watch(self._file.poll, take, partial(log_fault, self._log, "policy.failed"))
 
     async def reload(self, by: Principal) -> PolicyStatus:
-        """Read the file now instead of at the next poll. Without a file, do nothing.
+        """Read the file now instead of at the next poll; return the status. Without a file, only
+        return the status.
 
         Raises:
             InvalidParams: the file is faulty; the old rules stay in force.
@@ -123,7 +125,7 @@ class CurrentPolicy:
         """Return the policy file.
 
         Raises:
-            ResourceNotFound: there is none, or it cannot be read.
+            ResourceNotFound: there is no policy file, or it cannot be read.
         """
         if self._file is None:
             raise ResourceNotFound(NO_FILE)
@@ -134,13 +136,13 @@ class CurrentPolicy:
         return PolicyText(text=text, version=version)
 
     async def replace(self, new: NewPolicy, by: Principal) -> PolicyStatus:
-        """Write another policy file, and use it. A faulty one is not written.
+        """Write a new policy file, and use it. A faulty policy is not written.
 
         Raises:
             ResourceNotFound: there is no file.
             InvalidParams: the new rules have faults.
             IdempotencyConflict: the file has changed since it was read.
-            StateUnavailable: it cannot be written.
+            StateUnavailable: the file cannot be written.
         """
         if self._file is None:
             raise ResourceNotFound(NO_FILE)
@@ -175,7 +177,7 @@ class CurrentPolicy:
     def explain(self, query: ExplainWish) -> Explanation:
         """Explain the decision for a call without making it.
 
-        It is resolved and validated like a real one; budgets are not considered.
+        The call is resolved and validated like a real call; budgets are not considered.
 
         Raises:
             EngineError: the call would be refused before the policy.
@@ -208,8 +210,8 @@ class CurrentPolicy:
         self._log.info("policy.loaded", version=policy.version, rules=len(policy.rules), by=by)
 
     async def _record_loaded(self, policy: Policy, by: str) -> None:
-        """Record the policy in the audit log of authority changes. It stays in force if that
-        fails.
+        """Record the policy in the audit log of authority changes. The policy stays in force even
+        if that fails.
         """
         details = {"version": policy.version, "rules": len(policy.rules)}
         job = recorded(

@@ -1,7 +1,7 @@
 """The policy file: from bytes to a valid policy, or to every fault in it.
 
-Host side, used by the engine and by `fumehood policy`. Invariants: a policy is used whole or not at
-all; a file that other users can write is refused.
+Host side, used by the engine and by `fumehood policy`. Invariants: a policy is used completely or
+not at all; a file that other users can write is refused.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ from fumehood.sandbox.trusted_files import (
 from fumehood.storage.directory import write_private
 
 Known = ToolDefinition | tuple[str, str]
-"""A registered tool: its definition, or its name and version if only those are known. With an
-empty version the name is a prefix: tools with such names may be registered later."""
+"""A registered tool: its definition, or its name and version if only those are known. With an empty
+version, the name is a prefix: tools whose names begin with it may be registered later."""
 
 Place = tuple[str | int, ...]
 """The path to a value in a rule: keys of tables and indexes of lists."""
@@ -60,7 +60,8 @@ def load_policy(path: Path, tools: Iterable[Known]) -> Policy:
     is a fault, because its author relies on it.
 
     Raises:
-        PolicyError: with every fault; also if the file is missing or other users can write it.
+        PolicyError: the policy has faults, or the file is missing or can be written by other users.
+            The error lists all faults.
     """
     return parse_policy(path.name, _read(path)[0], tools)
 
@@ -144,13 +145,13 @@ class PolicyFile:
         return data.decode("utf-8", "replace"), version_of(data)
 
     def replace(self, text: str, version: str) -> Policy:
-        """Write another content, if the file still has that version and the new one has no faults.
-        A crash leaves the old file or the new one. Return the new policy.
+        """Write new content if the file still has this version and the content has no faults;
+        return the new policy. A crash leaves either the old file or the new one.
 
         Raises:
             PolicyError: the new content has faults; nothing was written.
-            Outdated: the file has changed meanwhile.
-            OSError: it cannot be written.
+            Outdated: the file no longer has this version.
+            OSError: the file cannot be written.
         """
         data = text.encode()
         if len(data) > MAX_FILE_BYTES:
@@ -163,9 +164,9 @@ class PolicyFile:
             return self.load()
 
     def poll(self) -> Policy | PolicyError | None:
-        """The policy or its faults, if they changed since the last report.
+        """Return the policy, or its faults, if the file has changed, and otherwise None.
 
-        A change counts once two polls in a row have seen it.
+        A change is reported once two polls in a row have seen it.
         """
         with self._lock:
             seen = self._look()
@@ -236,7 +237,7 @@ class _Faults:
         return entries
 
     def budgets(self, document: dict[str, Any]) -> tuple[BudgetRule, ...]:
-        """Parse the budgets, as in the configuration. Add their faults."""
+        """Parse the budgets, which are written as in the configuration. Add their faults."""
         try:
             return _BUDGETS.validate_python(document.get("budgets", ()))
         except ValidationError as error:
@@ -383,7 +384,9 @@ def _check_tools(
     coming: tuple[str, ...],
     found: _Faults,
 ) -> bool:
-    """Report each unknown tool. Returns whether every entry of `tools` matches a registered one."""
+    """Report each unknown tool. Returns whether every entry of `tools` matches a registered
+    tool.
+    """
     unknown = [pattern for pattern in rule.tools or () if not _is_registered(pattern, versions)]
     for pattern in unknown:
         name = pattern.partition("@")[0]
@@ -428,7 +431,9 @@ def _check_arguments(
 
 
 def takes(tool: ToolDefinition, segments: Sequence[str]) -> bool:
-    """Whether the tool accepts an argument at this path. True if its schema does not tell."""
+    """Whether the tool accepts an argument at this path. True if the tool's schema does not exclude
+    it.
+    """
     schema: Any = tool.parameters
     for segment in segments:
         if not isinstance(schema, Mapping) or not _is_complete(schema):
@@ -459,8 +464,8 @@ def _is_complete(schema: Mapping[str, Any]) -> bool:
 
 
 def _check_shadowed(rules: Mapping[int, Rule], found: _Faults) -> None:
-    """Report each rule that never decides, because a stricter rule anywhere, or an earlier one of
-    the same verdict, decides every call that it matches.
+    """Report each rule that never decides, because a stricter rule anywhere, or an earlier rule
+    with the same verdict, decides every call that it matches.
     """
     enforced = {number: rule for number, rule in rules.items() if rule.is_enforced}
     others: dict[str | None, list[tuple[int, Rule]]] = defaultdict(list)
@@ -479,7 +484,7 @@ def _check_shadowed(rules: Mapping[int, Rule], found: _Faults) -> None:
 
 
 def _takes_all(one: Rule, other: Rule) -> bool:
-    """Whether a rule, as strict or stricter, decides every call that the other one would decide."""
+    """Whether `one`, which is at least as strict, decides every call that `other` would decide."""
     if not one.is_unconditional and _tests(one) != _tests(other):
         return False
     if other.decision is one.decision is Verdict.ASK and _asks_more(other, one):
@@ -500,7 +505,7 @@ def _tests(rule: Rule) -> tuple[object, ...]:
 
 
 def _asks_more(rule: Rule, than: Rule) -> bool:
-    """Whether a rule requires other or more approvers than the other rule."""
+    """Whether `rule` requires other or more approvers than the rule `than`."""
     narrows = rule.approvers is not None and rule.approvers != than.approvers
     more = (rule.quorum or 1) > (than.quorum or 1)
     return narrows or more or bool(rule.over_budget and not than.over_budget)

@@ -82,7 +82,7 @@ class Decision:
     may_exceed_budget: bool = False
     """Whether an approval lets the call exceed its budget, because a rule tests the budget."""
     wants_trial: bool = False
-    """Whether a call that can be tried is tried before a human is asked."""
+    """Whether the call runs as a trial, if it can, before a human is asked."""
 
 
 MAX_RULES = 5_000
@@ -112,7 +112,7 @@ Mode = Literal["enforce", "shadow"]
 
 
 class _Written(Value):
-    """A table in a file. A key without a value is an error there, not an absent key."""
+    """A table in a policy file. A key without a value is an error, not an absent key."""
 
     @model_validator(mode="before")
     @classmethod
@@ -153,7 +153,7 @@ PREDICATES = ("prefix", "equals", "in", "glob", "min", "max", "path_inside", "ho
 
 
 class Predicate(_Written):
-    """A test of one argument: exactly one question (`min` and `max` count as one)."""
+    """A test of one argument: exactly one question (`min` and `max` together count as one)."""
 
     prefix: Text | None = Field(default=None, min_length=1)
     equals: JsonValue = None
@@ -366,7 +366,7 @@ class Policy(Value):
     budgets: tuple[BudgetRule, ...] = ()
 
     def enforced(self) -> Policy:
-        """Return the same policy with every rule enforced, also those in shadow mode."""
+        """Return the same policy with every rule enforced, including rules in shadow mode."""
         rules = tuple(rule.model_copy(update={"mode": "enforce"}) for rule in self.rules)
         return self.model_copy(update={"rules": rules})
 
@@ -476,7 +476,7 @@ class NewPolicy(Value):
 
     text: str = Field(min_length=1, max_length=MAX_POLICY_CHARACTERS)
     version: str = Field(min_length=1, max_length=64)
-    """That of the file which this is a change of."""
+    """Version of the file that this text replaces."""
 
 
 class PolicyStatus(Value):

@@ -1,11 +1,11 @@
 """Rules and their conditions, compiled to functions.
 
 Host side, used by `policy/service`. Tests of the tool and the engine (`of_tool`) are separate from
-those of the call (`of_call`), because the former run once for each tool. Every test returns True,
+tests of the call (`of_call`), because they run only once for each tool. Every test returns True,
 False, or None for in doubt: the argument is missing, has another type than the value it is compared
-with, or can be read in two ways. Invariants: in doubt a rule that denies or asks matches, and one
-that allows does not; no argument makes a test fail, and each takes at most linear time. Text is
-compared by code points, unchanged.
+with, or can be read in two ways. Invariants: if in doubt, a rule that denies or asks matches, and a
+rule that allows does not; no argument makes a test raise an error, and each test takes at most
+linear time. Text is compared by code points, unchanged.
 """
 
 from __future__ import annotations
@@ -40,13 +40,14 @@ Answer = bool | None
 """The result of a test: True, False, or None if in doubt."""
 
 MAX_LOOKED_AT = 1_000
-"""The most elements that a condition with `*` tests. With more elements it is in doubt."""
+"""Maximum number of elements that a condition with `*` tests. With more, the condition is in
+doubt."""
 
 MAX_SHOWN = 200
 """Characters of the compared values in an explanation. Longer text is cut."""
 
 ABSENT: Final = object()
-"""Stands for the value of a pointer that leads to no argument."""
+"""The value of a pointer that leads to no argument."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,11 +175,11 @@ def _of_tool(rule: Rule, environment: str) -> Iterable[OfTool]:
 
 
 ALSO: Mapping[str, str] = MappingProxyType({"start_process": "run_shell"})
-"""Tool → another one whose rules hold for it, too. To start a process is to run a command."""
+"""Tool → another tool whose rules also apply to it. Starting a process means running a command."""
 
 
 def names_for(tool: ToolDefinition) -> tuple[str, ...]:
-    """Return the names by which rules may mean a tool."""
+    """Return the names with which rules can refer to a tool."""
     return (tool.name, ALSO[tool.name]) if tool.name in ALSO else (tool.name,)
 
 
@@ -214,7 +215,7 @@ def _of_call(rule: Rule) -> Iterable[OfCall]:
 
 
 def _of_arguments(words: str, conditions: tuple[Condition, ...], *, for_every: bool) -> OfCall:
-    """Return a test whether one of these conditions holds."""
+    """Return a test that holds if one of these conditions holds."""
     asks = [compile_condition(condition, for_every=for_every) for condition in conditions]
     says = words + "; ".join(f"{one.name} {_words(one)}" for one in conditions)
     if len(asks) == 1:
@@ -224,7 +225,9 @@ def _of_arguments(words: str, conditions: tuple[Condition, ...], *, for_every: b
 
 
 def _compared(conditions: Sequence[Condition], facts: CallFacts) -> str | None:
-    """Return, as text, the arguments (with defaults) that the conditions test; None without any."""
+    """Return the arguments that the conditions test, with defaults, as text; or None if there are
+    none.
+    """
     places = [place for condition in conditions for place in condition.places]
     found = [value for place in places for value in _all(facts.arguments, place) or ()]
     text = ", ".join(json.dumps(value, default=str) for value in found if value is not ABSENT)
@@ -259,8 +262,8 @@ def _listed(names: Iterable[str]) -> str:
 def compile_condition(condition: Condition, *, for_every: bool) -> Callable[[JsonObject], Answer]:
     """Compile a condition to a function of the arguments.
 
-    If it has several elements (`*`) or programs (`runs`), it holds if it holds for one of them, or
-    with `for_every` for all of them. Without any element or program it is in doubt.
+    A condition on several elements (`*`) or programs (`runs`) holds if it holds for one of them, or
+    with `for_every` for all of them. Without any element or program, it is in doubt.
     """
     if condition.runs is not None:
         # Imported here because it loads a parser, which most policies do not need.
@@ -341,7 +344,7 @@ def kind_of(value: Any) -> str:
 
 
 def _on_text(test: Callable[[str], Answer]) -> Callable[[Any], Answer]:
-    """Extend a test of text to all values. It is in doubt for values that are not text."""
+    """Extend a test of text to all values. Values that are not text are in doubt."""
     return lambda value: test(value) if isinstance(value, str) else None
 
 

@@ -1,8 +1,8 @@
-"""Programs that run others, and what else turns a text into a command of bash.
+"""Programs that run other programs, and the other ways in which bash runs a text.
 
 Host side, used by `policy/shell`. The tables are for GNU bash 5 and the programs of Linux
-distributions. Invariant: each construct that may run a text which `policy/shell` does not read is
-a doubt in one of these tables; options of bash that are not known to be harmless are doubts also.
+distributions. Invariant: each construct that may run a text that `policy/shell` does not read is a
+doubt in one of these tables; bash options that are not known to be harmless are also doubts.
 """
 
 from __future__ import annotations
@@ -15,20 +15,23 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Wrapper:
-    """How the arguments of a wrapper (a program that runs another one, such as `nice`) are read."""
+    """How to read the arguments of a wrapper (a program that runs another program, such as
+    `nice`).
+    """
 
     valued: str | None = ""
-    """Letters of the options that take a value, or None if any may, so that both ways are read."""
+    """Letters of the options that take a value. None means that any option may take a value, so the
+    arguments are read both ways."""
     operands: int = 0
     """Number of operands before the name of the program to run."""
     opaque: tuple[str, ...] = ()
-    """Options (without dashes) with which it runs text or files that are not analysed."""
+    """Options (without dashes) with which the wrapper runs text or files that are not analysed."""
     may_have: int = 0
-    """Number of further operands that may be there."""
+    """Number of further, optional operands."""
     is_shell: bool = False
-    """Whether it runs a shell if no program is given."""
+    """Whether the wrapper runs a shell if no program is given."""
     takes_variables: bool = False
-    """Whether it takes assignments (`NAME=value`) for the program to run."""
+    """Whether the wrapper takes assignments (`NAME=value`) for the program to run."""
 
 
 _ANY = Wrapper(None)
@@ -167,14 +170,14 @@ OPAQUE = frozenset({
     "nix run", "nix shell", "nodenv exec", "perf record", "perf stat", "perf trace", "pyenv exec",
     "rbenv exec", "sops exec-env", "sops exec-file", "yarn exec",
 })  # fmt: skip
-"""Programs that run text or files that are not analysed, or others in a way that is not."""
+"""Programs that run text, files or other programs in a way that is not analysed."""
 
 
 GNU = {
     f"g{name}": name
     for name in ("chroot", "env", "find", "nice", "nohup", "stdbuf", "timeout", "xargs")
 }
-"""Names of GNU's programs on macOS."""
+"""Names of GNU programs on macOS → their usual names."""
 
 
 def _by_name() -> Mapping[str, Sequence[tuple[tuple[str, ...], Wrapper | None]]]:
@@ -186,8 +189,8 @@ def _by_name() -> Mapping[str, Sequence[tuple[tuple[str, ...], Wrapper | None]]]
 
 
 RUNNERS = _by_name()
-"""For the name of each program that runs others: the operands with which it does, and how the rest
-is read, or None if it is not.
+"""Name of each program that runs other programs → pairs of the operands with which it does so, and
+how the remaining arguments are read (None if they are not analysed).
 """
 
 SHELLS = frozenset({"ash", "bash", "dash", "rbash", "sh"})
@@ -197,14 +200,15 @@ RESERVED = frozenset({
     "!", "[[", "]]", "case", "do", "done", "elif", "else", "esac", "fi", "for", "function", "if",
     "select", "then", "until", "while", "{", "}",
 })  # fmt: skip
-"""Reserved words of bash. If the grammar reads one as a program's name, it disagrees with bash."""
+"""Reserved words of bash. If the grammar takes a reserved word for a program's name, it disagrees
+with bash."""
 
-# -- options of bash -----------------------------------------------------------------------
-# With others, words mean something else: `histexpand` and `expand_aliases` replace them, `keyword`
-# takes assignments behind a program's name away.
+# -- options of bash ----------------------------------------------------------------------- Other
+# options change the meaning of words: `histexpand` and `expand_aliases` replace words, and
+# `keyword` takes away assignments after a program's name.
 
 HARMLESS_LETTERS = frozenset("abefhmnuvxBCEPT")
-"""Letters of `set`, and of bash itself."""
+"""Option letters of `set` and of bash itself."""
 
 HARMLESS_OPTIONS = frozenset({
     "allexport", "braceexpand", "errexit", "errtrace", "functrace", "hashall", "ignoreeof",
@@ -228,15 +232,16 @@ VARIABLES = (
     "BASH_ALIASES", "BASH_CMDS", "BASH_ENV", "BASHOPTS", "ENV", "PROMPT_COMMAND", "PS0", "PS1",
     "PS2", "PS4", "SHELLOPTS", "histchars",
 )  # fmt: skip
-"""Variables whose value bash runs, or that change which program a word is. So do those that begin
-with `BASH_FUNC_`, which are functions.
+"""Variables whose value bash runs, or that change which program a word refers to. Variables that
+begin with `BASH_FUNC_` also do, because they define functions.
 """
 
 EXPANDED = frozenset({"ENV", "PS0", "PS1", "PS2", "PS4"})
-"""Those that bash only expands. A plain text as their value runs nothing."""
+"""The variables that bash only expands. If their value is plain text, it runs nothing."""
 
 PLAIN_VALUE = re.compile(r"[^$`\\/]*")
-"""A value of those in `EXPANDED` in which nothing is expanded. `ENV` is the name of a file."""
+"""A value of a variable in `EXPANDED` in which bash expands nothing. No slashes: `ENV` names a
+file."""
 
 NUMBERS = frozenset({
     "BASHPID", "EPOCHREALTIME", "EPOCHSECONDS", "HISTCMD", "LINENO", "OPTIND", "RANDOM", "SECONDS",
@@ -251,4 +256,4 @@ ASSIGNED = re.compile(
     rf"(?:^|[\s=]|^-E)(BASH_FUNC_[^=]*|{'|'.join(sorted({*VARIABLES, *DIRECTORIES}))})=(.*)",
     re.ASCII | re.DOTALL,
 )
-"""An assignment to one of the variables in an argument of `env` and its like."""
+"""An assignment to one of these variables in an argument of `env` or a similar wrapper."""

@@ -2,8 +2,8 @@
 
 Host side, called by `pipeline/authorize` and again before an approved call starts. In memory, no
 I/O. Invariants: deny > ask > allow, whatever the rules' order and detail; a dangerous tool is
-allowed only by a rule with its exact name; all asking rules apply together, so one more rule that
-denies or asks never opens a call.
+allowed only by a rule with its exact name; all asking rules apply together, so an additional rule
+that denies or asks never permits a call.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ NO_POLICY = "none"
 """The policy version that is recorded if there is no policy."""
 
 MAX_TOOLS_KNOWN = 20_000
-"""The most tool definitions whose rules are cached."""
+"""Maximum number of tool definitions whose rules are cached."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,13 +37,13 @@ class _About:
 
 
 class _Rules:
-    """The rules of one policy version. Those about a tool are found once."""
+    """The rules of one policy version. The rules that apply to a tool are cached."""
 
     def __init__(self, policy: Policy | None, environment: str) -> None:
         self.version = policy.version if policy is not None else NO_POLICY
         written = zip(policy.rules, policy.lines, strict=True) if policy is not None else ()
         self.all = tuple(compile_rule(rule, line, environment) for rule, line in written)
-        # By identity: definitions are immutable, so a changed one is another object.
+        # Keyed by identity: definitions are immutable, so a changed definition is another object.
         self._known: dict[int, _About] = {}
         self.default = {
             True: Decision(Verdict.ASK, DANGEROUS_ASKS, policy_version=self.version),
@@ -100,7 +100,9 @@ class PolicyGate:
         return decision if not about.shadow else _with_shadow(decision, about.shadow, facts)
 
     def decide_request(self, facts: CallFacts) -> Decision:
-        """Decide one request of a program, and count it, unless it becomes a call that asks."""
+        """Decide one network request of a program. Count the decision, unless it is to ask: the
+        request then becomes a call.
+        """
         decision = self.decide(facts)
         if decision.verdict is not Verdict.ASK:
             self.count(decision)
@@ -184,8 +186,8 @@ def _reason(rule: CompiledRule, facts: CallFacts) -> str | None:
 
 
 def _asked(asking: Sequence[CompiledRule], facts: CallFacts, version: str) -> Decision:
-    """Combine rules that ask: the largest quorum, and the approvers that every list of theirs
-    names.
+    """Combine the rules that ask: use the largest quorum, and the approvers who are in every rule's
+    list.
     """
     first = asking[0].rule
     named = [one.rule.approvers for one in asking if one.rule.approvers is not None]

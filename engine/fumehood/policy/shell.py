@@ -1,9 +1,9 @@
-"""The programs that a shell command runs, as far as its text shows them.
+"""The programs that a shell command runs, as far as the command's text shows them.
 
 Host side, used by `policy/rules`, which imports it only for rules with `runs`. Below are
 `policy/shell_syntax`, which reads a text, and the tables in `policy/runners`. The text is hostile.
-Invariants: whatever is not known makes the reading doubtful; each reading is bounded in size and
-time; no text makes a function here fail.
+Invariants: anything unknown makes the reading doubtful; each reading is bounded in size and time;
+no text makes a function of this module raise an error.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from fumehood.policy.shell_syntax import (
 )
 
 MAX_CHARACTERS = 16 * 1024
-"""Characters of one command. A longer one is in doubt, as with every limit below."""
+"""Characters of one command. A command over this limit, or over a limit below, is in doubt."""
 
 MAX_PARSE_S = 0.1
 """Seconds of processor time to parse a command and its nested texts."""
@@ -79,7 +79,8 @@ class Reading:
     is_plain: bool = True
     """Whether the command only runs programs, without setting variables or writing files."""
     evaluates: bool = False
-    """Whether it evaluates variables, which runs the commands in a value such as `a[$(rm x)]`."""
+    """Whether the command evaluates variables, which runs commands in a value such as `a[$(rm
+    x)]`."""
 
 
 # -- questions about a call ----------------------------------------------------------------
@@ -88,7 +89,8 @@ class Reading:
 def runs(
     patterns: Iterable[Sequence[str]], arguments: JsonObject, *, for_every: bool
 ) -> bool | None:
-    """Whether a call runs one of these programs; with `for_every`, whether it runs only them.
+    """Whether a call runs one of these programs; with `for_every`, whether it runs only these
+    programs.
 
     Returns None if in doubt. A pattern is a program's name and the words after it.
     """
@@ -106,8 +108,8 @@ def runs(
 
 
 def read_call(arguments: JsonObject) -> Reading:
-    """Return the programs that a call's `command` or `argv` runs. With neither or both, it is in
-    doubt.
+    """Return the programs that a call's `command` or `argv` runs. With neither or both, the reading
+    is in doubt.
     """
     given = [arguments[name] for name in ("command", "argv") if arguments.get(name)]
     if len(given) != 1:
@@ -134,7 +136,7 @@ def _doubt_of_variables(env: Any, reading: Reading) -> str | None:
 
 
 def _doubt_of_variable(name: str, value: Word) -> str | None:
-    """Return the reason why setting this variable may run a text or make an option, or None."""
+    """Return the reason why setting this variable may run a text or add an option, or None."""
     if name in DIRECTORIES:
         is_path = value.text.startswith(("/", "~")) or value == Word("")
         return None if is_path else f"{name} may make an option of a word that begins with ~"
@@ -160,7 +162,8 @@ def _begins(program: Program, pattern: Sequence[str]) -> bool:
 
 
 def _matches(program: Program, pattern: Sequence[str]) -> bool | None:
-    """Whether it is this program with these options, and with these operands first and in order.
+    """Whether this is the pattern's program, with its options, and with its operands first and in
+    order.
 
     Returns None if in doubt. A word after an option may be the option's value, so it is skipped if
     it is not the expected operand.
@@ -221,7 +224,7 @@ def read_command(text: str) -> Reading:
 
 @lru_cache(maxsize=KEPT)
 def read_argv(argv: tuple[str, ...]) -> Reading:
-    """Return a program with these arguments, and the programs that it runs."""
+    """Return the program in an argument list, and the programs that it runs."""
     reader = _Reader()
     for word in argv:
         reader.holds(word)
@@ -241,7 +244,7 @@ _VALUED_BY_READ = re.compile(r"-[^adinNptu]*[dinNptu]")
 
 
 _RUNS_LATER = re.compile(r"`|\$(?:[({\[]|$)")
-"""What bash expands if it evaluates the text. Another text may be joined to a `$` at its end."""
+"""What bash expands if it evaluates the text. A final `$` counts: another text may follow it."""
 
 _BASH_ONLY = re.compile(r"""\$['"[]|(?<!\$)\(\(|\[\[|&>""")
 """Bash syntax that other shells read differently."""
@@ -353,7 +356,7 @@ class _Reader:
                     has_text |= text[0] == "-" and "c" in text
                     valued = "".join(letter for letter in text if letter in "oO")
             elif not has_text or text in ("-", "--"):
-                break  # after `-` or `--` the text may begin with another one
+                break  # after `-` or `--`, the text may begin with a dash
             else:
                 if name not in ("bash", "rbash") and _BASH_ONLY.search(text):
                     self.doubt(OTHERWISE)
@@ -380,8 +383,9 @@ class _Reader:
                 break
 
     def _ends_of(self, name: str, after: Sequence[str], words: Program) -> set[int]:
-        """Return where the words behind the operands `after` begin. There may be several places,
-        because a word after an option may be its value. An operand may be shortened, as for `ip`.
+        """Return the positions at which the words after the operands `after` may begin. There may
+        be several, because a word after an option may be the option's value. Operands may be
+        abbreviated, as for `ip`.
         """
         ends = {0}
         for operand in after:
@@ -405,8 +409,8 @@ class _Reader:
         return ends
 
     def _wrapped(self, name: str, wrapper: Wrapper, words: Program, starts: Iterable[int]) -> None:
-        """Add the program that a wrapper runs. If its options can be read in several ways, add one
-        for each.
+        """Add the program that a wrapper runs. If the wrapper's options can be read in several
+        ways, add a program for each.
         """
         if wrapper.takes_variables:
             for word in words:
@@ -419,7 +423,7 @@ class _Reader:
                 continue
             has_program = True
             if wrapper.valued is None and words[at] == Word("."):
-                continue  # a path behind an option's value: only bash itself has this program
+                continue  # a path after an option's value: only bash has a program `.`
             run = [_replaced(one, holder) for one in words[at:]]
             self.program([*run, SEVERAL] if name == "xargs" else run)
             if self._words > MAX_WORDS:
@@ -430,8 +434,8 @@ class _Reader:
     def _places(
         self, name: str, wrapper: Wrapper, words: Program, starts: Iterable[int]
     ) -> Iterator[tuple[int, str]]:
-        """Yield where the program may begin, or the number of words if there may be none, with the
-        placeholder that `xargs` replaces.
+        """Yield each position at which the program may begin (the number of words if there may be
+        no program), with the placeholder that `xargs` replaces.
         """
         counts = range(wrapper.operands, wrapper.operands + wrapper.may_have + 1)
         waiting = [(start, count, "") for start in starts for count in counts]
@@ -470,7 +474,7 @@ class _Reader:
         self, name: str, wrapper: Wrapper, text: str, following: Program
     ) -> tuple[str, bool, bool]:
         """Read one option. Returns the placeholder that `xargs` replaces (or an empty text),
-        whether the next word is the option's value, and whether it may be.
+        whether the next word is the option's value, and whether it may be the value.
         """
         if text.startswith("--"):
             long, equals, value = text[2:].partition("=")
@@ -494,7 +498,7 @@ class _Reader:
     # -- builtins of bash ------------------------------------------------------------------
 
     def holds(self, text: str, *, is_sure: bool = False) -> None:
-        """Remember a text if bash would run parts of it when it evaluated it."""
+        """Remember a text if bash would run parts of it on evaluation, or if that `is_sure`."""
         if is_sure or _RUNS_LATER.search(text):
             self._held.add(text)
 
@@ -507,7 +511,7 @@ class _Reader:
             self.doubt(why)
 
     def _sets_one_of(self, word: Word) -> None:
-        """Record what setting a variable whose name is an argument may run."""
+        """Record what setting the variable that an argument names may run."""
         name, equals, value = word.text.partition("=")
         if word.whole or equals:
             self.sets(name.removesuffix("+"), Word(value, word.whole))
@@ -549,7 +553,9 @@ class _Reader:
                 break
 
     def test(self, name: str, words: Program) -> None:
-        """Record whether it may test a variable, whose name is evaluated (`-v`)."""
+        """Record whether `test` may test a variable (`-v`), because that evaluates the variable's
+        name.
+        """
         self.evaluates |= any(
             word.text == "-v" if word.whole else word.several or not following.whole
             for word, following in pairwise([*words, Word("")])
@@ -560,7 +566,7 @@ class _Reader:
         self.evaluates |= name == "let" or not is_plain
 
     def set_options(self, name: str, words: Program) -> None:
-        """Record the doubt that an option of `set` makes bash read words in another way."""
+        """Record a doubt if an option of `set` may make bash read words in another way."""
         named, is_off = 0, False
         for word in words:
             if not word.whole:
@@ -579,7 +585,7 @@ class _Reader:
                 return
 
     def set_shopts(self, name: str, words: Program) -> None:
-        """Record the doubt that an option of `shopt` makes bash read words in another way."""
+        """Record a doubt if an option of `shopt` may make bash read words in another way."""
         if not all(word.whole for word in words):
             self.doubt(f"an argument of {name} is not written out")
         options = [word.text for word in words if word.text.startswith("-")]
@@ -589,7 +595,7 @@ class _Reader:
                     self._named(word.text, HARMLESS_SHOPTS | HARMLESS_OPTIONS)
 
     def _named(self, option: str, harmless: frozenset[str]) -> None:
-        """Record the doubt about an option of bash that is given by its name."""
+        """Record a doubt if the bash option of this name is not harmless."""
         if option not in harmless:
             self.doubt(OTHERWISE)
 
@@ -609,11 +615,11 @@ _BUILTINS: Mapping[str, Callable[[_Reader, str, Program], None]] = {
     "unset": _Reader.evaluate,
     "wait": _Reader.name_variable,
 }
-"""How the arguments are read of those builtins of bash that run no program themselves."""
+"""Bash builtins that run no program themselves → the method that reads their arguments."""
 
 
 def _is_harmless_option(text: str) -> bool:
-    """Whether an option of a shell leaves the meaning of words as it is."""
+    """Whether an option of a shell leaves the meaning of words unchanged."""
     if text.startswith("--"):
         return text[2:] in HARMLESS_LONG_OPTIONS
     return set(text[1:]) <= HARMLESS_LETTERS | set("cilsoO")

@@ -1,9 +1,9 @@
 """The syntax of a shell command: its tree, its words, and where the grammar differs from bash.
 
 Host side, used by `policy/shell`, which collects the programs that are found here. The text is
-hostile, and its parser is a C library whose grammar is not bash's own. Invariants: whatever the
-grammar or this module does not know makes the reading doubtful; the parser gets nothing but ASCII,
-of a bounded size, until a deadline.
+hostile, and its parser is a C library whose grammar is not bash's own. Invariants: anything that
+the grammar or this module does not know makes the reading doubtful; the parser gets only ASCII text
+of a bounded size, and is stopped at a deadline.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ SEVERAL = Word("", whole=False, several=True)
 
 
 class Collector(Protocol):
-    """Takes what is found in a text."""
+    """Receives what is found in a text."""
 
     is_plain: bool
     evaluates: bool
@@ -134,11 +134,11 @@ _EXPANDS = re.compile(r"`|\$[({]|[<>]\(")
 _ESCAPED = re.compile(r"\\.", re.DOTALL)
 _BLANK = re.compile(r"[ \t\n]")
 _ENDS_EXPANSION = re.compile(r"[{}()<>&|;#'\"`$\\]")
-"""Characters at which bash may end an expansion, or a word in it, and the grammar does not."""
+"""Characters at which bash may end an expansion, or a word in it, but the grammar does not."""
 
 _TEXTS = ("ansi_c_string", "raw_string", "string", "word")
 _HIDDEN = re.compile(r"\\[`$]|\$'.*\\", re.DOTALL)
-"""Escapes behind which there may be what bash expands if it evaluates the text."""
+"""Escapes that may hide something that bash expands if it evaluates the text."""
 
 _EVALUATING = ("arithmetic_expansion", "c_style_for_statement", "subscript")
 _BARE = frozenset({"extglob_pattern", "heredoc_body", "regex", "string_content", "word"})
@@ -154,7 +154,7 @@ _DELIMITER = re.compile(r"""(\w[\w.-]*)|'(\w[\w.-]*)'|"(\w[\w.-]*)"|\\(\w[\w.-]*
 _ANSI = re.compile(r"\$'(\\.|[^'\\])*'", re.DOTALL)
 _ANSI_ESCAPE = re.compile(r"\\(.)", re.DOTALL)
 _ANSI_LETTERS = {"n": "\n", "t": "\t", "\\": "\\", "'": "'", '"': '"'}
-"""The supported escapes in `$'…'`. Any other one is a doubt."""
+"""The supported escapes in `$'…'`. Any other escape is a doubt."""
 
 
 class Text:
@@ -165,7 +165,7 @@ class Text:
         self._reader = reader
         self._heredocs = 0
         self._tests: set[int] = set()
-        """The nodes of `[ … ]` above its words."""
+        """Ids of the nodes in `[ … ]` that contain its words."""
 
     def walk(self, root: Node) -> None:
         """Add the programs of every command below a node, and record doubts."""
@@ -197,7 +197,7 @@ class Text:
             self._reader.doubt(OTHERWISE)
 
     def _is_unnoticed_arithmetic(self, node: Node) -> bool:
-        """Whether bash may evaluate arithmetic here that has no node of its own in the tree."""
+        """Whether bash may evaluate arithmetic here for which the tree has no separate node."""
         if node.type in ("command_substitution", "subshell"):
             return self._of(node).startswith(("$((", "(("))
         return node.type in _BARE and "$[" in self._of(node) and not self._is_literal(node)
@@ -347,8 +347,9 @@ class Text:
     def _is_redirect(self, node: Node) -> bool:
         """Whether the redirection has at most one target, which bash expands only once.
 
-        The grammar reads arguments after a redirection as further targets, also after `>&-`, and
-        the rest of `>& -rm` as one. Bash expands the target of `>&` twice unless it is a number.
+        The grammar reads arguments after a redirection, including `>&-`, as further targets, and
+        the rest of `>& -rm` as a target. Bash expands the target of `>&` twice unless it is a
+        number.
         """
         targets = node.children_by_field_name("destination")
         operators = {child.type for child in node.children}
@@ -365,8 +366,8 @@ class Text:
         return self._has_no_gaps(node, " \t")
 
     def _is_expansion(self, node: Node) -> bool:
-        """Whether all its parts are known, and it is neither a prompt (`@P`), which may run
-        commands, nor escapes (`@E`), which may become what bash evaluates.
+        """Whether all parts of the expansion are known, and it expands neither a prompt (`@P`),
+        which may run commands, nor escapes (`@E`), which may become text that bash evaluates.
         """
         return not _TRANSFORMS.search(self._of(node)) and self._expands_nothing_else(node)
 
@@ -377,11 +378,15 @@ class Text:
         return above is not None and above.type == "expansion"
 
     def _is_ansi(self, node: Node) -> bool:
-        """Whether it ends where bash ends it. The grammar reads `\\\\'` as an escaped quote."""
+        """Whether the string ends where bash ends it. The grammar reads `\\\\'` as an escaped
+        quote.
+        """
         return bool(_ANSI.fullmatch(self._of(node))) and self._expands_nothing_else(node)
 
     def _is_comparison(self, node: Node) -> bool:
-        """Whether its operator is one. The grammar takes that of `[[ a >(rm) ]]` for one."""
+        """Whether the operator is really a comparison. The grammar also finds one in `[[ a >(rm)
+        ]]`.
+        """
         ends = [child.end_byte for child in node.children if child.type in ("<", ">")]
         return all(self._text[end : end + 1] != "(" for end in ends) and (
             self._has_no_gaps(node, " \t\n") and self._expands_nothing_else(node)
@@ -392,13 +397,13 @@ class Text:
         return all(one.end_byte == other.start_byte for one, other in pairs)
 
     def _is_variable(self, node: Node) -> bool:
-        """Whether bash reads a variable here. The grammar also reads one in `x=$ rm`."""
+        """Whether bash reads a variable here. The grammar also reads a variable in `x=$ rm`."""
         is_quoted = node.parent is not None and node.parent.type in ("heredoc_body", "string")
         return is_quoted or self._is_joined(node)
 
     def _is_test(self, node: Node) -> bool:
-        """Whether no operator or line break ends the `[ … ]` early. Bash ends it there; the grammar
-        does not.
+        """Whether the `[ … ]` contains no operator or line break, at which bash ends it but the
+        grammar does not.
         """
         if self._of(node).startswith("[["):
             return self._has_no_gaps(node, " \t\n")
@@ -412,8 +417,8 @@ class Text:
         return True
 
     def _is_command(self, node: Node) -> bool:
-        """Whether its words are separated, on one line, and neither regular expressions nor
-        assignments.
+        """Whether the command's words are separated, on one line, and neither regular expressions
+        nor assignments.
         """
         before: Node | None = None
         has_name = False
@@ -468,8 +473,8 @@ class Text:
         return False
 
     def _is_literal(self, node: Node) -> bool:
-        """Whether it is the body of a here-document with a quoted delimiter, which bash does not
-        expand.
+        """Whether the node is the body of a here-document with a quoted delimiter, which bash does
+        not expand.
         """
         owner = node.parent if node.type == "heredoc_body" else None
         starts = [c for c in owner.children if c.type == "heredoc_start"] if owner else []
@@ -548,7 +553,7 @@ def parsed(text: str, deadline: float) -> Node | str:
 
     try:
         root = Parser(_LANGUAGE).parse(lambda at, _: source[at:], progress_callback=ends).root_node
-    except ValueError:  # it was ended
+    except ValueError:  # the callback has ended it
         return UNREADABLE
     rest = source[: root.start_byte] + source[root.end_byte :]
     if root.has_error or rest.strip(b" \t\n"):
