@@ -1,10 +1,10 @@
 """The audit chain: rows that cannot be changed, removed or reordered unnoticed.
 
 Host side. Each row's mac is an HMAC-SHA-256 over the mac of the previous row, its own number and
-its body, with a key that is kept outside the database (`audit/keys`). `audit/verify` checks it. The
-database's only writer appends rows in the transaction of the change that they record, so the order
-of rows is the order of commits. Only keys are kept in memory; the newest row, the head, is read
-from the database.
+its body, with a key that is kept outside the database (`audit/keys`). `audit/verify` checks the
+chain. The database's only writer appends rows in the transaction of the change that they record, so
+the order of rows is the order of commits. Only keys are kept in memory; the newest row, the head,
+is read from the database.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from fumehood.storage.errors import AuditKeyLost
 from fumehood.storage.schema import AUDIT
 
 IN_MEMORY_KEPT = 10_000
-"""Number of newest rows that are kept of a chain in memory, which ends with its process."""
+"""Number of newest rows kept of a chain in memory, which ends with its process."""
 
 READ_AT_ONCE = 2000
 """Number of rows that are read from the database at a time."""
@@ -80,7 +80,7 @@ class AuditChain:
         return self.append_all(connection, [AuditEntry(kind, at, fields)])
 
     def append_all(self, connection: Connection, entries: Sequence[AuditEntry]) -> int:
-        """Append rows in order. Return the last one's number."""
+        """Append rows in order. Return the last row's number."""
         head = head_of(connection)
         key = self._key_after(head)
         seq, before = (head.seq, head.mac) if head is not None else (0, GENESIS)

@@ -1,4 +1,4 @@
-"""The keys of the audit chain: files beside the database, never in it.
+"""The keys of the audit chain: files next to the database, never in it.
 
 Host side. `audit.key` is the current key. Earlier keys are kept as `audit-<id>.key`, to verify
 their rows. Invariants: a key is durable before the first row under it is written; a chain with rows
@@ -39,10 +39,10 @@ def open_key(state: Path, wanted: str | None) -> AuditKey:
     """Return the key for the next row, which must have the id `wanted`.
 
     If `wanted` is None, the chain is empty, and any current key or a new one is used. If a crash
-    interrupted a rotation, this completes it, because the chain tells which key is next.
+    interrupted a rotation, this completes it, because the chain names the next key.
 
     Raises:
-        AuditKeyLost: the key is missing or unusable. No new one replaces it.
+        AuditKeyLost: the key is missing or unusable. No new key replaces it.
     """
     with _in_words(state):
         current = _read(state / CURRENT)
@@ -77,7 +77,9 @@ def all_keys(state: Path) -> dict[str, bytes]:
 
 
 def keep_key(state: Path, key: AuditKey) -> None:
-    """Write a key beside the current one. It is durable when this returns. Raises OSError."""
+    """Write a key to a file next to the current key. It is durable when this returns. Raises
+    OSError.
+    """
     path = state / kept_name(key.id)
     if not path.exists():
         _write(path, key)

@@ -1,7 +1,7 @@
 """The audit chain of an engine: anchor it, and verify it or rotate its key on request.
 
 Host side. Above it `compose` and HTTP; below it the chain, its keys, and the database. Anchors are
-appended to a file beside the database, one line each. Whoever can write to the state directory can
+appended to a file next to the database, one line each. Whoever can write to the state directory can
 also change that file, so keep copies of anchors elsewhere to detect such a person's changes. The
 functions at the end only read a state directory, with or without a running engine. Invariant: an
 anchor is written after the row that it names is on disk, so a power failure never leaves an anchor
@@ -41,10 +41,11 @@ from fumehood.storage.errors import AuditKeyLost, ReadFailed, StoreError, WriteF
 ANCHORED = "audit.anchored"
 
 ANCHORS_NAME = "audit-anchors.jsonl"
-"""The file of anchors beside the database."""
+"""The file of anchors next to the database."""
 
 TAIL_LINES = 20
-"""Lines of the end of that file in which the last anchor is: a crash may have cut one off."""
+"""Number of last lines of that file in which the newest anchor is searched. More than one, because
+a crash may have cut a line off."""
 
 
 class AuditService:
@@ -144,7 +145,7 @@ class AuditService:
         return tuple(_record(row) for row in rows)
 
     async def verify(self) -> AuditVerdict:
-        """Verify the whole chain, and the anchors beside the database.
+        """Verify the whole chain, and the anchors in the file next to the database.
 
         Raises:
             ReadFailed: the database, a key or the anchors cannot be read.
@@ -271,7 +272,9 @@ def load_anchors(path: Path) -> list[Anchor]:
 
 
 def own_anchors(state: Path) -> list[Anchor]:
-    """Return the anchors beside the database, or none if the file is missing. Raises OSError."""
+    """Return the anchors in the state directory, or an empty list if the file is missing. Raises
+    OSError.
+    """
     try:
         return load_anchors(state / ANCHORS_NAME)
     except FileNotFoundError:
@@ -279,7 +282,7 @@ def own_anchors(state: Path) -> list[Anchor]:
 
 
 def last_own_anchor(state: Path) -> Anchor | None:
-    """Return the newest anchor beside the database, or None. Raises OSError."""
+    """Return the newest anchor in the state directory, or None. Raises OSError."""
     with suppress(FileNotFoundError), (state / ANCHORS_NAME).open(errors="replace") as lines:
         return next(reversed(read_anchors(deque(lines, TAIL_LINES))), None)
     return None
@@ -304,8 +307,8 @@ def verify_state(
     keys: Mapping[str, bytes] | None = None,
     url: str | None = None,
 ) -> Verdict:
-    """Verify the chain of a state directory, or that of a database at `url`, by default with the
-    keys in the directory.
+    """Verify the chain in a state directory, or in the database at `url`. By default, the keys are
+    those in the directory.
 
     Raises:
         StoreError: the database or the keys cannot be read.
@@ -322,9 +325,10 @@ def exported(
     until: datetime | None = None,
     url: str | None = None,
 ) -> Iterator[Iterator[AuditRow]]:
-    """Yield the rows from the first one at or after `since`, up to the first at or after `until`.
+    """Yield the rows from the first row at or after `since` to the last row before the first one at
+    or after `until`.
 
-    They are contiguous even if the clock jumped, so that they can be verified as a part.
+    The rows are contiguous even if the clock jumped, so that they can be verified as a part.
 
     Raises:
         StoreError: the database cannot be read.
@@ -339,7 +343,7 @@ def exported(
 
 
 def _is_before(row: AuditRow, moment: datetime) -> bool:
-    """Whether a row is earlier than a moment. A row without a valid time is not."""
+    """Whether a row is earlier than a moment. A row without a valid time is not earlier."""
     try:
         return datetime.fromisoformat(json.loads(row.body)["at"]) < moment
     except (ValueError, TypeError, KeyError, RecursionError):

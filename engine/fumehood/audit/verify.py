@@ -187,7 +187,9 @@ class _Walk:
             self._compare(row, self._anchors[row.seq])
 
     def end(self) -> Verdict:
-        """Finish the verification, and return the result with rows that are missing at the end."""
+        """Finish the verification: report rows that are missing at the end, and return the
+        result.
+        """
         beyond = max((seq for seq in self._anchors if seq > self._last), default=None)
         if self._whole and beyond is not None:
             at = self._anchors[beyond][0].at
@@ -274,7 +276,7 @@ class _Walk:
 
 
 class Unreadable(ValueError):
-    """A file has the wrong format. The message tells where."""
+    """A file has the wrong format. The message says where."""
 
 
 def read_export(lines: Iterable[str]) -> Iterator[AuditRow]:

@@ -5,11 +5,11 @@ to which spending is stored. Decisions are made in memory without an `await` in 
 concurrent calls cannot both get the last of a budget. Invariant: spent plus held is at most the
 mark, unless a call has just cost more than expected. A mark is ahead of the use, so most calls
 write nothing. After a restart, everything up to the mark counts as spent, because nothing durable
-tells which calls ran: only what was never reserved is certainly unused. So a mark is ahead by half
-of what was used since the start, at least by a step and at most by a block. A crash can reduce what
-is left of a budget, by that and the held amount, but never increase it.
+records which calls ran: only amounts that were never reserved are certainly unused. So a mark is
+ahead by half of the use since the start, at least by a step and at most by a block. A crash can
+reduce what is left of a budget, by that distance and the held amount, but never increase it.
 
-Amounts are integers here: calls, tokens, millionths of money.
+In this module, amounts are integers: calls, tokens, millionths of money.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class LimitedRule:
 
     rule: BudgetRule
     place: int
-    """The position of its unit in `Figures`."""
+    """The position of the limit's unit in `Figures`."""
     limit: int
 
     @classmethod
@@ -110,11 +110,11 @@ class Account:
     spent: int = 0
     held: int = 0
     began: int = 0
-    """What was spent when it was read."""
+    """The amount that was already spent when the counter was read."""
     mark: int = 0
     """The amount up to which spending is durable."""
     was_used: bool = True
-    """Whether a call used it since `prune` last checked it."""
+    """Whether a call has used the counter since `prune` last checked it."""
     writing: int = 0
     """Number of higher marks that are being written."""
     is_unsure: bool = False
@@ -142,14 +142,14 @@ class Account:
 
     @property
     def resets_at(self) -> datetime | None:
-        """The end of its day, or None if the budget does not reset."""
+        """The end of the counter's day, or None if the budget does not reset."""
         if self.key.period == TOTAL:
             return None
         day = date.fromisoformat(self.key.period)
         return datetime(day.year, day.month, day.day, tzinfo=UTC) + timedelta(days=1)
 
     def is_for(self, principal: Principal | None) -> bool:
-        """Whether it limits this principal. None matches every account."""
+        """Whether the counter limits this principal. None matches every counter."""
         if principal is None:
             return True
         owner, agent, names = self.key.subject.principal, self.key.subject.agent, self.rule.rule
@@ -171,9 +171,9 @@ class Account:
 
     @property
     def next_mark(self) -> int:
-        """The mark ahead of the use, but not beyond the limit unless more is used. It grows with
-        the use since the start, so that an engine that is killed often does not lose more than it
-        uses.
+        """The next mark: ahead of the use, but not beyond the limit unless more is used. The
+        distance grows with the use since the start, so that an engine that is killed often does not
+        lose more than it uses.
         """
         limit, since_start = self.rule.limit, self.used - self.began
         ahead = min(limit // BLOCKS, max(limit // STEPS, since_start // 2))
@@ -233,7 +233,10 @@ class Reservation:
             self._budgets.spend(self._accounts, self._held, taken)
 
     def take(self, *, requests: int = 0, passed_bytes: int = 0) -> bool:
-        """Take what a running program sends or gets. False if a budget has too little left."""
+        """Charge the requests and bytes of a running program.
+
+        Return False, and charge nothing, if a budget has too little left.
+        """
         more = (0, 0, 0, requests, passed_bytes)
         touched = [one for one in self._accounts if more[one.rule.place]]
         if any(one.exceeded(more) for one in touched):
@@ -271,7 +274,9 @@ class Budgets:
         self.load()
 
     def replace(self, rules: Sequence[BudgetRule]) -> None:
-        """Use other budgets. What was spent of one that keeps its name and unit stays spent."""
+        """Replace the budgets. A budget that keeps its name and unit also keeps its spent
+        amounts.
+        """
         self._rules = tuple(one for rule in rules for one in LimitedRule.all_of(rule))
         self._covering.cache_clear()
         by_name, day = self._by_name(), day_of(self._now())
@@ -303,8 +308,8 @@ class Budgets:
     def exceeded(self, spender: Spender, estimate: Amounts) -> Exceeded | None:
         """Return the budget that has too little left for a call, or None.
 
-        If there are several, it is the one that resets last. This reads memory only, so a session
-        that has no counter there counts as having spent nothing.
+        If there are several, return the one that resets last. Reads memory only, so a session
+        without a counter in memory counts as having spent nothing.
         """
         keys = self._keys(spender)
         known = [self._accounts.get(key) or Account(rule, key) for rule, key in keys]
@@ -318,7 +323,7 @@ class Budgets:
         Raises:
             QuotaExceeded: a budget has too little left. The error has the remaining amount and the
                 time of the reset.
-            WriteFailed, ReadFailed: it could not be made durable, so nothing is held.
+            WriteFailed, ReadFailed: the reservation could not be made durable, so nothing is held.
         """
         if self.is_empty:
             return Reservation(self, (), NOTHING)
@@ -348,7 +353,9 @@ class Budgets:
         self._lower(accounts)
 
     def cover(self, accounts: Sequence[Account]) -> None:
-        """Make durable, soon, what running programs have taken. This neither waits nor fails."""
+        """Make the amounts that running programs have taken durable soon. This neither waits nor
+        fails.
+        """
         short = [account for account in accounts if account.is_short]
         if short:
             for account in short:
@@ -485,7 +492,9 @@ class Budgets:
         await self._table.give_back(rows, self._now())
 
     def _may_forget(self, account: Account) -> bool:
-        """Whether nothing is held, and its day has ended or its session was idle for an hour."""
+        """Whether the counter holds nothing, and its day has ended or its session was idle for an
+        hour.
+        """
         was_used, account.was_used = account.was_used, False
         is_idle_session = account.key.subject.session is not None and not was_used
         return not account.held and (is_idle_session or not self._is_now(account.key))
@@ -502,7 +511,7 @@ class Budgets:
 def estimate_of(tool: ToolDefinition, arguments: JsonObject, counter: TokenCounter) -> Amounts:
     """Return the expected cost of a call: one call, the arguments' tokens, and `cost_per_use`.
 
-    `arguments` are those that the caller sees, because only those are accounted for. The cost of
+    `arguments` are the arguments that the caller sees, because only they are counted. The cost of
     the answer, of the tool itself and of resources is known only afterwards.
     """
     text = strict_json.dumps(arguments).decode()
@@ -516,7 +525,7 @@ def taken_by(usage: UsageReport) -> Amounts:
 
 
 def refusal(exceeded: Exceeded, now: datetime) -> QuotaExceeded:
-    """Return the error that tells the remaining amount and the time of the reset."""
+    """Return the error, which reports the remaining amount and the time of the reset."""
     resets_at = exceeded.resets_at
     if resets_at is None:
         when, wait_ms = "It does not reset: its owner has to raise it. Do not retry.", None

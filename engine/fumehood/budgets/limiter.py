@@ -1,17 +1,19 @@
 """The limiter: decides whether a call may start now and, if not, when.
 
 Called by the pipeline; below it is `budgets/store`. Rows are written after the answers of calls,
-like the call log, so a crash may lose those of the last second. Each count is one number (GCRA, the
-generic cell rate algorithm): the time from which on its whole burst is free. Each start moves it by
-one interval, `period / limit`. A start is allowed while the count is at most `burst - 1` intervals
-ahead of now. A decision covers all limits of a call, in memory without an `await` in between.
+like the call log, so a crash may lose the rows of the last second. Each count is one number (GCRA,
+the generic cell rate algorithm): the time from which its whole burst is free. Each start moves it
+by one interval, `period / limit`. A start is allowed while the count is at most `burst - 1`
+intervals ahead of now. A decision covers all limits of a call, in memory without an `await` in
+between.
 
 A call *holds* its intervals until it starts (`take`) or ends without starting (`release`), so a
 call that is refused later uses nothing. Invariant: `max(now, free) + held <= now + interval *
 burst`, so within any time at most `burst + time / interval` calls start.
 
-Counts use the monotonic clock, which is never set. The wall clock is only used to keep them across
-a restart; then no count is further ahead than a whole burst. Times are integers in nanoseconds.
+Counts use the monotonic clock, which is never adjusted. The wall clock is only used to keep them
+across a restart; then no count is further ahead than a whole burst. Times are integers in
+nanoseconds.
 """
 
 from __future__ import annotations
@@ -40,8 +42,8 @@ DEFINITION = "definition:"
 """Prefix of the ids of definitions' limits. The ids of rules begin with `rule:`."""
 
 PERIOD, UNIT = "rate", "free_at"
-"""The period and the unit of stored counts. Their value is the time from which on they are free, in
-Unix nanoseconds."""
+"""The period and the unit of stored counts. The value of a count is the time from which its whole
+burst is free, in Unix nanoseconds."""
 
 MAX_SESSIONS = 10_000
 """Maximum number of a principal's sessions that one limit counts separately. Callers can invent
@@ -58,7 +60,9 @@ class Limit:
     """One limit of a tool's definition or of the configuration."""
 
     def __init__(self, rule: RateLimitRule, *, is_of_definition: bool = False) -> None:
-        """All versions of a tool with a limit share one count, but each has its own rate."""
+        """With `is_of_definition`, all versions of a tool share one count, but each has its own
+        rate.
+        """
         self.rule = rule
         self.id = f"{DEFINITION}{rule.tool}" if is_of_definition else rule.id
         self.is_of_definition = is_of_definition
@@ -84,7 +88,7 @@ class Limit:
 
     @property
     def details(self) -> JsonObject:
-        """The limit in the form of error details and dry runs. It does not name the caller."""
+        """The limit as JSON for error details and dry runs, without the caller."""
         return {
             "limit": "definition" if self.is_of_definition else "configuration",
             "tool": self.rule.tool,
@@ -120,7 +124,7 @@ class Exceeded(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class _Waiter:
-    """A waiting call. The one with the lowest number arrived first, and starts first."""
+    """A waiting call. The call with the lowest number arrived first, and starts first."""
 
     number: int
     turn: asyncio.Event = field(default_factory=asyncio.Event)
@@ -138,8 +142,8 @@ class _Count:
     def allows_at(self, limit: Limit, now_ns: int, *, before: int | None = None) -> int:
         """Return when one more call may start, by the monotonic clock in nanoseconds.
 
-        It starts after calls that hold a place and after waiting calls, of which only those with a
-        number below `before` count, if it is given.
+        The call starts after calls that hold a place and after waiting calls. If `before` is given,
+        only waiting calls with a lower number count.
         """
         ahead_ns = self.held_ns
         if self.waiters:
@@ -222,12 +226,13 @@ class RateLimits:
         return _refused(over, now_ns, now_ns)
 
     async def hold(self, caller: Spender, per_minute: int | None) -> RateHold | None:
-        """Hold a place in every limit of the call, or in none. Return None if it has no limits.
+        """Hold a place in every limit of the call, or in none. Return None if the call has no
+        limits.
 
-        Wait at most as long as the exceeded limits allow, behind calls that arrived before.
+        Waits at most as long as the exceeded limits allow, behind calls that arrived earlier.
 
         Raises:
-            RateLimited: a limit is exceeded for longer. The error tells when to repeat the call.
+            RateLimited: a limit stays exceeded for longer. The error has the delay before a repeat.
         """
         limits = self._limits_of(caller.tool, per_minute)
         if not limits:
@@ -240,8 +245,8 @@ class RateLimits:
         return RateHold(self, counts)
 
     def count(self, counts: _Counts) -> None:
-        """Turn held places into taken ones. Soon afterwards, those of many calls are stored
-        together."""
+        """Turn held places into taken places. The new counts of many calls are stored together
+        soon."""
         now_ns = self._now_ns()
         if not self._unwritten:
             asyncio.get_running_loop().call_later(GATHER_S, self.write)
@@ -289,7 +294,9 @@ class RateLimits:
                 count.free_ns = now_ns + min(left_ns, of_rule or MINUTE_S * SECOND_NS)
 
     async def _wait(self, limits: Sequence[Limit], caller: Spender, arrived_ns: int) -> RateHold:
-        """Wait for the exceeded limit that is free last, and again if one is still exceeded."""
+        """Wait until no limit is exceeded, and return the held places. Each round waits for the
+        exceeded limit that will be free last.
+        """
         self._arrivals += 1
         me = _Waiter(self._arrivals)
         while True:
@@ -348,12 +355,12 @@ class RateLimits:
         return int(self._clock.monotonic() * SECOND_NS)
 
     def _wall_ns(self) -> int:
-        """Nanoseconds since 1970, exact to a microsecond."""
+        """Return the Unix time in nanoseconds, exact to a microsecond."""
         return round(self._clock.now().timestamp() * 1e6) * 1000
 
 
 async def _queue(count: _Count, me: _Waiter, seconds: float) -> None:
-    """Wait in the queue of one count until its turn is due or it is woken."""
+    """Wait in the queue of one count for `seconds`, or until woken."""
     me.turn.clear()
     count.waiters.append(me)
     count.waiters.sort(key=lambda one: one.number)
@@ -367,8 +374,10 @@ async def _queue(count: _Count, me: _Waiter, seconds: float) -> None:
 
 
 def _refused(over: Iterable[tuple[int, Limit]], now_ns: int, arrived_ns: int) -> Exceeded | None:
-    """Return the limit that refuses a call, because it is exceeded for longer than it lets calls
-    wait, or None."""
+    """Return the limit that refuses a call, or None.
+
+    A limit refuses a call if it stays exceeded for longer than it lets calls wait.
+    """
     late = [one for one in over if one[0] > now_ns]
     if all(at_ns <= arrived_ns + limit.max_wait_ns for at_ns, limit in late):
         return None

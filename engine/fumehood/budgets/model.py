@@ -36,7 +36,7 @@ class Spender:
 
 @dataclass(frozen=True, slots=True)
 class Amounts:
-    """What a call takes from budgets, expected or actual."""
+    """The amounts that a call takes from budgets, expected or actual."""
 
     calls: int = 1
     tokens: int = 0
@@ -101,9 +101,9 @@ class Exceeded:
     left: int | str
     needed: int | str
     resets_at: datetime | None
-    """The time of its reset, or None if it does not reset."""
+    """The time of the budget's reset, or None if it does not reset."""
     subject: Subject
-    """The owner of its counter."""
+    """The owner of the budget's counter."""
 
 
 class BudgetStanding(Value):
@@ -133,7 +133,7 @@ Group = Literal["principal", "agent", "session", "tool", "day"]
 GROUPS: tuple[Group, ...] = ("principal", "agent", "session", "tool", "day")
 
 MAX_ROWS = 5000
-"""Maximum number of rows in a table of usage, and of budgets beside it."""
+"""Maximum number of rows in a usage table, and of budgets shown with it."""
 
 _ONE = f"({'|'.join(GROUPS)})"
 
@@ -192,7 +192,8 @@ class UsageRow(Value):
     errors: int
     """Calls that did not end with OK."""
     failed: int
-    """Calls that a program, the engine or a service failed; not refused, denied or invalid ones."""
+    """Calls that failed because of a program, the engine or a service; not refused, denied or
+    invalid calls."""
     input_tokens: int
     output_tokens: int
     tokens_used: int

@@ -32,7 +32,8 @@ class Unit(StrEnum):
 
 
 class BudgetRule(Value):
-    """One budget. Its limits hold for each combination of the keys in `per`; one must be given.
+    """One budget. Its limits hold for each combination of the keys in `per`; at least one limit
+    must be given.
 
     A call without an agent is covered only if `agents` is empty.
     """
@@ -41,16 +42,18 @@ class BudgetRule(Value):
     per: tuple[Per, ...] = ()
     period: Period = Period.DAY
     tools: tuple[str, ...] = ()
-    """The tools whose calls it counts: names, or patterns with `*`. Empty means all tools."""
+    """The tools whose calls the budget counts: names, or patterns with `*`. Empty means all
+    tools."""
     agents: tuple[str, ...] = ()
-    """The agents whose calls it counts: ids, or patterns with `*`. Empty means all calls."""
+    """The agents whose calls the budget counts: ids, or patterns with `*`. Empty means all
+    calls."""
     calls: int | None = Field(default=None, ge=0)
     tokens: int | None = Field(default=None, ge=0)
     money: Decimal | None = Field(default=None, ge=0)
     requests: int | None = Field(default=None, ge=0)
-    """That programs send through the gateway."""
+    """Requests that programs send through the gateway."""
     network_bytes: int | None = Field(default=None, ge=0)
-    """Of these requests and their answers."""
+    """Bytes of these requests and their answers."""
 
     @model_validator(mode="after")
     def _limits_something(self) -> Self:
@@ -102,7 +105,7 @@ class RateLimitRule(Value):
 
     @property
     def id(self) -> str:
-        """The name of its counters in the database. A limit with another rate is another limit."""
+        """The name of the limit's counters in the database. A changed rate makes another limit."""
         return f"rule:{self.tool} {self.per} {self.limit}/{self.period_seconds!r}"
 
 

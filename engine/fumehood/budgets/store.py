@@ -86,7 +86,9 @@ class CounterTable:
         return self._database.read_now(lambda connection: _rows(connection, wanted))
 
     async def find(self, keys: Iterable[CounterKey]) -> list[CounterRow]:
-        """Return the counters with these keys, if they exist. Raises as `load_now`."""
+        """Return the counters with these keys, if they exist. Raises the same errors as
+        `load_now`.
+        """
         wanted = or_(*(_is(key) for key in keys))
         return await self._database.read(lambda connection: _rows(connection, wanted))
 
@@ -106,8 +108,8 @@ class CounterTable:
         self._database.write_soon(_writing(_RAISE, rows, at))
 
     async def give_back(self, rows: Sequence[CounterRow], at: datetime) -> None:
-        """Lower the marks to those of these rows. Until that is stored, no call may use what is
-        given back.
+        """Lower the marks to those in `rows`. Until they are stored, no call may use the freed
+        amounts.
 
         Raises:
             WriteFailed: the marks are unchanged.
@@ -115,7 +117,9 @@ class CounterTable:
         await self._database.write(_writing(_PUT, rows, at))
 
     def give_back_soon(self, rows: Sequence[CounterRow], at: datetime) -> None:
-        """Do the same without waiting. No write of a higher mark may be pending."""
+        """Lower the marks like `give_back`, without waiting. No write of a higher mark may be
+        pending.
+        """
         self._database.write_soon(_writing(_PUT, rows, at))
 
     def note(self, row: CounterRow, until: datetime) -> None:
@@ -239,7 +243,8 @@ _LARGE: dict[str, ColumnElement[Any]] = {
 async def usage_table(
     database: Database, query: UsageQuery, principal_id: str | None = None
 ) -> UsageTable:
-    """Sum up one principal's calls, or all calls, including every call that has ended by now.
+    """Sum up a principal's calls, or all calls without `principal_id`. Every call that has ended by
+    now is included.
 
     Raises:
         ReadFailed: the database cannot be read.

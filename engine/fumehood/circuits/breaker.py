@@ -1,10 +1,10 @@
 """The circuit breakers of an engine, one for each service that its tools call.
 
 Called by the pipeline before each request; below it only values and the log. A circuit is closed,
-open, or half-open: then it lets exactly `trials` requests through, however many calls come at the
-same time. Invariants: a request without a permit is never sent; a permit is a lease, which every
-way out of a call ends, so that no trial keeps a circuit half-open; a permit of an earlier state
-changes nothing. State is in memory only: a restart closes every circuit.
+open, or half-open. A half-open circuit lets exactly `trials` requests through, however many calls
+arrive at the same time. Invariants: a request without a permit is never sent; a permit is a lease,
+which every way out of a call ends, so that no trial keeps a circuit half-open; a permit of an
+earlier state changes nothing. State is in memory only: a restart closes every circuit.
 """
 
 from __future__ import annotations
@@ -28,12 +28,14 @@ HEALTHY, FAILING = 0, 1
 
 
 def health_of(error: EngineError | None, *, was_hurried: bool = False) -> int | None:
-    """Whether the end of a request shows a healthy or a failing service, or None for neither.
+    """Return whether the end of a request shows a healthy or a failing service, or None for
+    neither.
 
-    Timeouts, broken connections and 5xx count against it; an answer, also a refusal of the
-    caller's arguments, counts for it. A call that never reached it, was cancelled, or came too
-    often says nothing, and neither does a timeout of a request that `was_hurried`: it had less
-    time than its tool gives. Callers could otherwise suspend a service for everybody.
+    Timeouts, broken connections and 5xx responses count against the service; an answer, even a
+    refusal of the caller's arguments, counts for it. A call that never reached the service, was
+    cancelled, or came too often shows neither. A timeout of a request that `was_hurried`, because
+    it had less time than its tool gives, also shows neither: callers could otherwise suspend a
+    service for everybody.
     """
     if error is None:
         return HEALTHY
@@ -90,7 +92,8 @@ class Circuit:
         self._log = log
         self._state = CircuitState.CLOSED
         self._generation = 0
-        """Counts the changes of state. A permit of an earlier one says nothing about this one."""
+        """Number of state changes. A permit from an earlier state does not affect the current
+        one."""
         self._recent = Window(settings.window_seconds)
         self._open_s = settings.open_seconds
         self._opens_until = 0.0
@@ -121,7 +124,7 @@ class Circuit:
             )
 
     def leave(self, generation: int, health: int | None) -> None:
-        """End a permit. For `Permit`."""
+        """End a permit. Called only by `Permit`."""
         if generation != self._generation:
             return
         if self._state is CircuitState.HALF_OPEN:
@@ -130,7 +133,7 @@ class Circuit:
             self._count(health)
 
     def status(self) -> CircuitStatus:
-        """The current state, for administrators."""
+        """Return the current state, for administrators."""
         calls, failures = self._counts()
         wait_ms = self.wait_ms()
         is_due = self._state is CircuitState.OPEN and not wait_ms
@@ -143,7 +146,9 @@ class Circuit:
         )
 
     def wait_ms(self) -> int:
-        """How long calls are refused from now on; 0 if one is let through."""
+        """Return for how many milliseconds calls are refused from now on; 0 if a call is let
+        through.
+        """
         if self._state is CircuitState.OPEN:
             return max(0, math.ceil((self._opens_until - self._now()) * 1000))
         if self._state is CircuitState.HALF_OPEN:
@@ -152,7 +157,7 @@ class Circuit:
         return 0
 
     def _counts(self) -> tuple[int, int]:
-        """Requests and failures in the window."""
+        """Return the number of requests and of failures in the window."""
         healthy, failures = map(int, self._recent.totals(self._now()))
         return healthy + failures, failures
 
@@ -205,7 +210,9 @@ class Circuits:
         self._circuits: dict[str, Circuit] = {}  # as many as administrators registered services
 
     def of(self, upstream: str | None) -> Circuit | None:
-        """The circuit to a service, named as by `upstream_of`, or None if a tool calls none."""
+        """Return the circuit to a service, whose name comes from `upstream_of`; None for a tool
+        that calls no service.
+        """
         if upstream is None:
             return None
         circuit = self._circuits.get(upstream)
@@ -215,20 +222,21 @@ class Circuits:
         return circuit
 
     def statuses(self) -> list[CircuitStatus]:
-        """The status of every circuit; those that are not closed come first."""
+        """Return the status of every circuit. Circuits that are not closed come first."""
         found = [circuit.status() for circuit in self._circuits.values()]
         return sorted(found, key=lambda one: (one.state is CircuitState.CLOSED, one.upstream))
 
     def broken(self) -> int:
-        """How many circuits are not closed."""
+        """Return how many circuits are not closed."""
         return sum(one.state is not CircuitState.CLOSED for one in self.statuses())
 
 
 class CircuitSettings(Value):
     """When the circuit to a service opens, and how it closes again; the same for every service.
 
-    It opens at `min_failures` failed requests within the window, if they are at least
-    `failure_rate` of all. Each failed trial doubles the time for which it is open.
+    A circuit opens at `min_failures` failed requests within the window, if they are at least the
+    share `failure_rate` of all requests. Each failed trial doubles the time for which the circuit
+    is open.
     """
 
     window_seconds: float = Field(default=60, ge=1, le=3600)
@@ -237,8 +245,8 @@ class CircuitSettings(Value):
     open_seconds: float = Field(default=30, gt=0, le=3600)
     max_open_seconds: float = Field(default=300, gt=0, le=86_400)
     trials: int = Field(default=2, ge=1, le=100)
-    """Requests that are let through to try it, at most at a time. It closes after as many
-    successes."""
+    """Number of trial requests that a half-open circuit lets through. It closes when all have
+    succeeded."""
 
     @model_validator(mode="after")
     def _grows(self) -> Self:

@@ -1,8 +1,8 @@
 """Agents and their tools: in memory for every call, in the database for the next start.
 
 Host side, used by `pipeline/resolve`, HTTP and the other ways in. Invariants: a change is in the
-database before any caller can see it; a caller cannot tell an unknown agent from a disabled one or
-one that it may not act for.
+database before any caller can see it; a caller cannot distinguish an unknown agent from a disabled
+agent or from an agent that it may not act for.
 """
 
 from __future__ import annotations
@@ -108,7 +108,8 @@ class Agents:
             self._index_speakers()
 
     async def bind(self, agent_id: str, binding: Binding, *, by: Principal, now: datetime) -> None:
-        """Bind a tool to an agent. It replaces a binding of the same tool, in whichever version.
+        """Bind a tool to an agent. Replaces the agent's binding of the same tool, whatever its
+        version.
 
         Raises:
             ResourceNotFound: there is no such agent.

@@ -65,7 +65,7 @@ INIT = "`fumehood approvers init`, while no engine runs; then start it again"
 ADD = "`fumehood approvers add NAME`, with the credential of an approver who has admin"
 
 MAX_WAITING_CHECKS = 32
-"""Maximum number of credential checks that wait. Further ones are refused immediately, which also
+"""Maximum number of credential checks that wait. Further checks are refused immediately, which also
 limits parallel guesses."""
 
 
@@ -111,15 +111,15 @@ class Approvers:
 
     @property
     def cure(self) -> str:
-        """A sentence part that tells the operator how to add an approver now."""
+        """A clause for messages: how the operator can add an approver now."""
         return cure_of_none(any_there=bool(self.current()))
 
     async def principal_of(self, text: str) -> Principal:
         """Return the principal of the approver with this credential.
 
         Raises:
-            Unauthorized: the credential is unknown or revoked. The message does not tell which part
-                of an unknown one is wrong.
+            Unauthorized: the credential is unknown or revoked. The message does not reveal which
+                part of an unknown credential is wrong.
             RateLimited: too many credentials are being checked.
         """
         presented = parse_credential(text)
@@ -157,10 +157,10 @@ class Approvers:
     async def add(
         self, name: str, scopes: Iterable[Scope], *, by: Principal, now: datetime
     ) -> tuple[Approver, str]:
-        """Add an approver. Return it and its credential, which cannot be shown again.
+        """Add an approver. Return the approver and the credential, which cannot be shown again.
 
         Raises:
-            InvalidParams: the name is invalid, or there is no scope or one other than approve and
+            InvalidParams: the name is invalid, there is no scope, or a scope is neither approve nor
                 admin.
             IdempotencyConflict: the name was used before.
         """
@@ -226,7 +226,10 @@ class Approvers:
 
 
 def cure_of_none(*, any_there: bool) -> str:
-    """How to add an approver with `approve`. If an approver exists, one has `admin`."""
+    """Return a clause that explains how to add an approver with `approve`.
+
+    `any_there` means that there are approvers, one of whom has `admin`.
+    """
     return ADD if any_there else INIT
 
 

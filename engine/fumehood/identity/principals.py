@@ -2,8 +2,8 @@
 
 Host side, used by `pipeline/authorize` and `pipeline/resolve`. Rights must be granted: without a
 principal, or without the scope `call`, a call is refused. Invariant: an unknown agent, a disabled
-one, and one that the principal may not act for are refused with the same message, so that no caller
-learns which agents exist.
+agent, and an agent that the principal may not act for are refused with the same message, so that no
+caller learns which agents exist.
 """
 
 from __future__ import annotations
@@ -53,7 +53,8 @@ def require_agent(principal: Principal | None, agent_id: str, agent: Agent | Non
 def require_binding(
     agent_id: str, tool_name: str, binding: Binding | None, own: Sequence[str] = ()
 ) -> Binding:
-    """Return the agent's binding of a tool. `own` are the names of its tools, for suggestions.
+    """Return the agent's binding of a tool. `own` are the names of the agent's tools, for
+    suggestions.
 
     Raises:
         PermissionDenied: the agent does not have the tool.

@@ -31,7 +31,8 @@ AUTHORITY = frozenset({Scope.APPROVE, Scope.ADMIN})
 """Scopes that a token cannot have together with `call`."""
 
 RESERVED_PRINCIPALS = "approver:"
-"""Prefix of approvers' principal ids. A token must not have one: it could pose as an approver."""
+"""Prefix of approvers' principal ids. A token must not use it, because the token could then pose as
+an approver."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,8 +83,8 @@ class Tokens:
         """Return the principal of a token, given its whole text.
 
         Raises:
-            Unauthorized: the token is unknown, expired or revoked. The message does not tell which
-                tokens exist.
+            Unauthorized: the token is unknown, expired or revoked. The message does not reveal
+                which tokens exist.
         """
         presented = parse_credential(text)
         token = self._tokens.get(presented.id) if presented is not None else None
@@ -98,9 +99,9 @@ class Tokens:
         return principal
 
     def principal_of_id(self, token_id: str, now: datetime) -> Principal | None:
-        """Return the principal of a token that was verified before, by the token's id.
+        """Return the principal of a token that has already been verified, by the token's id.
 
-        None if the token is no longer valid.
+        Return None if the token is no longer valid.
         """
         token = self._tokens.get(token_id)
         # A clock that is set back must not revive an expired token.
@@ -123,10 +124,10 @@ class Tokens:
         by: Principal,
         now: datetime,
     ) -> tuple[Token, str]:
-        """Create a token. Return it and its text, which cannot be shown again.
+        """Create a token. Return the token and its text, which cannot be shown again.
 
         Raises:
-            InvalidParams: there is no scope, or `call` together with approve or admin; or the
+            InvalidParams: there is no scope, `call` is combined with approve or admin, the
                 principal is an approver's, or the expiry is in the past.
         """
         granted = frozenset(scopes)
@@ -161,7 +162,7 @@ class Tokens:
         return token, text
 
     async def revoke(self, token_id: str, *, by: Principal, now: datetime) -> Token:
-        """Revoke a token, immediately and for ever.
+        """Revoke a token, immediately and permanently.
 
         Raises:
             ResourceNotFound: there is no token with this id.

@@ -1,4 +1,4 @@
-"""Figures: numbers that a part of the engine has, and can show when asked."""
+"""Figures: metrics that parts of the engine report on request."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from fumehood.core.status import NodeRecord, NodeState
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """A metric that another part of the engine has. Its `name` lacks `fumehood_` and `_total`."""
+    """A metric that a part of the engine reports. `name` lacks `fumehood_` and `_total`."""
 
     name: str
     help: str
     value: float | Mapping[str, float]
-    """One value, or a mapping of the values of `label` to the metric's values."""
+    """The metric's value, or a mapping from each value of `label` to the metric's value for it."""
     label: str | None = None
     kind: Literal["gauge", "counter"] = "gauge"
 
 
 def node_figures(nodes: Iterable[NodeRecord]) -> Iterator[Figure]:
-    """Yield the figures of a cluster's nodes."""
+    """Yield the metrics of a cluster's nodes."""
     shown, well = list(nodes), (NodeState.JOINED, NodeState.DRAINED)
     up = {node.name: float(node.state in well) for node in shown}
     yield Figure("node_up", "1 while a node serves, or is drained.", up, "node")

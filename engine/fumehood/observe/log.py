@@ -22,7 +22,7 @@ from typing import Any, TextIO
 import structlog
 
 MAX_WAITING_EVENTS = 10_000
-"""Maximum number of events that wait to be written. Further ones are dropped."""
+"""Maximum number of events that wait to be written. Further events are dropped."""
 
 FLUSH_DEADLINE_S = 2.0
 """Maximum seconds that `flush` waits."""
@@ -55,7 +55,7 @@ class EventWriter:
         threading.Thread(target=self._write_forever, name="log-writer", daemon=True).start()
 
     def msg(self, **event: Any) -> None:
-        """Queue one event. The methods of all log levels are this one."""
+        """Queue one event. Also the method for each log level."""
         if len(self._events) >= MAX_WAITING_EVENTS:
             self._dropped += 1
             return

@@ -1,9 +1,9 @@
-"""Subscribers: what parts do when something happened that they want to know.
+"""Subscribers: how parts react to events of the engine.
 
 Host side. Invariants: a method with a connection runs in the transaction of the event, so both are
-stored or neither; `on_commit` runs after it, and returns at once. What a subscriber raises in a
-transaction undoes the event; anywhere else it is logged, and the others still get theirs. A
-subscriber cannot change an event.
+stored or neither; `on_commit` runs after the transaction, and returns at once. An error that a
+subscriber raises in a transaction undoes the event; any other error is logged, and the other
+subscribers still receive the event. A subscriber cannot change an event.
 """
 
 from __future__ import annotations
@@ -21,29 +21,31 @@ if TYPE_CHECKING:
 
 
 class Subscriber:
-    """Receives events. Each method may be overridden; none of these does anything."""
+    """Receives events. Each method may be overridden; by default, it does nothing."""
 
     def on_approval(
         self, connection: Connection, approval_id: str, event: str, at: datetime
     ) -> None:
-        """An approval was made, is about to expire, was decided or has ended."""
+        """Handle an approval that was created, is about to expire, was decided or has ended."""
 
     def on_anchor(self, connection: Connection, anchor: JsonObject, at: datetime) -> None:
-        """The audit chain was anchored."""
+        """Handle a new anchor of the audit chain."""
 
     def on_notice(
         self, connection: Connection, event: str, document: JsonObject, at: datetime
     ) -> None:
-        """A part has something to tell people (`Kernel.notify`)."""
+        """Handle a notice of a part to people (`Kernel.notify`)."""
 
     def on_commit(self) -> None:
-        """One or more of these events are on disk."""
+        """Handle the commit of one or more of these events, which are now on disk."""
 
     def on_call(self, call: EndedCall) -> None:
-        """A call has ended. Called in the event loop for every call, so it must be cheap."""
+        """Handle the end of a call. Runs in the event loop for every call, so it must be fast."""
 
     def forget(self, connection: Connection, before: str) -> None:
-        """Delete what is stored about approvals that ended before a time (as `storage.stamp`)."""
+        """Delete stored data about approvals that ended before a time (formatted by
+        `storage.changes.stamp`).
+        """
 
 
 class Subscribers:
@@ -59,15 +61,15 @@ class Subscribers:
 
     @property
     def take_calls(self) -> bool:
-        """Whether any of them wants the calls that end."""
+        """Whether any subscriber handles ended calls."""
         return bool(self._of_calls)
 
     def committed(self) -> None:
-        """Tell all that events are on disk."""
+        """Notify all subscribers that events are on disk."""
         self._each(self._members, lambda member: member.on_commit())
 
     def ended(self, call: EndedCall) -> None:
-        """Pass a call that has ended to those that want it."""
+        """Pass an ended call to the subscribers that handle ended calls."""
         self._each(self._of_calls, lambda member: member.on_call(call))
 
     def _each(self, members: Iterable[Subscriber], act: Callable[[Subscriber], None]) -> None:
@@ -80,5 +82,5 @@ class Subscribers:
 
 
 def no_subscribers() -> Subscribers:
-    """Return what an engine without parts has."""
+    """Return an empty collection, for an engine without parts."""
     return Subscribers((), quiet_logger())

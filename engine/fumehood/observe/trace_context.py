@@ -1,8 +1,7 @@
 """The place of a call in a distributed trace.
 
-Host side. The ids of a call's span are derived from the ids of the call. So they are known from the
-beginning, to be sent to the services that the call reaches.
-*Source*: W3C Trace Context.
+Host side. The ids of a call's span are derived from the ids of the call. So they are known before
+the call starts, and can be sent to the services that the call reaches. *Source*: W3C Trace Context.
 """
 
 from __future__ import annotations

@@ -498,7 +498,9 @@ class _Reader:
     # -- builtins of bash ------------------------------------------------------------------
 
     def holds(self, text: str, *, is_sure: bool = False) -> None:
-        """Remember a text if bash would run parts of it on evaluation, or if that `is_sure`."""
+        """Remember a text if bash would run parts of it on evaluation; with `is_sure`, in any
+        case.
+        """
         if is_sure or _RUNS_LATER.search(text):
             self._held.add(text)
 

@@ -384,8 +384,8 @@ class Text:
         return bool(_ANSI.fullmatch(self._of(node))) and self._expands_nothing_else(node)
 
     def _is_comparison(self, node: Node) -> bool:
-        """Whether the operator is really a comparison. The grammar also finds one in `[[ a >(rm)
-        ]]`.
+        """Whether the operator is really a comparison. The grammar also finds a comparison in `[[ a
+        >(rm) ]]`.
         """
         ends = [child.end_byte for child in node.children if child.type in ("<", ">")]
         return all(self._text[end : end + 1] != "(" for end in ends) and (

@@ -19,7 +19,7 @@ def canonical(value: Any) -> bytes:
     """Return the canonical text of a JSON value.
 
     Raises:
-        ValueError: it is not a JSON value.
+        ValueError: the value is not a JSON value.
     """
     return _text(value).encode()
 

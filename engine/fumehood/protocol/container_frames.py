@@ -1,31 +1,34 @@
 """Frames between the container wall and the guest inside a container.
 
 Host side. The guest's frames are hostile and become values only through these strict models. Each
-kind of frame is small, so this side never holds much of a guest's data.
+kind of frame is small, so the host never holds much of a guest's data.
 
 Host to guest:
     {"op": "part", "id", "text"}        a piece of a long request's JSON, in order, before `run`
     {"op": "run", "id", "program", "arguments" | null, "keep", "live", "thin", "tools",
      "limits": {wall_s, cpu_s, memory_bytes, output_bytes}}
-                                        `arguments` is null if the request came in parts;
+                                        `arguments` is null if the request was sent in parts;
                                         `keep` leaves files and variables for the next run;
                                         `live`: a client follows output and progress;
-                                        `thin`: it seems to need nothing that the image preloads;
+                                        `thin`: the program seems to need nothing that is preloaded;
                                         `tools`: the program may call tools;
-                                        `trust` (optional): its connections go to the gateway, and
-                                        these certificates are for its clients;
-                                        `quiet` (optional): its files are not needed
+                                        `trust` (optional): the program's connections go to the
+                                        gateway, and its clients should trust these certificates;
+                                        `quiet` (optional): the program's files are not needed;
+                                        `trial` (optional): what to do with the variables of a
+                                        trial, and the trial's token
     {"op": "answer", "id", "text"}      answers a call: its JSON, or the last part of it
     {"op": "pause", "id", "paused"}     stops the program's clock, or starts it again
     {"op": "cancel", "id"}
-    {"op": "keep", "epoch", "wait_s"}   the container is a session's, see the guest's `takeover`
-    {"op": "process", "id", "do", …}    asks something of the registered processes, at any time;
-                                        these ids are not those of runs
+    {"op": "keep", "epoch", "wait_s"}   the container belongs to a session: see the guest's
+                                        `takeover`
+    {"op": "process", "id", "do", …}    a request about the registered processes, at any time;
+                                        these ids are separate from those of runs
 Both ways, for a program with network: frames of its connections (`framing.ConnectionFrame`).
-Guest to host, at any time: one `process` for each such request, and `processes` when one has ended.
+Guest to host, at any time: a `process` for each such request, and `processes` when a process ended.
 Guest to host: `ready` once (see `messages`), then for each run any number of `output`, `progress`
 and `call`, then for each file one `file` and its `data`, one `ended`, one `reset`. One run at a
-time: the next may be sent when `reset` came and says clean.
+time: the next may be sent when a `reset` has arrived that reports a clean container.
 """
 
 from __future__ import annotations
@@ -63,7 +66,7 @@ PROCESS_NAME = r"^[a-z0-9][a-z0-9.-]{0,62}$"
 
 
 class ContainerOutput(StrictFrame):
-    """Output of a program since the last such frame, decoded."""
+    """A program's output since the previous frame of this kind, decoded."""
 
     op: Literal["output"]
     id: int
@@ -123,7 +126,7 @@ class ContainerEnding(StrictFrame):
     state: SessionState | None = None
     """The state of the variables, if they were to be kept."""
     variables_bytes: int | None = Field(default=None, ge=0)
-    """Memory of the process that holds them."""
+    """Memory of the process that holds the variables."""
     claim: dict[str, Any] | None
 
 
@@ -143,10 +146,10 @@ class ContainerProcess(StrictFrame):
     name: str = Field(pattern=PROCESS_NAME)
     state: Literal["running", "ended"]
     exit_code: int | None = Field(ge=0, le=255)
-    """Of its first process; others of it may still run."""
+    """Exit code of its first process. Child processes may still be running."""
     signal: int | None = Field(ge=1, le=64)
     lost: bool
-    """Whether it was killed because its guest could not look after it any more."""
+    """Whether the process was killed because its guest could no longer manage it."""
     started_at: float = Field(ge=0, lt=1e11, allow_inf_nan=False)
 
 
@@ -168,7 +171,9 @@ class ContainerFault(StrictFrame):
 
 
 class ContainerAnswer(StrictFrame):
-    """The answer to a request about registered processes: exactly one of the last four."""
+    """The answer to a request about registered processes. Exactly one of the last four fields is
+    set.
+    """
 
     op: Literal["process"]
     id: int
@@ -182,7 +187,7 @@ class ContainerAnswer(StrictFrame):
 
     @property
     def parts(self) -> JsonObject:
-        """The fields of an answer that is no fault, for the caller."""
+        """The fields of the answer for the caller, if the answer is not a fault."""
         for part in (self.process, self.output):
             if part is not None:
                 return {part.key: part.model_dump()}
@@ -197,7 +202,7 @@ class ContainerAnswer(StrictFrame):
 
 
 class ContainerProcesses(StrictFrame):
-    """The number of registered processes that run, because one has ended."""
+    """The number of running registered processes. Sent when a process has ended."""
 
     op: Literal["processes"]
     running: int = Field(ge=0, le=framing.MAX_PROCESSES)
@@ -236,10 +241,10 @@ def parse_container_body(body: bytes) -> ContainerFrame:
     """Parse the JSON of a frame of a container's guest.
 
     Output, by far the most frequent kind, is parsed and validated in one step, many times as fast.
-    There a repeated key counts once, which is safe because only this code reads it.
+    A repeated key is not refused there, which is safe because only this code reads the frame.
 
     Raises:
-        FrameError: not one of its messages.
+        FrameError: the body is not one of the guest's messages.
     """
     if body.startswith(CONNECTION_START):
         return ConnectionFrame.parse(body)
@@ -290,7 +295,7 @@ def run_frames(
 
 
 def answer_frames(run_id: int, answer: bytes) -> list[JsonObject]:
-    """Return the frames with the answer, as JSON, to a program's call."""
+    """Return the frames that send an answer, given as JSON, to a program's call."""
     *parts, last = _parts(run_id, answer.decode("ascii"))
     return [*parts, {**last, "op": "answer"}]
 

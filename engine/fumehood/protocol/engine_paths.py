@@ -2,7 +2,7 @@
 
 Used by the configuration, and by clients that only look for the socket. A client reads only the few
 settings that name a path, which takes a tenth of the time of reading the whole configuration.
-Invariant: both find the same path.
+Invariant: the configuration and the clients find the same path.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def fitting(path: Path) -> Path:
     """Return a socket's path as an absolute path.
 
     Raises:
-        ConfigError: it is longer than the kernel allows.
+        ConfigError: the path is longer than the kernel allows.
     """
     absolute = path.absolute()
     length = len(os.fsencode(absolute))
@@ -116,8 +116,8 @@ def read_config_file(file: Path) -> dict[str, Any]:
     """Read a configuration file.
 
     Raises:
-        OSError: it cannot be read.
-        ValueError: it is not UTF-8 or not TOML.
+        OSError: the file cannot be read.
+        ValueError: the file is not UTF-8 or not TOML.
     """
     import tomllib
 
@@ -127,7 +127,7 @@ def read_config_file(file: Path) -> dict[str, Any]:
 def read_engine_paths(environ: Mapping[str, str]) -> EnginePaths | None:
     """Read the settings that name paths from the environment and the file.
 
-    Return None if that fails: then the configuration is wrong, and reading it whole says why.
+    Return None if that fails: loading the whole configuration then reports the reason.
     """
     variables = {name.lower(): value for name, value in environ.items() if value}
     file, document = config_file(environ), dict[str, Any]()

@@ -1,4 +1,4 @@
-"""Files as plain values: JSON, TOML or YAML, by the file name's suffix.
+"""Read files as plain values: JSON, TOML or YAML, by the suffix of the file's name.
 
 Host side, for files of operators (definitions of tools, the policy). Values that not every format
 has (dates, anchors, NaN) are refused. Invariant: parsing takes a bounded time for the file's
@@ -39,14 +39,14 @@ class FileFault(Exception):
 def read_values(
     name: str, data: bytes, lines: Lines | None = None, *, number_keys: bool = False
 ) -> Any:
-    """Parse a file in the format that its name's suffix tells. `lines` is filled only for YAML.
+    """Parse a file in the format of its name's suffix. `lines` is filled only for YAML.
 
-    With `number_keys` the keys of YAML may be integers, which are read as their text.
+    With `number_keys`, keys in YAML may be integers, which are read as strings.
 
     Raises:
         FileFault: the data is not in that format, or is too large.
     """
-    # All three formats begin with an ASCII character, so one of its two bytes is zero.
+    # All three formats begin with an ASCII character, so in UTF-16 one of its two bytes is zero.
     if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) or data[:2].count(0) == 1:
         raise FileFault("it looks like UTF-16; save it as UTF-8")
     if b"\0" in data:
@@ -102,10 +102,10 @@ def _yaml(data: bytes, lines: Lines | None, number_keys: bool) -> Any:
 
 
 def _through_json(value: Any) -> Any:
-    """Return the value after a round trip that refuses what JSON lacks: dates, NaN, deep nesting.
+    """Return the value after a round trip through JSON, which refuses dates, NaN and deep nesting.
 
     Raises:
-        ValueError: with the reason.
+        ValueError: the value is refused. The message gives the reason.
     """
     return strict_json.loads(_ENCODER.encode(value).encode())
 

@@ -1,10 +1,10 @@
 """Frames: how host, supervisor and child cut a byte stream into messages.
 
-A frame is a four-byte big-endian length and that many bytes of strict JSON, whose value is
-an object. Used on both sides of every wall, standard library only.
+A frame is a four-byte big-endian length and that many bytes of strict JSON, whose value is an
+object. Used on both sides of every wall, standard library only.
 
-Invariant: a reader never holds more than one frame's cap of what it has not accepted; a
-length over the cap is refused before a byte of the body is kept.
+Invariant: a reader never buffers more unaccepted bytes than one frame may have; a length over that
+limit is refused before a byte of the body is kept.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from fumehood.protocol import strict_json
 HEADER = struct.Struct("!I")
 
 MAX_REQUEST_BYTES = 1 << 20
-"""Size limit of a frame to a guest, which ends itself if it receives a larger one."""
+"""Size limit of a frame to a guest. A guest that receives a larger frame ends itself."""
 
 MAX_CALLS = 1000
 """Tool calls of one program."""
@@ -34,16 +34,18 @@ figure, a name that cannot be shown."""
 
 
 MAX_PROCESSES = 16
-"""Registered processes of a session that run at the same time, and ended ones that are kept."""
+"""Maximum number of running registered processes of a session, and of ended processes that are
+kept."""
 
 MAX_TIME_NS = (1 << 63) - 1
-"""Largest distance of a file's time from 1970 that is reported: programs may set any time."""
+"""Largest reported distance of a file's time from 1970, in nanoseconds. Programs may set any
+time."""
 
 MAX_HEAD_BYTES = 64 * 1024
 """Size limit of the line and headers of an HTTP message."""
 
 MAX_DIRECTORY_DEPTH = 64
-"""Levels of directories of a workspace or a project."""
+"""Levels of nested directories in a workspace or a project."""
 
 MAX_INPUT_BYTES = 64 * 1024
 """Bytes for a registered process's standard input in one request."""
@@ -52,7 +54,7 @@ OUTPUT_PIECE_BYTES = 64 * 1024
 """Bytes of a registered process's output in one answer."""
 
 WINDOW_BYTES = 256 * 1024
-"""Bytes of one connection that may be on their way in one direction."""
+"""Bytes of one connection that may be in transit in one direction."""
 
 MAX_CONNECTIONS = 256
 """Concurrent connections of one program to the gateway."""
@@ -70,47 +72,50 @@ PIECE_BYTES = 64 * 1024
 """Bytes of a connection in one frame."""
 
 FRONT_RUN = 1
-"""The id that stands for the life of an operator's program, whose connections are of no run."""
+"""The run id of the connections of an operator's program, which belong to no run."""
 
 FRONT_STREAMS = 1
-"""The first of these connections: the program's standard input and output."""
+"""The number of the first connection of `FRONT_RUN`: the program's standard input and output."""
 
 FED = 0
-"""The number of what the host feeds to a program of the engine: no program opens this one."""
+"""The number of the connection by which the host feeds data to a program of the engine. No program
+opens a connection with this number."""
 
 FEED_BYTES = 1 << 20
-"""Bytes of it that may be on their way."""
+"""Bytes of the connection `FED` that may be in transit."""
 
 PORTS_RUN = 0
-"""The id in place of a run's for the connections to ports of a session, which the host opens."""
+"""The run id of connections to ports of a session, which the host opens and which belong to no
+run."""
 
 MAX_PORT_CONNECTIONS = 64
 """Concurrent connections to the ports of one session."""
 
 OPENED, DATA, TAKEN, FINISHED, CLOSED, OPEN = range(1, 7)
-"""Kinds of the frames of a program's connections: a program opened one; its next bytes; so many
-bytes were taken, and as many more may be sent; the sender sends no more; it is gone; the host wants
-one to the port in its data, which is answered by `OPENED` or `CLOSED`."""
+"""Kinds of connection frames. `OPENED`: a program opened a connection. `DATA`: its next bytes.
+`TAKEN`: so many bytes were consumed, and as many more may be sent. `FINISHED`: the sender sends no
+more bytes. `CLOSED`: the connection is closed. `OPEN`: the host requests a connection to the port
+in the data, and receives `OPENED` or `CLOSED`."""
 
 CONNECTION_START = b"\0"
-"""The first byte of a frame of a connection. JSON never begins with it."""
+"""The first byte of a connection frame. JSON never begins with this byte."""
 
 CONNECTION = struct.Struct("!xBII")
 """The head of a connection's frame: its kind, the id of the run, the number of the connection."""
 
 
 OF_WORDS = "".join(map(chr, range(0x21, 0x7F)))
-"""The characters that a word has for `whole_words`: those that a key may have."""
+"""The characters that are parts of a word for `whole_words`: those that a secret key may have."""
 
 MAX_KEY_CHARACTERS = 4096
-"""The longest key of which nothing remains at a cut: a private RSA key of 4096 bits in one line,
-as in a `repr`."""
+"""Length of the longest secret key that a cut removes completely: a private RSA key of 4096 bits in
+one line, as in a `repr`."""
 
 
 def whole_words(text: str, most: int) -> str:
-    """Return a text of at most so many characters. A longer one ends with "…" after a whole word,
-    or so far before the cut that no key reaches it: the host redacts later, and would not find half
-    a key.
+    """Return a text cut to at most `most` characters. A cut text ends with "…" after a whole word,
+    or so far before the cut that no part of a key remains: the host redacts later, and would not
+    find half a key.
     """
     if len(text) <= most:
         return text
@@ -119,12 +124,12 @@ def whole_words(text: str, most: int) -> str:
 
 
 def before_word(text: str) -> str:
-    """Return a text without the word in which it was cut, or without as much as a key may have."""
+    """Return a cut text without its last word, of which at most the length of a key is removed."""
     return max(text.rstrip(OF_WORDS), text[:-MAX_KEY_CHARACTERS], key=len)
 
 
 class FrameError(ValueError):
-    """The peer does not speak frames; the channel cannot be used any further."""
+    """The peer sent an invalid frame; the channel cannot be used any further."""
 
 
 class FrameTooLarge(FrameError):
@@ -132,14 +137,14 @@ class FrameTooLarge(FrameError):
 
 
 def encode(message: dict[str, Any]) -> bytes:
-    """One message as one frame."""
+    """Encode a message as a frame."""
     body = strict_json.dumps(message)
     return HEADER.pack(len(body)) + body
 
 
 class ConnectionFrame(NamedTuple):
-    """A frame of a program's connection. Its bytes are not JSON, which would cost most of the time
-    that the bytes take.
+    """A frame of a program's connection. Its body is not JSON, because encoding it would take most
+    of the time of a transfer.
     """
 
     kind: int
@@ -148,20 +153,20 @@ class ConnectionFrame(NamedTuple):
     data: bytes = b""
 
     def body(self) -> bytes:
-        """What `parse` reads."""
+        """Return the body, which `parse` reads."""
         return CONNECTION.pack(self.kind, self.run_id, self.number) + self.data
 
     def encode(self) -> bytes:
-        """This frame in bytes."""
+        """Return the whole frame as bytes."""
         body = self.body()
         return HEADER.pack(len(body)) + body
 
     @classmethod
     def parse(cls, body: bytes) -> ConnectionFrame:
-        """The frame in a body that begins with `CONNECTION_START`.
+        """Parse a body that begins with `CONNECTION_START`.
 
         Raises:
-            FrameError: it is none.
+            FrameError: the body is not a connection frame.
         """
         if len(body) < CONNECTION.size:
             raise FrameError("a connection's frame is too short")
@@ -172,12 +177,12 @@ class ConnectionFrame(NamedTuple):
 
     @property
     def taken_bytes(self) -> int:
-        """The number of bytes that were taken."""
+        """The number of consumed bytes that a `TAKEN` frame reports."""
         return int.from_bytes(self.data, "big")
 
 
 def taken(run_id: int, number: int, count: int) -> bytes:
-    """The frame that says that so many bytes of a connection were taken."""
+    """Return the frame that reports that `count` bytes of a connection were consumed."""
     return ConnectionFrame(TAKEN, run_id, number, count.to_bytes(4, "big")).encode()
 
 
@@ -204,7 +209,9 @@ class Decoder:
         return [parse_body(body, self._max_depth) for body in self.bodies(chunk)]
 
     def bodies(self, chunk: bytes) -> list[bytes]:
-        """The same, but the bodies as they came, for who parses them another way.
+        """Add a chunk; return the unparsed bodies that it completed, oldest first.
+
+        For callers that parse bodies in another way.
 
         Raises:
             FrameTooLarge: a length over `max_bytes`.
@@ -225,10 +232,10 @@ class Decoder:
 
 
 def parse_body(body: bytes, max_depth: int = strict_json.MAX_DEPTH) -> dict[str, Any]:
-    """The message in one frame's body.
+    """Parse the message in a frame's body.
 
     Raises:
-        FrameError: not a strict JSON object.
+        FrameError: the body is not a strict JSON object.
     """
     try:
         message = strict_json.loads(body, max_depth=max_depth)

@@ -1,9 +1,9 @@
 """Servers on a loopback address: listen, and recognize requests that are meant for other servers.
 
 Every user of this machine can connect to such an address, and so can every web page in a browser on
-it, even under the page's own host name (DNS rebinding). Invariant: a request that `why_not_ours`
-accepts names this server as its host, and does not come from a page of another origin. Who sent it
-remains unknown.
+this machine, even under the page's own host name (DNS rebinding). Invariant: a request that
+`why_not_ours` accepts names this server as its host, and does not come from a page of another
+origin. The sender remains unknown.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ BACKLOG = 2048
 
 
 def listen_on(host: str, port: int, *, anywhere: bool = False) -> socket.socket:
-    """Listen on a loopback address, or `anywhere` on another one. With port 0, the kernel chooses a
-    free port.
+    """Listen on a loopback address or, with `anywhere`, on any address. With port 0, the kernel
+    chooses a free port.
 
     Raises:
-        ValueError: it is not a loopback address.
-        OSError: it cannot be used.
+        ValueError: `host` is not a loopback address, and `anywhere` is not set.
+        OSError: the address cannot be used.
     """
     address = ipaddress.ip_address(host.strip("[]"))
     if not (anywhere or address.is_loopback):
@@ -42,7 +42,7 @@ def own_names(host: str, port: int) -> frozenset[str]:
 
 
 def why_not_ours(names: frozenset[str], headers: Iterable[tuple[bytes, bytes]]) -> str | None:
-    """Return why a request must be refused, because of its host or its origin, or None."""
+    """Return why a request must be refused because of its host or origin, or None to accept it."""
     found: dict[bytes, list[str]] = {b"host": [], b"origin": []}
     for name, value in headers:
         if name in found:

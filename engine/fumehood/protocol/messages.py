@@ -88,7 +88,7 @@ def parse_guest_frame(message: dict[str, Any]) -> GuestFrame:
     """Parse a guest's frame.
 
     Raises:
-        FrameError: not one of the guest's messages.
+        FrameError: the message is not one of the guest's messages.
     """
     return parse_frame(message, _KINDS)
 
@@ -97,7 +97,7 @@ def parse_frame(message: dict[str, Any], kinds: Mapping[str, type[Frame]]) -> Fr
     """Parse a frame as the model of its kind, which its field `op` names.
 
     Raises:
-        FrameError: it is not of one of these kinds.
+        FrameError: the message is not of one of these kinds, or is invalid.
     """
     kind = kinds.get(str(message.get("op")))
     if kind is None:
@@ -120,7 +120,11 @@ def run_frame(run_id: int, program: str, arguments: JsonObject, limits: Limits) 
 
 
 def limits_in_frame(limits: Limits) -> JsonObject:
-    """The limits of a run. A memory limit must be set: the guest knows no other."""
+    """Return the limits of a run in the form of a frame.
+
+    Raises:
+        ValueError: there is no memory limit, which the guest needs.
+    """
     if limits.memory_mb is None:
         raise ValueError("a run in a guest needs a memory limit")
     return {

@@ -36,11 +36,11 @@ section 3.2.2.3, by way of I-JSON.
 
 
 BYTE_ORDER_MARK = "\ufeff"
-"""What editors and libraries, most of them on Windows, write before UTF-8 text. One at the very
-beginning is not part of the text."""
+"""A mark that some editors and libraries, mostly on Windows, write before UTF-8 text. At the very
+beginning, it is not part of the text."""
 
 UTF_8 = "utf-8-sig"
-"""Codec of streams of text, which drops the mark as `unmarked` does."""
+"""Codec for text streams that drops the byte order mark, as `unmarked` does."""
 
 _MARK = BYTE_ORDER_MARK.encode()
 
@@ -108,11 +108,13 @@ LEAST_BYTES = 2
 
 
 def exact(value: Any, max_bytes: int) -> Any:
-    """A program's value as JSON that holds it exactly: built-in types alone, tuples as lists.
+    """Convert a program's value, without loss, to built-in types that JSON has. Tuples become
+    lists.
 
     Raises:
-        Inexact: JSON cannot hold it, or it is nested deeper than `MAX_VALUE_DEPTH`.
-        TooLong: it is surely longer than `max_bytes`, which is seen before all of it is walked.
+        Inexact: JSON cannot hold the value, or it is nested deeper than `MAX_VALUE_DEPTH`.
+        TooLong: the value is certainly longer than `max_bytes`, which is found before all of it is
+            visited.
     """
     return _exact(value, [max_bytes // LEAST_BYTES], MAX_VALUE_DEPTH)
 
@@ -148,7 +150,9 @@ def _is_unicode(text: str) -> bool:
 
 
 def _decode(text: str) -> Any:
-    """As `JSONDecoder.decode`, which takes half of its time for white space around the document."""
+    """Decode like `JSONDecoder.decode`, which spends half of its time on white space around the
+    document.
+    """
     if text[:1] == "{":
         value, end = _DECODER.raw_decode(text)
         if end == len(text) or not text[end:].strip(" \t\n\r"):
@@ -183,7 +187,7 @@ def _no_constant(name: str) -> Any:
 
 
 def _check_tree(value: Any, max_depth: int) -> None:
-    """Refuse what only a walk can see. Iterative: the depth is the sender's choice."""
+    """Refuse lone surrogates and deep nesting. Iterative, because the sender chooses the depth."""
     level: list[Any] = [value]
     depth = 0
     while level:

@@ -33,21 +33,21 @@ _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 class YamlError(ValueError):
-    """The text is not YAML, or has more than JSON's values. The message says where."""
+    """The text is not YAML, or has values that JSON lacks. The message says where."""
 
 
 def loads(text: str, lines: Lines | None = None, *, number_keys: bool = False) -> Any:
     """Parse one document. `lines` is filled with the line of every value.
 
-    With `number_keys` a key may be an integer, such as a status of HTTP; it is read as its text.
+    With `number_keys`, a key may be an integer, such as an HTTP status; it is read as a string.
 
     Raises:
-        YamlError: not YAML; not exactly one document; a directive, anchor, alias or tag; a key
-            that is not a string or is repeated; NaN or infinity; an integer over 4,300
-            digits; nesting over 64 levels; more than 200,000 values.
+        YamlError: not YAML; not exactly one document; a directive, anchor, alias or tag; a key that
+            is not a string or is repeated; NaN or infinity; an integer over 4,300 digits; nesting
+            over 64 levels; more than 200,000 values.
     """
     if _DIRECTIVE.search(text):
-        # libyaml compares each with all previous ones: quadratic time in their number.
+        # libyaml compares each directive with all previous ones, which takes quadratic time.
         raise YamlError("directives (lines that begin with '%') are not accepted")
     try:
         return _Builder(yaml.parse(text, Loader=_Loader), lines, number_keys).document()

@@ -1,9 +1,9 @@
 """Redaction of texts, of JSON values, and of streams that arrive in pieces.
 
 Host side, used by the executors, the pipeline and the log. A match is replaced by `[redacted]` and
-counted. Patterns run in RE2, so no text can stall the engine. Invariant: the pieces of a stream
-come out with the same matches replaced as its whole text, wherever it was cut, as long as no match
-is longer than `MAX_HELD` characters.
+counted. Patterns run in RE2, so no text can stall the engine. Invariant: in a stream, the same
+matches are replaced as in its whole text, wherever the text was split, as long as no match is
+longer than `MAX_HELD` characters.
 """
 
 from __future__ import annotations
@@ -35,20 +35,20 @@ def _pattern(text: str) -> str:
 
 
 MAX_PATTERN_CHARACTERS = 1000
-"""Maximum length of an operator's pattern. Longer ones exceed RE2's memory, and then a search takes
-seconds."""
+"""Maximum length of an operator's pattern. Longer patterns exceed RE2's memory, and a search then
+takes seconds."""
 
 
 class RedactionSettings(Value):
     """What is replaced by `[redacted]` in results, streams, errors and the log."""
 
     common_keys: bool = True
-    """Keys and tokens that are known by their form: of clouds, code hosts and model providers,
-    JSON Web Tokens, and private keys."""
+    """Keys and tokens with a well-known form: those of clouds, code hosts and model providers, JSON
+    Web Tokens, and private keys."""
     patterns: tuple[
         Annotated[str, Field(max_length=MAX_PATTERN_CHARACTERS), AfterValidator(_pattern)], ...
     ] = ()
-    """More patterns, in RE2's syntax. In a stream a match cannot reach beyond its line."""
+    """Additional patterns, in RE2's syntax. In a stream, a match cannot extend beyond its line."""
 
 
 REDACTED = "[redacted]"
@@ -60,7 +60,7 @@ MIN_SECRET_CHARACTERS = 8
 
 _ESCAPE = (
     r"\\{1,8}(?:[bfnrt]|u00[0-7][0-9A-Fa-f])"  # in JSON and in code
-    r"|%(?:25){0,3}[0-9A-Fa-f]{2}"  # in an address, also where that stands in another
+    r"|%(?:25){0,3}[0-9A-Fa-f]{2}"  # in a URL, even if it is nested in another
     r"|\x1b\[[0-9;]{0,16}m"  # the colours of a terminal
 )
 """An escape that separates words, although its last character may be a letter."""
@@ -87,7 +87,7 @@ _BEGINNINGS = (
 """The first characters of keys of common forms. Such a key begins at the beginning of a word."""
 _KEY_BEGINS = "-----BEGIN "
 _UNFINISHED = frozenset("".join(word[:-1] for word in (*_BEGINNINGS, _KEY_BEGINS)))
-"""The last characters that an incomplete one of these beginnings can have."""
+"""The last characters that an incomplete beginning of such a key can have."""
 _KEY_HEADER = re.compile(r"-----BEGIN [A-Z ]{0,40}PRIVATE KEY-----")
 _KEY_END = re.compile(r"-----END [A-Z ]{0,40}PRIVATE KEY-----")
 MAX_KEY_HEADER = 70
@@ -103,8 +103,8 @@ MAX_ESCAPE = 20
 NUMERIC = re.compile(r"[-+.0-9e]+")
 _LINE_END = re.compile(r"[\n\r](?=[^\n\r]*\Z)")
 _BASE64 = re.compile(r"(?:[A-Za-z0-9+/]{4})*(?:[A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?")
-"""A file's content, which is not redacted, because matches in it are by chance. Its field's name is
-not enough to recognize it, because services and programs also choose names."""
+"""A file's content, which is not redacted, because matches in it are accidental. The field's name
+alone does not identify a file, because services and programs also choose names."""
 
 
 class Redactor:
@@ -119,7 +119,7 @@ class Redactor:
         """Redact this value from now on.
 
         Raises:
-            ValueError: it is so short that it would match in ordinary text.
+            ValueError: the value is so short that it would match in ordinary text.
         """
         if len(secret) < MIN_SECRET_CHARACTERS:
             raise ValueError(f"a secret has at least {MIN_SECRET_CHARACTERS} characters")
@@ -133,12 +133,12 @@ class Redactor:
             return text, 0
         try:
             found: tuple[str, int] = self._pattern.subn(REDACTED, text)
-        except UnicodeEncodeError:  # half a character, as in a file's name that is not UTF-8
+        except UnicodeEncodeError:  # a lone surrogate, as in a file's name that is not UTF-8
             return self.text(text.encode("utf-8", "replace").decode())
         return found
 
     def is_clean(self, texts: Iterable[str]) -> bool:
-        """Whether nothing in texts is redacted. Where it is not sure, it says no."""
+        """Whether nothing in the texts would be redacted. False if that is uncertain."""
         if self._pattern is None:
             return True
         try:
@@ -151,7 +151,9 @@ class Redactor:
         return self.text(text)[0]
 
     def value(self, value: Any) -> tuple[Any, int]:
-        """Return a JSON value with each match in its texts and keys replaced, and their number."""
+        """Return a JSON value with each match in its texts and keys replaced, and the number of
+        matches.
+        """
         if isinstance(value, str):
             return self.text(value)
         if isinstance(value, list | tuple):
@@ -170,23 +172,25 @@ class Redactor:
         return changed, total
 
     def _number(self, value: Any) -> tuple[Any, int]:
-        """Return a number or, if it has a match, its replacement. Null, true and false stay."""
+        """Return a number or its replacement, and the number of matches. Null, true and false
+        stay.
+        """
         if not self._reads_numbers or isinstance(value, bool) or value is None:
             return value, 0
         count = self.text(str(value))[1]
         return (REDACTED, count) if count else (value, 0)
 
     def may_match(self, encoded: bytes) -> bool:
-        """Whether a value, given as JSON, may contain a match. Quick, and never wrong if False."""
+        """Whether a value, given as JSON, may contain a match. Fast; False is certain."""
         return self._pattern is not None and (
             self._beginnings is None or self._beginnings.search(encoded) is not None
         )
 
     def event(self, event: dict[str, Any]) -> dict[str, Any]:
-        """Return a log event with each match replaced. Quick if there is no match."""
+        """Return a log event with each match replaced. Fast if there is no match."""
         try:
             encoded = to_json(event, fallback=str)
-        except ValueError:  # half a character
+        except ValueError:  # a lone surrogate
             encoded = None
         if encoded is not None and not self.may_match(encoded):
             return event
@@ -267,7 +271,8 @@ class StreamRedactor:
         self._redactor = redactor
         self._held = ""
         self._before = ""
-        """The last character that was passed on, which tells whether the next one begins a word."""
+        """The last character that was passed on, which decides whether the next character begins a
+        word."""
 
     def feed(self, piece: str) -> str:
         """Add a piece, and return the redacted text that can be passed on now."""
@@ -300,11 +305,11 @@ def _is_file(name: str, value: Any) -> bool:
 
 
 def complete(text: str, longest: int, *, in_lines: bool) -> int:
-    """Return the end of the part of a text in which every value that begins there also ends.
+    """Return the end of the part of a text in which every value that begins in it also ends.
 
-    `longest` is the length of the longest value, or 0 without values; with `in_lines` no value has
-    a line's end in it. The values themselves make no difference: otherwise the author of the text
-    could see its pieces and guess a value character by character, by what is held back.
+    `longest` is the length of the longest value, or 0 without values; with `in_lines`, no value
+    contains a line break. The values themselves make no difference: otherwise the author of the
+    text could guess a value character by character, from what is held back.
     """
     line = text.rfind("\n") + 1 if in_lines else 0
     return max(line, len(text) - max(0, longest - 1))
@@ -345,7 +350,7 @@ def _is_border(text: str, at: int) -> bool:
 
 
 def _unfinished_private_key(text: str) -> int:
-    """Return where a private key begins whose end has not arrived, or the text's end."""
+    """Return the start of a private key whose end has not arrived, or the length of the text."""
     begins = text.rfind(_KEY_BEGINS)
     if begins < 0:
         return len(text)

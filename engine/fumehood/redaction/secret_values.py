@@ -1,7 +1,7 @@
 """Remove the values of a request's secrets from the service's answer.
 
-Host side, pure. It guards against services that echo a request, also encoded for URLs, JSON, HTML
-or base64, in bytes and in texts that were cut; `redactor` does the rest of redaction. A service
+Host side, pure. It guards against services that echo a request, even if encoded for URLs, JSON,
+HTML or base64, in bytes and in truncated texts; `redactor` does the rest of redaction. A service
 that intends to reveal a secret can encode it in another form: see docs/limitations/rest-tools.md.
 """
 
@@ -30,9 +30,9 @@ class _Form:
 
     text: str
     shares_first: bool = False
-    """Whether the base64 character before it also holds bits of the value."""
+    """Whether the base64 character before the form also holds bits of the value."""
     shares_last: bool = False
-    """Whether the one after it does."""
+    """Whether the base64 character after the form also holds bits of the value."""
 
 
 class SecretValues:
@@ -71,7 +71,7 @@ class SecretValues:
         return any(form.text in text for form in self._forms)
 
     def finds_in_name(self, name: str) -> bool:
-        """Whether the name of a header contains one of the values, whose case means nothing."""
+        """Whether the name of a header contains one of the values, ignoring case."""
         return any(form.text.lower() in name.lower() for form in self._forms)
 
     def text(self, text: str) -> str:
@@ -89,10 +89,12 @@ class SecretValues:
         return SecretStream(self)
 
     def replaced(self, text: str, cut: int, *, is_all: bool) -> tuple[str, int]:
-        """Return the text before `cut` with each value replaced, and where the rest begins.
+        """Return the text before `cut` with each value replaced, and the position at which the rest
+        begins.
 
-        A value that begins before `cut` is replaced as a whole. If it shares the character after
-        it, that one must be before `cut`, too, unless the text is all there is.
+        A value that begins before `cut` is replaced completely. If it shares the character after it
+        (`shares_last`), that character must also be before `cut`, unless the text is complete
+        (`is_all`); otherwise the value is left for the rest.
         """
         parts, at = list[str](), 0
         for start, end, form in self._found(text):
@@ -114,7 +116,9 @@ class SecretValues:
         return complete(text, longest, in_lines=self._are_in_lines)
 
     def _found(self, text: str) -> Iterator[tuple[int, int, _Form]]:
-        """Yield start, end and form of each value, from the left; of several the longest."""
+        """Yield the start, end and form of each value, from left to right; of several with the same
+        start, the longest.
+        """
         coming = [(at, form) for form in self._forms if (at := text.find(form.text)) >= 0]
         while coming:
             start, form = min(coming, key=lambda one: one[0])  # the first of equals: the longest
@@ -176,7 +180,7 @@ def _forms(value: str) -> set[_Form]:
     urls = {quote(value, safe=""), quote(value), quote_plus(value)}
     lower = {_PERCENT.sub(lambda found: found[0].lower(), url) for url in urls}
     in_json = json.dumps(value)[1:-1]
-    # Some encoders of JSON escape slashes, and serve it as text, so nothing unescapes it here.
+    # Some encoders of JSON escape slashes. In an answer that is plain text, nothing unescapes them.
     texts = {value, in_json, in_json.replace("/", r"\/"), html.escape(value)}
     packed = {pack(value.encode()).decode() for pack in _PACKERS}
     whole = urls | lower | texts | packed | {text.rstrip("=") for text in packed}
@@ -185,7 +189,9 @@ def _forms(value: str) -> set[_Form]:
 
 
 def _packed_within(value: str, pack: Callable[[bytes], bytes], before: int) -> _Form:
-    """Return the characters of base64 that are the value's alone, after `before` other bytes."""
+    """Return the base64 characters that depend only on the value, if it follows `before` other
+    bytes.
+    """
     bits = 8 * (before + len(value))
     first = -(-8 * before // 6)
     text = pack(bytes(before) + value.encode())[first : bits // 6].decode()
