@@ -1,5 +1,5 @@
 """The guest: everything that runs inside a wall. It is started by its path and never imported.
 
-Standard library only, but for `interpreter/`. `process/` and `container/` each have a supervisor,
-which is where to start reading, and share `core/`.
+It uses only the standard library, except in `interpreter/`. `process/` and `container/` share
+`core/`. Start reading at their `supervisor.py`.
 """

@@ -1,9 +1,9 @@
 """Start a guest: `python -I -S -B …/guest CONFIG [HANDOVER_FD]`; CONFIG is one JSON object.
 
-HANDOVER_FD is the socket for the pipes of children that the host checks out; a container has none.
-Runs on the guest side.
-The isolated interpreter knows no import path but the standard library's; the paths that it
-needs are named in CONFIG, so nothing else can be imported.
+HANDOVER_FD is the socket over which the host gets the pipes of children that it checks out. It is
+omitted in containers. Runs on the guest side.
+The isolated interpreter's import path has only the standard library and the paths that CONFIG
+names, so nothing else can be imported.
 """
 
 import json
@@ -24,7 +24,7 @@ def main() -> None:
     elif config.get("wall") == "container":
         from fumehood.guest.container.forks import HOOKS
 
-        HOOKS.hold()  # before the first module that registers any
+        HOOKS.hold()  # before the import of the first module that registers a fork hook
         from fumehood.guest.container.supervisor import supervise as supervise_container
 
         supervise_container(config)

@@ -1,4 +1,4 @@
-"""Children as their parent sees them: their end, their status in /proc, and killing them.
+"""Child processes as seen by their parent: how they ended, their status in /proc, and kills.
 
 Guest side, used by supervisors and by zygotes that are parents. A child's claim may name a failure
 but never undo one; the kernel's report, and the supervisor's own reason to kill, override it.
@@ -39,7 +39,8 @@ def watch() -> socket.socket:
 
 
 def drain(wakeup: socket.socket) -> None:
-    """Discard the signals so far. Call it before `reap`, or an end could be missed."""
+    """Discard the signals received so far. Call this before `reap`, or a child's end could be
+    missed."""
     try:
         while wakeup.recv(512):
             pass
@@ -48,7 +49,7 @@ def drain(wakeup: socket.socket) -> None:
 
 
 def reap() -> Iterator[Ended]:
-    """Reap every child that has ended."""
+    """Reap and yield every child that has ended."""
     while True:
         try:
             pid, status, usage = os.wait4(-1, os.WNOHANG)
@@ -65,8 +66,8 @@ CLAIMABLE = ("memory", "output", "policy")
 
 
 def judge(reply: dict[str, Any]) -> tuple[str, dict[str, Any]]:
-    """The ending and claim of a run that sent a reply. A claim may name a failure but never undo
-    one.
+    """Return the ending of a run that sent a reply, such as "ok", and the claim to report. A child
+    may claim only the failures in `CLAIMABLE`; any other error counts as an exception.
     """
     error = reply.get("error")
     if error is None and isinstance(reply.get("result"), dict):
@@ -78,7 +79,7 @@ def judge(reply: dict[str, Any]) -> tuple[str, dict[str, Any]]:
 
 
 def ending_of(exit_code: int | None, signal_number: int | None) -> str:
-    """The ending according to the kernel, for a run that the supervisor did not kill."""
+    """Return the ending of a run that the supervisor did not kill, by its exit code or signal."""
     if signal_number == signal.SIGSYS:
         return "policy"
     if signal_number == signal.SIGXCPU:
@@ -89,7 +90,7 @@ def ending_of(exit_code: int | None, signal_number: int | None) -> str:
 
 
 def decode_status(status: int) -> tuple[int | None, int | None]:
-    """Exit code or signal from a `wait` status; the other one is None."""
+    """Return the exit code and the signal of a `wait` status. One of the two is None."""
     if os.WIFSIGNALED(status):
         return None, os.WTERMSIG(status)
     return os.WEXITSTATUS(status), None
@@ -99,7 +100,7 @@ STATUS_BYTES = 16384
 """Bytes read of a status file; more than the kernel writes for a process with a thousand groups."""
 
 STATE = b"\nState:"
-"""The field after the process name on every kernel."""
+"""The status field that follows the process name on every kernel."""
 
 
 def peak_bytes(pid: int) -> int | None:
@@ -111,7 +112,7 @@ def is_sealed(pid: int, own_filters: int | None) -> bool:
     """Whether the kernel shows that a child has given up its rights.
 
     In a container or a hardened service every process starts with a filter, so the child must have
-    more filters than `own_filters`, the number of this process.
+    more filters than this process, which has `own_filters`.
     """
     shown = status(pid)
     return field(shown, b"NoNewPrivs") == b"1" and is_filtered(shown, own_filters)
@@ -131,10 +132,10 @@ def own_filters() -> int | None:
 
 
 def status(pid: int | str) -> bytes:
-    """A process's status from the state field on, or nothing if the process is gone.
+    """Return a process's status in /proc from the state field on, or b"" if the process is gone.
 
-    The name before it is chosen by the process. gVisor does not escape line ends in it, so it could
-    imitate any field.
+    The process chooses the name, which precedes the state field. gVisor does not escape line ends
+    in the name, so a name could imitate any field.
     """
     try:
         # Not `open()`, whose layers cost three times as much: this is asked for every call.
@@ -149,7 +150,7 @@ def status(pid: int | str) -> bytes:
 
 
 def field(shown: bytes, name: bytes) -> bytes | None:
-    """One field of a status file, or None."""
+    """Return the value of one field of a status file, or None if the field is missing."""
     _, found, rest = shown.partition(b"\n" + name + b":")
     return rest.partition(b"\n")[0].strip() if found else None
 
@@ -180,7 +181,7 @@ def kill_below(pid: int) -> set[int]:
             _signal(child, parent, signal.SIGSTOP)
         found |= new
         parents = [pid, *found]
-    # The deepest first: a parent that died already would have handed its children on.
+    # The deepest first: once a parent has died, its children have another parent.
     for child, parent in reversed(found.items()):
         _signal(child, parent, signal.SIGKILL)
     return set(found)

@@ -34,20 +34,20 @@ _libc_with_gil = ctypes.PyDLL(None, use_errno=True)
 
 
 def prctl(option: int, value: int) -> None:
-    """Raises OSError if the kernel refuses."""
+    """Call prctl(2). Raises OSError if the kernel refuses."""
     _checked(_libc.prctl(option, value, 0, 0, 0), "prctl")
 
 
 def syscall(number: int, *arguments: int | ctypes._Pointer[ctypes.Structure]) -> int:
-    """Raises OSError if the kernel refuses."""
+    """Make a system call and return its result. Raises OSError if the kernel refuses."""
     return _checked(_libc.syscall(number, *arguments), f"system call {number}")
 
 
 def fork_for_parent() -> int:
-    """Fork a child of this process's parent; its process id, and 0 in the child.
+    """Fork a sibling of this process. Return its process id, and 0 in the new process.
 
-    Like `os.fork`, but the parent reaps the child and learns how it ended. Only for a process with
-    one thread, so no lock is held.
+    Like `os.fork`, but this process's parent becomes the parent of the new process and reaps it.
+    Only for processes with a single thread, so that no lock is held.
 
     *Source*: clone(2), CLONE_PARENT: the exit signal is that of this process.
 
@@ -92,7 +92,7 @@ _CAPABILITY_VERSION_3 = 0x20080522
 """*Source*: capget(2); this version takes two structures, for 64 capabilities."""
 
 
-# Made once, before any fork: in a child the making would copy pages for every call.
+# Made once, before any fork: making them in a child would copy pages for every call.
 _OWN_CAPABILITIES = ctypes.byref(_CapabilityHeader(_CAPABILITY_VERSION_3, 0))
 _NO_CAPABILITIES = (_CapabilitySets * 2)()
 
@@ -111,18 +111,18 @@ CAPABILITIES = 64
 def empty_bounding_set() -> None:
     """Empty the bounding set, so no descendant can gain a capability by starting a program.
 
-    Raises OSError if the kernel refuses, for want of CAP_SETPCAP.
+    Raises OSError if the kernel refuses, because CAP_SETPCAP is missing.
     """
     for capability in range(CAPABILITIES):
         if _libc.prctl(PR_CAPBSET_DROP, capability, 0, 0, 0) == -1:
             error = ctypes.get_errno()
-            if error == errno.EINVAL:  # the kernel knows no more
+            if error == errno.EINVAL:  # this kernel has no further capabilities
                 return
             raise OSError(error, f"bounding set: {os.strerror(error)}")
 
 
 def keep_capabilities(kept: int) -> None:
-    """Keep these of this process's capabilities, as a mask of bits. Raises OSError."""
+    """Drop all capabilities of this process but those in the bit mask `kept`. Raises OSError."""
     sets = (_CapabilitySets * 2)()
     sets[0].effective = sets[0].permitted = kept
     _checked(_libc.capset(_OWN_CAPABILITIES, sets), "capset")
@@ -134,7 +134,8 @@ def drop_capabilities() -> None:
 
 
 def volunteer_for_oom(score: bytes = b"1000") -> None:
-    """Ask the kernel to end this process before others if memory runs out."""
+    """Set this process's OOM score, so that the kernel kills it before others if memory runs out.
+    Failures are ignored."""
     try:
         # Not `open()`: its layers are cold in a child, and touching them costs more than the fork.
         file = os.open("/proc/self/oom_score_adj", os.O_WRONLY)
@@ -145,8 +146,8 @@ def volunteer_for_oom(score: bytes = b"1000") -> None:
 
 
 def unread_bytes(pipe: int) -> int:
-    """Unread bytes in a pipe, queried at either end, even if the other end is closed. 0 if the
-    kernel does not report it.
+    """Return the number of unread bytes in a pipe, or 0 if the kernel does not report it. `pipe` is
+    either end; the other end may be closed.
     """
     found = ctypes.c_int(0)
     try:

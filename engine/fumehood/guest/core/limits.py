@@ -1,8 +1,8 @@
-"""Resource limits of one child: those that it sets itself, and those set from outside.
+"""Resource limits of one child: those that the child sets itself, and those set from outside.
 
-Guest side. A child lowers the limits of all calls before it is sealed; the supervisor moves
-memory and CPU time for each call with `prlimit`, from outside, so the child needs no
-system call that could move them back.
+Guest side. Before a child is sealed, it lowers the limits that are the same for all calls. The
+supervisor sets memory and CPU time for each call from outside, with `prlimit`, so the child needs
+no system call that could raise them again.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ FIXED: tuple[tuple[int, int], ...] = (
 )
 
 CPU_BACKSTOP_S = 1
-"""Seconds by which RLIMIT_CPU exceeds the limit that the supervisor measures."""
+"""Seconds by which RLIMIT_CPU exceeds the CPU time limit that the supervisor enforces."""
 
 
 def limit_self(open_files: int = 0) -> None:
@@ -45,11 +45,10 @@ def limit_self(open_files: int = 0) -> None:
 
 
 def limit_child(pid: int, *, memory_bytes: int, cpu_s: float) -> None:
-    """Set a child's limits from outside: of its address space, and of the CPU time of its whole
-    life, which is what the kernel counts.
+    """Limit a child's address space, and its CPU time since it was started.
 
     Raises:
-        OSError: the child is gone, or a limit did not take.
+        OSError: the child is gone, or a limit did not take effect.
     """
     for which, soft in (
         (resource.RLIMIT_AS, memory_bytes),
@@ -64,7 +63,8 @@ def limit_child(pid: int, *, memory_bytes: int, cpu_s: float) -> None:
 
 
 def address_space_bytes(pid: int | None = None) -> int:
-    """A process's address space as RLIMIT_AS counts it; by default this process's."""
+    """Return the size of a process's address space as RLIMIT_AS counts it. The default is this
+    process."""
     # Not `open()`: its layers are cold in a child, and each page that it touches is copied.
     statm = os.open(f"/proc/{pid or 'self'}/statm", os.O_RDONLY)
     try:

@@ -1,4 +1,4 @@
-"""A child's two pipes, for its request and its replies; progress reports; and writing to any pipe.
+"""A child's two pipes (for its request and its replies), and the progress reports in replies.
 
 Guest side, in the children and supervisors of all walls.
 """
@@ -21,7 +21,7 @@ REQUEST_FD = 3
 """The only descriptor that a child of a process wall may read from."""
 
 REPLY_FD = 4
-"""The only one that it may write to."""
+"""The only descriptor that a child of a process wall may write to."""
 
 CHUNK_BYTES = 1 << 16
 
@@ -35,7 +35,7 @@ MEMORY_REPLY = framing.encode(
 
 
 def tell(message: dict[str, Any]) -> None:
-    """Write one frame into the reply's pipe. Raises OSError."""
+    """Write one frame to the reply pipe. Raises OSError."""
     write_all(REPLY_FD, framing.encode(message))
 
 
@@ -48,9 +48,9 @@ _CREDENTIALS = struct.Struct("3i")
 def receive(
     end: socket.socket, most_bytes: int, most_fds: int, flags: int = 0
 ) -> tuple[bytes, list[int], Sender | None]:
-    """Receive one message with its descriptors, and its sender if the socket asks for it.
+    """Receive one message with its descriptors, and its sender if the socket has SO_PASSCRED.
 
-    Raises OSError. Not `socket.recv_fds`, which ignores `flags`.
+    Raises OSError. `socket.recv_fds` is not used, because it ignores `flags`.
     """
     descriptors, sender = array.array("i"), None
     room = socket.CMSG_SPACE(most_fds * descriptors.itemsize)
@@ -74,11 +74,12 @@ def held(descriptor: int) -> Iterator[int]:
 
 
 def write_all(descriptor: int, data: bytes, patience_s: float | None = None) -> None:
-    """Write all bytes. If the descriptor does not block, wait for room, each time at most
-    `patience_s`.
+    """Write all bytes. If the descriptor is non-blocking, wait until it is writable, for at most
+    `patience_s` seconds each time.
 
     Raises:
-        OSError: the other end is closed, or does not read (TimeoutError).
+        TimeoutError: the other end does not read.
+        OSError: the other end is closed.
     """
     view = memoryview(data)
     while view:
@@ -90,24 +91,25 @@ def write_all(descriptor: int, data: bytes, patience_s: float | None = None) -> 
 
 
 MAX_REPLY_DEPTH = 60
-"""Nesting depth of a child's message. Below the host's limit, because the supervisor nests it in
-another message.
+"""Maximum nesting depth of a child's message. It is below the host's limit, because the supervisor
+nests the message in another one.
 """
 
 MAX_CLAIM_BYTES = 512 * 1024
-"""Size limit of one frame of a program in a container, of which the largest is the final claim; and
-of all reports of one run in the jail. More of them counts as too much output.
+"""Size limit of one frame from a program in a container, of which the largest is the final claim.
+In the jail, the size limit of all progress reports of one run together. More counts as too much
+output.
 """
 
 
 def read_report(claim: Any) -> dict[str, Any] | None:
-    """The progress report in a child's claim, or None if it is invalid."""
+    """Return the progress report in a child's claim, or None if it is invalid."""
     if not isinstance(claim, dict):
         return None
     percent, message = claim.get("percent"), claim.get("message")
     if isinstance(percent, bool) or not isinstance(percent, int | float):
         return None
-    # Of floats only: asked of a whole number that no double holds, `isfinite` raises.
+    # Only floats are tested: `isfinite` raises for an integer that is too large for a double.
     if not isinstance(message, str) or (isinstance(percent, float) and not math.isfinite(percent)):
         return None
     return {

@@ -1,7 +1,7 @@
-"""System-call filters: the instructions of classic BPF that make one, and its installation.
+"""Builds system-call filters as classic BPF programs, and installs them.
 
-Guest side; `process/filters.py` and `container/filter.py` have the lists. Between the rules of a
-filter the accumulator always holds the number of the system call.
+Guest side; `process/filters.py` and `container/filter.py` have the lists of calls. Between the
+rules of a filter the accumulator always holds the number of the system call.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _SECCOMP = own_number("seccomp")
 SET_MODE_FILTER = 1
 
 X32_BIT = 0x40000000
-"""The bit of a second set of x86-64 numbers, all of which are refused."""
+"""The bit in system-call numbers of the x32 ABI on x86-64. Such calls end the process."""
 
 EPERM = 1
 EACCES = 13
@@ -47,13 +47,13 @@ Instruction = tuple[int, int, int, int]
 def build(
     machine: str | None, rules: Mapping[str, Sequence[Instruction]], *otherwise: Instruction
 ) -> bytes:
-    """A filter that decides about each named call by its rule, and `otherwise` about all others.
+    """Return a filter that decides each named call by its rule, and all others by `otherwise`.
 
-    Each rule must end with a verdict. Calls of another architecture or another numbering end the
-    process. A rule about a call that the architecture lacks is left out.
+    Each rule must end with a verdict. Calls of another architecture or ABI end the process. Rules
+    for calls that the architecture lacks are omitted.
 
     Raises:
-        OSError: this machine's architecture is not supported.
+        OSError: the architecture is not supported.
     """
     architecture, numbers = architecture_of(machine)
     program = [
@@ -82,7 +82,7 @@ def refuse(error: int = EPERM) -> Instruction:
 
 
 def allow_if_equal(argument: int, value: int) -> list[Instruction]:
-    """Allow one value of an argument, end the process for any other."""
+    """Allow a call if an argument has this value, and otherwise end the process."""
     # Both halves of the 64-bit argument: the kernel compares all of it.
     low = _OFFSET_ARGUMENTS + 8 * argument
     return [
@@ -95,7 +95,7 @@ def allow_if_equal(argument: int, value: int) -> list[Instruction]:
 
 
 def allow_without_bits(argument: int, bits: int, otherwise: Instruction) -> list[Instruction]:
-    """Allow an argument that has none of these bits."""
+    """Allow a call if an argument has none of these bits. Else the verdict is `otherwise`."""
     return [
         _load(_OFFSET_ARGUMENTS + 8 * argument),
         (_JUMP_BITS_SET, 0, 1, bits),
@@ -105,7 +105,8 @@ def allow_without_bits(argument: int, bits: int, otherwise: Instruction) -> list
 
 
 def refuse_byte(argument: int, value: int) -> list[Instruction]:
-    """Refuse an argument whose lowest byte has this value, and go on otherwise."""
+    """Refuse a call if an argument's lowest byte has this value. Else continue with the next
+    instruction."""
     return [
         _load(_OFFSET_ARGUMENTS + 8 * argument),
         (_AND, 0, 0, 0xFF),
@@ -115,7 +116,8 @@ def refuse_byte(argument: int, value: int) -> list[Instruction]:
 
 
 def allow_unless(values: Mapping[int, int], otherwise: Instruction) -> list[Instruction]:
-    """Allow a call unless all of these arguments, of 32 bits, have these values."""
+    """Allow a call unless all these arguments have these 32-bit values. `values` is argument →
+    value. Else the verdict is `otherwise`."""
     body: list[Instruction] = []
     for argument, value in values.items():
         body += [_load(_OFFSET_ARGUMENTS + 8 * argument), *_unless_equal(value, [allow()])]
@@ -123,7 +125,7 @@ def allow_unless(values: Mapping[int, int], otherwise: Instruction) -> list[Inst
 
 
 def allow_without_all_bits(argument: int, bits: int, otherwise: Instruction) -> list[Instruction]:
-    """Allow an argument unless it has all of these bits."""
+    """Allow a call unless an argument has all of these bits. Else the verdict is `otherwise`."""
     return [
         _load(_OFFSET_ARGUMENTS + 8 * argument),
         (_AND, 0, 0, bits),
@@ -133,7 +135,8 @@ def allow_without_all_bits(argument: int, bits: int, otherwise: Instruction) -> 
 
 
 def allow_if_in(argument: int, values: Sequence[int], otherwise: Instruction) -> list[Instruction]:
-    """Allow these values of an argument that the kernel reads as 32 bits."""
+    """Allow a call if an argument, which the kernel reads as 32 bits, has one of these values. Else
+    the verdict is `otherwise`."""
     body = [_load(_OFFSET_ARGUMENTS + 8 * argument)]
     for value in values:
         body += [(_JUMP_EQUAL, 0, 1, value), allow()]
@@ -141,7 +144,8 @@ def allow_if_in(argument: int, values: Sequence[int], otherwise: Instruction) ->
 
 
 def require(argument: int, value: int, *, ignoring: int = 0) -> list[Instruction]:
-    """End the process unless a 32-bit argument has this value, apart from masked bits."""
+    """End the process unless a 32-bit argument has this value, apart from the bits in `ignoring`.
+    Else continue with the next instruction."""
     return [
         _load(_OFFSET_ARGUMENTS + 8 * argument),
         (_AND, 0, 0, 0xFFFFFFFF & ~ignoring),
@@ -150,7 +154,7 @@ def require(argument: int, value: int, *, ignoring: int = 0) -> list[Instruction
 
 
 def refuse_greater(number: int, error: int) -> list[Instruction]:
-    """Refuse all calls with a higher number."""
+    """Refuse all calls with a number above `number`, with this error."""
     return [(_JUMP_GREATER, 0, 1, number), refuse(error)]
 
 
@@ -176,7 +180,8 @@ def install(program: bytes) -> None:
 
 
 def warm_up(program: bytes) -> None:
-    """Prepare `install` before a fork. Done in a child, it would copy pages on every call."""
+    """Prepare `install` before a fork, because preparing it in a child would copy pages on every
+    call."""
     _header(program)
     kernel.warm_up()
 

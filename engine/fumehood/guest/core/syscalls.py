@@ -129,10 +129,10 @@ ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
 
 
 def architecture_of(machine: str | None = None) -> Architecture:
-    """The architecture of a machine; of this one by default.
+    """Return the architecture of a machine. The default is the machine that this runs on.
 
     Raises:
-        OSError: it is not supported.
+        OSError: the architecture is not supported.
     """
     machine = machine or platform.machine()
     if machine not in ARCHITECTURES:
@@ -141,6 +141,7 @@ def architecture_of(machine: str | None = None) -> Architecture:
 
 
 def own_number(name: str) -> int:
-    """A system call's number on this architecture, or -1, which the kernel refuses."""
+    """Return a system call's number on this architecture, or -1, which the kernel refuses, if it is
+    unknown."""
     own = ARCHITECTURES.get(platform.machine())
     return -1 if own is None else own.numbers.get(name, -1)

@@ -1,14 +1,14 @@
-"""The calculator: one expression in, one value out, nothing kept.
+"""The calculator: evaluates one expression to one value, and keeps no state.
 
-Guest side, run by the child. An expression passes notation, Python's parser, the node
-table, the name table and, while asteval walks it, the size estimates. Invariant: the node
-table admits nothing that stores, so one process may evaluate expression after expression
-of one trust domain.
+Guest side, run by the child. An expression is translated from the calculator's notation, parsed by
+Python, and checked by the node table and the name table. While asteval evaluates it, the size
+estimates check each operation. Invariant: the node table admits no node that stores anything, so
+one process may evaluate many expressions of one trust domain.
 
 A node class in neither set of the table is refused, so a newer Python with a new node cannot widen
-the language; a test fails until somebody has classified it. No function of the name table returns
-an object from which anything but numbers, lists and tuples can be reached; each that can grow its
-result is the version of `sizes`.
+the language; a test fails until the class is in one of the sets. Only numbers, lists and tuples can
+be reached from the result of a function in the name table. Functions whose results can be large are
+those of `sizes`.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-# asteval imports NumPy where it is installed; the calculator does without, and
-# its pages would be copied into every child.
+# asteval imports NumPy if it is installed. The calculator does not need NumPy, and NumPy's memory
+# pages would be copied into every child.
 sys.modules.setdefault("numpy", None)  # type: ignore[arg-type]
 sys.modules.setdefault("numpy_financial", None)  # type: ignore[arg-type]
 
@@ -65,12 +65,12 @@ def run(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def evaluate(text: str) -> Any:
-    """The value of one expression.
+    """Return the value of one expression.
 
     Raises:
         NotationRefused, SyntaxError: the text is not an expression.
-        Refused, TooLarge: one of the tables refused it.
-        ArithmeticError, ValueError, TypeError: it has no value.
+        Refused, TooLarge: a table refused the expression.
+        ArithmeticError, ValueError, TypeError: the expression has no value.
     """
     tree = _parse(rewrite(text))
     _refuse_bare_comma(tree.body, text)
@@ -81,7 +81,13 @@ def evaluate(text: str) -> Any:
 
 
 def render(value: Any, precision: int | None, max_bytes: int) -> dict[str, Any]:
-    """The result: `value` in JSON, `text` exact. Long lists are cut just over `max_bytes`."""
+    """Return the result as `{value, text}`: `value` for JSON, and `text` exact, but cut just over
+    `max_bytes` for long lists.
+
+    Raises:
+        TooLarge: lists are nested too deeply.
+        ValueError, TypeError: the value is not finite, or not a real number.
+    """
     if _depth(value) > MAX_VALUE_DEPTH:
         raise sizes.TooLarge(f"the result is nested deeper than {MAX_VALUE_DEPTH} lists")
     rounded = _rounded(value, precision)
@@ -91,17 +97,17 @@ def render(value: Any, precision: int | None, max_bytes: int) -> dict[str, Any]:
 def preload() -> None:
     """Build everything that the first expression needs, before anything is forked."""
     sys.setrecursionlimit(RECURSION_LIMIT)
-    # The parser warns about odd but valid text (`1if 2else 3`); there is nobody to read it,
-    # and the attempt to print it would end the process.
+    # The parser warns about odd but valid text (`1if 2else 3`). Printing the warning would end a
+    # sealed process.
     warnings.simplefilter("ignore")
     for expression in ("5! + 2**10", "max(sqrt(2), 0.5) if 1 < 2 else [1, 2]", "1/0", "open('x')"):
         json.dumps(run({"arguments": {"expression": expression}, "output_bytes": 1024}))
 
 
 def _value(node: ast.expr) -> Any:
-    """The value of a checked tree."""
+    """Return the value of a tree that the tables have accepted."""
     interpreter = _interpreter()
-    # asteval keeps errors, text and flow flags between runs; none may reach the next.
+    # asteval keeps errors, text and flow flags between runs; reset them for each expression.
     interpreter.error, interpreter.error_msg, interpreter.code_text = [], None, []
     interpreter._interrupt, interpreter.retval, interpreter.expr = None, None, "expression"
     try:
@@ -114,7 +120,7 @@ def _value(node: ast.expr) -> Any:
 
 @functools.cache
 def _interpreter() -> asteval.Interpreter:
-    """asteval with only the node table's handlers, and our arithmetic."""
+    """Return asteval's interpreter, with only the node table's handlers and our arithmetic."""
     interpreter = asteval.Interpreter(
         symtable={**CONSTANTS, **FUNCTIONS},
         use_numpy=False,
@@ -143,14 +149,14 @@ def _parse(text: str) -> ast.Expression:
     try:
         return ast.parse(text.strip(), mode="eval")
     except (RecursionError, MemoryError):
-        # The parser's own stack, long before memory: the text is bounded by the schema.
+        # The parser's stack overflowed. Memory cannot run out: the schema bounds the text.
         raise SyntaxError("nested too deeply") from None
     except ValueError as error:  # NUL bytes, in some versions of Python
         raise SyntaxError(str(error)) from None
 
 
 def _refuse_bare_comma(body: ast.expr, text: str) -> None:
-    """Refuse `1,000` and `2,5`, which are tuples in Python but meant as numbers."""
+    """Refuse `1,000` and `2,5`, which are tuples in Python but are meant as numbers."""
     if isinstance(body, ast.Tuple) and not text.lstrip().startswith("("):
         raise NotationRefused(
             "a comma outside brackets is no part of a number; write 1000 and 2.5, or [1, 2]"
@@ -158,7 +164,7 @@ def _refuse_bare_comma(body: ast.expr, text: str) -> None:
 
 
 def _root_cause(error: BaseException) -> BaseException:
-    """The original failure; asteval wraps it once per level."""
+    """Return the original exception. asteval wraps it once for each level of the expression."""
     while error.__context__ is not None:
         error = error.__context__
     return error
@@ -179,7 +185,8 @@ def _rounded(value: Any, precision: int | None) -> Any:
 
 
 def _depth(value: Any) -> int:
-    """Levels of nested lists. Iterative, because the text decides their number."""
+    """Return the number of levels of nested lists. Not recursive, because the expression's text
+    determines the number."""
     depth = 0
     level = [value]
     while any(isinstance(item, list | tuple) for item in level):
@@ -197,7 +204,8 @@ def _json_value(value: Any) -> Any:
 
 
 def _text(value: Any, max_chars: int) -> str:
-    """`repr`, cut soon after `max_chars`, because the reader refuses more anyway."""
+    """Return `repr(value)`. Lists are cut soon after `max_chars`, because the supervisor refuses
+    longer results anyway."""
     if not isinstance(value, list | tuple):
         return repr(value)
     parts: list[str] = []
@@ -250,19 +258,19 @@ _AFTER_PERCENT_SIGN = frozenset("*/)%],<>=!&|") | {"**", "//", "<<", ">>", "<=",
 
 
 _WORDS = frozenset(keyword.kwlist) - {"True", "False", "None"}
-"""Words that are operators: a parenthesis after `not` or `in` does not make a call."""
+"""Words that are operators. A parenthesis after such a word (`not`, `in`) does not make a call."""
 
 
 class NotationRefused(Exception):
-    """The text uses a sign that has another meaning here. The message has the remedy."""
+    """The expression uses a notation that the calculator lacks. The message has the remedy."""
 
 
 def rewrite(text: str) -> str:
     """Translate the calculator's notation to Python.
 
     Raises:
-        NotationRefused: `^`, a percent sign, `5!!`, a `!` with nothing before it, or a comma that
-            groups digits.
+        NotationRefused: the text has `^`, a percent sign, `5!!`, a `!` with nothing before it, a
+            comma that groups digits, a comment or a continued line.
     """
     if "#" in text or "\\\n" in text:
         raise NotationRefused("comments and continued lines are not part of an expression")
@@ -292,7 +300,7 @@ def _refuse_misleading_signs(tokens: list[tuple[str, str]]) -> None:
 
 
 def _is_percent_sign(tokens: list[tuple[str, str]], index: int) -> bool:
-    """Whether a `%` means percent: no operand follows, or the spacing says so, as in `5% - 3`."""
+    """Whether a `%` means percent: no operand follows, or the spacing shows it, as in `5% - 3`."""
     following = [t for t in tokens[index + 1 :] if t[0] != "space"][:1]
     if not following or following[0][1] in _AFTER_PERCENT_SIGN:
         return True
@@ -304,11 +312,11 @@ def _is_percent_sign(tokens: list[tuple[str, str]], index: int) -> bool:
 
 
 def _rewrite_factorials(tokens: list[tuple[str, str]]) -> str:
-    """Rewrite in one pass: `starts` remembers where the operand that ends at each token began."""
+    """Rewrite `n!` to `factorial(n)` in one pass, and return the text."""
     out: list[str] = []
-    opened: list[int] = []
-    operand: int | None = None  # index in `out` of the operand that ends here, if any
-    finished = False  # … and it is itself a factorial
+    opened: list[int] = []  # for each open parenthesis: index in `out` where its operand begins
+    operand: int | None = None  # index in `out` where the operand before this token begins, if any
+    finished = False  # whether that operand is itself a factorial
     for kind, token in tokens:
         if kind == "space":
             out.append(token)
@@ -320,7 +328,7 @@ def _rewrite_factorials(tokens: list[tuple[str, str]]) -> str:
                 )
             if operand is None:
                 raise NotationRefused("! stands after the number that it belongs to, as in 5!")
-            # A word in front (`not(3)!`) must not grow together with the function's name.
+            # The function's name must be separated from a word before it (`not(3)!`).
             apart = " " if operand and out[operand - 1][-1:].isalnum() else ""
             out[operand] = f"{apart}factorial(" + out[operand]
             out.append(")")
@@ -343,8 +351,8 @@ def _rewrite_factorials(tokens: list[tuple[str, str]]) -> str:
 # -- the tables: node classes, and every name with its value --------------------------------
 
 MAX_DEPTH = 500
-"""Levels of nested nodes. A sum of as many terms is as deep. The evaluator takes two Python frames
-per level, for which `RECURSION_LIMIT` makes room.
+"""Maximum number of levels of nested nodes. A sum of N terms has N levels. The evaluator needs two
+Python frames per level, which `RECURSION_LIMIT` allows.
 """
 
 RECURSION_LIMIT = 1000 + 4 * MAX_DEPTH
@@ -355,7 +363,7 @@ ALLOWED = frozenset(
     {
         # structure
         "Expression", "Constant", "Name", "Load", "Call", "List", "Tuple", "IfExp",
-        # operators; `^` (BitXor) is refused before this table with the cure
+        # operators; `^` (BitXor) is refused before this table, by a message with the remedy
         "BinOp", "Add", "Sub", "Mult", "Div", "FloorDiv", "Mod", "Pow",
         "LShift", "RShift", "BitAnd", "BitOr",
         "UnaryOp", "UAdd", "USub", "Invert", "Not",
@@ -403,16 +411,16 @@ _SAID = {
 
 
 class Refused(Exception):
-    """The expression has a node or a name that the tables do not allow. The message gives it."""
+    """The expression has a node or a name that the tables do not allow. The message names it."""
 
 
 def check_nodes(tree: ast.Expression) -> list[ast.AST]:
-    """Check the whole tree. Returns its nodes, for the tables that follow.
+    """Check the whole tree, and return its nodes for the other tables.
 
-    Iterative, because the text decides the depth.
+    Not recursive, because the expression's text determines the depth.
 
     Raises:
-        Refused: a refused or unknown node, a constant that is not a number, or too deep.
+        Refused: a node is not allowed, a constant is not a number, or the tree is too deep.
     """
     level: list[ast.AST] = [tree]
     nodes: list[ast.AST] = []
@@ -457,7 +465,7 @@ _WEIGHED: Mapping[str, Callable[..., Any]] = {
 }
 
 for _name, _function in _WEIGHED.items():
-    _function.__qualname__ = _name  # which Python writes into errors about arguments
+    _function.__qualname__ = _name  # Python's errors about arguments contain it
 
 _PLAIN = (
     "acos", "acosh", "asin", "asinh", "atan", "atan2", "atanh", "cbrt", "ceil", "copysign",
@@ -484,10 +492,10 @@ FUNCTIONS: Mapping[str, Callable[..., Any]] = {
 
 
 def check_names(nodes: Sequence[ast.AST]) -> None:
-    """Check each name in its position: functions may only be called.
+    """Check that each called name is a function, and each other name a constant.
 
     Raises:
-        Refused: an unknown name, a function used as a value, or a constant called.
+        Refused: a name is unknown, a function is used as a value, or a constant is called.
     """
     called = {id(node.func) for node in nodes if isinstance(node, ast.Call)}
     for node in nodes:

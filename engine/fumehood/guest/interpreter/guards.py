@@ -1,11 +1,11 @@
-"""The guards: the functions that a compiled program calls instead of doing things itself.
+"""The guards: the functions that a compiled program calls instead of accessing objects itself.
 
-Guest side. RestrictedPython's code has `_getattr_(a, "b")` where a program says `a.b`;
-what such a function allows, here, is all that a program can do. Invariants: attributes are
-read by the table of their type, changes go to what the program made itself, and every
-refusal is remembered, whether or not the program managed to swallow it. A class of a program
-has `type` as its metaclass and only `object`, exceptions and other classes of the program as
-bases; nothing in it takes part in attribute access, class creation or copying.
+Guest side. RestrictedPython compiles `a.b` to `_getattr_(a, "b")`; a program can do only what these
+functions allow. Invariants: attributes are read by the table of the object's type; only containers,
+a few library objects, and the program's own classes and their instances can be changed; and every
+refusal is remembered, even if the program swallows it. A program's class has `type` as its
+metaclass and only `object`, exceptions and other classes of the program as bases; it cannot take
+part in attribute access, class creation or copying.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ ATTRIBUTES: Mapping[type, frozenset[str]] = types.MappingProxyType(
         frozenset: _words(_SET),
         types.GeneratorType: _words("send throw close"),
         property: _words("getter setter deleter"),
-        # exceptions: what they say, not where they were
+        # exceptions: their messages, but not their tracebacks
         BaseException: _words("args"),
         StopIteration: _words("value"),
         json.JSONDecodeError: _words("msg doc pos lineno colno"),
@@ -139,7 +139,7 @@ ATTRIBUTES: Mapping[type, frozenset[str]] = types.MappingProxyType(
         re.Match: _words(
             "end endpos expand group groupdict groups lastgroup lastindex pos re span start string"
         ),
-        # functions with a memory
+        # functions with a cache
         type(functools.lru_cache(_words)): _words("cache_clear cache_info"),
         type(functools.lru_cache(_words).cache_info()): _words("hits misses maxsize currsize"),
         itertools.chain: _words("from_iterable"),
@@ -149,7 +149,8 @@ ATTRIBUTES: Mapping[type, frozenset[str]] = types.MappingProxyType(
 WRITABLE: Mapping[type, frozenset[str]] = types.MappingProxyType(
     {decimal.Context: _words("prec rounding Emin Emax capitals clamp")}
 )
-"""Attributes of library objects that a program may set; of its own objects it may set any."""
+"""Attributes of library objects that a program may set. On instances of its own classes, it may set
+any attribute."""
 
 CONTAINERS = frozenset(
     {
@@ -162,7 +163,7 @@ CONTAINERS = frozenset(
 
 @functools.cache
 def allowed_on(kind: type) -> frozenset[str]:
-    """The names that the table allows for this type and its bases."""
+    """Return the attribute names that the table allows for a type and its bases."""
     return frozenset().union(*(ATTRIBUTES.get(base, frozenset()) for base in kind.__mro__))
 
 
@@ -178,7 +179,7 @@ IN_PLACE: Mapping[str, Callable[[Any, Any], Any]] = types.MappingProxyType(
 _UNCHANGEABLE = (
     bool, int, float, complex, str, bytes, tuple, range, frozenset, set, slice, type(None),
 )  # fmt: skip
-"""Types whose parts Python itself refuses to change, with its usual messages."""
+"""Types whose items and attributes Python itself refuses to change, with its usual messages."""
 
 _NAMED = (type, types.FunctionType, types.BuiltinFunctionType, types.MethodType)
 
@@ -193,14 +194,14 @@ _KNOWN_TYPES = frozenset(ATTRIBUTES) | {bool, type(None), object}
 
 
 class Guards(Uncopied):
-    """The guards of one program, and what it was refused."""
+    """The guards of one program. `refusal` is the first refusal, or None."""
 
     def __init__(self) -> None:
         self.classes = ProgramClasses()
         self.refusal: Refused | None = None
 
     def table(self) -> dict[str, Any]:
-        """The names under which RestrictedPython's code calls them."""
+        """Return each guard under the name by which RestrictedPython's code calls it."""
         return {
             "_getattr_": self.get_attribute,
             "_getitem_": operator.getitem,
@@ -218,12 +219,18 @@ class Guards(Uncopied):
         }
 
     def refused(self, why: str) -> Refused:
-        """Make the refusal to raise. It counts even if the program swallows it."""
+        """Return the refusal to raise, and remember it in case the program swallows it. Only the
+        first one counts."""
         self.refusal = self.refusal or Refused(why)
         return self.refusal
 
     def get_attribute(self, holder: Any, name: str) -> Any:
-        """`holder.name`, by the attribute table."""
+        """Return `holder.name`, if the attribute table or the program's class allows it.
+
+        Raises:
+            Refused: the attribute is not allowed.
+            AttributeError: the attribute does not exist.
+        """
         kind = type(holder)
         if type(name) is not str or name.startswith("_"):
             raise self.refused("attributes that begin with an underscore are not allowed")
@@ -249,7 +256,8 @@ class Guards(Uncopied):
         raise AttributeError(f"{what} has no attribute {name!r}")
 
     def changeable(self, holder: Any) -> Any:
-        """The object on which an item or attribute may be set or deleted. Raises Refused."""
+        """Return the object through which items and attributes of `holder` may be set and deleted.
+        Raises Refused if `holder` may not be changed."""
         kind = type(holder)
         if kind in CONTAINERS or kind in self.classes or kind in _UNCHANGEABLE:
             return holder
@@ -270,26 +278,26 @@ class Guards(Uncopied):
         setattr(target, name, IN_PLACE[sign](self.get_attribute(holder, name), value))
 
     def make_class(self, name: str, bases: tuple[type, ...], namespace: dict[str, Any]) -> type:
-        """Create a class of the program."""
+        """Create a class of the program. Raises Refused."""
         try:
             return self.classes.make(name, bases, namespace)
         except Refused as refusal:
             raise self.refused(str(refusal)) from None
 
     def name_of(self, holder: Any) -> str:
-        """`holder.__name__`, of a class or a function."""
+        """Return `holder.__name__` of a class or a function. Raises Refused for other objects."""
         if isinstance(holder, _NAMED) and type(name := holder.__name__) is str:
             return name
         raise self.refused("only classes and functions have a name")
 
     def super_init(self, holder: Any) -> Any:
-        """`super().__init__`."""
+        """Return `super().__init__`. Raises Refused if `holder` is not a `super` object."""
         if type(holder) is not super:
             raise self.refused("__init__ can only be reached through super()")
         return holder.__init__  # type: ignore[misc]
 
     def type_of(self, *values: Any, **keywords: Any) -> type:
-        """`type(value)`, if it is a type that a program may hold."""
+        """Implement `type(value)`. Raises Refused if programs may not access the type."""
         if len(values) != 1 or keywords:
             given = len(values) + len(keywords)
             raise TypeError(f"type() takes 1 argument here, and {given} were given")
@@ -299,7 +307,7 @@ class Guards(Uncopied):
         raise self.refused(f"the type {kind.__name__[:40]} is not for programs")
 
     def total_ordering(self, *values: Any, **keywords: Any) -> Any:
-        """`functools.total_ordering`, for classes of the program."""
+        """Implement `functools.total_ordering`. Raises Refused for classes of a library."""
         kind = _one_class(*values, **keywords)
         if kind not in self.classes:
             raise self.refused("only a class of the program can be ordered")
@@ -345,7 +353,7 @@ named(total_ordering=_one_class)
 
 
 def _same(iterable: Any) -> Any:
-    # Iterating reads no attribute that a program could choose, so there is nothing to guard.
+    # Iteration reads no attribute that a program could choose, so it needs no guard.
     return iterable
 
 
@@ -361,13 +369,13 @@ def _apply(function: Any, /, *arguments: Any, **keywords: Any) -> Any:
     return function(*arguments, **keywords)
 
 
-# Python names it where what follows `**` is wrong; it is not known by then which one is called.
+# Python's error about a wrong argument after `**` names `_apply`, so it gets a general name.
 named(function=_apply)
 _apply.__module__ = "builtins"
 
 
 class ProgramClasses(Uncopied):
-    """The classes of one program."""
+    """The classes that one program has created."""
 
     def __init__(self) -> None:
         self._made: set[type] = set()
@@ -376,10 +384,10 @@ class ProgramClasses(Uncopied):
         return kind in self._made
 
     def make(self, name: str, bases: tuple[type, ...], namespace: dict[str, Any]) -> type:
-        """Create a class; `class` statements call it instead of a metaclass.
+        """Create a class and return it. `class` statements use this instead of a metaclass.
 
         Raises:
-            Refused: a base or a member that no class here may have.
+            Refused: programs may not use one of the bases, or define one of the members.
         """
         for base in bases:
             if not self._may_be_base(base):
@@ -390,22 +398,23 @@ class ProgramClasses(Uncopied):
                     continue
                 raise Refused(f"a class here cannot define {member[:40]!a}")
         if not bases or bases == (object,):
-            # The stock one shows where in memory the object lies.
+            # Python's default shows the object's address in memory.
             namespace.setdefault("__repr__", _plain_repr)
         made = type(name, bases, namespace)
         self._made.add(made)
         return made
 
     def named_tuple(self, *values: Any, **keywords: Any) -> type:
-        """`collections.namedtuple` without the library's use of `eval` and frames.
+        """Implement `collections.namedtuple` without `eval` and frames, which the library uses.
 
         Raises:
-            ValueError: a field that is no identifier, begins with an underscore or is repeated.
+            ValueError: a name is not an identifier, is a keyword, begins with an underscore or is
+                repeated, or there are more defaults than fields.
         """
         name, fields, defaults = _name_and_fields(*values, **keywords)
         names = tuple(fields.replace(",", " ").split() if type(fields) is str else map(str, fields))
         given = tuple(defaults or ())
-        name = str(name)  # once: a program's own object may answer otherwise the next time
+        name = str(name)  # only once: a program's object may return another text the next time
         _check_fields((name, *names))
         if len(set(names)) < len(names) or len(given) > len(names):
             raise ValueError("field names must differ, and defaults be no more than fields")
@@ -442,11 +451,10 @@ class ProgramClasses(Uncopied):
         return made
 
     def defines(self, order: Iterable[type], name: str) -> bool | None:
-        """Whether the first of these classes with this member is the program's, or None if no class
-        has it.
+        """Return whether the program defined the first class in `order` that has a member `name`,
+        or None if no class has it.
 
-        `order` is the method resolution order: if a library's class with the member comes first,
-        Python would use that one.
+        `order` is the method resolution order, so the first such class is the one that Python uses.
         """
         for kind in order:
             if name in vars(kind):

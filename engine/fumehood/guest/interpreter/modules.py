@@ -1,10 +1,10 @@
-"""The import table: each module that a program may import, and every member that it has there.
+"""The import table: each module that a program may import, and its members for programs.
 
-Guest side. A program never holds a module of Python's, which would lead on to others
-(`json.codecs`, `re.enum.sys`, `statistics.sys`), but a `Module`: a name and a mapping.
-Invariants: no member is a module, reads attributes by name (`operator.attrgetter`,
+Guest side. A program never gets a real Python module, from which it could reach others
+(`json.codecs`, `re.enum.sys`, `statistics.sys`), but a `Module`: a name and a mapping. Invariants:
+no member is a module, reads attributes by their names (`operator.attrgetter`,
 `functools.update_wrapper`, `string.Formatter`), makes code (`collections.namedtuple`,
-`dataclasses`), or opens, imports, sleeps or starts anything.
+`dataclasses`), opens files, imports modules, sleeps or starts anything.
 """
 
 from __future__ import annotations
@@ -36,9 +36,7 @@ OWN_FILENAME = "<code>"
 
 
 class Uncopied:
-    """An object of the sandbox that cannot be copied: a program that copies a function containing
-    it gets a TypeError.
-    """
+    """Base class of the sandbox's objects that programs cannot copy. Copying raises TypeError."""
 
     __slots__ = ()
 
@@ -47,7 +45,7 @@ class Uncopied:
 
 
 class Module(Uncopied):
-    """A module as a program imports it."""
+    """A module in the form that a program imports."""
 
     __slots__ = ("members", "name")
 
@@ -56,7 +54,7 @@ class Module(Uncopied):
         self.members = members
 
     def __getattr__(self, name: str) -> Any:
-        """Supports `from m import a`; the import table has checked the name."""
+        """Return a member, for `from m import a`. The import table has already checked the name."""
         try:
             return self.members[name]
         except KeyError:
@@ -70,7 +68,7 @@ Module.__name__ = Module.__qualname__ = "module"  # as Python's errors call it
 
 
 class Hint:
-    """A placeholder for a name of `typing`: annotations are not evaluated, so it is never used."""
+    """A placeholder for a name of `typing`. Annotations are not evaluated, so it does nothing."""
 
     __slots__ = ("_name",)
 
@@ -96,12 +94,13 @@ class Hint:
 
 
 def _members(module: Any, words: str) -> dict[str, Any]:
-    """The named members that exist in this version of Python."""
+    """Return those of the named members of a module that this Python version has."""
     return {name: getattr(module, name) for name in words.split() if hasattr(module, name)}
 
 
 def named(**functions: Any) -> dict[str, Any]:
-    """Replacements for Python's functions; errors about their arguments show the original names."""
+    """Return replacements for Python's functions, renamed so that Python's errors about arguments
+    show the original names."""
     for name, function in functions.items():
         function.__name__ = function.__qualname__ = name
     return functions
@@ -144,8 +143,8 @@ def _loads(
 
 
 def _wraps(wrapped: Any) -> Callable[[Any], Any]:
-    """`functools.wraps`, restricted to three attributes: the original copies any that its caller
-    names.
+    """Implement `functools.wraps` for functions of the program. It copies only three attributes,
+    whereas the original copies any attributes that the caller names.
     """
 
     def decorate(function: Any) -> Any:
@@ -261,7 +260,7 @@ NEWER: Mapping[str, frozenset[str]] = types.MappingProxyType(
         "random": frozenset({"binomialvariate"}),
     }
 )
-"""Members of the table that older versions of Python lack."""
+"""Members of the table that older supported versions of Python lack."""
 
 MADE_FOR_EACH: Mapping[str, frozenset[str]] = types.MappingProxyType(
     {
@@ -269,7 +268,7 @@ MADE_FOR_EACH: Mapping[str, frozenset[str]] = types.MappingProxyType(
         "functools": frozenset({"total_ordering"}),
     }
 )
-"""Members created for each program, because they make or change its classes."""
+"""Members that are created for each program, because they make or change the program's classes."""
 
 MODULES: Mapping[str, frozenset[str]] = types.MappingProxyType(
     {
@@ -277,7 +276,7 @@ MODULES: Mapping[str, frozenset[str]] = types.MappingProxyType(
         for name, members in sorted(_STATIC.items())
     }
 )
-"""Every module and its members: the table against which import statements are checked."""
+"""Module → its members. Import statements are checked against this table."""
 
 
 FINDER = "_find_module_"
@@ -285,10 +284,10 @@ FINDER = "_find_module_"
 
 
 class ModuleFinder:
-    """The modules of one program, made when they are imported.
+    """The modules of one program. Each is created when the program imports it.
 
-    Created at import: made in advance, they would add a reference to hundreds of objects, and so
-    copy as many pages into every child.
+    Creating them in advance would add references to hundreds of objects, which would copy many
+    memory pages into every child.
     """
 
     def __init__(self, made: Mapping[str, Mapping[str, Any]]) -> None:
@@ -296,7 +295,7 @@ class ModuleFinder:
         self._found: dict[str, Module] = {}
 
     def find(self, name: str) -> Module:
-        """The module of this name, or an empty one."""
+        """Return the module of this name, or an empty module if the name is unknown."""
         if name not in self._found:
             members = _STATIC.get(name, {})
             made = self._made.get(name)
@@ -306,10 +305,10 @@ class ModuleFinder:
 
 
 def import_module(name: Any, namespace: Any = None, *_: Any, **__: Any) -> Module:
-    """`__import__` for programs. It looks up and never imports.
+    """Implement `__import__` for programs: look a module up, without importing anything.
 
-    C code also calls it for modules that its own functions need (`_strptime`), and then takes them
-    from `sys.modules`; an empty module satisfies it.
+    Python's C code also calls this for modules that it needs itself (`_strptime`). It then takes
+    them from `sys.modules`, so it can be given an empty module.
     """
     finder = namespace.get(FINDER) if type(namespace) is dict else None
     if type(finder) is not ModuleFinder or type(name) is not str:

@@ -1,11 +1,11 @@
 """The language of programs: every `ast` node class, allowed or refused, and every built-in name.
 
-Guest side, the first two tables that a program passes. Invariants: a class in neither set is
-refused, so a newer Python with new syntax cannot widen the language; and every identifier, wherever
-a node keeps one, is checked after Python's parser has normalised it (PEP 3131). No built-in name
-reads an attribute by name, makes code, opens anything or looks at a namespace; `type` takes one
-argument; `print` collects. Names of exceptions stop at `Exception`, so that no program can catch
-what the sandbox raises.
+Guest side, the first two tables that a program must pass. Invariants: a class in neither set is
+refused, so a newer Python with new syntax cannot widen the language; and every identifier in a node
+is checked after Python's parser has normalised it (PEP 3131). No built-in function reads an
+attribute by its name, makes code, opens anything or looks at a namespace; `type` takes one
+argument; `print` collects text. `Exception` is the most general exception that has a name, so that
+no program can catch what the sandbox raises.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ from RestrictedPython.transformer import (
 from fumehood.guest.interpreter.modules import MODULES, import_module
 
 MAX_DEPTH = 200
-"""Levels of nested nodes. The policy below walks recursively with four Python frames per level."""
+"""Maximum number of levels of nested nodes. The policy below walks the tree recursively, with four
+Python frames per level."""
 
 ALLOWED = frozenset(
     {
@@ -52,7 +53,7 @@ ALLOWED = frozenset(
 
 REFUSED = frozenset(
     {
-        # annotations are taken out before this table (`rewrite`)
+        # annotations are removed before this table is used (`restricted.simplify`)
         "AnnAssign",
         # other roots
         "Expression", "Interactive", "FunctionType", "Suite",
@@ -61,7 +62,7 @@ REFUSED = frozenset(
         # exception groups confuse types (CVE-2025-22153); patterns read attributes by themselves
         "TryStar", "Match", "match_case", "MatchValue", "MatchSingleton", "MatchSequence",
         "MatchMapping", "MatchClass", "MatchStar", "MatchAs", "MatchOr",
-        # newer than the policy that comes after this table
+        # newer than RestrictedPython's policy, which is applied after this table
         "TypeAlias", "TypeVar", "ParamSpec", "TypeVarTuple", "TemplateStr", "Interpolation",
         "MatMult", "TypeIgnore",
         # abstract bases and the classes of older Pythons that `ast` still names
@@ -93,7 +94,7 @@ for attribute access, class creation and copying, and those that receive a trace
 """
 
 RESERVED_NAMES = frozenset({"printed", "builtins", "breakpoint", "exec", "eval"})
-"""Names that RestrictedPython refuses too, or gives a meaning of its own (`printed`)."""
+"""Names that RestrictedPython also refuses, or uses itself (`printed`)."""
 
 _SAID = {
     "With": "with statements", "AsyncFunctionDef": "coroutines", "Await": "coroutines",
@@ -105,21 +106,21 @@ _SAID = {
 
 
 class Refused(BaseException):
-    """The program used something that the tables do not allow, which the message names.
+    """The program used something that the tables do not allow. The message names it.
 
-    It is not an `Exception`, and a program has no name for anything above `Exception`, so `except`
-    cannot catch it. `finally: return` can still swallow it, so the run remembers that it was
-    raised, and `restricted` checks that at the end.
+    This is not an `Exception`, and programs have no name for its base classes, so their `except`
+    cannot catch it. `finally: return` can still swallow it, so the guards remember that it was
+    raised, and `restricted` checks this at the end of the run.
     """
 
 
 def check(tree: ast.Module) -> list[ast.AST]:
     """Check every node of a program, and return the nodes.
 
-    Iterative, because the text decides the depth.
+    Not recursive, because the program's text determines the depth.
 
     Raises:
-        Refused: a refused or unknown node, a forbidden identifier or import, or too deep.
+        Refused: a node, identifier or import is not allowed, or the program is nested too deeply.
     """
     level: list[ast.AST] = [tree]
     nodes: list[ast.AST] = []
@@ -143,7 +144,7 @@ def check(tree: ast.Module) -> list[ast.AST]:
 
 
 def _parts(node: ast.AST) -> tuple[list[ast.AST], list[str]]:
-    """The child nodes of a node, and the texts that it stores."""
+    """Return the child nodes of a node, and the texts that the node stores."""
     children: list[ast.AST] = []
     texts: list[str] = []
     for value in vars(node).values():
@@ -183,9 +184,10 @@ def _check_comprehension(node: ast.comprehension) -> None:
 
 
 def _check_texts(node: ast.AST, texts: list[str]) -> None:
-    """Check the names that a node stores as text: of a variable, parameter, keyword or import.
+    """Raise Refused if a name that a node stores as text is not allowed, such as the name of a
+    variable, parameter, keyword or import.
 
-    The text of a constant is not a name, and attribute names have rules of their own.
+    The text of a constant is not a name, and `_check_attribute` checks the names of attributes.
     """
     if not isinstance(node, ast.Constant | ast.Attribute):
         for text in texts:
@@ -194,7 +196,7 @@ def _check_texts(node: ast.AST, texts: list[str]) -> None:
 
 def _check_name(node: ast.AST, name: str) -> None:
     if isinstance(node, ast.Name) and name == "__name__" and isinstance(node.ctx, ast.Load):
-        return  # `if __name__ == "__main__"`: the policy puts the text in its place
+        return  # `if __name__ == "__main__"`: the policy replaces the name by a constant
     if isinstance(node, ast.FunctionDef) and name in MAGIC_METHODS:
         return  # only within classes: `_check_no_methods`
     if name.startswith("_") and name != "_":
@@ -207,7 +209,7 @@ def _check_attribute(node: ast.Attribute) -> None:
     name = node.attr
     is_read = isinstance(node.ctx, ast.Load)
     if is_read and (name == "__name__" or (name == "__init__" and _is_super(node.value))):
-        return  # the policy gives both a function of their own
+        return  # the policy makes a guard read either of them
     if name.startswith("_"):
         raise _at(node, f"attributes that begin with an underscore are not allowed: {_shown(name)}")
     if name.endswith("__roles__") or name in INSPECT_ATTRIBUTES:
@@ -244,7 +246,7 @@ def _check_targets(node: ast.Assign) -> None:
 
 
 def _check_no_methods(children: list[ast.AST]) -> None:
-    """Whether a name like `__init__` is used as a method directly in a class."""
+    """Raise Refused if one of these nodes, which are not in a class, defines a magic method."""
     for node in children:
         if isinstance(node, ast.FunctionDef) and node.name.startswith("__"):
             raise _at(node, "methods with underscores can only be defined in a class")
@@ -261,7 +263,7 @@ _CHECKS: Mapping[str, Callable[[Any], None]] = types.MappingProxyType(
         "Assign": _check_targets,
     }
 )
-"""Checks beyond a node's class."""
+"""Class of a node → a further check of such nodes."""
 
 
 def _is_super(node: ast.expr) -> bool:
@@ -302,7 +304,8 @@ EXCEPTIONS = (
 )  # fmt: skip
 
 MADE_FOR_EACH = ("print", "type")
-"""Names created for each program: `print` belongs to its output, `type` to its guards."""
+"""Names whose functions are created for each program: `print` writes to the program's output, and
+`type` is one of its guards."""
 
 STATIC: Mapping[str, Any] = types.MappingProxyType(
     {name: getattr(builtins, name) for name in (*CONSTANTS, *FUNCTIONS, *EXCEPTIONS)}
@@ -315,20 +318,19 @@ BUILT_INS: Any = {
     "__import__": import_module,
     "__build_class__": builtins.__build_class__,
 }
-"""The `__builtins__` of every program. Python requires a plain dictionary; no program can reach it,
-and it is never changed.
+"""The `__builtins__` of every program. Python requires a plain dictionary; no program can access
+it, and it is never changed.
 """
 
 
 def check_names(nodes: list[ast.AST]) -> None:
     """Refuse built-in names that are not in the table, unless the program binds them itself.
 
-    `nodes` are all nodes of the program.
-
-    An unknown name is the program's mistake, and raises NameError when it is reached.
+    `nodes` are all nodes of the program. Unknown names are not refused: the program gets a
+    NameError when it uses one.
 
     Raises:
-        Refused: the first such name, with what to do instead where there is something.
+        Refused: the program uses such a built-in name. The message has an alternative if any.
     """
     bound = set(_bound(nodes))
     for node in nodes:
@@ -379,15 +381,15 @@ _INSTEAD: Mapping[str, str] = types.MappingProxyType(
 
 FILENAME = "<code>"
 VALUE = "_value_"
-"""The name for the value of the last expression; no program can write it."""
+"""The variable for the value of a program's last expression. No program can assign to it."""
 
 
 def compile_program(tree: ast.Module) -> CodeType:
-    """Compile to code that accesses everything through guards.
+    """Compile a program to code that accesses everything through guards.
 
     Raises:
-        Refused: RestrictedPython refused it.
-        SyntaxError: Python's compiler did.
+        Refused: RestrictedPython refused the program.
+        SyntaxError: Python's compiler refused it.
     """
     result = compile_restricted_exec(tree, filename=FILENAME, policy=ProgramPolicy)
     if result.code is None:
@@ -396,8 +398,8 @@ def compile_program(tree: ast.Module) -> CodeType:
 
 
 class ProgramPolicy(RestrictingNodeTransformer):
-    """RestrictedPython's policy, which accepts more where a method below says so. `check` has
-    accepted the tree before.
+    """RestrictedPython's policy, relaxed by the methods below. It is only used on trees that
+    `check` has accepted.
     """
 
     def check_name(self, node: Any, name: str | None, allow_magic_methods: bool = False) -> None:
@@ -407,7 +409,7 @@ class ProgramPolicy(RestrictingNodeTransformer):
         super().check_name(node, name, allow_magic_methods)
 
     def visit_Module(self, node: ast.Module) -> Any:
-        """Store the value of a last expression under a name that only this code can write."""
+        """Assign the value of a last expression to `VALUE`, which the program cannot write."""
         visited: ast.Module = super().visit_Module(node)  # type: ignore[assignment]
         last = visited.body[-1] if visited.body else None
         if isinstance(last, ast.Expr):
@@ -417,20 +419,21 @@ class ProgramPolicy(RestrictingNodeTransformer):
         return visited
 
     def visit_Name(self, node: ast.Name) -> Any:
-        """`__name__` is a constant here, not a module's."""
+        """Replace `__name__` by the constant "__main__"."""
         if node.id == "__name__" and isinstance(node.ctx, ast.Load):
             return ast.copy_location(ast.Constant("__main__"), node)
         return super().visit_Name(node)
 
     def visit_Attribute(self, node: ast.Attribute) -> Any:
-        """Allow two underscored attributes, read through guards that know only them."""
+        """Allow reading `__name__` and `__init__`, each through a guard that reads only this
+        attribute."""
         guard = {"__name__": "_name_of_", "__init__": "_super_init_"}.get(node.attr)
         if guard is None or not isinstance(node.ctx, ast.Load):
             return super().visit_Attribute(node)
         return _guarded(node, guard, self.visit(node.value))
 
     def visit_AugAssign(self, node: ast.AugAssign) -> Any:
-        """Also allow items and attributes, read, computed and written through the same guards."""
+        """Allow `+=` and the like also for items and attributes, which guards read and write."""
         target, operation = node.target, ast.Constant(IOPERATOR_TO_STR[type(node.op)])
         if isinstance(target, ast.Name):
             return super().visit_AugAssign(node)
@@ -447,11 +450,11 @@ class ProgramPolicy(RestrictingNodeTransformer):
         return statement
 
     def visit_Nonlocal(self, node: ast.Nonlocal) -> Any:
-        """Allow `nonlocal`, which binds names that the name check has seen."""
+        """Allow `nonlocal`, whose names `check` has accepted."""
         return node
 
     def visit_ClassDef(self, node: ast.ClassDef) -> Any:
-        """Keep the policy's result, with the class's real position for tracebacks."""
+        """Set the class's real position in the policy's result, for tracebacks."""
         visited: ast.ClassDef = super().visit_ClassDef(node)  # type: ignore[assignment]
         copy_locations(visited, node)
         for keyword in visited.keywords:

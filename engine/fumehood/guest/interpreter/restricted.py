@@ -1,15 +1,15 @@
 """Restricted programs: small Python programs, evaluated to a value and printed text.
 
-Guest side, run by a fresh child that dies after its answer. A program passes Python's
-parser, our tables (syntax, names, imports), RestrictedPython's policy, and while it runs
-the guards, which read attributes by a table of their own. Invariant: what a program can
-reach is in these tables; the wall around the process holds if they fail.
+Guest side, run by a fresh child that dies after its answer. A program is checked by Python's
+parser, by our tables (syntax, names, imports) and by RestrictedPython's policy. While it runs, the
+guards check it; they read attributes by a separate table. Invariant: a program can reach only what
+is in these tables; if they fail, the wall around the process still holds.
 
-Of what a program gives back: printed text never grows beyond the output limit, and once it would,
-the run can only end as one that printed too much. Of a value, only exact built-in types are looked
-into; everything else is shown by its own `repr`, whose faults are the program's faults. Of a
-failure, only lines of the program are shown, nothing of the files and functions around it; its
-type and message are the program's own to choose, so they are cut.
+Output: printed text never exceeds the output limit. A program that prints more ends with the error
+"output", whatever it does afterwards. Values: only containers of exact built-in types are examined;
+everything else is shown by its own `repr`, whose exceptions count as the program's. Failures: only
+lines of the program are shown, no other files and functions. The program can choose an exception's
+type and message, so they are shortened.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ from fumehood.protocol.framing import before_word, whole_words
 from fumehood.protocol.strict_json import MAX_VALUE_DEPTH
 
 RESERVE_BYTES = 2 << 20
-"""Address space released if a program has used up its own, because reporting that needs some. It is
-mapped and never touched, so it costs no memory.
+"""Address space in bytes that is released when a program has used up its memory limit, because the
+report needs some. It is mapped but never touched, so it costs no memory.
 """
 
 REHEARSALS = 16
-"""Runs of the warm-up programs before the first fork. Python rewrites code that runs often; if that
-happens here, the pages stay shared.
+"""Number of times that each program in `_PRELOADS` runs before the first fork. Python rewrites the
+bytecode of functions that run often; if this happens before the fork, the pages stay shared.
 """
 
 KEPT_SHARE = 16
-"""Part of the output limit that is kept of output that does not fit, in characters; in JSON each
-takes at most twelve bytes.
+"""If an error with the printed text exceeds the output limit of N bytes, the first N / `KEPT_SHARE`
+characters of the text are kept. In JSON each takes at most twelve bytes.
 """
 
 _FUTURE_IGNORED = frozenset({"annotations"})
@@ -55,13 +55,14 @@ def run(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def warm_up() -> None:
-    """Touch the pages that a program touches, so that the first one finds them warm."""
+    """Run a small program, so that the memory pages that every program needs are ready."""
     strict_json.dumps(run({"arguments": {"code": _WARM_UP}, "output_bytes": 4096}))
 
 
 def preload() -> None:
-    """Fill caches that libraries fill at first use, once, before anything is forked."""
-    # Python writes what a finaliser raises to standard error, which a sealed child may not.
+    """Run example programs before the first fork, to fill the caches that libraries fill at first
+    use."""
+    # Python prints a finaliser's exception to standard error, which a sealed child may not use.
     sys.unraisablehook = lambda _: None
     for program in _PRELOADS * REHEARSALS:
         reply = run({"arguments": {"code": program}, "output_bytes": 4096})
@@ -70,16 +71,16 @@ def preload() -> None:
 
 
 def compile_checked(code: str) -> CodeType:
-    """Compile a program that passes every table.
+    """Check a program by all tables, and compile it.
 
     Raises:
-        SyntaxError: it is no Python.
-        Refused: one of the tables refused it, or RestrictedPython did.
+        SyntaxError: the program is not valid Python.
+        Refused: a table or RestrictedPython refused the program.
     """
     try:
         tree = ast.parse(code)
     except (RecursionError, MemoryError):
-        # The parser's own stack, long before memory: the text is bounded by the schema.
+        # The parser's stack overflowed. Memory cannot run out: the schema bounds the text.
         raise SyntaxError("nested too deeply") from None
     except ValueError as error:  # NUL bytes, in some versions of Python
         raise SyntaxError(str(error)) from None
@@ -92,8 +93,8 @@ def simplify(tree: ast.Module) -> ast.Module:
     """Remove annotations and `from __future__`, and narrow bare `except:`.
 
     Annotations are never evaluated. A bare `except:` becomes `except Exception:`, so that it cannot
-    catch the sandbox's own exceptions. Walks only statements, because expressions contain none of
-    these. Adds nothing that the tables would refuse.
+    catch the sandbox's own exceptions. Only statements are visited, because expressions contain
+    none of these constructs. Nothing is added that the tables would refuse. Returns `tree`.
     """
     waiting: list[ast.AST] = [tree]
     while waiting:
@@ -134,7 +135,7 @@ def _statement(statement: ast.stmt) -> ast.stmt:
 
 
 class Run:
-    """Run one program, from its text to the reply."""
+    """One run of a program, from its text to the reply."""
 
     def __init__(self, code: str, max_bytes: int) -> None:
         self._code = code
@@ -144,7 +145,8 @@ class Run:
         self._reserve = mmap.mmap(-1, RESERVE_BYTES, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
 
     def reply(self) -> dict[str, Any]:
-        """Run compiled code. Returns the result, or the error with the text printed so far."""
+        """Compile and run the program. Returns `{result}`, or `{error}` with the text printed so
+        far."""
         try:
             program = compile_checked(self._code)
         except SyntaxError as error:
@@ -159,7 +161,7 @@ class Run:
         except BaseException as fault:
             self._reserve.close()
             return self._ended(fault, namespace)
-        # Swallowed by the program's `finally`, but they have happened.
+        # The program's `finally` can swallow a refusal or the end of output, but they still count.
         if self._guards.refusal is not None or self._printed.is_full:
             return self._ended(None, namespace)
         if len(strict_json.dumps(result)) > self._max_bytes:
@@ -167,7 +169,7 @@ class Run:
         return {"result": result}
 
     def namespace(self) -> dict[str, Any]:
-        """The globals of the program."""
+        """Return the program's globals."""
         guards = self._guards
         made: dict[str, dict[str, Any]] = {
             "collections": {"namedtuple": guards.classes.named_tuple},
@@ -193,7 +195,7 @@ class Run:
     def _ended(self, fault: BaseException | None, namespace: dict[str, Any]) -> dict[str, Any]:
         description = None
         if fault is not None and not isinstance(fault, MemoryError | OutputFull):
-            # Asks the exception for its words, which is the program's code: what it does counts.
+            # First, because an exception's `__str__` is the program's code: its refusals count.
             description = describe(fault, self._code)
         if self._guards.refusal is not None:
             line = last_line(self._guards.refusal)
@@ -211,7 +213,7 @@ class Run:
         self, kind: str, message: str, exception: dict[str, Any] | None = None
     ) -> dict[str, Any]:
         stdout = self._printed.text()
-        if self._printed.is_full:  # it ends in the middle of a word, maybe of a key
+        if self._printed.is_full:  # the text ends within a word, which may be a key
             stdout = before_word(stdout)
         error = {"kind": kind, "message": message, "details": _details(stdout, exception)}
         if len(strict_json.dumps(error)) > self._max_bytes:
@@ -231,8 +233,8 @@ def _summary(exception: dict[str, Any]) -> str:
 
 
 _WARM_UP = "1"
-"""The warm-up program. Short on purpose: what parser, tables and policy touch for it, they touch
-for every program, and each further page would be copied into every spare child for nothing.
+"""The warm-up program. It is short on purpose: parser, tables and policy need the same memory pages
+for it as for every program. Each further page would be copied into every spare child needlessly.
 """
 
 _PRELOADS = (
@@ -275,7 +277,8 @@ MAX_FRAMES = 10
 
 
 class OutputFull(BaseException):
-    """The program has printed or returned more than its output limit. `Refused` has the rules."""
+    """The program has printed or returned more than its output limit. Like `Refused`, programs
+    cannot catch it."""
 
 
 class Printed:
@@ -288,16 +291,17 @@ class Printed:
         self.is_full = False
 
     def text(self) -> str:
-        """The whole text, with characters that UTF-8 cannot hold escaped."""
+        """Return the whole text. Characters that UTF-8 cannot encode are escaped."""
         return "".join(self._parts)
 
     def write(
         self, *values: Any, sep: Any = " ", end: Any = "\n", file: Any = None, flush: Any = False
     ) -> None:
-        """`print(*values, sep=…, end=…)`; `flush` means nothing here, and `file` is refused.
+        """Implement `print(*values, sep=…, end=…)`. `flush` has no effect.
 
         Raises:
-            OutputFull: it is over the limit; what fitted is kept.
+            TypeError: `file` was given, or `sep` or `end` is not a string.
+            OutputFull: the text exceeds the limit; the part within the limit is kept.
         """
         if file is not None:
             raise TypeError("print() takes no file here; all output is collected")
@@ -309,7 +313,7 @@ class Printed:
         self._keep(last)
 
     def _keep(self, text: str) -> None:
-        # Cut first: a text of the program's whole memory need not be encoded to be too long.
+        # Cut before encoding: a text could be as large as the program's memory.
         encoded = text[: self._max_bytes + 1].encode("utf-8", "backslashreplace")
         room = self._max_bytes - self._bytes
         self._parts.append(encoded[:room].decode("utf-8", "ignore"))
@@ -328,7 +332,7 @@ def _text_or(value: Any, default: str, name: str) -> str:
 
 
 class PrintDoor:
-    """The print collector that RestrictedPython's code uses; one for all functions."""
+    """The object through which code compiled by RestrictedPython prints. A program has only one."""
 
     __slots__ = ("_call_print",)
 
@@ -338,15 +342,15 @@ class PrintDoor:
         ) -> None:
             printed.write(*values, sep=sep, end=end, file=file, flush=flush)
 
-        write.__name__ = write.__qualname__ = "print"  # as Python says where arguments are wrong
-        self._call_print = write  # a function: no way back to the collector
+        write.__name__ = write.__qualname__ = "print"  # for Python's errors about arguments
+        self._call_print = write  # not a method, which would expose the collector
 
 
 def json_value(value: Any, max_bytes: int) -> Any:
-    """The value as JSON, or None if JSON cannot hold it exactly.
+    """Return the value as JSON, or None if JSON cannot hold it exactly.
 
     Raises:
-        OutputFull: it is longer than `max_bytes`, which is seen before all of it is walked.
+        OutputFull: the JSON is longer than `max_bytes`. The walk over the value stops there.
     """
     try:
         return strict_json.exact(value, max_bytes)
@@ -357,13 +361,13 @@ def json_value(value: Any, max_bytes: int) -> Any:
 
 
 def short_repr(value: Any) -> str:
-    """`repr(value)`, cut after 4,000 characters without walking long containers to their end."""
+    """Return `repr(value)`, cut after 4,000 characters. Long containers are only walked so far."""
     text = _repr(value, MAX_REPR_CHARACTERS + 1, MAX_VALUE_DEPTH)
     return utf8(whole_words(text, MAX_REPR_CHARACTERS))
 
 
 def utf8(text: str) -> str:
-    """Escape lone surrogates, which the channel refuses."""
+    """Return a text with its lone surrogates escaped, because the channel refuses them."""
     return text.encode("utf-8", "backslashreplace").decode()
 
 
@@ -402,13 +406,13 @@ def _own_repr(value: Any) -> str:
     try:
         return repr(value)
     except ValueError:
-        if type(value) is int:  # Python turns no integer of so many digits into text
+        if type(value) is int:  # Python refuses to convert so many digits to text
             return f"an integer of {value.bit_length()} bits"
         raise
 
 
 def describe(fault: BaseException, code: str) -> dict[str, Any]:
-    """`{type, message, line, traceback}` of an exception that the program did not catch."""
+    """Return `{type, message, line, traceback}` of an exception that the program did not catch."""
     lines = code.splitlines()
     frames = [frame for frame in traceback.walk_tb(fault.__traceback__) if _is_programs(frame[0])]
     kind = utf8(type(fault).__name__)[:MAX_TEXT_CHARACTERS]
@@ -430,13 +434,14 @@ def describe(fault: BaseException, code: str) -> dict[str, Any]:
 
 
 def last_line(fault: BaseException) -> str:
-    """The position in the program, in brackets, or nothing if it is unknown."""
+    """Return the program's line in which an exception was raised, as " (line N)", or "" if it is
+    unknown."""
     lines = [line for frame, line in traceback.walk_tb(fault.__traceback__) if _is_programs(frame)]
     return f" (line {lines[-1]})" if lines else ""
 
 
 def describe_syntax(error: SyntaxError) -> dict[str, Any]:
-    """The same for text that is not a valid program."""
+    """Return `{type, message, line, traceback}` of a program that is not valid Python."""
     message = whole_words(utf8(str(error.msg or "invalid syntax")), MAX_TEXT_CHARACTERS)
     where = f'  File "{FILENAME}", line {error.lineno}\n' if error.lineno else ""
     text = whole_words(utf8(error.text.strip()), 120) if isinstance(error.text, str) else ""
@@ -450,9 +455,9 @@ def describe_syntax(error: SyntaxError) -> dict[str, Any]:
 
 def _message(fault: BaseException) -> str:
     try:
-        # A program's own class may have a `__str__` of its own, which may fail or be long.
+        # The `__str__` of a program's class may fail, or return a long text.
         return utf8(whole_words(str(fault), MAX_TEXT_CHARACTERS))
-    except BaseException:  # what the sandbox itself raises there is remembered (`refusal`)
+    except BaseException:  # refusals of the sandbox are remembered (`Guards.refusal`)
         return ""
 
 

@@ -1,8 +1,8 @@
-"""Size estimates: arithmetic that refuses before it computes.
+"""Size estimates: arithmetic that refuses a result that would be too large before computing it.
 
-Guest side, the third table. `9**9**9` is one short line and years of work, so every
-operation that can grow its result faster than its text is weighed first. Invariant: no
-integer over 4,300 digits and no sequence over 10,000 elements is ever made.
+Guest side, the calculator's third table. `9**9**9` is a short text, but would take years, so every
+operation whose result can be much larger than its text is estimated first. Invariant: no integer
+over 4,300 digits and no sequence over 10,000 elements is the result of an operation.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ class TooLarge(Exception):
 
 
 def checked(value: Any) -> Any:
-    """Pass a result on if it is within the limits.
+    """Return `value` if it is within the limits.
 
     Raises:
-        TooLarge: an integer of more than 4,300 digits or a sequence of more than 10,000.
+        TooLarge: an integer has more than 4,300 digits, or a sequence more than 10,000 elements.
     """
     if isinstance(value, int) and not -MAX_INTEGER <= value <= MAX_INTEGER:
         raise TooLarge(f"the result has more than {MAX_INTEGER_DIGITS} digits")
@@ -36,10 +36,10 @@ def checked(value: Any) -> Any:
 
 
 def check_literals(nodes: Iterable[ast.AST]) -> None:
-    """Check the size of number literals: Python does not limit hexadecimal ones.
+    """Check the size of number literals, because Python does not limit hexadecimal ones.
 
     Raises:
-        TooLarge: a literal of more than 4,300 digits.
+        TooLarge: a literal has more than 4,300 digits.
     """
     for node in nodes:
         if isinstance(node, ast.Constant):
@@ -47,19 +47,19 @@ def check_literals(nodes: Iterable[ast.AST]) -> None:
 
 
 def bits(value: int) -> float:
-    """Size of an integer in bits, as a real number: log2 of its magnitude."""
+    """Return the log2 of an integer's magnitude: its size in bits as a real number."""
     return math.log2(abs(value)) if value else 0.0
 
 
 def divide(left: Any, right: Any) -> Any:
-    """`/`: an integer where two integers divide exactly, else a double."""
+    """Implement `/`: the result is an integer if two integers divide exactly, else a double."""
     if isinstance(left, int) and isinstance(right, int) and right and left % right == 0:
         return left // right
     return left / right
 
 
 def power(base: Any, exponent: Any, modulus: Any = None) -> Any:
-    """`**` and `pow`."""
+    """Implement `**` and `pow`. Raises TooLarge."""
     if modulus is not None:
         return pow(base, exponent, modulus)
     if isinstance(base, int) and isinstance(exponent, int) and exponent > 0:
@@ -68,14 +68,14 @@ def power(base: Any, exponent: Any, modulus: Any = None) -> Any:
 
 
 def shift_left(value: Any, count: Any) -> Any:
-    """`<<`."""
+    """Implement `<<`. Raises TooLarge."""
     if isinstance(value, int) and isinstance(count, int) and value and count > 0:
         _weigh(bits(value) + _times(1.0, count))
     return value << count
 
 
 def multiply(left: Any, right: Any) -> Any:
-    """`*`, of numbers or of a list and a number."""
+    """Implement `*` for two numbers, or a list and a number. Raises TooLarge."""
     for sequence, count in ((left, right), (right, left)):
         is_repeated = isinstance(sequence, list | tuple) and isinstance(count, int)
         if is_repeated and len(sequence) * count > MAX_ELEMENTS:
@@ -84,14 +84,14 @@ def multiply(left: Any, right: Any) -> Any:
 
 
 def factorial(value: Any) -> int:
-    """`!` and `factorial`."""
+    """Implement `!` and `factorial`. Raises TooLarge."""
     number = _whole(value)
     _weigh(number - 1)  # every factor but the first is at least two
     return int(checked(math.factorial(number)))
 
 
 def combinations(total: Any, chosen: Any) -> int:
-    """Compute `math.comb`, unless the result would be too large."""
+    """Implement `comb`. Raises TooLarge."""
     if isinstance(total, int) and isinstance(chosen, int) and total >= chosen >= 0:
         # At least (total / fewer) ** fewer, and less than 3 ** fewer times as much.
         fewer = min(chosen, total - chosen)
@@ -100,11 +100,11 @@ def combinations(total: Any, chosen: Any) -> int:
 
 
 def permutations(total: Any, chosen: Any = None) -> int:
-    """`perm`."""
+    """Implement `perm`. Raises TooLarge."""
     if chosen is None:
         return factorial(total)
     if isinstance(total, int) and isinstance(chosen, int) and total >= chosen >= 0:
-        # Every factor is at least total - chosen + 1, so half of this is surely reached.
+        # Every factor is greater than total - chosen, so the result is at least this large.
         _weigh(_times(bits(max(total - chosen, 1)), chosen))
         if chosen > MAX_ELEMENTS:
             raise TooLarge(f"the result has more than {MAX_INTEGER_DIGITS} digits")
@@ -112,7 +112,7 @@ def permutations(total: Any, chosen: Any = None) -> int:
 
 
 def product(values: Iterable[Any], start: Any = 1) -> Any:
-    """`prod`."""
+    """Implement `prod`. Raises TooLarge."""
     result = start
     for value in _numbers(values):
         result = checked(result * value)
@@ -120,7 +120,8 @@ def product(values: Iterable[Any], start: Any = 1) -> Any:
 
 
 def total(values: Iterable[Any], start: Any = 0) -> Any:
-    """`sum`; of numbers only, since a sum of lists grows with the square of its text."""
+    """Implement `sum` for numbers only, because adding many lists takes quadratic time. Raises
+    TooLarge."""
     result = start
     for value in _numbers([start, *values])[1:]:
         result = checked(result + value)
@@ -128,7 +129,7 @@ def total(values: Iterable[Any], start: Any = 0) -> Any:
 
 
 def least_common_multiple(*values: int) -> int:
-    """`lcm`."""
+    """Implement `lcm`. Raises TooLarge."""
     result = 1
     for value in values:
         result = checked(math.lcm(result, value))
@@ -136,7 +137,7 @@ def least_common_multiple(*values: int) -> int:
 
 
 def rounded(value: Any, digits: Any = None) -> Any:
-    """`round`; rounding an integer to -n places computes 10**n."""
+    """Implement `round`. Raises TooLarge: rounding an integer to -n places computes 10**n."""
     if digits is not None and isinstance(value, int) and abs(_whole(digits)) > MAX_INTEGER_DIGITS:
         raise TooLarge(f"round() takes at most {MAX_INTEGER_DIGITS} places")
     return round(value, digits)
@@ -158,7 +159,7 @@ BINARY: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
 
 
 def _times(factor: float, count: int) -> float:
-    """Return the product, or infinity where a float cannot hold it: too large in any case."""
+    """Return the product, or infinity if a float cannot hold it, which is too large in any case."""
     if factor == 0:
         return 0.0
     try:
@@ -168,7 +169,7 @@ def _times(factor: float, count: int) -> float:
 
 
 def _weigh(estimated_bits: float) -> None:
-    # One bit of slack for the rounding of the estimate; `checked` weighs the real result.
+    # One bit of tolerance for rounding errors of the estimate; `checked` checks the real result.
     if estimated_bits > MAX_INTEGER.bit_length() + 1:
         raise TooLarge(f"the result would have more than {MAX_INTEGER_DIGITS} digits")
 

@@ -1,1 +1,1 @@
-"""Running a program of each language in its child."""
+"""Runs programs of each language, each in its own child process."""

@@ -1,9 +1,9 @@
 """Figures: pyplot figures of a program become PNG files automatically.
 
-Guest side, in the child; does nothing if Matplotlib was not loaded. The files are in a directory of
-their own, from which the housekeeper hands them over. The size of a figure is estimated before it
-is drawn: one that is too large is left out with a reason. A figure is cropped to its contents
-unless these extend so far that the picture would be too large.
+Guest side, in the child; does nothing if Matplotlib was not loaded. The files are saved in a
+separate directory, from which the housekeeper collects them. The size of a figure is estimated
+before it is drawn; a figure that is too large is left out with a reason. A figure is cropped to its
+contents unless these extend so far that the picture would be too large.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ DIRECTORY = "/tmp/.fumehood-figures"  # noqa: S108  # the container's own
 CONFIGURATION = "MPLCONFIGDIR"
 FONTS = "/opt/fumehood/matplotlib"
 MAX_FIGURES = 20
-"""Figures of one run."""
+"""Maximum number of figures that are saved for one run."""
 
 BYTES_PER_PIXEL = 24
 """Upper estimate of the memory for drawing and compressing one pixel, images included."""
@@ -36,7 +36,7 @@ MAX_NOTES = 5
 
 
 class Figures:
-    """The figures of one run, in the order in which they were taken."""
+    """Saves the figures of one run, numbered in the order in which they are taken."""
 
     def __init__(self, memory_bytes: int) -> None:
         self.notes: list[str] = []
@@ -54,7 +54,7 @@ class Figures:
                 self._take_one(manager.canvas.figure, manager.num)
             except MemoryError:
                 raise
-            except BaseException as fault:  # what a figure does when drawn is the program's
+            except BaseException as fault:  # drawing can run the program's code
                 self._leave_out(manager.num, f"could not be drawn: {type(fault).__name__}: {fault}")
         helpers.Gcf.destroy_all()
 
@@ -77,11 +77,11 @@ class Figures:
         self._taken += 1
 
     def _box(self, figure: Any) -> Any:
-        """The bounding box of everything drawn, including labels outside the figure's area.
+        """Return the bounding box of everything drawn, including labels outside the figure's area.
 
-        Returns None, which means the figure's area, if the box would make too large a picture.
+        Return None, which means the figure's area, if a picture of the box would be too large.
         """
-        figure.draw_without_rendering()  # texts have their places then
+        figure.draw_without_rendering()  # this places the texts
         box = figure.get_tightbbox().padded(MARGIN_INCHES)
         return box if self._fits(box.width * figure.dpi, box.height * figure.dpi) else None
 
@@ -124,8 +124,9 @@ Japanese and Korean; Devanagari.
 
 @contextmanager
 def fallback_found_late() -> Iterator[None]:
-    """Wraps the loading of Matplotlib's fonts: texts of every family fall back to `FALLBACK`. Not a
-    setting, because styles and seaborn's themes replace `font.family`.
+    """Wrap the loading of Matplotlib's font manager, so that texts in every font fall back to
+    `FALLBACK`. Matplotlib's settings cannot be used for this, because styles and seaborn's themes
+    replace `font.family`.
     """
     yield
     fonts: Any = sys.modules["matplotlib.font_manager"]
@@ -147,21 +148,22 @@ def fallback_found_late() -> Iterator[None]:
 
 @contextmanager
 def fonts_found_late() -> Iterator[None]:
-    """Wraps a program's own import of Matplotlib, which thereby finds the image's fonts."""
+    """Wrap a program's own import of Matplotlib, so that it finds the image's fonts."""
     if not os.path.isdir(FONTS):
         yield
         return
     with _fonts_of_image():
         yield
         matplotlib = sys.modules["matplotlib"]
-        matplotlib.get_configdir()  # remembered, both of them
+        matplotlib.get_configdir()  # Matplotlib remembers this and the next result
         matplotlib.get_cachedir()
 
 
 @contextmanager
 def _fonts_of_image() -> Iterator[None]:
-    """Matplotlib requires a writable configuration directory and creates one elsewhere if it has
-    none. Report the directory as writable; nothing needs to be written.
+    """Make Matplotlib use `FONTS` as its configuration directory. If that were not writable,
+    Matplotlib would create another directory, so `FONTS` is reported as writable. Nothing needs to
+    be written to it.
     """
     access, chosen = os.access, os.environ.get(CONFIGURATION)
     os.access = lambda path, *rest, **more: str(path) == FONTS or access(path, *rest, **more)
@@ -203,7 +205,7 @@ Around = Callable[[], AbstractContextManager[object]]
 
 
 def late_modules() -> LateModules:
-    """The finder of this process, which is added if it is missing."""
+    """Return this process's `LateModules`, which is installed at the first call."""
     for finder in sys.meta_path:
         if isinstance(finder, LateModules):
             return finder
@@ -212,7 +214,7 @@ def late_modules() -> LateModules:
 
 
 class LateModules:
-    """An import finder that wraps the loading of certain modules."""
+    """An import finder that wraps the loading of modules. `around` is name → context manager."""
 
     def __init__(self) -> None:
         self.around: dict[str, Around] = {}
@@ -220,7 +222,7 @@ class LateModules:
     def find_spec(
         self, name: str, path: object = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """The spec of a registered module, with its loader wrapped, or None for any other."""
+        """Return the spec of a module in `around`, with its loader wrapped, or None for others."""
         around = self.around.get(name)
         spec = PathFinder.find_spec(name, path, target) if around is not None else None  # type: ignore[arg-type]
         if around is None or spec is None or spec.loader is None:
@@ -228,7 +230,7 @@ class LateModules:
         loader, load = spec.loader, spec.loader.exec_module
 
         def load_within(module: ModuleType) -> None:
-            del loader.exec_module  # once; the class's own is there again
+            del loader.exec_module  # only once: this restores the method of the loader's class
             with around():
                 load(module)
 

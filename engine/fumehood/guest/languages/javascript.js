@@ -1,9 +1,10 @@
-// Runs one JavaScript program and tells what became of it. Guest side, in the child.
+// Runs one JavaScript program and reports its result. Guest side, in the child.
 //
-// Called as `node javascript.js REQUEST_FD REPLY_FD`. It waits for a request, and does then what
-// `container/request` does elsewhere. The claim has the form of languages/python: one frame (four bytes of length, big-endian, then JSON) at the very end, after the event loop is
-// empty. How the run ended is told by the exit status, which this file sets and nobody believes
-// more than the kernel.
+// Called as `node javascript.js REQUEST_FD REPLY_FD`. It waits for a request, and then does what
+// `container/request` does for other languages. The claim has the form of languages/python: one
+// frame (four bytes of length, big-endian, then JSON) at the very end, once the event loop is
+// empty. The exit status, which this file sets, decides how the run ended. The kernel's report
+// overrides the claim.
 "use strict";
 
 const fs = require("fs");
@@ -21,7 +22,7 @@ const MAX_TRACEBACK_CHARACTERS = 16000;
 const MAX_REPORTS = 1000;
 const FAILED = 1;
 const REQUEST_FAILED = 71;
-// As the C library says it.
+// The messages of the C library.
 const REASONS = {
   EACCES: "Permission denied",
   EPERM: "Operation not permitted",
@@ -47,13 +48,13 @@ function readExactly(fd, count) {
   const data = Buffer.alloc(count);
   for (let had = 0; had < count; ) {
     const more = fs.readSync(fd, data, had, count - had, null);
-    if (more === 0) process.reallyExit(0); // nobody wants it any more
+    if (more === 0) process.reallyExit(0); // the supervisor has closed the pipe
     had += more;
   }
   return data;
 }
 
-// One of the caller's files: beside it first, then in its place, as a new file either way.
+// Writes one of the caller's files: under a temporary name beside its path, then renamed to it.
 function put(file) {
   const place = path.join(workspace, file.path);
   const content =
@@ -80,7 +81,7 @@ function refuse(message) {
   process.reallyExit(REQUEST_FAILED);
 }
 
-// Go to a directory of the workspace, over no link.
+// Changes to a directory of the workspace. Refuses links in its path.
 function enter(directory) {
   const place = path.join(workspace, directory);
   try {
@@ -91,7 +92,7 @@ function enter(directory) {
   }
 }
 
-// The program of the request, when everything that it asks for is there.
+// Waits for the request, sets up its input, files and environment, and returns its program.
 function awaitProgram() {
   const body = readExactly(requestFd, readExactly(requestFd, 4).readUInt32BE(0));
   const { arguments: wanted } = JSON.parse(body.toString("utf8"));
@@ -136,7 +137,7 @@ function tell(message) {
   for (let sent = 0; sent < frame.length; ) sent += fs.writeSync(replyFd, frame, sent);
 }
 
-// Whether it is made of exactly JSON's own types, not too deep, nor too many of them.
+// Whether a value consists only of JSON's types, and is neither nested too deeply nor too large.
 function isPlain(value, depth, room) {
   room.left -= 1;
   if (depth < 0 || room.left < 0) return false;
@@ -205,7 +206,7 @@ function fail(error) {
       message = represent(error);
       stack = `Uncaught ${message}`;
     }
-    // What lies below the program's own frames is this file's and Node's.
+    // The frames below those of the program belong to this file and to Node.
     const lines = stack.split("\n");
     const kept = lines.filter(
       (each) => !/^\s+at /.test(each) || (each.includes(FILENAME) && !each.includes(__filename)),
@@ -234,12 +235,12 @@ function fail(error) {
   try {
     fs.writeSync(2, shown.endsWith("\n") ? shown : `${shown}\n`);
   } catch {
-    // Its stream is closed.
+    // The stream is closed.
   }
   process.exitCode = FAILED;
 }
 
-// What every program needs is loaded and compiled by Node when it is first used.
+// Node loads and compiles what every program needs at its first use, so use it before the request.
 new vm.Script("[1]", { filename: FILENAME }).runInThisContext();
 plain(util.inspect([1]));
 const code = awaitProgram();
@@ -253,11 +254,11 @@ globalThis.progress = function progress(percent, message = "") {
     const words = text(message, MAX_MESSAGE_CHARACTERS).slice(0, 200);
     tell({ progress: { percent: Number(percent), message: words } });
   } catch {
-    // Nobody listens.
+    // The program has closed the pipe.
   }
 };
 
-// As in a module of CommonJS.
+// As in a CommonJS module.
 const place = path.join(workspace, FILENAME);
 globalThis.require = createRequire(place);
 globalThis.module = { exports: {}, filename: place, id: "." };
@@ -275,7 +276,7 @@ process.on("exit", (status) => {
   try {
     tell(claim);
   } catch {
-    // The program closed it: it tells nothing then.
+    // The program has closed the pipe, so nothing is reported.
   }
 });
 
@@ -287,7 +288,7 @@ function run() {
     const isAwait =
       error instanceof SyntaxError && /await is only valid|Unexpected reserved word/.test(error.message);
     if (!isAwait) throw error;
-    // `await` at the top: the program as the body of one asynchronous function, on the same lines.
+    // Top-level `await`: run the program as the body of an async function, on the same lines.
     return new vm.Script(`(async () => {${code}\n})()`, options).runInThisContext();
   }
 }

@@ -1,6 +1,6 @@
-// Lets `fetch`, `http` and `https` of Node find the gateway, whose proxy Node 18 does not look for
-// by itself. Guest side; loaded by `javascript.js`, and by NODE_OPTIONS into other programs of a run
-// with network. `undici` is Debian's, of which Node's own `fetch` is a copy.
+// Makes Node's `fetch`, `http` and `https` use the gateway, because Node 18 ignores the variables
+// that name a proxy. Guest side; loaded by `javascript.js`, and through NODE_OPTIONS by all other
+// Node programs of a run with network. `undici` is Debian's package, which Node's `fetch` copies.
 "use strict";
 
 const http = require("http");
@@ -63,5 +63,5 @@ try {
     })(),
   );
 } catch {
-  // Another image may lack it: then `fetch` has no network.
+  // An image may lack `undici`: then `fetch` has no network.
 }

@@ -2,12 +2,13 @@
 
 Guest side, in the child. The report is a claim: printed text goes through the standard streams,
 where the supervisor counts it, and the exit status decides how the run ended. In a session, the
-names of one program are available to the next, which another process runs (see `container.link`).
+names of one program are available to the next program, although another process runs that one (see
+`container.link`).
 
-A value is reported as JSON if possible, and as text. A pandas or NumPy table becomes a list of
-records if it is small enough for an answer, with a meaningful index as a column. Records hold
-exactly the table's values; otherwise the table is reported as text only. Packages that are not
-loaded are ignored.
+A value is reported as text, and also as JSON if possible. A pandas table becomes a list of records,
+and a NumPy array a list of numbers, if it is small enough for an answer. An index other than row
+numbers becomes a column. If JSON cannot hold exactly the table's values, the table is reported as
+text only. pandas and NumPy are never loaded for this.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ FILENAME = "<code>"
 """File name of the first program; later ones of a session are `<code 2>` and so on."""
 
 KEY_BEGINS, KEY_ENDS = "-----BEGIN ", "-----END "
-"""Around a private key. *Source*: RFC 7468."""
+"""The beginnings of the lines before and after a private key. *Source*: RFC 7468."""
 
 MAX_MESSAGE_CHARACTERS = 2000
 MAX_TRACEBACK_CHARACTERS = 16_000
@@ -59,9 +60,9 @@ PRELOADED = (
     "fractions", "functools", "heapq", "itertools", "json", "math", "operator", "pathlib", "random",
     "re", "statistics", "string", "textwrap", "time", "typing",
 )  # fmt: skip
-"""Modules loaded once by the zygote, because programs use them most. Every program pays for each
-page of a module when it is forked and when it ends, so large and rarer modules (hashlib with
-OpenSSL, subprocess, tempfile, uuid) are left out.
+"""Modules loaded once by the zygote, because programs use them most. Each page of a loaded module
+costs every program time when it is forked and when it ends, so large and rarer modules (hashlib
+with OpenSSL, subprocess, tempfile, uuid) are left out.
 """
 
 Claim = dict[str, Any]
@@ -70,7 +71,7 @@ Report = Callable[[float, str], None]
 
 
 def preload(modules: Sequence[str] = ()) -> None:
-    """Load the modules that programs use most: the common ones, and those that the image names."""
+    """Load `PRELOADED` and the image's `modules`, and set up the built-in names and pandas."""
     if any(name.partition(".")[0] == "matplotlib" for name in modules):
         figures.preload()
     for name in (*PRELOADED, *modules):
@@ -81,7 +82,7 @@ def preload(modules: Sequence[str] = ()) -> None:
 
 
 def expect_late() -> None:
-    """Set up modules of the image the same way if a program loads them itself."""
+    """Make a program's own import of Matplotlib or pandas set it up as `preload` does."""
     late = late_modules()
     late.around["matplotlib"] = figures.fonts_found_late
     late.around["matplotlib.font_manager"] = figures.fallback_found_late
@@ -95,7 +96,7 @@ def _pandas_set_up() -> Iterator[None]:
 
 
 def _set_up_pandas() -> None:
-    """The width of a terminal; constant, because there is none."""
+    """Set pandas to a constant display width, because there is no terminal."""
     sys.modules["pandas"].set_option("display.width", 120, "display.max_columns", 20)
 
 
@@ -143,10 +144,10 @@ def get_ready() -> None:
 
 
 class Program:
-    """A main module and the programs that run in it, one after the other.
+    """A main module, and the programs that run in it one after the other.
 
-    Call `get_ready` first. `memory_bytes` bounds the figures that are saved as files; `report`
-    receives the calls of `progress()`.
+    Call `get_ready` first. `memory_bytes` bounds the size of figures that are saved as files. Each
+    call of `progress()` in a program is passed to `report`.
     """
 
     def __init__(self, memory_bytes: int, report: Report = lambda percent, message: None) -> None:
@@ -162,13 +163,13 @@ class Program:
         self._calls: ToolCalls | None = None
 
     def run(self, code: str, tools: Sequence[dict[str, Any]] | None = None) -> tuple[int, Claim]:
-        """Run one program, which may call these tools. Returns exit code and claim. Its threads may
-        still run.
+        """Run one program, which may call `tools` if they are not None. Returns its exit code and
+        claim. Threads of the program may still be running.
         """
         self._programs += 1
         self._code = code
         with contextlib.suppress(OSError):  # the working directory was deleted
-            # As of a file there, for paths beside it; nothing is written to it.
+            # Programs build paths from it. The file does not exist.
             self._names["__file__"] = os.path.join(os.getcwd(), "main.py")
         self._offer(tools)
         self._reports = 0
@@ -187,13 +188,13 @@ class Program:
         return exit_code, claim
 
     def finish(self) -> None:
-        """Do what the interpreter does at its end. No program follows."""
+        """Shut down as the interpreter does at its end. No program may run afterwards."""
         _finish(self._names)
         self._end_calls()
 
     def pause(self) -> None:
-        """Prepare for another process to continue from here: wait for threads that a program would
-        join, and flush its files.
+        """Prepare for another process to continue the session: wait for all threads that are not
+        daemons, and flush the program's files.
         """
         for step in (_join_threads, _flush_files):
             try:
@@ -204,7 +205,7 @@ class Program:
         _flush_streams()
 
     def _offer(self, tools: Sequence[dict[str, Any]] | None) -> None:
-        """Create the module `tools`, or remove the one of the last program."""
+        """Create the module `tools` for the next program, or remove it if `tools` is None."""
         if tools is None:
             if self._calls is not None and hasattr(builtins, "tools"):
                 sys.modules.pop("tools", None)
@@ -212,7 +213,7 @@ class Program:
             return
         self._calls = self._calls or ToolCalls()
         self._calls.open()
-        # As a name, too: a program that forgets to import it needs no second attempt.
+        # Also a built-in name, so that a program that forgets the import does not fail.
         sys.modules["tools"] = builtins.tools = make_module(  # type: ignore[attr-defined]
             tools, self._calls.call
         )
@@ -224,17 +225,17 @@ class Program:
     def _progress(self, percent: float, message: str = "") -> None:
         """Report the progress of this program: 0 to 100, and a short message."""
         self._reports += 1
-        # Nobody is told of more, and at some point nobody reads them: who writes would wait then.
+        # Further reports would be ignored. The pipe could fill up unread, and block the program.
         if self._reports <= MAX_REPORTS:
             calls = self._calls
-            # No report in the middle of a call's frame.
+            # The report must not be written into the middle of a call's frame.
             with calls.writing if calls and calls.is_open else contextlib.nullcontext():
                 self._report(float(percent), str(message))
 
 
 def _catch_spawn(code: Callable[[], str]) -> None:
-    """Give processes that `multiprocessing` spawns the running program as a file, which they load
-    as their main module.
+    """Make processes that `multiprocessing` spawns load the running program as their main module.
+    `code` returns the program's text, which is written to a file for them.
     """
     late_modules().around["multiprocessing.spawn"] = lambda: _spawn_caught(code)
     if "multiprocessing.spawn" in sys.modules:
@@ -251,7 +252,7 @@ def _replace_preparation(code: Callable[[], str]) -> None:
     spawn: Any = sys.modules["multiprocessing.spawn"]
     util = sys.modules["multiprocessing.util"]
     prepare = spawn.get_preparation_data
-    prepare = getattr(prepare, "__wrapped__", prepare)  # of an earlier main module
+    prepare = getattr(prepare, "__wrapped__", prepare)  # wrapped for an earlier main module
 
     @functools.wraps(prepare)
     def with_program(name: str) -> dict[str, Any]:
@@ -263,7 +264,7 @@ def _replace_preparation(code: Callable[[], str]) -> None:
             number, draft = tempfile.mkstemp(dir=util.get_temp_dir())
             with open(number, "w", encoding="utf-8", errors="surrogatepass", newline="") as file:
                 file.write(code())
-            os.replace(draft, path)  # a process that was started before may be reading it
+            os.replace(draft, path)  # an earlier process may still be reading the old file
         return told
 
     spawn.get_preparation_data = with_program
@@ -280,7 +281,7 @@ def _join_threads() -> None:
 
 
 def _new_main() -> dict[str, Any]:
-    """The names of a new main module."""
+    """Create a new main module, and return its namespace."""
     main = types.ModuleType("__main__")
     sys.modules["__main__"] = main
     main.__dict__["__builtins__"] = sys.modules["builtins"]
@@ -325,8 +326,9 @@ def _execute(code: str, names: dict[str, Any], filename: str) -> Any:
 
 
 def _event_loop() -> Any:
-    """The event loop of a program with a top-level `await`. It ends with the program, because the
-    next one of a session runs in another process; tasks that still run are cancelled then.
+    """Return the event loop runner of a program with a top-level `await`. The loop ends with the
+    program, because the session's next program runs in another process. It then cancels all tasks
+    that still run.
     """
     import asyncio
 
@@ -334,7 +336,8 @@ def _event_loop() -> Any:
 
 
 def _failure(error: BaseException) -> Claim:
-    """The message of an exception, and the traceback through the program's own lines."""
+    """Return the claim for an exception, and print its traceback. Both show only the program's own
+    lines."""
     try:
         described = traceback.TracebackException(
             type(error), error, _in_program(error.__traceback__), limit=-50
@@ -345,7 +348,7 @@ def _failure(error: BaseException) -> Claim:
         line = _last_line(error)
     except MemoryError:
         raise
-    except BaseException as fault:  # its own `__str__` may do anything
+    except BaseException as fault:  # the exception's `__str__` may do anything
         words = shown = message = (
             f"{type(error).__name__} (which fails to say more: {type(fault).__name__})"
         )
@@ -367,14 +370,14 @@ def _failure(error: BaseException) -> Claim:
 
 
 def _in_program(entry: TracebackType | None) -> TracebackType | None:
-    """The traceback from the program's first own frame on; frames above it belong to this file."""
+    """Return the traceback from the program's first frame on, without the frames of this file."""
     while entry is not None and not _is_program(entry.tb_frame.f_code.co_filename):
         entry = entry.tb_next
     return entry
 
 
 def _last_line(error: BaseException) -> int | None:
-    """The program's line in which it happened."""
+    """Return the last line of the program in an exception's traceback, or None."""
     if isinstance(error, SyntaxError) and _is_program(error.filename):
         return error.lineno if _is_small(error.lineno) else None
     line = None
@@ -391,8 +394,8 @@ def _is_small(number: Any) -> bool:
 
 
 def _exit_code(request: SystemExit) -> int:
-    """The exit code as Python chooses it: None is 0, a number is itself, anything else is printed
-    and is 1.
+    """Return the exit code that Python would use: None gives 0, an integer its lowest 8 bits, and
+    anything else is printed and gives 1.
     """
     code: object = request.code
     if code is None:
@@ -410,7 +413,7 @@ def _finish(names: dict[str, Any]) -> None:
     for step in (
         threading._shutdown,  # type: ignore[attr-defined]
         atexit._run_exitfuncs,
-        _flush_files,  # first: those that hold each other are closed in no certain order
+        _flush_files,  # before the release, which closes files in cycles in an arbitrary order
         lambda: _let_go(names),
     ):
         try:
@@ -430,9 +433,9 @@ def _flush_streams() -> None:
 
 
 def _let_go(names: dict[str, Any]) -> None:
-    """Archives and similar objects write their last bytes when they are released."""
+    """Release the program's objects: archives and similar objects write their last bytes then."""
     if len(sys._current_frames()) > 1:
-        return  # a daemon's thread would go on with names that mean nothing any more
+        return  # a daemon thread would continue with names that are None
     for name in list(names):
         if name != "__builtins__":
             names[name] = None
@@ -478,10 +481,10 @@ MAX_VALUE_BYTES = 64 * 1024
 MAX_REPR_CHARACTERS = 10_000
 
 MAX_RECORDS_BYTES = 10 * 1024
-"""Size limit of a table as JSON in an answer. A larger one is text only."""
+"""Size limit of a table as JSON in an answer. A larger table is reported as text only."""
 
 LEAST_CELL_BYTES = 2
-"""Minimum size of a cell in JSON: a digit and a comma."""
+"""Minimum size of a table's cell in JSON, in bytes: a digit and a comma."""
 
 TOO_LARGE = (
     "value: the table is too large to stand in the answer as records, so it is there as text, "
@@ -494,7 +497,8 @@ class NoValue:
 
 
 def success(value: Any) -> Claim:
-    """The reported forms of a value; `notes` give the reasons for what is missing."""
+    """Return the claim for a value: its JSON, its text, and `notes` if the JSON is missing because
+    a table is too large."""
     if value is NoValue or value is None:
         return {"result": {"value": None, "has_value": False, "value_repr": None}}
     notes = []
@@ -509,7 +513,7 @@ def success(value: Any) -> Claim:
 
 
 def _plain(value: Any) -> Any:
-    """The value if JSON can hold it unchanged, else None."""
+    """Return the value if JSON can hold it unchanged, else None."""
     try:
         plain = strict_json.exact(value, MAX_VALUE_BYTES)
     except (strict_json.Inexact, strict_json.TooLong):
@@ -520,7 +524,7 @@ def _plain(value: Any) -> Any:
 def represent(value: Any) -> str:
     try:
         text = repr(value)
-        if type(text) is not str:  # a subclass of it is the program's own
+        if type(text) is not str:  # a subclass of `str` is the program's own
             text = str.__str__(text)
     except MemoryError:
         raise
@@ -539,7 +543,8 @@ def shortened(text: str, most: int) -> str:
 
 
 def _end_of(text: str, most: int) -> str:
-    """The end of a text, without the rest of a word or of a private key that began before it."""
+    """Return the last `most` characters of a text, without the rest of a word or of a private key
+    that began before them."""
     at = len(text) - most
     begins = text.rfind(KEY_BEGINS, 0, at + len(KEY_BEGINS))
     is_in_key = begins >= 0 and text.find(KEY_ENDS, begins, at) < 0
@@ -550,19 +555,19 @@ def _end_of(text: str, most: int) -> str:
 
 
 class NoTable(Exception):
-    """The value is not a known table, or JSON cannot hold it."""
+    """The value is not a table of pandas or NumPy, or JSON cannot hold it."""
 
 
 class TooLarge(NoTable):
-    """The table does not fit an answer."""
+    """The table is too large for an answer."""
 
 
 def plain_table(value: Any) -> Any:
-    """Records of a DataFrame or Series, numbers of an array or of NumPy.
+    """Return the records of a DataFrame or Series, or the numbers of a NumPy array or scalar.
 
     Raises:
-        NoTable: not a table, or not exactly expressible.
-        TooLarge: the table does not fit.
+        NoTable: the value is not of these types, or JSON cannot hold it exactly.
+        TooLarge: the table is too large for an answer.
     """
     pandas, numpy = sys.modules.get("pandas"), sys.modules.get("numpy")
     try:
@@ -583,7 +588,7 @@ def plain_table(value: Any) -> Any:
 
 
 def _require_room(table: Any) -> None:
-    """Refuse a table before its conversion, which takes long, if it cannot fit an answer."""
+    """Raise TooLarge if a table cannot fit an answer, before its slow conversion."""
     if table.size * LEAST_CELL_BYTES > MAX_RECORDS_BYTES:
         raise TooLarge
 
@@ -595,7 +600,7 @@ def _records(table: Any, pandas: Any) -> list[dict[str, Any]]:
         table = table.reset_index()
     names = [str(name) for name in table.columns]
     if len(set(names)) != len(names):
-        raise NoTable  # one of them would hide the other
+        raise NoTable  # a record cannot have the same name twice
     columns = [
         [_cell(cell, pandas) for cell in table.iloc[:, number].tolist()]
         for number in range(len(names))
@@ -607,7 +612,8 @@ def _records(table: Any, pandas: Any) -> list[dict[str, Any]]:
 
 
 def _cell(cell: Any, pandas: Any) -> Any:
-    """A cell as JSON: missing values are null, times and durations are ISO 8601."""
+    """Return a cell as JSON: missing values as None, times and durations in ISO 8601. Raises
+    NoTable."""
     if cell is None or cell is pandas.NaT or cell is pandas.NA:
         return None
     kind = type(cell)

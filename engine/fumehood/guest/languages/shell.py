@@ -1,9 +1,9 @@
-"""Shell and JavaScript: become bash with one command, or Node with one program.
+"""Shell and JavaScript: turns the child into bash with one command, or Node with one program.
 
-Guest side, in the child. After `execute`, nothing of the guest is left in it. Bash makes no
-claims; its exit status decides how the run ended. Node runs `javascript.js` beside this file, which
-reports a claim in the same form as a Python program's; it gets the request and the reply pipe as
-two descriptors.
+Guest side, in the child. After `execute`, nothing of the guest is left in the child's process. Bash
+makes no claims; its exit status decides how the run ended. Node runs `javascript.js` beside this
+file, which gets the descriptors of the request and reply pipes, and reports a claim in the same
+form as a Python program's.
 """
 
 from __future__ import annotations
@@ -24,18 +24,23 @@ _IGNORED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)
 
 
 RUN_ARGUMENTS = 'exec -- "$@"'
-"""Makes bash find the program, with its usual message if it is missing."""
+"""A command with which bash finds and runs the program in its arguments, or prints its usual
+message if the program is missing."""
 
 
 def become_bash(command: str | None, argv: list[str] | None = None) -> NoReturn:
-    """Run a command, or a program with its arguments. Raises OSError if bash is missing."""
+    """Replace this process by bash with `command`, or by the program and arguments in `argv`.
+
+    Raises:
+        OSError: bash is missing, or cannot be executed.
+    """
     if command is None:
         execute(BASH, ["bash", "-c", RUN_ARGUMENTS, "bash", *(argv or [])])
     execute(BASH, *arguments_of_bash(command))
 
 
 def arguments_of_bash(command: str) -> tuple[list[str], tuple[int, ...]]:
-    """The arguments with which bash runs a command, and the descriptors that it needs for that."""
+    """Return the arguments with which bash runs a command, and the descriptors that bash needs."""
     if len(command.encode("utf-8")) <= MAX_ARGUMENT_BYTES:
         return ["bash", "-c", "--", command], ()
     script = memory_file("command", command.encode("utf-8"))
@@ -43,17 +48,17 @@ def arguments_of_bash(command: str) -> tuple[list[str], tuple[int, ...]]:
 
 
 def execute(program: str, arguments: list[str], keep: tuple[int, ...] = ()) -> NoReturn:
-    """Become another program with the standard streams and the descriptors `keep`. No other one is
-    inheritable.
+    """Replace this process by another program. It inherits the standard streams and the descriptors
+    in `keep`.
 
     Raises:
-        OSError: it is not there, or cannot be executed.
+        OSError: the program is missing, or cannot be executed.
     """
     for number in _IGNORED_BY_PYTHON:
         signal.signal(number, signal.SIG_DFL)
     for descriptor in keep:
         os.set_inheritable(descriptor, True)
-    os.execvp(program, arguments)  # noqa: S606  # the one purpose of this process
+    os.execvp(program, arguments)  # noqa: S606  # the purpose of this process
     raise AssertionError("unreachable")
 
 
@@ -63,15 +68,16 @@ HARNESS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "javascript.j
 
 
 def become_node(request: int, memory_bytes: int) -> NoReturn:
-    """Become Node. `request` is the descriptor from which it reads its request, now or later.
+    """Replace this process by Node, which waits for its request on the descriptor `request`.
 
     Raises SetUpFailed if this image has no Node.
     """
     stdin = memory_file("stdin", b"")
     os.dup2(stdin, 0)
     os.close(stdin)
-    # Its own limit would end it with a signal. Where the kernel counts this container's memory,
-    # that limit comes first, and is named; elsewhere it would take the whole container with it.
+    # A signal ends Node at its own heap limit. If the kernel limits this container's memory, let
+    # the kernel's limit take effect first, because then the engine can name the cause. Otherwise,
+    # set Node's limit to the run's, or Node could exhaust the memory of the whole container.
     heap_mb = max(64, memory_bytes >> 20) * (2 if any(map(os.path.exists, COUNTED)) else 1)
     arguments = [
         "node", f"--max-old-space-size={heap_mb}", "--no-deprecation", HARNESS,

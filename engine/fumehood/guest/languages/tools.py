@@ -1,9 +1,9 @@
 """The module `tools` of a program: other tools of the engine, as functions.
 
-Guest side, in the child. A call goes to the supervisor through the pipe of replies, and its answer
-comes through the pipe of requests. Nothing here is a gate: a program can write the same frames by
-itself, so the host checks each of them. Descriptions and schemas are data; no source is made of
-them.
+Guest side, in the child. A call is sent to the supervisor through the reply pipe, and its answer
+arrives through the request pipe. Nothing here is a security check: a program can write the same
+frames itself, so the host checks each frame. Descriptions and schemas are data; no source code is
+generated from them.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _TYPES = {
 }  # fmt: skip
 
 Send = Callable[[str, dict[str, Any]], Any]
-"""Calls a tool by its name with its arguments."""
+"""Calls a tool, given its name and arguments, and returns its answer."""
 
 
 class ToolError(Exception):
@@ -56,7 +56,7 @@ class _Absent:
 
 
 ABSENT = _Absent()
-"""The default of an argument without a default in its schema: it is not sent."""
+"""The default of an optional parameter without a default in its schema. It is never sent."""
 
 
 class ToolCalls:
@@ -64,7 +64,7 @@ class ToolCalls:
 
     def __init__(self) -> None:
         self.writing = threading.Lock()
-        """Held while a frame is written to the reply pipe."""
+        """The lock that is held while a frame is written to the reply pipe."""
         self._pid = 0
         self._number = 0
 
@@ -75,7 +75,7 @@ class ToolCalls:
 
     def open(self) -> None:
         """Allow calls from this process."""
-        self.writing = threading.Lock()  # a thread of the last program may hold it for ever
+        self.writing = threading.Lock()  # a thread of the last program may hold the old lock
         self._slots = threading.BoundedSemaphore(framing.MAX_OPEN_CALLS)
         self._changed = threading.Condition()
         self._decoder = framing.Decoder(sys.maxsize)  # the engine limits its answers
@@ -85,13 +85,13 @@ class ToolCalls:
         self._pid = os.getpid()
 
     def close(self) -> None:
-        """Refuse further calls, once no frame is half written."""
+        """Refuse further calls. Waits until no frame is being written."""
         if self._pid:
             with self.writing:
                 self._pid = 0
 
     def call(self, tool: str, arguments: dict[str, Any]) -> Any:
-        """Call a tool and wait for its answer. From any thread.
+        """Call a tool, wait for its answer, and return the answer's data. Any thread may call this.
 
         Raises:
             ToolError: the call failed, or was refused.
@@ -119,7 +119,7 @@ class ToolCalls:
         return number
 
     def _await(self, number: int) -> dict[str, Any]:
-        """Wait for an answer. One of the waiting threads reads for all."""
+        """Wait for the answer to the call `number`. One of the waiting threads reads for all."""
         with self._changed:
             while number not in self._answers:
                 if self._is_reading:
@@ -146,7 +146,7 @@ class ToolCalls:
 
 
 def _frame(number: int, tool: str, arguments: dict[str, Any]) -> bytes:
-    """The frame of one call, checked as its readers will check it. Raises ToolError."""
+    """Return the frame of one call. Raises ToolError if the frame's readers would refuse it."""
     try:
         strict_json.loads(strict_json.dumps(arguments), max_depth=strict_json.MAX_VALUE_DEPTH)
     except (TypeError, ValueError, RecursionError) as fault:
@@ -176,7 +176,7 @@ def _refused(message: str) -> ToolError:
 
 
 def make_module(tools: Sequence[dict[str, Any]], call: Send) -> types.ModuleType:
-    """The module with one function for each of these descriptions."""
+    """Return the module `tools` with a function for each tool description. They use `call`."""
     module = types.ModuleType("tools", "Other tools. A call that fails raises ToolError.")
     functions = [_function(tool, call) for tool in tools]
     for function in functions:
@@ -187,7 +187,7 @@ def make_module(tools: Sequence[dict[str, Any]], call: Send) -> types.ModuleType
 
 
 def _function(tool: dict[str, Any], call: Send) -> Callable[..., Any]:
-    """A function that sends its arguments; absent ones are not sent."""
+    """Return a function that calls a tool with its arguments, except those that are `ABSENT`."""
     name, signature = tool["name"], _signature(tool["parameters"])
     others = next((p.name for p in signature.parameters.values() if p.kind is p.VAR_KEYWORD), "")
 
@@ -200,7 +200,7 @@ def _function(tool: dict[str, Any], call: Send) -> Callable[..., Any]:
         try:
             return call(name, {key: v for key, v in arguments.items() if v is not ABSENT})
         except ToolError as failed:
-            raise failed.with_traceback(None) from None  # of its way to the host
+            raise failed.with_traceback(None) from None  # hides the frames of this module
 
     function.__name__ = function.__qualname__ = tool["function"]
     function.__module__ = "tools"
@@ -210,8 +210,8 @@ def _function(tool: dict[str, Any], call: Send) -> Callable[..., Any]:
 
 
 def _signature(parameters: dict[str, Any]) -> inspect.Signature:
-    """The signature: required parameters, then optional ones; `**others` for names that are not
-    valid Python.
+    """Return the signature of a tool's function: required parameters, then optional ones, then
+    `**others` for all arguments whose names are not valid in Python or not in the schema.
     """
     properties = parameters.get("properties") or {}
     required = parameters.get("required") or ()
@@ -229,8 +229,8 @@ def _signature(parameters: dict[str, Any]) -> inspect.Signature:
 
 
 def _is_plain(name: str) -> bool:
-    """Whether a name is unchanged by Python's normalization of identifiers; others could not be
-    passed.
+    """Whether a name can be a parameter. Python normalizes identifiers that are not ASCII, so such
+    an argument could not be passed.
     """
     return name.isascii() and name.isidentifier() and not keyword.iskeyword(name)
 

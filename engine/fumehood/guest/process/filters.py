@@ -1,14 +1,14 @@
 """The system-call filters of the process walls: allow-lists for the interpreter and for the jail.
 
-Guest side. A child installs its filter after everything is loaded and warmed, and before it reads
-its request. There are three verdicts. Named calls are allowed, some only with named commands or
-kinds. Calls by which ordinary libraries look around (is there a file, what is its size) fail with
-an error, so that a harmless program is not taken for an attack. Everything else ends the process
-(SIGSYS), so a kernel that grows a new call does not widen the wall.
+Guest side. A child installs its filter after everything is loaded and warmed up, and before it
+reads its request. There are three verdicts. Listed calls are allowed, some only with certain
+arguments. Calls with which ordinary libraries inspect their environment (whether a file exists, how
+large it is) fail with an error, so that a harmless program is not taken for an attack. Everything
+else ends the process (SIGSYS), so a new system call of a later kernel does not weaken the wall.
 
 Calculations need memory and a clock. A function in the jail may also look for modules, read files
-that Landlock shows it, map libraries, and run an event loop of its own. Invariant: no allowed call
-reaches another process, opens a connection, starts anything, or changes a file.
+that Landlock permits, map libraries, and run its own event loop. Invariant: no allowed call reaches
+another process, opens a connection, starts a process, or changes a file.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ INTERPRETER_ALLOWED = (
     "sched_yield",
     "time",
 )
-"""System calls allowed with any arguments. `mmap`, `mprotect`, `read` and `write` are allowed with
-some.
+"""System calls allowed with any arguments. Those in `INTERPRETER_CONDITIONAL` are allowed with some
+arguments only.
 """
 
 INTERPRETER_REFUSED = (
@@ -82,8 +82,8 @@ also measures CPU time.
 """
 
 UNTIL_NARROWED = ("landlock_create_ruleset", "landlock_add_rule", "landlock_restrict_self")
-"""System calls needed to narrow the view after the request is read. `build_second_filter` then
-removes them.
+"""System calls with which a child restricts its file access after it has read its request.
+`build_second_filter` then forbids them.
 """
 
 JAIL_REFUSED = (
@@ -106,7 +106,8 @@ architectures.
 """
 
 _FCNTL_COMMANDS = (0, 1, 2, 3, 4, 1030)
-"""Duplicate, and get or set flags. F_SETOWN is excluded: it would send signals to others."""
+"""Duplicate, and get or set flags. F_SETOWN is excluded, because it could send signals to other
+processes."""
 
 _IOCTL_COMMANDS = (0x5421, 0x5450, 0x5451)
 """FIONBIO, FIONCLEX, FIOCLEX. FIOSETOWN is excluded for the same reason."""
@@ -127,7 +128,7 @@ JAIL_CONDITIONAL: Rules = MappingProxyType(
     {
         "fcntl": seccomp.allow_if_in(1, _FCNTL_COMMANDS, seccomp.refuse()),
         "ioctl": seccomp.allow_if_in(1, _IOCTL_COMMANDS, seccomp.refuse()),
-        # Libraries are mapped to be run; what was written never is.
+        # Libraries may be mapped as executable, but no memory is both writable and executable.
         "mmap": seccomp.allow_without_all_bits(2, _PROT_WRITE | _PROT_EXEC, seccomp.refuse()),
         "mprotect": seccomp.allow_without_bits(2, _PROT_EXEC, seccomp.refuse()),
         "openat": seccomp.allow_without_bits(
@@ -138,7 +139,7 @@ JAIL_CONDITIONAL: Rules = MappingProxyType(
             *seccomp.require(1, 0),
             seccomp.allow(),
         ],
-        # To the other end of a pair only, never to an address.
+        # Only to the other end of a socket pair, never to an address.
         "sendto": seccomp.allow_if_equal(4, 0),
         # Datagrams could be sent to any socket of the host.
         "socketpair": [
@@ -152,7 +153,7 @@ JAIL_CONDITIONAL: Rules = MappingProxyType(
 
 
 def build_interpreter_filter(machine: str | None = None) -> bytes:
-    """The filter as bytes, ready for `seccomp.install`.
+    """Return the interpreter's filter as bytes for `seccomp.install`.
 
     Raises:
         OSError: this machine's architecture is not supported.
@@ -166,7 +167,7 @@ def build_interpreter_filter(machine: str | None = None) -> bytes:
 
 
 def build_jail_filter(machine: str | None = None) -> bytes:
-    """The filter that a child gets before it reads its request.
+    """Return the filter that a child of the jail installs before it reads its request.
 
     Raises:
         OSError: this machine's architecture is not supported.
@@ -180,6 +181,6 @@ def build_jail_filter(machine: str | None = None) -> bytes:
 
 
 def build_second_filter(machine: str | None = None) -> bytes:
-    """The filter that the child adds to the first one once it has narrowed its view."""
+    """Return the filter that a child of the jail adds after it has restricted its file access."""
     rules = {name: [seccomp.kill()] for name in (*UNTIL_NARROWED, "seccomp")}
     return seccomp.build(machine, rules, seccomp.allow())

@@ -1,20 +1,20 @@
 """The jail: prepares a child that imports and calls one function of a tool.
 
-Guest side, between zygote and child. The file system is taken away in two steps. Before the child
-reads its request, it sees the interpreter, its libraries and the import paths of all tools. Once it
-knows the requested function, it keeps only that function's import path and loses the system calls
-that it used to narrow its view. Only then is code of the tool imported.
+Guest side, between zygote and child. The child gives up its file access in two steps. Before it
+reads its request, it restricts itself to the interpreter, the libraries and the import paths of all
+tools. Once it knows the requested function, it keeps only the libraries and that function's import
+path, and gives up the system calls with which it did so. Only then is the tool's code imported.
 
 The zygote preloads the public names of `fumehood` that a tool's module needs. It loads them by
 name, because a guest module may import nothing of the engine but framing.
 
-The view is narrowed by Landlock. Invariant: a process restricted here reads beneath the named paths
-and nowhere else, writes and executes nowhere, and a path that appears later is not among them. Each
-further restriction can only take away.
+Landlock restricts the access. Invariant: a process restricted here can read beneath the given paths
+and nowhere else, and can write and execute nothing. A given path that is created later stays
+unreadable. Each further restriction can only remove access.
 
-*Source*: landlock(7), <linux/landlock.h>; ABI 1 (Linux 5.13) to 7. Older kernels know fewer kinds
-of access. The file rights that this wall relies on are all in ABI 1 except truncation (ABI 3),
-which the system-call filter also refuses.
+*Source*: landlock(7), <linux/landlock.h>; ABI 1 (Linux 5.13) to 7. Older kernels restrict fewer
+kinds of access. The file rights that this wall relies on are all in ABI 1 except truncation (ABI
+3), which the system-call filter also refuses.
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ the child.
 
 
 def preload(config: dict[str, Any]) -> Callable[[int], None]:
-    """Load the modules that every function needs; returns the function that prepares a child."""
+    """Load the modules that every function needs. Returns a function that runs in each child and
+    gets the supervisor's process id."""
     fumehood = importlib.import_module("fumehood")
     for name in PUBLIC_NAMES:
         getattr(fumehood, name)
@@ -68,9 +69,9 @@ def preload(config: dict[str, Any]) -> Callable[[int], None]:
 
 
 class _FunctionProgram:
-    """The program `function`: `{module, name, import_path, pickled, arguments}` → its reply.
+    """The program `function`. Its request is `{module, name, import_path, pickled, arguments}`.
 
-    With `stream`, the function yields its result in parts.
+    If the request has `stream`, the function yields its result in parts.
     """
 
     def __init__(
@@ -86,9 +87,10 @@ class _FunctionProgram:
         self._reports = 0
 
     def run(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Restrict the view to this function's own files, then import and call it."""
+        """Restrict file access to the libraries and the function's import path, then import and
+        call the function. Returns its reply."""
         wanted = request["arguments"]
-        # A pickled function has none, and reads the libraries alone.
+        # A pickled function has no import path, and can read only the libraries.
         own = [wanted["import_path"]] if wanted["import_path"] else []
         restrict_to([*self._libraries, *own])
         seccomp.install(self._second_filter)
@@ -131,11 +133,11 @@ _RULE_PATH_BENEATH = 1
 _READ_FILE = 1 << 2
 _READ_DIRECTORY = 1 << 3
 
-# ABI → what a ruleset of it can handle; each adds to the ones before it.
+# ABI → the rights that it adds to those of earlier ABIs.
 _FILE_RIGHTS = {1: (1 << 13) - 1, 2: 1 << 13, 3: 1 << 14, 5: 1 << 15}
 _NET_RIGHTS = {4: 0b11}
 _SCOPES = {6: 0b11}
-"""Scopes for abstract Unix sockets and signals, so that neither reaches out of the jail."""
+"""Scopes that keep abstract Unix sockets and signals from leaving the jail."""
 
 
 class Unavailable(OSError):
@@ -156,9 +158,8 @@ class _PathBeneath(ctypes.Structure):
 
 
 def restrict_to(readable: Iterable[str]) -> None:
-    """Leave this process only reading beneath these paths. `no_new_privs` must be set.
-
-    A path that does not exist is left out.
+    """Restrict this process's file access to reading beneath these paths. `no_new_privs` must be
+    set. Paths that do not exist are ignored.
 
     Raises:
         Unavailable: the kernel has no Landlock.

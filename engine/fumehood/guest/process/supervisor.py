@@ -6,21 +6,22 @@ host ──frames── supervisor ──one byte── zygote ──forks──
                         └───── a pipe to and a pipe from each child ───┘
 
 Host to guest: `{"op": "run", "id", "program", "arguments", "limits": {wall_s, cpu_s,
-memory_bytes, output_bytes}}`, `{"op": "lend", "id", "memory_bytes", "cpu_s"}` and
+memory_bytes, output_bytes}}`, `{"op": "lend", "id", "memory_bytes", "cpu_s"}` (a checkout) and
 `{"op": "cancel", "id"}`. Guest to host: `{"op": "ready", "enforces", "faults"}` once, then one
-`{"op": "ended", "id", "ended_by", …}` for each run and each checkout, and in the jail before that
-up to 1 000 times `{"op": "progress", "id", "percent", "message"}`, and `{"op": "part", "id",
-"text"}` for what a streaming function yields. A run gets a fresh child, which
-dies after its answer. The pipes of a checked-out child go to the host, which talks to it and keeps
-its time; here it is only limited, killed on demand, and reaped.
+`{"op": "ended", "id", "ended_by", …}` for each run and each checkout. In the jail, a run's ending
+may be preceded by up to 1 000 frames `{"op": "progress", "id", "percent", "message"}`, and by
+`{"op": "part", "id", "text"}` with the output of a streaming function. A run gets a fresh child,
+which dies after its answer. The pipes of a checked-out child are sent to the host, which exchanges
+messages with the child and enforces its time limits; the supervisor only sets the child's limits,
+kills it on request, and reaps it.
 
 At start each defence is attacked once, by probes in ordinary children (`run_probe` in `zygote`).
-They are runs with negative ids. No outside request can name them: the host builds requests, and one
-for a probe is refused. Only defences that held are published.
+Probes are runs with negative ids. A request of the host cannot start one. Only defences that held
+are reported as enforced.
 
-Invariants: no child decides how its run ended; an ending is reported only once the child can do
-nothing more; when the channel closes, every process here ends. Single-threaded, one selector: no
-call in this file waits for a child.
+Invariants: no child decides how its run ended; an ending is reported only after the child was
+killed or has died; when the channel closes, every process of the guest ends. Single-threaded, one
+selector: no call in this file waits for a child.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ from fumehood.protocol import framing
 
 READY_FRAME_BYTES = 4096
 REPLY_OVERHEAD_BYTES = 4096
-"""Bytes that a reply may have beyond the output limit, for keys and escapes."""
+"""Bytes by which a reply may exceed the output limit, for keys and escapes."""
 CHECKOUT = struct.Struct("!qi")
 """The checkout's id and the child's process id, sent with the two descriptors."""
 
@@ -94,8 +95,8 @@ class Checkout:
 PROBE_MEMORY_BYTES = 16 << 20
 PROBE_WALL_S = 0.02
 PROBE_DEADLINE_S = 60.0
-"""Seconds for every other probe: more than the host waits for a guest, so that a busy machine is
-never taken for one that does not enforce its limits.
+"""Time limit of all probes but `spin`, in seconds. It exceeds the time that the host waits for a
+guest, so that a busy machine is never taken for one that does not enforce its limits.
 """
 
 
@@ -121,7 +122,8 @@ JAIL: tuple[Row, ...] = tuple(
     ("outside", limit, holds) if probe == "files" else (probe, limit, holds)
     for probe, limit, holds in INTERPRETER
 )
-"""The same probes, but of files outside the view, because the jail may read some files."""
+"""As `INTERPRETER`, but the probe `outside` replaces `files`, because the jail may read some
+files."""
 
 
 class SelfTest:
@@ -132,7 +134,7 @@ class SelfTest:
         self._held: dict[str, bool] = {}
 
     def runs(self) -> Iterator[Run]:
-        """Every probe, as a run with a negative id."""
+        """Yield each probe as a run with a negative id."""
         for number, (probe, _, _) in enumerate(self._rows):
             wall_s = PROBE_WALL_S if probe == "spin" else PROBE_DEADLINE_S
             yield Run(
@@ -143,13 +145,14 @@ class SelfTest:
             )
 
     def ended(self, run: Run, ending: dict[str, Any]) -> dict[str, bool] | None:
-        """Record one outcome. Returns the enforced limits after the last."""
+        """Record the outcome of a probe. After the last probe, return for each limit whether it is
+        enforced; before that, None."""
         _, limit, holds = self._rows[-1 - run.id]
         self._held[limit] = holds(ending)
         if len(self._held) < len(self._rows):
             return None
-        # CPU time and output are kept by the same two means as wall time: the
-        # supervisor's own counter, and its kill, which the spin probe has shown.
+        # The supervisor enforces CPU time and output in the same way as wall time: with its own
+        # counter and a kill. The spin probe has shown that this works.
         kept = self._held["wall_time"]
         counted = kernel.process_cpu_ns(os.getpid()) is not None
         return {**self._held, "cpu_time": kept and counted, "output": kept}
@@ -157,14 +160,14 @@ class SelfTest:
 
 @dataclass(eq=False)
 class Child:
-    """A child process, from the order to fork it until the kernel reports its end."""
+    """A child process, from the order to the zygote until the kernel reports the child's end."""
 
     request_fd: int
     reply_fd: int
     pid: int = 0
     sealed: bool = False
     base_bytes: int = 0
-    """Address space before any request, to which the memory limit of a program is added."""
+    """Size of the address space before any request. The program's memory limit is added to it."""
     run: Run | None = None
     checkout: Checkout | None = None
     outbox: bytes = b""
@@ -225,7 +228,7 @@ class Supervisor:
     # -- the loop ---------------------------------------------------------------
 
     def loop(self) -> None:
-        """Serve until the channel ends. Never returns otherwise."""
+        """Serve until the host closes the channel, and then exit. Never returns."""
         os.set_blocking(0, False)
         os.set_blocking(self._orders.fileno(), False)
         self._selector.register(0, selectors.EVENT_READ, self._on_host)
@@ -271,13 +274,13 @@ class Supervisor:
             self._end()
 
     def _end(self) -> NoReturn:
-        # The parent-death signals do the rest, also where this line is never reached.
+        # Parent-death signals end all other processes, even if this line is never reached.
         self._kill_all()
         os._exit(0)
 
     def _fail(self, why: str) -> NoReturn:
-        """Report to the host why this guest is useless, and wait until the host ends it and starts
-        a new one.
+        """Report a fault to the host, and wait until the host closes the channel. The host then
+        starts a new guest.
         """
         self._kill_all()
         self._announce({}, why)
@@ -295,7 +298,7 @@ class Supervisor:
         self._tell_host({"op": "ready", "enforces": enforces, "faults": faults})
 
     def _tell_host(self, message: dict[str, Any]) -> None:
-        """Send one frame. End the guest if the host is gone."""
+        """Send one frame to the host. End the guest if the channel is closed."""
         try:
             write_all(1, framing.encode(message))
         except OSError:
@@ -335,7 +338,7 @@ class Supervisor:
         self._flush(child)
 
     def _check_out(self, child: Child, checkout: Checkout) -> None:
-        """Hand a child's pipes to the host; only its limits and its end stay here."""
+        """Set a child's limits and send its pipes to the host."""
         if self._limit(child, checkout.memory_bytes, checkout.cpu_s) is None:
             self._waiting.appendleft(checkout)
             return
@@ -346,14 +349,14 @@ class Supervisor:
                 [CHECKOUT.pack(checkout.id, child.pid)],
                 [child.request_fd, child.reply_fd],
             )
-        except OSError:  # the host always takes it, or is gone
+        except OSError:  # only if the host is gone
             self._end()
         child.checkout = checkout
         self._close_pipes(child)
 
     def _limit(self, child: Child, memory_bytes: int, cpu_s: float) -> int | None:
-        """Set a child's limits from outside. Returns its CPU time so far, or None if the child is
-        unusable.
+        """Set a child's limits from outside. Returns the child's CPU time so far in nanoseconds, or
+        None if the child is unusable.
         """
         used_ns = kernel.process_cpu_ns(child.pid) or 0
         try:
@@ -384,7 +387,7 @@ class Supervisor:
 
     def _on_reply(self, child: Child, reply: dict[str, Any], size: int) -> None:
         run = child.run
-        if run is None:  # no run asked for it: this is not our program any more
+        if run is None:  # no run expects a reply: the child does not run our program any more
             self._doom(child)
             return
         child.run = None
@@ -516,7 +519,7 @@ class Supervisor:
         self._ready.append(child)
 
     def _flush(self, child: Child) -> None:
-        """Write as much of the request as fits, and the rest when there is room."""
+        """Write as much of a child's request as the pipe takes, and the rest when it has room."""
         if child.pid not in self._children:
             return
         try:
@@ -524,7 +527,7 @@ class Supervisor:
         except BlockingIOError:
             written = 0
         except BrokenPipeError:
-            return  # dead: its exit status has the reason
+            return  # the child is dead: its exit status has the reason
         child.outbox = child.outbox[written:]
         watched = child.request_fd in self._selector.get_map()
         if child.outbox and not watched:
@@ -542,11 +545,11 @@ class Supervisor:
         self._kill(child)
 
     def _kill(self, child: Child) -> None:
-        # Once the kernel has handed out the exit status, the number may be another process's.
+        # Once a child was reaped, its process id may belong to another process.
         if not child.pid or child.reaped:
             return
         if self._is_jail:
-            # The filter lets nothing be started. If it ever did, it would end here.
+            # The filter forbids new processes. If one exists nevertheless, it is killed here.
             self._strays |= children.kill_below(child.pid)
         try:
             os.kill(child.pid, signal.SIGKILL)
@@ -583,7 +586,8 @@ class Supervisor:
             self._report_death(child.checkout, ended.status, ended.cpu_ns / 1e6)
 
     def _report_death(self, run: Run | Checkout, status: int, cpu_ms: float | None) -> None:
-        """For a checkout, `cpu_ms` counts the child's whole life."""
+        """Report a run or checkout whose child has died. For a checkout, `cpu_ms` is the child's
+        total CPU time."""
         exit_code, signal_number = decode_status(status)
         self._report(
             run,
@@ -594,7 +598,7 @@ class Supervisor:
         )
 
     def _close_pipes(self, child: Child) -> None:
-        """Close this process's ends, once."""
+        """Close the supervisor's ends of a child's pipes, if they are still open."""
         if child.request_fd < 0:
             return
         for descriptor in (child.request_fd, child.reply_fd):
@@ -642,14 +646,14 @@ def _count(child: Child, received_bytes: int) -> None:
     if child.run is None:
         return
     child.run.received_bytes += received_bytes
-    # Parts are sent while they are made, and once more in the result.
+    # A streaming function sends its parts as they are made, and again in the result.
     most = child.decoder.max_bytes * (2 if _streams(child.run) else 1) + pipes.MAX_CLAIM_BYTES
     if child.run.received_bytes > most:
         raise framing.FrameTooLarge(f"a run wrote more than {most} bytes in all")
 
 
 def _streams(run: Run) -> bool:
-    """Whether its function yields parts."""
+    """Whether a run calls a function that yields its result in parts."""
     return run.program == "function" and bool(run.arguments.get("stream"))
 
 

@@ -38,12 +38,12 @@ Program = Callable[[dict[str, Any]], dict[str, Any]]
 """Maps a request to a reply: `{"result": …}` or `{"error": {kind, message, …}}`."""
 
 ORDERS_FD = REPLY_FD + 1
-"""The zygote's own descriptor, closed in each child."""
+"""The descriptor on which the zygote receives orders. Each child closes it."""
 
 
 def seal_zygote(orders: socket.socket) -> socket.socket:
-    """Give up in the zygote everything that no child may have. Returns the orders' socket under its
-    new number.
+    """Give up everything in the zygote that no child may have. Returns the socket for orders under
+    its new number.
 
     Descriptors received after this get the two lowest free numbers, `REQUEST_FD` and `REPLY_FD`.
     """
@@ -71,7 +71,7 @@ def run_child(
 ) -> None:
     """Seal this process, then answer requests until the supervisor closes the pipe.
 
-    `open_files` and `hide_files` are for the wall whose filter allows reading files.
+    `open_files` and `hide_files` are for the jail, whose filter allows reading files.
     """
     try:
         seal(supervisor_pid, warm_up, filter_program, open_files, hide_files)
@@ -98,7 +98,7 @@ def seal(
     os.closerange(ORDERS_FD, os.sysconf("SC_OPEN_MAX"))
     os.setpgid(0, 0)
     kernel.prctl(kernel.PR_SET_PDEATHSIG, 9)
-    if os.getppid() != supervisor_pid:  # it died before the line above took hold
+    if os.getppid() != supervisor_pid:  # it died before the line above took effect
         raise OSError("the supervisor is gone")
     kernel.volunteer_for_oom()
     warm_up()
@@ -110,7 +110,7 @@ def seal(
 
 
 def serve(programs: Mapping[str, Program]) -> None:
-    """Answer requests until the pipe is closed."""
+    """Answer requests until the request pipe is closed, and then exit."""
     decoder = framing.Decoder(framing.MAX_REQUEST_BYTES)
     while chunk := os.read(REQUEST_FD, CHUNK_BYTES):
         for request in decoder.feed(chunk):
@@ -164,7 +164,7 @@ def run_zygote(orders: socket.socket, config: dict[str, Any]) -> None:
 
 
 def order_child(orders: socket.socket, request_fd: int, reply_fd: int) -> None:
-    """Order a child. Called by the supervisor."""
+    """Order a child with these ends of its pipes from the zygote. Called by the supervisor."""
     socket.send_fds(orders, [FORK], [request_fd, reply_fd])
 
 
@@ -181,7 +181,7 @@ def _preload(config: dict[str, Any]) -> Callable[[int], None]:
         "restricted_python": restricted.run,
         "probe": run_probe,
     }
-    # Programs see the time of day in UTC, not the zone that this host is set to.
+    # Programs see the time of day in UTC, not in the host's time zone.
     os.environ["TZ"] = "UTC"
     time.tzset()
     calculator.preload()
@@ -192,8 +192,9 @@ def _preload(config: dict[str, Any]) -> Callable[[int], None]:
         run_child(
             supervisor_pid=supervisor_pid,
             programs=programs,
-            # A program has this child to itself. The expressions of a domain share one, and
-            # its first one warms it: pages that most children never need are not copied.
+            # Each restricted program has its own child. The expressions of a trust domain share a
+            # child, which the first expression warms up. Warming up the calculator in all children
+            # would copy pages that most of them never need.
             warm_up=restricted.warm_up,
             filter_program=filter_program,
         )
@@ -202,12 +203,12 @@ def _preload(config: dict[str, Any]) -> Callable[[int], None]:
 
 
 def run_probe(request: dict[str, Any]) -> dict[str, Any]:
-    """Run the probe that the request names. A reply means that the child survived it."""
+    """Run the probe that the request names. A reply means that the child has survived the probe."""
     return {"result": {"outcome": _PROBES[request["arguments"]["probe"]]()}}
 
 
 def _take_memory() -> str:
-    # Caught here and not below: the probe must know that the refusal came from this line.
+    # Caught here and not in `_reply`: the refusal must come from this line.
     try:
         return f"got {len(bytearray(1 << 30))} bytes"
     except MemoryError:
@@ -237,7 +238,7 @@ def _look_outside() -> str:
         except PermissionError:
             continue
         return "seen"
-    with open(os.__file__, "rb") as inside:  # or a wall without any view would pass
+    with open(os.__file__, "rb") as inside:  # otherwise a wall that forbids all reading would pass
         inside.read(1)
     return "refused"
 
