@@ -11,11 +11,10 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import Any, TypeVar
 
 import anyio
 
@@ -36,14 +35,13 @@ from fumehood.core.envelope import Envelope
 from fumehood.core.errors import ApprovalExpired, IdempotencyConflict, ResourceNotFound
 from fumehood.core.fair_share import FairShare
 from fumehood.core.names import EXTERNAL
+from fumehood.core.tasks import run_to_completion
 from fumehood.executors.base import CallHandle
 from fumehood.observe.log import Logger
 from fumehood.observe.subscriber import Subscribers, no_subscribers
 from fumehood.pipeline.authorize import PermittedCall
 from fumehood.protocol.messages import decode_envelope
 from fumehood.storage.errors import WriteFailed
-
-T = TypeVar("T")
 
 DENIED_FOR = timedelta(hours=24)
 """How long a denial also answers repetitions of the same call."""
@@ -446,22 +444,3 @@ def _handle_for(followers: Sequence[CallHandle]) -> CallHandle:
             handle.report(percent, message)
 
     return CallHandle(output=output if followers else None, progress=progress)
-
-
-async def run_to_completion(work: Coroutine[Any, Any, T]) -> T:
-    """Run the work in a task of its own. If the caller is cancelled, first complete the work.
-
-    A shielded scope is not enough: a call is cancelled through its task (`executors/base`),
-    which no scope delays.
-    """
-    task = asyncio.ensure_future(work)
-    cancelled: asyncio.CancelledError | None = None
-    while not task.done():
-        try:
-            await asyncio.wait([task])
-        except asyncio.CancelledError as cancelling:
-            cancelled = cancelling
-    if cancelled is not None:
-        task.exception()  # mark it as retrieved
-        raise cancelled
-    return task.result()

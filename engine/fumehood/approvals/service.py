@@ -33,7 +33,6 @@ from fumehood.approvals.model import (
     own_view,
 )
 from fumehood.approvals.remembered import remembered_rule
-from fumehood.approvals.requests import run_to_completion
 from fumehood.approvals.scheduler import ApprovalScheduler
 from fumehood.approvals.store import Step
 from fumehood.core.envelope import Envelope
@@ -47,6 +46,7 @@ from fumehood.core.errors import (
 from fumehood.core.identity import Principal, Scope
 from fumehood.core.json_types import JsonObject
 from fumehood.core.names import MAX_NAME_CHARACTERS
+from fumehood.core.tasks import run_to_completion
 from fumehood.protocol.messages import decode_envelope
 from fumehood.storage.errors import WriteFailed
 

@@ -1,12 +1,14 @@
-"""Starting tasks from callbacks of the event loop."""
+"""Start tasks from callbacks of the event loop, and complete tasks in spite of a cancellation."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
-from typing import Any
+from typing import Any, TypeVar
 
 from anyio.abc import TaskGroup
+
+T = TypeVar("T")
 
 _starting: set[asyncio.Task[None]] = set()
 
@@ -28,3 +30,22 @@ def start_soon(
     starting = asyncio.ensure_future(start())
     _starting.add(starting)  # the event loop keeps only weak references
     starting.add_done_callback(_starting.discard)
+
+
+async def run_to_completion(work: Coroutine[Any, Any, T]) -> T:
+    """Run the work in a task of its own. If the caller is cancelled, first complete the work.
+
+    A shielded scope is not enough: a call is cancelled through its task (`executors/base`),
+    which no scope delays.
+    """
+    task = asyncio.ensure_future(work)
+    cancelled: asyncio.CancelledError | None = None
+    while not task.done():
+        try:
+            await asyncio.wait([task])
+        except asyncio.CancelledError as cancelling:
+            cancelled = cancelling
+    if cancelled is not None:
+        task.exception()  # mark it as retrieved
+        raise cancelled
+    return task.result()

@@ -23,7 +23,7 @@ from fumehood.approvals.preview import (
     sends_of,
 )
 from fumehood.approvals.refusals import denial
-from fumehood.approvals.requests import ApprovalRequests, run_to_completion
+from fumehood.approvals.requests import ApprovalRequests
 from fumehood.core.envelope import Envelope
 from fumehood.core.errors import (
     CallInProgress,
@@ -32,6 +32,7 @@ from fumehood.core.errors import (
 )
 from fumehood.core.json_types import JsonValue
 from fumehood.core.names import EXTERNAL
+from fumehood.core.tasks import run_to_completion
 from fumehood.executors.effects import Effect
 from fumehood.pipeline.authorize import PermittedCall
 from fumehood.pipeline.claim import ClaimedCall, context_of

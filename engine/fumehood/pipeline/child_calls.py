@@ -17,7 +17,6 @@ from dataclasses import replace
 
 import anyio
 
-from fumehood.approvals.requests import run_to_completion
 from fumehood.core.call import CallOptions, CallRequest
 from fumehood.core.envelope import Envelope, ErrorInfo
 from fumehood.core.errors import (
@@ -35,6 +34,7 @@ from fumehood.core.errors import (
 from fumehood.core.identity import Principal
 from fumehood.core.json_types import JsonObject
 from fumehood.core.names import NET_TOOL
+from fumehood.core.tasks import run_to_completion
 from fumehood.core.tool import ToolDefinition
 from fumehood.executors.base import CallHandle, HeldAction, Placement, ToolRun
 from fumehood.executors.outcome import Outcome
