@@ -30,7 +30,7 @@ from fumehood.approvals.requests import ApprovalRequests
 from fumehood.approvals.scheduler import ApprovalScheduler
 from fumehood.approvals.service import ApprovalService
 from fumehood.approvals.store import ApprovalTable
-from fumehood.approvals.stored_calls import StoredCalls
+from fumehood.approvals.stored_calls import HumanAsker, StoredCalls
 from fumehood.audit.service import AuditService
 from fumehood.budgets.ledger import Budgets
 from fumehood.budgets.limiter import RateLimits
@@ -279,27 +279,32 @@ def compose(
     redactor = Redactor(config.redaction)
     redact_events(log, redactor.event)
     with understood("approvals"):
-        requests = ApprovalRequests(
-            ApprovalTable(database, subscribers=subscribers, kept_days=config.approvals.kept_days),
-            RememberedRules(database),
-            Eligibility(
-                approvers,
-                tokens,
-                agents,
-                others=frozenset(part.approver for part in own_parts if part.approver),
-                allow_self_approval=config.approvals.allow_self_approval,
+        asker = HumanAsker(
+            ApprovalRequests(
+                ApprovalTable(
+                    database, subscribers=subscribers, kept_days=config.approvals.kept_days
+                ),
+                RememberedRules(database),
+                Eligibility(
+                    approvers,
+                    tokens,
+                    agents,
+                    others=frozenset(part.approver for part in own_parts if part.approver),
+                    allow_self_approval=config.approvals.allow_self_approval,
+                    now=clock.now,
+                ),
+                config.approvals,
+                subscribers=subscribers,
                 now=clock.now,
-            ),
-            config.approvals,
-            subscribers=subscribers,
-            now=clock.now,
-            new_id=ids.approval_id,
-            is_draining=intake.takes_none,
-            log=log,
+                new_id=ids.approval_id,
+                is_draining=intake.takes_none,
+                log=log,
+            )
         )
     services = PipelineServices(
         registry=registry,
         agents=agents,
+        tokens=tokens,
         walls=walls.by_name,
         clock=clock,
         log=log,
@@ -325,7 +330,7 @@ def compose(
             BudgetGate(budgets, counter, clock.now),
             *(gate for part in own_parts for gate in part.gates()),
         ),
-        approvals=requests,
+        asker=asker,
         redactor=redactor,
         checkers=result_checkers or None,
         circuits=Circuits(config.circuits, clock.monotonic, log),
@@ -354,7 +359,7 @@ def compose(
         saved=saved,
         projects=Projects(project_store, sessions),
         parts=own_parts,
-        approvals=ApprovalService(ApprovalScheduler(StoredCalls(services))),
+        approvals=ApprovalService(ApprovalScheduler(StoredCalls(services, asker))),
         policy=policy,
         calls=Calls(intake, services, ids, clock, recordings),
     )

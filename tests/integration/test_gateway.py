@@ -293,7 +293,7 @@ async def test_attack_program_that_ends_while_its_write_is_sent_leaves_nothing_b
         while (await engine.approvals.show(approval.id)).ended_at is None:
             await anyio.sleep(0.02)
     assert upstream.count("/slow") == 1
-    assert engine._made.services.approvals.held == {}
+    assert engine._made.approvals.requests.held == {}
 
 
 async def test_large_bodies_pass_both_ways_up_to_the_limit_of_the_call(

@@ -85,20 +85,11 @@ class Eligibility:
 
         None if the caller's token is no longer valid.
         """
-        request = stored.request
-        return self.present_authority(
-            stored.approval.principal_id, request.token_id, is_program=request.is_program
-        )
-
-    def present_authority(
-        self, principal_id: str, token_id: str | None, *, is_program: bool
-    ) -> Principal | None:
-        """Return a caller with its current authority, or None if its token is no longer valid."""
-        if token_id is not None:
-            return self._tokens.principal_of_id(token_id, self._now())
-        agents = self._agents.spoken_for_by(principal_id)
-        scopes = frozenset({Scope.CALL})
-        return Principal(principal_id, scopes, agents, is_program=is_program)
+        principal_id, request = stored.approval.principal_id, stored.request
+        return self._tokens.present_authority(
+            principal_id, request.token_id, self._agents.spoken_for_by(principal_id), self._now(),
+            is_program=request.is_program,
+        )  # fmt: skip
 
     def _lack(self, approvers: Sequence[str], quorum: int, principal_id: str) -> str | None:
         """Return why the quorum cannot be reached, as a clause, or None if it can."""

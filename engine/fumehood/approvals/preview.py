@@ -1,6 +1,6 @@
 """Preview: the action that a call will perform, as approvers see it and as its start is checked.
 
-Host side, used by `approve` and `scheduler`. An approval is bound to the *action*: one document
+Host side, used by `asker` and `scheduler`. An approval is bound to the *action*: one document
 with everything that affects the call's execution, and its hash. If the document differs when the
 call starts, the approval is invalid. Descriptive fields (a trace id, a reason) are not in it.
 Approvers also see the call's effect on the workspace, and the budget that it would exceed. A call

@@ -1,18 +1,19 @@
 """Refusals: the errors that callers and approvers get. Each function returns one; none is raised.
 
-Host side, pure, used by this package and by the stage `approve`.
+Host side, pure.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fumehood.approvals.model import OPEN_STATES, PROGRAM, SESSION, Approval
+from fumehood.approvals.model import OPEN_STATES, PROGRAM, SESSION, Approval, ApprovalState
 from fumehood.approvals.wording import outlived_in_words
 from fumehood.core.call import Need
 from fumehood.core.errors import (
     ApprovalDenied,
     ApprovalExpired,
+    CallInProgress,
     IdempotencyConflict,
     InvalidParams,
     OutcomeUnknown,
@@ -48,6 +49,25 @@ def too_many_wait(of_this_caller: int) -> RateLimited:
         f"{of_this_caller} of your calls already wait for approval, which is the limit. Wait until "
         "some of them are decided, or cancel them.",
         retry_after_ms=60_000,
+    )
+
+
+def waits(approval: Approval, url: str | None) -> RequiresHumanApproval | CallInProgress:
+    """The stored call has not ended. `url` is that of the page that shows the approval."""
+    if approval.state is not ApprovalState.PENDING:
+        return CallInProgress(
+            f"This call of {approval.tool} was approved and is running. Fetch its answer with the "
+            f"call id {approval.call_id}.",
+            retry_after_ms=1000,
+            extra={"approval_id": approval.id},
+        )
+    why = f" {approval.reason}" if approval.reason else ""
+    return RequiresHumanApproval(
+        f"{approval.tool} waits for approval.{why} It runs by itself once it is approved. "
+        "Tell the user what you want to do. After the decision, get the answer with the call id "
+        f"{approval.call_id}, or by exactly the same call again.",
+        extra={"approval_id": approval.id, "approval_url": url},
+        details={"expires_at": approval.expires_at.isoformat(), "rule": approval.rule},
     )
 
 

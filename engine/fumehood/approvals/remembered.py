@@ -1,6 +1,6 @@
 """Remembered rules: calls that an approver has allowed in advance, together with an approval.
 
-Host side, used by the stage `approve` once the policy asks. Invariants: a remembered rule satisfies
+Host side, used by `asker` once the policy asks. Invariants: a remembered rule satisfies
 exactly the policy rules that asked when it was made, for the same caller, tool, definition and
 execution options, and only if one approval suffices; every argument that the approver did not free
 is equal to the approved one, or absent as it was; deny rules come first; a use of a limited rule is

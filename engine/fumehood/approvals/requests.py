@@ -1,7 +1,7 @@
-"""Requests: calls that ask for approval, as the pipeline sees them: ask, wait, start, end.
+"""Requests: the stored calls that ask for approval: create, wait, start, end.
 
-Host side, below the pipeline; it neither starts calls nor builds envelopes. `scheduler.py` and
-`service.py`, above the pipeline, use the same object. Invariants: a change is durable before it is
+Host side; it neither starts calls nor builds envelopes. `asker.py`, `scheduler.py` and `service.py`
+use the same object. Invariants: a change is durable before it is
 reported; a change that has begun is completed and reported, even if its caller is cancelled; a call
 is counted against the quota before it is stored, so two calls never share the last place; an ending
 is retried until the disk accepts it or the engine stops.
@@ -39,12 +39,8 @@ from fumehood.core.tasks import run_to_completion
 from fumehood.executors.base import CallHandle
 from fumehood.observe.log import Logger
 from fumehood.observe.subscriber import Subscribers, no_subscribers
-from fumehood.pipeline.authorize import PermittedCall
 from fumehood.protocol.messages import decode_envelope
 from fumehood.storage.errors import WriteFailed
-
-DENIED_FOR = timedelta(hours=24)
-"""How long a denial also answers repetitions of the same call."""
 
 RETRY_S = 5.0
 """Seconds between two attempts to store an ending."""
@@ -99,33 +95,7 @@ class ApprovalRequests:
         self._latest = max(self._latest, self._now())
         return self._latest
 
-    def expiry(self) -> datetime:
-        """Return when an approval that is created now expires."""
-        return self.now() + timedelta(seconds=self.settings.expire_seconds)
-
-    def url_of(self, approval_id: str) -> str | None:
-        """Return the URL of the page that shows an approval, or None if none is configured."""
-        return self.settings.url.replace("{id}", approval_id) if self.settings.url else None
-
-    def wait_s(self, wanted: bool | float | None) -> float:
-        """Return how many seconds a call may wait for its answer, given the option that it sent."""
-        if wanted is None or wanted is False:
-            return 0.0
-        longest = self.settings.max_wait_seconds
-        return longest if wanted is True else min(float(wanted), longest)
-
     # -- a call asks, waits, starts and ends ---------------------------------------------
-
-    def remembered_for(self, permitted: PermittedCall, definition: str) -> str | None:
-        """Return the id of the remembered rule that allows a call, or None."""
-        return self.remembered.rule_for(permitted, definition, self.now(), self.eligibility.counts)
-
-    async def denied_before(self, approval: Approval) -> Approval | None:
-        """Return a denial of the same call in the last 24 hours, for the same caller and session.
-
-        None if there is none.
-        """
-        return await self.table.denied_before(approval, self.now() - DENIED_FOR)
 
     async def count_pending(self) -> None:
         """Count the calls that wait in the database against the quota. Called at the start."""

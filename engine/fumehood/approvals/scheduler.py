@@ -59,7 +59,7 @@ from fumehood.core.json_types import JsonObject
 from fumehood.core.names import EXTERNAL
 from fumehood.executors.effects import Effect
 from fumehood.executors.outcome import Outcome, cancelled
-from fumehood.pipeline.approve import approved_by_human, new_approval
+from fumehood.pipeline.approve import Consent, with_consent
 from fumehood.pipeline.authorize import PermittedCall
 from fumehood.pipeline.conclude import cancelled_ending, hidden_fault
 from fumehood.pipeline.context import CallContext
@@ -84,7 +84,7 @@ class ApprovalScheduler:
     def __init__(self, calls: StoredCalls) -> None:
         self.calls = calls
         self._services = calls.services
-        self._requests = calls.services.approvals
+        self._requests = calls.asker.requests
         self._warn_before = timedelta(seconds=self._requests.settings.warn_seconds)
         self._tasks: anyio.abc.TaskGroup | None = None
 
@@ -128,7 +128,7 @@ class ApprovalScheduler:
                 requests.log_fault(one.id, fault)
         return any_waits
 
-    def permit_again(self, call: CallContext) -> PermittedCall:
+    def permit_again(self, stored: StoredApproval, call: CallContext) -> PermittedCall:
         """Pass a stored call through all gates before approval again, with current settings.
 
         Raises:
@@ -136,8 +136,7 @@ class ApprovalScheduler:
             ApprovalExpired: what it was to do was in the memory of another engine.
             EngineError: a gate refuses the call.
         """
-        stored = call.approval
-        if stored is not None and stored.request.needs is not None and call.request.held is None:
+        if stored.request.needs is not None and call.request.held is None:
             raise refusals.lost_with_engine(stored.approval, stored.request.needs)
         if call.request.principal is None:
             raise PermissionDenied(
@@ -162,7 +161,7 @@ class ApprovalScheduler:
                 fields=["arguments"],
             )
         given = _without_fixed(stored, arguments)
-        permitted = self.permit_again(self.calls.context_of(stored, arguments=given))
+        permitted = self.permit_again(stored, self.calls.context_of(stored, arguments=given))
         new, _ = await self._asking_now(permitted)
         if new.approval.tool_version != approval.tool_version:
             raise InvalidParams("The tool has another version now.", fields=["arguments"])
@@ -180,7 +179,7 @@ class ApprovalScheduler:
         before = stored.approval.binding or {}
         if before.get("workspace") is None:
             return None
-        permitted = self.permit_again(self.calls.context_of(stored))
+        permitted = self.permit_again(stored, self.calls.context_of(stored))
         plan = make_plan(permitted, self._services.walls, self._services.sessions)
         if plan.session is None or plan.session.is_busy:
             return None
@@ -311,10 +310,14 @@ class ApprovalScheduler:
 
     async def _ending(self, stored: StoredApproval, call: CallContext) -> Outcome | EngineError:
         try:
-            permitted = self.permit_again(call)
-            require_unchanged = partial(self._require_as_approved, stored, call)
-            approved = approved_by_human(permitted, stored, require_unchanged)
-            call.trace.passed("approve", approved)
+            permitted = self.permit_again(stored, call)
+            consent = Consent(
+                permitted,
+                partial(self._use, stored, call),
+                stored.request.expected,
+                stored.request.may_exceed_budget,
+            )
+            approved = call.trace.passed("approve", with_consent(permitted, consent))
             return await run_approved(approved, call, self._services)
         except EngineError as refusal:
             if _passes(refusal) and not call.has_begun and not call.handle.is_cancelled:
@@ -340,36 +343,39 @@ class ApprovalScheduler:
             to = ApprovalState.CANCELLED
         else:
             to = ApprovalState.DONE if envelope.success else ApprovalState.FAILED
-        await services.approvals.end(stored, to, envelope, changed=changed)
+        await self._requests.end(stored, to, envelope, changed=changed)
         record_ending(call, envelope, services)
 
     async def _asking_now(self, permitted: PermittedCall) -> tuple[StoredApproval, Effect | None]:
         """Return the approval that the call would request now, and the call's effect."""
         services = self._services
         plan = await plan_now(permitted, services.walls, services.sessions)
-        return await new_approval(permitted, plan, services)
+        return await self.calls.asker.new_approval(permitted, plan, services)
 
-    async def _require_as_approved(
-        self, stored: StoredApproval, call: CallContext, plan: Plan
-    ) -> None:
-        """Check the call again once it has its place, because it may have waited long for that.
+    async def _use(self, stored: StoredApproval, call: CallContext, plan: Plan) -> None:
+        """Use up the approval, after another check, because the call may have waited long for its
+        place.
 
         The workspace is not compared here: the executor does so before it changes anything.
 
         Raises:
-            ApprovalExpired: the action is no longer the approved one.
+            ApprovalExpired: the action is no longer the approved one, or the approval is not valid
+                any more.
             EngineError: a gate refuses the call now.
+            WriteFailed: nothing was used up, and nothing may run.
         """
         place = await place_of(plan, self._services.sessions)
         again = self.calls.context_of(stored)
         again.holds = call.holds  # its own cost is no reason to find the budget full
-        approval, permitted = stored.approval, self.permit_again(again)
+        approval, permitted = stored.approval, self.permit_again(stored, again)
         workspace = (approval.binding or {}).get("workspace")
         effect = None if workspace is None else Effect({}, workspace["base"], workspace["effect"])
         sends = sends_of(permitted, plan, self._services)
         action = action_of(permitted, plan, place, effect, sends)
         if action.digest != approval.action_digest:
             raise refusals.not_as_approved(changed_fields(approval.binding or {}, action.document))
+        await self._requests.begin(stored)
+        call.trace.passed("start", None)
 
 
 _LATER = (ReadFailed, WriteFailed, ShuttingDown, SandboxUnavailable, CircuitOpen, RateLimited)

@@ -52,11 +52,11 @@ from fumehood.storage.errors import WriteFailed
 
 
 class ApprovalService:
-    """All approvals of one engine. The pipeline uses them through `requests`."""
+    """All approvals of one engine. The pipeline asks them through `HumanAsker`."""
 
     def __init__(self, scheduler: ApprovalScheduler) -> None:
         self.scheduler = scheduler
-        self.requests = scheduler.calls.services.approvals
+        self.requests = scheduler.calls.asker.requests
         self._calls = scheduler.calls
         self._eligibility = self.requests.eligibility
 

@@ -1,41 +1,289 @@
-"""Stored calls: the request that an approval keeps, and the ending of a call that does not run.
+"""Stored calls: store a call that needs approval, and end a stored call that will not run.
 
-Host side, above the pipeline's services and below `pipeline/run`, `scheduler` and `service`. A
-call that is denied, cancelled, expired, interrupted or resolved has an envelope and a row in the
-call log like any other call; they are made here.
+Host side, above the pipeline, `preview` and `requests`, below `scheduler` and `service`.
+`HumanAsker` is the `Asker` of the pipeline: it stores a call with everything that decides what it
+will do, and `scheduler` runs it after its approval. A call that is denied, cancelled, expired,
+interrupted or resolved has an envelope and a row in the call log like any other call; `StoredCalls`
+makes them. Invariant: a call passes without a human only by a remembered rule, and an action that
+always asks never does.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
-from datetime import datetime
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
 from functools import partial
 
 import anyio
+import anyio.to_thread
 
+from fumehood.approvals import refusals
 from fumehood.approvals import store as steps
-from fumehood.approvals.model import Resolution, StoredApproval
+from fumehood.approvals.model import (
+    Approval,
+    ApprovalState,
+    Resolution,
+    StoredApproval,
+    StoredRequest,
+)
+from fumehood.approvals.preview import (
+    action_of,
+    definition_digest,
+    edit_warning,
+    full_reason,
+    preview,
+    sends_of,
+)
+from fumehood.approvals.requests import ApprovalRequests
 from fumehood.approvals.store import Step
 from fumehood.core.call import CallOptions, CallRequest
 from fumehood.core.envelope import Envelope
 from fumehood.core.errors import (
+    CallInProgress,
     EngineError,
     ExecutionError,
     IdempotencyConflict,
+    RequiresHumanApproval,
     ResourceNotFound,
 )
 from fumehood.core.json_types import JsonObject
+from fumehood.core.names import EXTERNAL
+from fumehood.core.tasks import run_to_completion
 from fumehood.executors.base import CallHandle
+from fumehood.executors.effects import Effect
 from fumehood.executors.outcome import cancelled
 from fumehood.observe.trace_context import read_traceparent
+from fumehood.pipeline.approve import Asked, Consent
+from fumehood.pipeline.authorize import PermittedCall
+from fumehood.pipeline.claim import ClaimedCall, context_of
 from fumehood.pipeline.context import CallContext, CallTrace, PipelineServices
+from fumehood.pipeline.plan import Plan, place_of
 from fumehood.pipeline.record import record_ending
 from fumehood.pipeline.result import build_envelope
+from fumehood.protocol.messages import decode_envelope
+
+DENIED_FOR = timedelta(hours=24)
+"""How long a denial also answers repetitions of the same call."""
 
 TAKE_BACK_S = 10.0
 """Seconds that a cancelled caller waits at most until its call is taken back."""
+
+
+@dataclass(frozen=True, slots=True)
+class HumanAsker:
+    """The `Asker` of an engine whose approvers are humans."""
+
+    requests: ApprovalRequests
+
+    async def ask(
+        self, claimed: ClaimedCall, plan: Plan, call: CallContext, services: PipelineServices
+    ) -> Consent | Envelope:
+        """Consent by a remembered rule, or store the call, and wait if its caller requests it.
+
+        Raises:
+            RequiresHumanApproval: the call waits for a human, or there are too few approvers.
+            CallInProgress: the call was approved meanwhile and still runs.
+            ApprovalDenied: a human denied the same call a short time ago.
+            EngineError: the preview shows that the tool would fail with this error.
+            RateLimited: too many calls are already waiting.
+        """
+        requests, permitted, claim = self.requests, claimed.permitted, claimed.claim
+        sends = sends_of(permitted, plan, services)
+        if (held := permitted.request.held) is None or not held.always_asks:
+            definition = definition_digest(permitted.tool, permitted.request.context, sends)
+            rule = requests.remembered.rule_for(
+                permitted, definition, requests.now(), requests.eligibility.counts
+            )
+            if rule is not None:
+                return Consent(permitted, lambda plan: requests.remembered.use(rule))
+        requests.eligibility.require_enough(
+            permitted.tool.definition.name, permitted.decision, permitted.principal.id
+        )
+        key = claim.key if claim is not None else None
+        stored, effect = await self.new_approval(permitted, plan, services, key, call.repeat_key)
+        if effect is not None and effect.error is not None:
+            raise effect.error
+        denied = await requests.table.denied_before(stored.approval, requests.now() - DENIED_FOR)
+        if denied is not None:
+            raise refusals.denial(denied, again=True)
+        if plan.session is not None:
+            services.sessions.note_use(plan.session.id)
+        approval_id = await run_to_completion(self._park(stored, claimed, call))
+        return await self.wait_for(approval_id, call)
+
+    async def wait_for(self, approval_id: str, call: CallContext) -> Envelope:
+        """Wait for the answer of a stored call, at most as long as the caller's option allows.
+
+        Raises:
+            RequiresHumanApproval: the call still waits for a human.
+            CallInProgress: the call is running.
+        """
+        wait_s = self.wait_s(call.request.options.wait_for_approval)
+        handle, requests = call.handle, self.requests
+        if wait_s:
+            handle.begin()
+            handle.report(0, f"waits for approval: {approval_id}")
+            with handle.waiting_for_human():
+                answer = await requests.wait(approval_id, wait_s, handle)
+            if answer is not None:
+                return await self._answered(answer, call)
+        stored = await requests.table.get(approval_id)
+        if stored.answer is not None:  # it was stored in this moment
+            return await self._answered(decode_envelope(stored.answer.encode()), call)
+        # A repeat answers under the id of the call that it repeats.
+        call.request = replace(call.request, call_id=stored.approval.call_id)
+        requests.told(stored.approval.call_id)
+        raise self._waits(stored.approval)
+
+    def wait_s(self, wanted: bool | float | None) -> float:
+        """Return how many seconds a call may wait for its answer, given the option that it sent."""
+        if wanted is None or wanted is False:
+            return 0.0
+        longest = self.requests.settings.max_wait_seconds
+        return longest if wanted is True else min(float(wanted), longest)
+
+    async def same_call(self, repeat_key: str, tool: str) -> str | None:
+        """Return the id of the approval of the call that a new call repeats, or None."""
+        return await self.requests.same_call(repeat_key, tool)
+
+    async def take_back(
+        self, approval_id: str, call: CallContext, services: PipelineServices
+    ) -> None:
+        """Cancel a stored call whose caller was cancelled while waiting.
+
+        The call stays if it is still wanted (`ApprovalRequests.is_wanted`), or has already ended.
+        """
+        with (
+            anyio.move_on_after(TAKE_BACK_S, shield=True),
+            suppress(IdempotencyConflict, ResourceNotFound),
+        ):
+            approval = (await self.requests.table.get(approval_id)).approval
+            if not self.requests.is_wanted(approval, by_program=call.request.parent_id is not None):
+                await StoredCalls(services, self).cancel(approval_id, approval.principal_id)
+
+    async def ending_of(self, call_id: str, principal_id: str) -> Envelope | EngineError | None:
+        """Return the answer of a caller's stored call, an error with its state, or None."""
+        stored = await self.requests.table.of_call(call_id)
+        if stored is None or stored.approval.principal_id != principal_id:
+            return None
+        if stored.answer is None:
+            return self._waits(stored.approval)
+        return decode_envelope(stored.answer.encode())
+
+    async def new_approval(
+        self,
+        permitted: PermittedCall,
+        plan: Plan,
+        services: PipelineServices,
+        idempotency_key: str | None = None,
+        repeat_key: str | None = None,
+    ) -> tuple[StoredApproval, Effect | None]:
+        """Return the approval record that a call would get now, and the call's effect.
+
+        Raises:
+            EngineError: its effect cannot be computed, or its request cannot be made.
+        """
+        place = await place_of(plan, services.sessions)
+        effect = await preview(permitted, plan, services.sessions)
+        sends = sends_of(permitted, plan, services)
+        action = action_of(permitted, plan, place, effect, sends)
+        report, names = services.upstreams.secrets.report_unusable, action.document["secrets"]
+        unusable = await anyio.to_thread.run_sync(report, names) if names else ()
+        requests, now = self.requests, self.requests.now()
+        last_end = services.sessions.last_end(plan.session.id) if plan.session is not None else None
+        ends = [
+            now + timedelta(seconds=requests.settings.expire_seconds),
+            *([last_end] if last_end is not None else []),
+        ]
+        request, held, decision = permitted.request, permitted.request.held, permitted.decision
+        if held is not None:  # its program waits no longer, and without it the call cannot run
+            ends.append(now + timedelta(seconds=self.wait_s(request.options.wait_for_approval)))
+        found = services.excesses(permitted.validated) if decision.may_exceed_budget else ()
+        excess = next((excess for _, excess in found if excess.record is not None), None)
+        binding = permitted.validated.binding
+        tool, options = permitted.tool.definition, request.options
+        approval = Approval(
+            id=requests.new_id(),
+            version=1,
+            state=ApprovalState.PENDING,
+            call_id=request.call_id,
+            trace_id=request.trace_id,
+            tool=tool.name,
+            tool_version=tool.version,
+            principal_id=permitted.principal.id,
+            agent_id=options.agent_id,
+            session_id=options.session_id,
+            arguments=permitted.arguments,
+            sends=sends,
+            preview=effect.shown if effect is not None else context_of(request) or None,
+            previewed_at=now if effect is not None else None,
+            rule=decision.rule,
+            asked_by=decision.asked_by,
+            reason=full_reason(decision, excess.words if excess is not None else None, unusable),
+            budget=excess.record if excess is not None else None,
+            dangerous=tool.dangerous,
+            approvers=decision.approvers,
+            quorum=decision.quorum,
+            decisions=(),
+            policy_version=decision.policy_version,
+            action_digest=action.digest,
+            binding=action.document,
+            created_at=now,
+            expires_at=min(ends),
+        )
+        kept = StoredRequest(
+            arguments=request.arguments,
+            options=options.model_dump(mode="json"),
+            token_id=permitted.principal.token_id,
+            expected=effect.base if effect is not None else None,
+            may_exceed_budget=decision.may_exceed_budget,
+            hidden=tuple(sorted(binding.fixed)) if binding is not None else (),
+            is_program=permitted.principal.is_program,
+            parent_id=request.parent_id,
+            context=request.context,
+            traceparent=str(request.traceparent) if request.traceparent is not None else None,
+            needs=held.needs if held is not None else None,
+        )
+        return StoredApproval(approval, kept, idempotency_key, repeat_key=repeat_key), effect
+
+    async def _answered(self, answer: Envelope, call: CallContext) -> Envelope:
+        """Return the stored answer. If this call repeats the stored one, the answer is marked as
+        replay.
+
+        An action runs once, however often its answer is fetched. The approval of a tool that the
+        caller runs itself can be fetched only once, because each fetch could lead to another run.
+
+        Raises:
+            ApprovalExpired: such an approval was fetched before.
+        """
+        first, own = answer.metadata.call_id or "", call.request.call_id
+        if (
+            answer.success
+            and call.repeat_key is not None
+            and call.request.tool.startswith(EXTERNAL)
+        ):
+            await self.requests.use_decision(first)
+        else:
+            call.handle.on_delivered = partial(self.requests.fetched, first)
+        if first == own or call.repeat_key is None:
+            return answer
+        call.trace.tell("call.repeated", first_call_id=first)
+        metadata = answer.metadata.model_copy(update={"idempotent_replay": True})
+        return answer.model_copy(update={"metadata": metadata})
+
+    async def _park(self, stored: StoredApproval, claimed: ClaimedCall, call: CallContext) -> str:
+        """Store the call, whose key then belongs to its approval, and return the approval's id."""
+        held = claimed.permitted.request.held
+        call.parked_as = approval_id = await self.requests.create(stored, held)
+        if claimed.claim is not None:
+            claimed.claim.handed_over()
+        return approval_id
+
+    def _waits(self, approval: Approval) -> RequiresHumanApproval | CallInProgress:
+        url = self.requests.settings.url
+        return refusals.waits(approval, url.replace("{id}", approval.id) if url else None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +291,7 @@ class StoredCalls:
     """The stored calls of one engine."""
 
     services: PipelineServices
+    asker: HumanAsker
 
     def request_of(
         self, stored: StoredApproval, arguments: JsonObject | None = None
@@ -56,13 +305,13 @@ class StoredCalls:
             tool=f"{approval.tool}@{approval.tool_version}",
             arguments=request.arguments if arguments is None else arguments,
             options=CallOptions.model_validate(request.options),
-            principal=self.services.approvals.eligibility.caller_of(stored),
+            principal=self.asker.requests.eligibility.caller_of(stored),
             call_id=approval.call_id,
             trace_id=approval.trace_id,
             parent_id=request.parent_id,
             context=request.context,
             traceparent=read_traceparent(request.traceparent),
-            held=self.services.approvals.held.get(approval.id),
+            held=self.asker.requests.held.get(approval.id),
         )
 
     def context_of(
@@ -73,10 +322,18 @@ class StoredCalls:
     ) -> CallContext:
         """Return a context in which to continue the call. `arguments` replace the stored ones."""
         approval = stored.approval
+        asked = Asked(
+            approval.tool,
+            approval.tool_version,
+            approval.created_at,
+            approval.decided_at,
+            has_begun=approval.state in (ApprovalState.STARTED, ApprovalState.INTERRUPTED),
+            edit_warning=edit_warning(stored),
+        )
         clock, log = self.services.clock, self.services.log
         trace = CallTrace(approval.tool, approval.call_id, approval.trace_id, clock, log)
         handle = handle if handle is not None else CallHandle()
-        return CallContext(self.request_of(stored, arguments), trace, handle, approval=stored)
+        return CallContext(self.request_of(stored, arguments), trace, handle, asked=asked)
 
     async def answer(self, stored: StoredApproval, error: EngineError) -> Envelope:
         """Return the envelope of a call that did not run, or whose outcome is unknown."""
@@ -118,9 +375,9 @@ class StoredCalls:
         Raises:
             ResourceNotFound, IdempotencyConflict: the approval's state has changed meanwhile.
         """
-        approvals = self.services.approvals
         answer = await self.answer(stored, error)
-        (after,) = await approvals.change((stored.approval.id, step(approvals.now(), answer)))
+        change = step(self.asker.requests.now(), answer)
+        (after,) = await self.asker.requests.change((stored.approval.id, change))
         self.record(after, answer)
         return after
 
@@ -131,23 +388,8 @@ class StoredCalls:
             ResourceNotFound: there is no such approval.
             IdempotencyConflict: the call is over.
         """
-        approvals = self.services.approvals
-        is_stopped = await approvals.runs.stop(approval_id)
-        stored = await approvals.table.get(approval_id)
+        is_stopped = await self.asker.requests.runs.stop(approval_id)
+        stored = await self.asker.requests.table.get(approval_id)
         if is_stopped:
             return stored
         return await self.end(stored, cancelled(), partial(steps.cancelled, by))
-
-    async def take_back(self, approval_id: str, by: str, *, by_program: bool) -> None:
-        """Cancel a call whose caller was cancelled while waiting.
-
-        The call stays if `ApprovalRequests.is_wanted` says so, or if it has already ended.
-        """
-        with (
-            anyio.move_on_after(TAKE_BACK_S, shield=True),
-            suppress(IdempotencyConflict, ResourceNotFound),
-        ):
-            approvals = self.services.approvals
-            approval = (await approvals.table.get(approval_id)).approval
-            if not approvals.is_wanted(approval, by_program=by_program):
-                await self.cancel(approval_id, by)

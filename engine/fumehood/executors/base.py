@@ -257,9 +257,9 @@ class CallHandle:
 
     __slots__ = (
         "_cancelling_before", "_is_over", "_on_begun", "_on_output", "_on_progress",
-        "_on_retrying", "_on_waiting", "_reports", "_task", "answered_call", "drained",
-        "has_output", "heard", "is_cancelled", "is_delivered_later", "is_waiting", "output",
-        "over", "partial", "progress",
+        "_on_retrying", "_on_waiting", "_reports", "_task", "drained", "has_output", "heard",
+        "is_cancelled", "is_delivered_later", "is_waiting", "on_delivered", "output", "over",
+        "partial", "progress",
     )  # fmt: skip
 
     def __init__(
@@ -288,8 +288,8 @@ class CallHandle:
         """The partial outcome of a cancelled run, if its executor knows it."""
         self.is_cancelled = False
         """Whether the caller has cancelled the call."""
-        self.answered_call: str | None = None
-        """Id of the call whose stored answer the caller gets: this one, or the one it repeats."""
+        self.on_delivered: Callable[[], None] | None = None
+        """Called when the caller has its answer, if whoever stored the answer wants to know."""
         self.is_delivered_later = False
         """Whether the face (such as HTTP) itself calls `Engine.delivered` after the answer."""
         self.over = asyncio.Event()

@@ -110,6 +110,23 @@ class Tokens:
             return None
         return Principal(token.principal_id, token.scopes, token.agents, token.id)
 
+    def present_authority(
+        self,
+        principal_id: str,
+        token_id: str | None,
+        agents: frozenset[str],
+        now: datetime,
+        *,
+        is_program: bool,
+    ) -> Principal | None:
+        """Return a caller with its current authority, or None if its token is no longer valid.
+
+        `agents` are those that a caller without a token may act for.
+        """
+        if token_id is not None:
+            return self.principal_of_id(token_id, now)
+        return Principal(principal_id, frozenset({Scope.CALL}), agents, is_program=is_program)
+
     def all(self) -> list[Token]:
         return sorted(self._tokens.values(), key=lambda token: (token.created_at, token.id))
 

@@ -319,20 +319,22 @@ class ChildCalls:
         """Return the caller with its present authority, as its token may have been revoked."""
         if principal is None:
             return None
-        return self._services.approvals.eligibility.present_authority(
-            principal.id, principal.token_id, is_program=principal.is_program
-        )
+        agents, now = self._services.agents, self._services.clock.now()
+        return self._services.tokens.present_authority(
+            principal.id, principal.token_id, agents.spoken_for_by(principal.id), now,
+            is_program=principal.is_program,
+        )  # fmt: skip
 
     def _patience_s(self, *, wanted: bool | None = None) -> float:
         """Return the seconds that the program's call may still spend waiting for approvals, of
         those that its caller wants, or of `wanted` if that did not say.
         """
-        approvals, options = self._services.approvals, self._parent.request.options
+        asker, options = self._services.asker, self._parent.request.options
         waited_s = self._waited_s
         if self._waiting:
             waited_s += self._services.clock.monotonic() - self._waiting_since
         chosen = options.wait_for_approval
-        return max(0.0, approvals.wait_s(wanted if chosen is None else chosen) - waited_s)
+        return max(0.0, asker.wait_s(wanted if chosen is None else chosen) - waited_s)
 
     def _on_waiting(self, port: CallPort, is_waiting: bool) -> None:
         """Pause the program's clock while at least one of its calls waits for a human."""

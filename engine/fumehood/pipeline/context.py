@@ -14,8 +14,6 @@ from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from fumehood.approvals.model import StoredApproval
-from fumehood.approvals.requests import ApprovalRequests
 from fumehood.circuits.breaker import Circuits
 from fumehood.core.call import CallRequest
 from fumehood.core.envelope import Envelope
@@ -24,9 +22,11 @@ from fumehood.core.usage import Prices, TokenCounter
 from fumehood.executors.base import CallHandle
 from fumehood.executors.upstreams import Upstreams
 from fumehood.identity.agents import Agents
+from fumehood.identity.tokens import Tokens
 from fumehood.observe.clock import Clock
 from fumehood.observe.log import Logger, log_fault
 from fumehood.observe.subscriber import Subscribers
+from fumehood.pipeline.approve import Asked, Asker
 from fumehood.pipeline.check_result import ResultCheckers
 from fumehood.pipeline.claim import Claim, Keys
 from fumehood.pipeline.gate import Ended, Excess, Gate, Hold
@@ -67,8 +67,8 @@ class CallContext:
     request: CallRequest
     trace: CallTrace
     handle: CallHandle
-    approval: StoredApproval | None = None
-    """The approval of a call that waited for a human and now continues or ends."""
+    asked: Asked | None = None
+    """Set if the call was stored until somebody decided, and now continues or ends."""
     resolved: ResolvedCall | None = None
     validated: ValidatedCall | None = None
     tools: list[JsonObject] | None = None
@@ -221,6 +221,7 @@ class PipelineServices:
 
     registry: ToolIndex
     agents: Agents
+    tokens: Tokens
     walls: Walls
     clock: Clock
     log: Logger
@@ -236,7 +237,7 @@ class PipelineServices:
     policy: PolicyGate
     keys: Keys
     gates: Sequence[Gate]
-    approvals: ApprovalRequests
+    asker: Asker
     redactor: Redactor
     checkers: ResultCheckers | None
     circuits: Circuits

@@ -92,7 +92,7 @@ async def admit(
         SandboxUnavailable: no place became free in time.
         InvalidParams, ResourceNotFound: as `make_plan`.
     """
-    expected = approved.approval.request.expected if approved.approval is not None else None
+    expected = approved.consent.expected if approved.consent is not None else None
     async with _lease(approved.permitted, plan, sessions) as lease:
         permit = circuit.enter() if circuit is not None else None
         try:

@@ -35,7 +35,7 @@ def fallback_of(call: CallContext, error: EngineError) -> str | None:
     tool = call.resolved.tool.definition
     is_called = (
         not call.request.is_fallback
-        and call.approval is None
+        and call.asked is None
         and is_of_service(tool)
         and (is_passing(error) or error.fault is Fault.UPSTREAM)
         and is_harmless(tool, error)

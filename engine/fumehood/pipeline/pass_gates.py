@@ -70,8 +70,7 @@ async def hold_gates(approved: ApprovedCall, call: CallContext, services: Pipeli
     Raises:
         EngineError: a gate refuses it.
     """
-    stored = approved.approval
-    is_let_pass = stored is not None and stored.request.may_exceed_budget
+    is_let_pass = approved.consent is not None and approved.consent.is_let_pass
     for gate in services.gates:
         held = await gate.hold(approved.permitted, is_let_pass=is_let_pass)
         if held is not None:

@@ -126,7 +126,7 @@ def _observe(call: CallContext, metadata: Metadata, code: str, services: Pipelin
     """Pass an ended call to the subscribers."""
     if not services.subscribers.take_calls:
         return
-    tool = metadata.tool_name if call.resolved is not None or call.approval is not None else None
+    tool = metadata.tool_name if call.resolved is not None or call.asked is not None else None
     waited_s = _waited_s(call, services)
     ended = EndedCall(
         tool,
@@ -144,11 +144,10 @@ def _observe(call: CallContext, metadata: Metadata, code: str, services: Pipelin
 
 def _waited_s(call: CallContext, services: PipelineServices) -> float | None:
     """Return the seconds that the call waited for a human, or None."""
-    if call.approval is None:
+    if call.asked is None:
         return None
-    approval = call.approval.approval
     # Without a decision, the wait ends now, together with the call.
-    waited = (approval.decided_at or services.clock.now()) - approval.created_at
+    waited = (call.asked.decided_at or services.clock.now()) - call.asked.at
     return max(0.0, waited.total_seconds())
 
 
@@ -163,10 +162,9 @@ def _trace(
         for name, began, ended in call.trace.stages()
         if name != "approve"  # the stage itself takes no time; the wait for a human is added below
     ]
-    if call.approval is not None:
-        approval = call.approval.approval
-        decided = approval.decided_at.timestamp() if approval.decided_at is not None else now
-        began = min(approval.created_at.timestamp(), stages[0].began)
+    if (asked := call.asked) is not None:
+        decided = asked.decided_at.timestamp() if asked.decided_at is not None else now
+        began = min(asked.at.timestamp(), stages[0].began)
         stages.insert(0, EndedStage(APPROVAL_WAIT, began, max(began, decided)))
     parent, parent_span = request.traceparent, None
     if request.is_fallback:

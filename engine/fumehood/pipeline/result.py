@@ -20,8 +20,6 @@ import anyio
 import anyio.to_thread
 from pydantic_core import to_jsonable_python
 
-from fumehood.approvals.model import ApprovalState, StoredApproval
-from fumehood.approvals.preview import edit_warning
 from fumehood.core.call import CallRequest, CheckedResult, replaced
 from fumehood.core.envelope import (
     Envelope,
@@ -490,9 +488,6 @@ def _resource_cost(
 NOT_CHECKED = CheckedData()
 """The result of checkers if none ran."""
 
-HAS_BEGUN = frozenset({ApprovalState.STARTED, ApprovalState.INTERRUPTED})
-"""States of an approval whose call has started."""
-
 
 async def build_envelope(
     call: CallContext, ending: Outcome | EngineError, services: PipelineServices
@@ -600,6 +595,7 @@ def _envelope(
         prices=services.prices,
     )
     total_ms = _total_ms(call, services)
+    waited_ms = call.asked.waited_ms if call.asked is not None else None
     name, version = _tool_names(call)
     return Envelope(
         success=error is None,
@@ -617,7 +613,7 @@ def _envelope(
                 total_ms=total_ms,
                 validation_ms=stages_ms.get("validate"),
                 queue_ms=_rounded(call.queue_ms),
-                approval_ms=_waited_ms(call.approval) or stages_ms.get("approve"),
+                approval_ms=waited_ms or stages_ms.get("approve"),
                 processing_ms=stages_ms.get("execute"),
                 network_ms=_network_ms(stages_ms, outcome),
             ),
@@ -657,10 +653,10 @@ def _total_ms(call: CallContext, services: PipelineServices) -> float:
 
     The result is never less than the measured time, even if the clock was set back meanwhile.
     """
-    if call.approval is None:
+    if call.asked is None:
         return round(call.trace.total_ms, 3)
-    since_asked = services.clock.now() - call.approval.approval.created_at
-    measured_ms = (_waited_ms(call.approval) or 0.0) + call.trace.total_ms
+    since_asked = services.clock.now() - call.asked.at
+    measured_ms = (call.asked.waited_ms or 0.0) + call.trace.total_ms
     return round(max(since_asked.total_seconds() * 1e3, measured_ms), 3)
 
 
@@ -669,17 +665,9 @@ def _tool_names(call: CallContext) -> tuple[str, str | None]:
     if call.resolved is not None:
         tool = call.resolved.tool.definition
         return tool.name, tool.version
-    if call.approval is not None:  # it existed when the approval was requested
-        return call.approval.approval.tool, call.approval.approval.tool_version
+    if call.asked is not None:  # it existed when the call was stored
+        return call.asked.tool, call.asked.tool_version
     return call.request.tool[:80], None
-
-
-def _waited_ms(stored: StoredApproval | None) -> float | None:
-    """Return the milliseconds that the call waited for a human's decision, or None."""
-    approval = stored.approval if stored is not None else None
-    if approval is None or approval.decided_at is None:
-        return None
-    return round((approval.decided_at - approval.created_at).total_seconds() * 1e3, 3)
 
 
 def _sandbox(outcome: Outcome | None, plan: Plan | None) -> SandboxReport | None:
@@ -714,10 +702,9 @@ def _warnings(
         warnings += source.warnings if source is not None else ()
     if call.attempts.warning is not None:
         warnings += (call.attempts.warning,)
-    approval = call.approval  # an edit is told if the call is known to have run
-    if approval is not None and (call.is_approved or approval.approval.state in HAS_BEGUN):
-        edited = edit_warning(approval)
-        warnings += (edited,) if edited is not None else ()
+    asked = call.asked  # an edit is reported if the call is known to have run
+    if asked is not None and asked.edit_warning and (call.is_approved or asked.has_begun):
+        warnings += (asked.edit_warning,)
     if call.request.options.debug and not services.allow_debug:
         warnings += ("debug: the engine's configuration does not allow it",)
     return warnings

@@ -12,14 +12,13 @@ from __future__ import annotations
 
 import asyncio
 
-from fumehood.approvals.stored_calls import StoredCalls
 from fumehood.core.call import CallRequest
 from fumehood.core.envelope import Envelope
 from fumehood.core.errors import CircuitOpen, EngineError, RequiresHumanApproval
 from fumehood.executors.base import CallHandle
 from fumehood.executors.outcome import Outcome
 from fumehood.observe.clock import timestamp
-from fumehood.pipeline.approve import ApprovedCall, approve, require_readable, wait_for
+from fumehood.pipeline.approve import ApprovedCall, approve, require_readable
 from fumehood.pipeline.authorize import PermittedCall
 from fumehood.pipeline.claim import Claim, Replay, Waiting, claimed, key_of, repeat_key_of
 from fumehood.pipeline.conclude import cancelled_ending, conclude, conclude_fault
@@ -74,8 +73,8 @@ async def _run(call: CallContext, services: PipelineServices) -> Envelope:
         handle.close()
         return await conclude(call, refused, services)
     except BaseException as fault:
-        if call.parked_as is not None and isinstance(fault, asyncio.CancelledError):
-            await _take_back(call.parked_as, call, services)
+        if isinstance(fault, asyncio.CancelledError) and handle.is_cancelled and call.parked_as:
+            await services.asker.take_back(call.parked_as, call, services)
         if handle.close() and isinstance(fault, asyncio.CancelledError):
             return await conclude(call, cancelled_ending(call), services)
         return await conclude_fault(call, fault, services)
@@ -108,7 +107,7 @@ async def _claim(
     if call.repeat_key is None:
         return None
     tool = permitted.tool.definition.name
-    approval_id = await services.approvals.same_call(call.repeat_key, tool)
+    approval_id = await services.asker.same_call(call.repeat_key, tool)
     return Waiting(approval_id) if approval_id is not None else None
 
 
@@ -141,14 +140,8 @@ async def run_approved(
     async with admission as admitted:
         call.plan, call.queue_ms = admitted.plan, admitted.lease.queue_ms
         record_intent(call.trace.passed("admit", admitted), call)  # if this fails, nothing runs
-        if approved.require_unchanged is not None:
-            # Checked here because the call may have waited long for its place.
-            await approved.require_unchanged(admitted.plan)
-        if approved.approval is not None:
-            await services.approvals.begin(approved.approval)
-            call.trace.passed("start", None)
-        elif approved.remembered is not None:
-            await services.approvals.remembered.use(approved.remembered)
+        if approved.consent is not None:
+            await approved.consent.use(admitted.plan)
         call.begin()
         outcome = await execute(admitted, call=call, services=services, run_call=run_call)
         is_over = outcome.error is None or fallback_of(call, outcome.error) is None
@@ -173,12 +166,4 @@ async def _answer_of_another(
         record_replay(call, found.envelope, services, now)
         return found.envelope
     call.parked_as = found.approval_id
-    return await wait_for(found.approval_id, call, services.approvals)
-
-
-async def _take_back(approval_id: str, call: CallContext, services: PipelineServices) -> None:
-    """If the caller cancelled this call, withdraw the stored call, unless others wait for it."""
-    if call.handle.is_cancelled:
-        by = call.request.principal.id if call.request.principal is not None else ""
-        by_program = call.request.parent_id is not None
-        await StoredCalls(services).take_back(approval_id, by, by_program=by_program)
+    return await services.asker.wait_for(found.approval_id, call)

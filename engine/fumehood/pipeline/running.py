@@ -42,7 +42,6 @@ from fumehood.core.json_types import JsonObject
 from fumehood.executors.base import CallHandle
 from fumehood.observe.clock import Clock, IdSource, timestamp
 from fumehood.observe.trace_context import INCOMING, read_traceparent
-from fumehood.pipeline.approve import waits
 from fumehood.pipeline.context import CallContext, CallTrace, PipelineServices
 from fumehood.pipeline.record import record_ending
 from fumehood.pipeline.result import brief_error, build_envelope
@@ -195,8 +194,8 @@ class Calls:
 
     def delivered(self, live: CallHandle) -> None:
         """Note that the caller has received its answer."""
-        if live.answered_call is not None:
-            self._services.approvals.fetched(live.answered_call)
+        if live.on_delivered is not None:
+            live.on_delivered()
 
     def own(self, call_id: str, principal: Principal) -> CallHandle | None:
         """Return the handle of a running call of this principal, or None."""
@@ -420,7 +419,8 @@ async def lost_answer(call: RecordedCall, services: PipelineServices) -> tuple[s
     principal = Principal(call.principal_id, frozenset(), frozenset())
     request = CallRequest(call.tool, {}, CallOptions(), principal, call.call_id, call.trace_id)
     try:
-        found = await _of_approval(call, services) or await _of_key(call, services)
+        found = await services.asker.ending_of(call.call_id, call.principal_id)
+        found = found or await _of_key(call, services)
         code = await _logged(call, services)
     except (StoreError, ValueError):  # ValueError: another version of the engine wrote the answer
         found, code = None, None
@@ -432,18 +432,6 @@ async def lost_answer(call: RecordedCall, services: PipelineServices) -> tuple[s
     if found is None and code is None:  # otherwise its end is or will be recorded elsewhere
         record_ending(context, envelope, services)
     return last_record(envelope)
-
-
-async def _of_approval(
-    call: RecordedCall, services: PipelineServices
-) -> Envelope | EngineError | None:
-    """Return the answer of a call that needed approval, or an error with its state, or None."""
-    stored = await services.approvals.table.of_call(call.call_id)
-    if stored is None or stored.approval.principal_id != call.principal_id:
-        return None
-    if stored.answer is None:
-        return waits(stored.approval, services.approvals)
-    return decode_envelope(stored.answer.encode())
 
 
 async def _of_key(call: RecordedCall, services: PipelineServices) -> Envelope | None:

@@ -10,8 +10,7 @@ import re
 import sys
 import time
 from datetime import UTC, datetime, timedelta
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import typer
@@ -19,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fumehood.answers import ProjectDiff, ProjectFile
-from fumehood.approvals.refusals import denial, no_approvers, too_few_approvers
+from fumehood.approvals.refusals import denial, no_approvers, too_few_approvers, waits
 from fumehood.budgets.model import BudgetStanding, Period, UsageRow, UsageTable
 from fumehood.budgets.settings import Unit
 from fumehood.cli import show
@@ -49,7 +48,6 @@ from fumehood.core.escaping import (
 )
 from fumehood.core.status import CircuitStatus
 from fumehood.core.tool import ToolDefinition
-from fumehood.pipeline.approve import waits
 from support.answers import envelope_bytes
 from support.approvals import approval
 
@@ -434,7 +432,7 @@ def test_untrusted_text_in_a_message_cannot_control_the_terminal(
         no_approvers("delete_files", "fumehood approvers init"),
         too_few_approvers("delete_files", "2 approvers are needed"),
         denial(approval()),
-        waits(approval(), cast("Any", SimpleNamespace(url_of=lambda _: None))),
+        waits(approval(), None),
         PermissionDenied("A policy rule forbids this call of delete_files. Do not retry."),
     ],
     ids=lambda refused: type(refused).__name__,

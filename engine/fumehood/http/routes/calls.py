@@ -91,7 +91,7 @@ async def run_plainly(
     else:
         envelope = await engine.run(tool, body, caller, handle)
     response = envelope_response(envelope if shown is None else shown(envelope))
-    if handle.answered_call is None:
+    if handle.on_delivered is None:
         return response
     return once_delivered(request, response, lambda: engine.delivered(handle))
 
