@@ -1,1 +1,1 @@
-"""Tools for authors of definitions: rules, changes between versions, golden sequences."""
+"""Tools for authors of definitions: lint rules, comparison of versions, and golden sequences."""

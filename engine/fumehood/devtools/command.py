@@ -195,7 +195,7 @@ def _targets(
 
 
 def _registered(tool: ToolDefinition) -> JsonObject:
-    """Return the document without `sandboxed` if the engine sets it: definitions may not."""
+    """Return a tool's document, without `sandboxed` if definitions of its type must not set it."""
     is_remote = tool.type not in ("BUILTIN", "NATIVE")
     return tool.model_dump(mode="json", exclude={"sandboxed"} if is_remote else None)
 
@@ -215,7 +215,7 @@ def _documents(file: Path) -> list[JsonObject]:
 
 
 def _one(target: str, socket: Path | None, as_json: bool) -> ToolDefinition:
-    """Return the definition in a file, or of a running engine."""
+    """Return the definition in the file `target` or, if there is no such file, the engine's."""
     from fumehood.registry.definitions import InvalidDefinition, parse_definition
 
     if not Path(target).is_file():

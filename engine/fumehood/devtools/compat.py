@@ -1,4 +1,4 @@
-"""Compare two versions of a definition: which callers break, and the version it needs.
+"""Compare two versions of a definition: which callers break, and the version step that it needs.
 
 Host side, on values alone. Invariant: parts that cannot be compared (references, combinations,
 patterns) and differ count as breaking.
@@ -83,8 +83,8 @@ class Compatibility:
 
     @property
     def made(self) -> Step:
-        """The step from the old version number to the new one. NONE also if the new one is
-        lower.
+        """The step from the old version number to the new one, or NONE if the new one is not
+        higher.
         """
         before, after = self.old.version_key, self.new.version_key
         if after <= before:

@@ -67,7 +67,7 @@ def read_golden(path: Path) -> GoldenFile:
 
 
 def write_golden(path: Path, calls: list[GoldenCall]) -> None:
-    """Write a sequence. A reader of the file sees the old or the new one."""
+    """Write a sequence. A concurrent reader sees either the old or the new file."""
     text = GoldenFile(calls=tuple(calls)).model_dump_json(indent=2) + "\n"
     with new_file(path, replace=True, mode=0o600) as file:
         file.write(text.encode())
@@ -86,8 +86,8 @@ def record(client: Client, calls: tuple[GoldenCall, ...]) -> list[GoldenCall]:
 def check(client: Client, calls: tuple[GoldenCall, ...], *, run: bool) -> Iterator[str]:
     """Yield the differences between the recorded answers and the engine's.
 
-    Without `run` each call is a dry run: it must still be possible. With it, calls run again, and
-    success, error code and data must be equal.
+    Without `run`, each call is a dry run, and must still be possible. With `run`, the calls run
+    again, and success, error code and data must be equal.
     """
     for number, each in enumerate(calls, 1):
         options = _keywords(each)

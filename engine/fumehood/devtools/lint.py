@@ -1,7 +1,7 @@
 """Lint: review rules for definitions that models use.
 
 Host side, on values alone: nothing is opened, resolved or called. A definition may be invalid,
-because it is often linted before it can be registered. The rules of `poison` are among these.
+because it is often linted before it can be registered. The rules of `poison` are included.
 Behaviour that the engine enforces for every tool (a second validation, retries, the form of errors,
 links to large results) has no rule.
 """

@@ -61,7 +61,7 @@ class FumehoodCodeExecutor(CodeExecutor, Component[FumehoodCodeExecutorConfig]):
     async def execute_code_blocks(
         self, code_blocks: list[CodeBlock], cancellation_token: CancellationToken
     ) -> CodeResult:
-        """Run the blocks until one fails or is refused, and return the output of all together.
+        """Run the blocks until one fails or is refused, and return their combined output.
 
         Raises:
             ValueError: a block has an unsupported language; nothing ran.
@@ -76,7 +76,7 @@ class FumehoodCodeExecutor(CodeExecutor, Component[FumehoodCodeExecutorConfig]):
         return await running
 
     async def start(self) -> None:
-        """Create the session. Otherwise the first block creates it."""
+        """Create the session now, instead of with the first block."""
         await self._session.start()
 
     async def stop(self) -> None:

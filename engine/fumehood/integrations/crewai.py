@@ -43,7 +43,7 @@ class FumehoodApprover:
         unregister_after_tool_call_hook(self.after)
 
     def before(self, context: ToolCallHookContext) -> bool | None:
-        """Block the call unless the engine allows it: False blocks, None does not."""
+        """Return None if the engine allows the call, or else False, which blocks it."""
         self._reasons.pop(id(context.tool_input), None)
         try:
             decision = self._client.decide(

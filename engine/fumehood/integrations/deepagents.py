@@ -66,7 +66,7 @@ class FumehoodBackend(BaseSandbox):
         return self._session.start()
 
     def execute(self, command: str, *, timeout: int | None = None) -> ExecuteResponse:
-        """Run a command. If it is refused, the output tells the model why, so that it continues."""
+        """Run a command. If it is refused, the output is the reason, and the model continues."""
         try:
             ran = self._session.run(command, timeout_s=timeout)
         except CallFailed as failed:

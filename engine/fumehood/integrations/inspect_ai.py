@@ -1,8 +1,9 @@
 """Inspect: a sandbox provider, `sandbox="fumehood"`, and an approver of the same name.
 
 Needs the extra `inspect-ai`. Each sample has its own session. Files are read and written by shell
-commands in the session. What `exec_remote` starts is a process of the session, beside them:
-Inspect's own server, which it would install and leave in the background, is not used.
+commands in the session. `exec_remote` starts a process of the session, which runs in parallel to
+the commands. Inspect's own server, which Inspect would install and leave in the background, is not
+used.
 """
 
 from __future__ import annotations
@@ -50,16 +51,16 @@ INLINE_BYTES = 512 * 1024
 temporary file in the workspace."""
 
 STDIN_BYTES = 64 * 1024
-"""Maximum number of bytes of standard input in one call: those that a pipe has room for."""
+"""Maximum number of bytes of standard input in one call: the capacity of a pipe."""
 
 LOOK_S = 1.0
-"""Seconds between looks whether a process has ended that has left others behind."""
+"""Seconds between checks whether a process has ended while its children hold its output open."""
 
 DRAIN_S = 0.5
-"""Seconds for the last output of a process that has ended and has left others behind."""
+"""Seconds to wait for more output after such a process has ended."""
 
 KILLED = 9
-"""The signal of a process that was killed for lack of memory."""
+"""The signal that is reported for a process that was killed for lack of memory."""
 
 _EXEC = """
 [ -z "$1" ] || exec < "$1"
@@ -75,8 +76,8 @@ exec < "$1"
 cat > "$3" && exit 98
 """
 _TOO_LARGE, _IN_FILE, _NOT_EXECUTABLE = 99, 98, 126
-"""Exit codes: of `_READ` for a file over the limit, and for a file that it copied; and a
-shell's."""
+"""Exit codes: of `_READ` for a file over the limit and for a file that it copied, and of a shell
+for a program that it cannot execute."""
 
 _ONE_USER = "The sandbox has one user; {!r} is none of it."
 
@@ -140,7 +141,7 @@ class FumehoodSandbox(SandboxEnvironment):
         timeout: int | None = None, timeout_retry: bool = True,  # noqa: ASYNC109
         concurrency: bool = True,
     ) -> ExecResult[str]:  # fmt: skip
-        """Run a program, only once: it is not repeated if it reaches its time limit."""
+        """Run a program once. It is not repeated after a timeout, even with `timeout_retry`."""
         if user is not None:
             raise SandboxUserUnsupportedError(_ONE_USER.format(user))
         ran = await self._run(cmd, input, cwd, env, timeout)
@@ -149,7 +150,10 @@ class FumehoodSandbox(SandboxEnvironment):
         return ExecResult(not ran.exit_code, ran.exit_code, ran.stdout, ran.stderr)
 
     async def exec_remote(self, cmd: list[str], options: Any = None, *, stream: bool = True) -> Any:
-        """Start a program beside the commands of the session, or wait for its result as well."""
+        """Start a program in parallel to the session's commands.
+
+        Return the process or, without `stream`, wait for the process and return its result.
+        """
         process = FumehoodProcess(
             self, cmd, options or ExecRemoteCommonOptions(), next(self._numbers)
         )
@@ -223,10 +227,10 @@ class FumehoodSandbox(SandboxEnvironment):
 
 
 class FumehoodProcess(ExecRemoteProcess):
-    """A process of the session that runs beside its commands.
+    """A process of the session that runs in parallel to the session's commands.
 
-    Its standard error is part of its standard output. `pid` is a number among the processes of the
-    sandbox. It is iterated over once, as Inspect's.
+    Its standard error is part of its standard output. `pid` only numbers the processes of the
+    sandbox. As with Inspect's own processes, it can be iterated over once.
     """
 
     def __init__(self, sandbox: FumehoodSandbox, cmd: list[str], options: Any, pid: int) -> None:
@@ -309,11 +313,11 @@ class FumehoodProcess(ExecRemoteProcess):
             await self._send({"close": True})
 
     async def kill(self) -> None:
-        """End the process and everything that it has started. What it printed can still be read."""
+        """End the process and everything that it has started. Its output can still be read."""
         if self._pid is None or self._is_over or self._is_killed:
             return
         self._is_killed = True
-        with suppress(Refused, DaemonUnavailable):  # its session is over, or cannot be told
+        with suppress(Refused, DaemonUnavailable):  # the session has ended, or no engine answers
             client = await self._session.client()
             await client.stop_process(self._session_id, self.name)
 
@@ -346,24 +350,27 @@ _inspects_own = SandboxEnvironmentProxy.exec_remote
 async def _exec_remote(
     self: Any, cmd: list[str], options: Any = None, *, stream: bool = True
 ) -> Any:
-    """Pass `exec_remote` on to a sandbox of this provider."""
+    """Forward `exec_remote` to sandboxes of this provider, as Inspect does for other methods."""
     if isinstance(self._sandbox, FumehoodSandbox):
         return await self._sandbox.exec_remote(cmd, options, stream=stream)
     return await _inspects_own(self, cmd, options, stream=stream)
 
 
-# What `sandbox()` returns passes on every method of a provider but this one.
+# The proxy that `sandbox()` returns forwards every method to a provider except this one.
 SandboxEnvironmentProxy.exec_remote = _exec_remote
 
 
 def _program(program: list[str], path: str, directory: str | None) -> list[str]:
-    """Return the program with its input from a file, if there is one, in a directory."""
+    """Return a command that runs a program in a directory, with its input from a file.
+
+    An empty `path` means no file.
+    """
     return ["/bin/sh", "-c", _EXEC, "sh", path, directory or ".", *program]
 
 
 @contextmanager
 def _as_inspect_expects() -> Iterator[None]:
-    """Raise the exceptions that Inspect expects."""
+    """Convert the client's exceptions to those that Inspect expects."""
     try:
         yield
     except CallFailed as failed:

@@ -1,7 +1,7 @@
 """Jupyter: a kernel whose cells run in a session. `python -m fumehood.integrations.jupyter install`
 
-Needs the extra `jupyter`. Without `install`, the command runs the kernel's process. It runs no code
-of a notebook itself.
+Needs the extra `jupyter`. Without `install`, the command runs the kernel's process, which runs no
+notebook code itself.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Alerts: six thresholds for the calls of the last minutes, of the engine and of each tool.
 
 Host side. The counters are in memory, so after a restart the windows are empty and no alert is
-firing. Invariants: an alert fires once and is resolved once; to be resolved, the value must come
-back behind the threshold by `BAND`, or there must be no more calls; a window takes the same memory
-at any rate of calls, and the number of tools that have one is bounded.
+firing. Invariants: an alert fires once and is resolved once; it is resolved only when its value is
+better than the threshold by `BAND`, or when the window has no calls; a window takes the same memory
+at any rate of calls, and the number of tools with a window is bounded.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from fumehood.sight.metrics import MAX_TOOLS
 from fumehood.sight.settings import AlertSettings
 
 BAND = 0.1
-"""How far a value must come back behind its threshold for its alert to be resolved, as a part of
+"""How much better than its threshold a value must be for its alert to be resolved, as a fraction of
 what the threshold allows."""
 
 LEAST_CALLS_OF_P99 = 100
@@ -49,7 +49,7 @@ class Totals(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """A threshold. The value is bad above it, or below it if `is_least`."""
+    """A threshold. Values above it are bad or, with `is_least`, values below it."""
 
     value: Callable[[Totals], float]
     threshold: float
@@ -61,10 +61,10 @@ class Rule:
     least_calls: int = 0
     """Minimum number of calls in a window for the alert to fire."""
     is_grave: bool = False
-    """Whether one call is enough."""
+    """Whether one call in a window is enough for the alert to fire."""
 
     def is_crossed(self, value: float, *, by: float = 0.0) -> bool:
-        """Whether the value is bad, or not yet better than the threshold by the part `by`."""
+        """Whether the value is bad, or is not better than the threshold by the fraction `by`."""
         limit = self.threshold if self.limit is None else self.limit
         if self.is_least:
             return value < limit + by * (1 - limit)
@@ -176,7 +176,7 @@ class Alerts:
         )
 
     async def watch(self, tell: Callable[[Alert], Awaitable[None]]) -> None:
-        """Check the thresholds periodically and report changes. No fault ends the loop."""
+        """Check the thresholds periodically and pass changes to `tell`. Faults are only logged."""
         while True:
             try:
                 self.look()
@@ -188,7 +188,7 @@ class Alerts:
             await anyio.sleep(LOOK_S)
 
     def _judge(self, tool: str | None, name: AlertName, rule: Rule, totals: Totals) -> Alert:
-        """Compare one value with its threshold. If the alert fires or is resolved, note that."""
+        """Compare one value with its threshold, and record if the alert fires or is resolved."""
         since = self._firing.get((tool, name))
         value = rule.value(totals) if totals.calls else None
         least_calls = 1 if rule.is_grave else max(self._settings.min_calls, rule.least_calls)

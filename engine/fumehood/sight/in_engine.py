@@ -24,13 +24,12 @@ if TYPE_CHECKING:
     from fumehood.compose import Composition
 
 UNDECLARED = f"{EXTERNAL}(undeclared)"
-"""The name under which all tools of callers are counted that the configuration does not name.
-Callers can invent such names, and a few hundred would leave no counters for the engine's own
-tools."""
+"""The name under which external tools are counted if the configuration does not name them. Callers
+can invent such names, and a few hundred would leave no counters for the engine's own tools."""
 
 
 class Sight(EnginePart):
-    """Counts ended calls. It has `spans` if traces are sent."""
+    """Counts ended calls. `spans` is None if no traces are sent."""
 
     def __init__(self, kernel: Kernel) -> None:
         super().__init__(kernel)
@@ -57,7 +56,7 @@ class Sight(EnginePart):
             self.spans.record(call.trace())
 
     def figures(self) -> Iterator[Figure]:
-        """Yield the figures of alerts, traces and programs' requests."""
+        """Yield the metrics of alerts, traces and programs' requests."""
         alerts = self.alerts.look().alerts
         firing: dict[str, float] = {
             one.name: float(one.firing) for one in alerts if one.tool is None
@@ -70,7 +69,7 @@ class Sight(EnginePart):
 
     @asynccontextmanager
     async def running(self, made: Composition) -> AsyncIterator[None]:
-        """Watch the thresholds."""
+        """Check the thresholds of alerts while the engine runs."""
         if not self._settings.enabled:
             yield
             return

@@ -1,8 +1,8 @@
 """Metrics: counters of ended calls, and all metrics as text for Prometheus.
 
-Host side. `CallMetrics` counts calls. Numbers that other parts already have are read on request and
-passed to `exposition`; only then Prometheus' library is imported. Invariant: the number of series
-is bounded, whatever names and codes callers and tools invent.
+Host side. `CallMetrics` counts calls. Metrics that other parts hold are read on request and passed
+to `exposition`, which imports Prometheus' library. Invariant: the number of series is bounded,
+whatever names and codes callers and tools invent.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class CallMetrics:
         self.endings: Counter[str] = Counter()
         self.approvals = Histogram(APPROVAL_BUCKETS_S)
         self.network: Counter[str] = Counter()
-        """Sums of what programs sent, by the fields of NetworkReport."""
+        """Field of `NetworkReport` → its sum over all calls."""
 
     def add(self, call: EndedCall) -> None:
         """Count one call. Runs on every call, so it must stay cheap."""
@@ -106,7 +106,7 @@ class CallMetrics:
 
 
 def network_figures(sums: Mapping[str, int]) -> Iterator[Figure]:
-    """Yield the figures of the requests of programs."""
+    """Yield the metrics of programs' network requests, given their sums."""
     for name, words in (
         ("requests", "Requests of programs, refused ones, too."),
         ("denied", "Requests of programs that the gateway refused."),

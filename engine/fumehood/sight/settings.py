@@ -40,8 +40,9 @@ MIN_CALLS_IN_FOREGROUND = 100
 
 
 def in_foreground(config: Config) -> Config:
-    """Raise the calls that an alert needs, unless they are configured: too few calls for a
-    meaningful rate.
+    """Raise the minimum number of calls for an alert, unless it is configured.
+
+    An engine in the foreground has too few calls for meaningful rates.
     """
     alerts = config.of("alerts", AlertSettings)
     if alerts is None or "min_calls" in alerts.model_fields_set:

@@ -37,7 +37,7 @@ TIME_SHARE = 0.002
 as much, in a thread. If there are too many calls, some get no spans."""
 
 BURST_S = 0.05
-"""Seconds of that time that may be spent at once."""
+"""Maximum seconds of that time that may be used at once."""
 
 SHUTDOWN_S = 2.0
 """Seconds that a stopping engine waits for unsent spans."""
@@ -132,7 +132,7 @@ class CallSpans:
 
 
 def _remote(span: TraceParent, parent_span: str | None) -> Context:
-    """Return the context in which a call's span starts: below its parent, or as a new root."""
+    """Return the context for a call's span: below its parent span, or a new root without one."""
     from opentelemetry import trace
     from opentelemetry.context import Context
 
@@ -148,10 +148,10 @@ def _ns(seconds: float) -> int:
 
 
 def otlp_provider(environment: Mapping[str, str], log: Logger) -> TracerProvider | None:
-    """Return a provider that sends spans to the collector that the environment names, or None.
+    """Return a provider that sends spans to the collector that the environment names.
 
-    None if it names no collector, or if the extra `otel` is missing, which is logged.
-    OpenTelemetry's own variables configure everything else about the provider.
+    Return None if it names no collector, or if the provider cannot be created, for example without
+    the extra `otel`, which is logged. OpenTelemetry's own variables configure everything else.
     """
     names = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
     if not any(environment.get(name) for name in names):

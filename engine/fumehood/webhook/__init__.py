@@ -1,1 +1,1 @@
-"""The webhook: it tells one address about approvals, anchors and alerts, and may take decisions."""
+"""The webhook: notifies one address of approvals, anchors and alerts, and may accept decisions."""

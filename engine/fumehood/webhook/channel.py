@@ -62,7 +62,7 @@ SUCCESS = (200, 300)
 
 FIRST_PAUSE_S = 1.0
 LOOK_S = 30.0
-"""Seconds between two checks for messages without a wake-up, and the longest after a failure."""
+"""Seconds between two checks for messages without a wake-up, and longest pause after a failure."""
 
 Show = Callable[[str], Awaitable[Approval]]
 """Returns an approval as approvers see it now. Raises ResourceNotFound, ReadFailed."""
@@ -75,7 +75,7 @@ httpx2.HTTPError."""
 class WebhookChannel:
     """Notifies one address about approvals. `callbacks` is None if callbacks may not decide.
 
-    If they may, `decides_as` is the principal of their decisions, which counts as an approver.
+    Otherwise `decides_as` is the principal of their decisions, which counts as an approver.
 
     Raises:
         ConfigError: the secret cannot be used.
@@ -106,12 +106,12 @@ class WebhookChannel:
         )
 
     def wake(self) -> None:
-        """Note that messages were stored. Returns at once."""
+        """Wake the sender, because messages were stored. Returns at once."""
         self._woken.set()
 
     @asynccontextmanager
     async def running(self, show: Show, *, send: Send | None = None) -> AsyncIterator[None]:
-        """Send owed messages in rounds, by HTTP unless another way is given."""
+        """Send owed messages in rounds, by HTTP unless `send` is given."""
         self.show = show
         async with anyio.create_task_group() as group:
             group.start_soon(self._send_by_http if send is None else partial(self._rounds, send))
@@ -121,7 +121,7 @@ class WebhookChannel:
     async def _send_by_http(self) -> None:
         import httpx2  # most engines have no webhook and need no HTTP client
 
-        no_cookies = CookieJar(DefaultCookiePolicy(allowed_domains=[]))  # else they would pile up
+        no_cookies = CookieJar(DefaultCookiePolicy(allowed_domains=[]))  # cookies would accumulate
         # Proxies and credentials of the environment are not meant for this.
         async with httpx2.AsyncClient(
             follow_redirects=False, trust_env=False, cookies=no_cookies
@@ -150,7 +150,7 @@ class WebhookChannel:
         return is_clean
 
     async def send_owed(self, send: Send) -> bool:
-        """Send each pending message once. Returns whether none has to be retried.
+        """Send each pending message once. Return whether none must be sent again.
 
         If all messages sent at the same time fail, the later ones are not tried.
         """
@@ -201,8 +201,8 @@ class WebhookChannel:
         return True
 
     async def _attempt(self, owed: Owed, send: Send) -> bool:
-        """Send a message. Returns whether it was accepted. The log has neither address nor
-        response.
+        """Send a message. Return whether it was accepted. Neither the address nor the response is
+        logged.
         """
         import httpx2
 
@@ -231,7 +231,7 @@ class WebhookChannel:
 
     def _pause_s(self) -> float:
         longest: float = min(LOOK_S, FIRST_PAUSE_S * 2 ** min(self._failed_rounds - 1, 20))
-        return longest * random.uniform(0.5, 1.0)  # noqa: S311 - so that engines do not march
+        return longest * random.uniform(0.5, 1.0)  # noqa: S311 - spreads out engines
 
     def _note_round(self, is_clean: bool) -> None:
         """Log each outage once, because it may last for days."""
@@ -322,7 +322,7 @@ class Callbacks:
             )
 
     def _require_first(self, signature: bytes, signed_at: int) -> None:
-        # Only the holder of the secret can add to them.
+        # Only the holder of the secret can add signatures.
         self._seen = {s: end for s, end in self._seen.items() if end >= self._latest}
         if signature in self._seen:
             raise Unauthorized("This signature was used before. Sign the body again.")
@@ -361,7 +361,7 @@ def owe(
 ) -> int:
     """Store a message in the transaction of its event, and return its number.
 
-    It has the approval as it is when the message is sent, or else the document.
+    The sent message contains `document` or, if that is None, the approval as it is at that time.
     """
     row = {
         "event": event,
@@ -380,8 +380,8 @@ def owe(
 def owe_anchor(connection: Connection, document: JsonObject, at: datetime) -> None:
     """Store a message about an anchor of the audit chain, which replaces the earlier ones.
 
-    They are deleted after it is stored. Otherwise it could get the number of a deleted message,
-    and one that is still being sent under that number would settle it.
+    The earlier messages are deleted after the new one is stored. Otherwise the new one could get
+    the number of a deleted message that is still being sent, and that delivery would settle it.
     """
     seq = owe(connection, ANCHOR, at, document=document)
     earlier = _IS_OWED & (DELIVERIES.c.event == ANCHOR) & (DELIVERIES.c.seq < seq)

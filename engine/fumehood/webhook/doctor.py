@@ -1,4 +1,4 @@
-"""What `fumehood doctor` says about the webhook."""
+"""The checks of the webhook in `fumehood doctor`."""
 
 from __future__ import annotations
 
@@ -27,6 +27,6 @@ def check(config: Config) -> Iterator[Finding]:
 
 
 def approvers(config: Config) -> Sequence[str]:
-    """Name the webhook if its callbacks may decide."""
+    """Return the webhook as an approver, if its callbacks may decide."""
     chosen = config.of("webhook", WebhookSettings)
     return ["the webhook"] if chosen is not None and chosen.may_decide else []

@@ -1,4 +1,4 @@
-"""The webhook of one engine: it stores messages with their events, and sends them meanwhile."""
+"""The webhook of one engine: stores messages in their events' transactions, and sends them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Webhook(EnginePart):
-    """It has a `channel` if an address is configured."""
+    """Stores messages about the engine's events. `channel` is None if no address is configured."""
 
     def __init__(self, kernel: Kernel) -> None:
         super().__init__(kernel)
@@ -30,7 +30,7 @@ class Webhook(EnginePart):
 
     @property
     def approver(self) -> str | None:
-        """The principal of signed callbacks, if they may decide."""
+        """The principal of signed callbacks, or None if callbacks may not decide."""
         return self.channel.decides_as if self.channel is not None else None
 
     def on_approval(
@@ -48,22 +48,22 @@ class Webhook(EnginePart):
     def on_notice(
         self, connection: Connection, event: str, document: JsonObject, at: datetime
     ) -> None:
-        """Store a message about a notice."""
+        """Store a message about another event, such as an alert."""
         if self.channel is not None:
             owe(connection, event, at, document=document)
 
     def on_commit(self) -> None:
-        """Send what was stored."""
+        """Wake the sender for the messages that were committed."""
         if self.channel is not None:
             self.channel.wake()
 
     def forget(self, connection: Connection, before: str) -> None:
-        """Delete old messages, also those of an address that is no longer configured."""
+        """Delete old messages, even if no address is configured any more."""
         forget_old(connection, before)
 
     @asynccontextmanager
     async def running(self, made: Composition) -> AsyncIterator[None]:
-        """Send messages."""
+        """Send messages while the engine runs."""
         if self.channel is None:
             yield
             return
