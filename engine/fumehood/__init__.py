@@ -1,7 +1,7 @@
 """Fumehood: a sandboxed tool-execution engine for AI agents.
 
-The public names, loaded when first used. This module defines and imports nothing else: the
-guest imports this package too, and must not load the host with it.
+This package has the public names, each loaded on first use. This module defines and imports nothing
+else, because the guest also imports the package and must not load the host's code.
 """
 
 from __future__ import annotations

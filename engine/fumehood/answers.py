@@ -1,8 +1,8 @@
-"""Answers of the HTTP interface that are made of values of several features, or of none.
+"""Answers of the HTTP interface that combine values of several features, or belong to none.
 
-The daemon makes its answers from these, its document describes them, and the clients read them, so
-that the three cannot differ. An answer with only one field is declared with its operation
-(`As` in `http/endpoint.py`).
+The daemon creates its answers from these classes, its OpenAPI document describes them, and the
+clients parse answers with them, so that the three cannot differ. An answer with only one field is
+declared with its operation (`As` in `http/endpoint.py`).
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Pagination(Value):
 
     @classmethod
     def of(cls, page: CallPage | ApprovalPage) -> Pagination:
-        """Return the pagination of a page of the engine's own."""
+        """Return the pagination of a page that the engine returned."""
         return cls(**page.model_dump(exclude={"items"}))
 
 
@@ -73,7 +73,7 @@ class AgentTools(Value):
 
 
 class AnyToolList(RootModel[ToolList | AgentTools]):
-    """A page of the tools, or with `agent_id` all of that agent's."""
+    """A page of the tools or, with `agent_id`, all tools of that agent."""
 
 
 class ToolDetails(Value):
@@ -85,7 +85,7 @@ class ToolDetails(Value):
     circuit: CircuitStatus | None = None
     """The circuit of the service that a REST tool calls."""
     findings: tuple[Finding, ...] = ()
-    """The rules for the protection of models that it breaks."""
+    """The rules for the protection of models that the tool breaks."""
 
 
 class ToolWithSource(ToolDefinition):
@@ -135,11 +135,11 @@ class CallDetails(Value):
     arguments: JsonObject | None
     envelope: Envelope | None
     answer: Literal["shown", "not_kept", "needs_admin"]
-    """Why there is an envelope or not. Answers of calls that needed approval or had an idempotency
-    key are always kept, others if `record.calls` says so."""
+    """Whether the envelope is shown, or why not. Answers of calls that needed approval or had an
+    idempotency key are always kept, others according to the setting `record.calls`."""
     children: tuple[CallRecord, ...]
     can_repeat: bool
-    """Whether its arguments are kept, so that it can be repeated as a dry run."""
+    """Whether the call's arguments are kept, so that it can be repeated as a dry run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,9 +148,9 @@ class ForkedCalls:
 
     answers: tuple[Envelope, ...]
     best: int | None
-    """The number of the best answer, from 0, if one was looked for and found."""
+    """The index of the best answer, or None if none was requested or found."""
     session: SessionRecord | None
-    """The fork with the best answer, which stays."""
+    """The fork with the best answer, which is kept."""
 
 
 class BatchAnswer(Value):
@@ -168,7 +168,7 @@ class ProjectFile(Value):
     old_path: str | None = None
     """The earlier path of a renamed file."""
     conflict: str | None = None
-    """Why it cannot be applied: the host's file is another one."""
+    """Why the change cannot be applied: the host's file has changed."""
 
 
 class ProjectDiff(Value):
@@ -196,7 +196,7 @@ class SessionProcess(Value):
 
     @property
     def ended_by(self) -> str:
-        """How its first process ended, such as `exit 1`; empty while that runs."""
+        """How the first process ended, such as `exit 1`, or an empty string while it runs."""
         if self.lost:
             return "lost"
         if self.signal is not None:

@@ -1,8 +1,8 @@
 """The kernel's engine: the interface for the daemon, its parts and embedding programs.
 
-Host side, between the faces and `compose`, which makes, starts and stops the parts. Every face
-makes calls here, by `run` or `open_stream`, so that none can skip a gate, and with the rights of
-the principal. Entering the engine starts the walls; leaving it ends them, and everything in them.
+Host side, between the faces and `compose`, which creates, starts and stops the parts. Every face
+makes its calls through `run` or `open_stream`, with the rights of the principal, so that no call
+can skip a gate. Entering the engine starts the walls; leaving it ends them, and everything in them.
 """
 
 from __future__ import annotations
@@ -85,9 +85,9 @@ PartOfEngine = TypeVar("PartOfEngine", bound=EnginePart)
 
 
 class Engine:
-    """The kernel's engine. Programs use `fumehood.Engine`, which has the methods of parts as well.
+    """The kernel's engine. Programs use `fumehood.Engine`, which also has the methods of parts.
 
-    The arguments are explained there.
+    The arguments are explained in `engine_with_parts.py`.
     """
 
     def __init__(
@@ -149,7 +149,7 @@ class Engine:
         await self._life.end()
 
     def part(self, kind: type[PartOfEngine]) -> PartOfEngine:
-        """Return what a part does in this engine."""
+        """Return the object of a part in this engine, by its class."""
         return next(part for part in self._made.parts if isinstance(part, kind))
 
     def require_begun(self) -> None:
@@ -231,7 +231,7 @@ class Engine:
         context: JsonObject | None = None,
         **options: Unpack[DecisionKeywords],
     ) -> Decision:
-        """Decide about a call of a tool that is not this engine's, as the owner of this process.
+        """Decide on a call of a tool that the caller runs itself, as the owner of this process.
 
         The tool may run only if the decision is `allow`, and then once.
 
@@ -269,16 +269,16 @@ class Engine:
     def run(
         self, tool: str, body: CallBody, principal: Principal | None, live: CallHandle | None = None
     ) -> Coroutine[Any, Any, Envelope]:
-        """Run one call, to be awaited. The face has authenticated the principal.
+        """Return a coroutine that runs one call. The face has authenticated the principal.
 
-        `live` receives its events, and can cancel it.
+        `live` receives the call's events, and can cancel the call.
         """
         return self._made.calls.run(tool, body, principal, live or CallHandle())
 
     def delivered(self, live: CallHandle) -> None:
-        """Note that the caller has received an answer: an equal call is then no longer a repeat.
+        """Record that the caller has received the answer: an equal call is then no longer a repeat.
 
-        Only for a call that is followed, or whose `live` has `is_delivered_later`.
+        Only for a streamed call, or one whose `live` has `is_delivered_later`.
         """
         self._made.calls.delivered(live)
 
@@ -295,7 +295,7 @@ class Engine:
     def batch_of(
         self, members: Sequence[Any], options: BatchOptions, principal: Principal, parse: Parse
     ) -> Batch:
-        """Prepare calls of one principal that `parse` reads; each goes through `run`."""
+        """Prepare calls of one principal, which `parse` parses; each goes through `run`."""
         return Batch(
             members,
             options,
@@ -311,7 +311,7 @@ class Engine:
     ) -> AsyncIterator[Event]:
         """Call a tool and yield its events as they happen; the last one is the answer.
 
-        If the iterator is closed, the call continues, or ends with `cancel_on_disconnect`.
+        If the iterator is closed, the call continues unless `cancel_on_disconnect` is set.
 
         Raises:
             TypeError, EngineNotRunning: as `call`.
@@ -413,15 +413,17 @@ class Engine:
     def tools_state(
         self, principal: Principal, agent_id: str | None = None
     ) -> tuple[int, int, bool]:
-        """Return a value that changes with the result of `callable_tools`. Raises as it does."""
+        """Return a value that changes with `callable_tools`. Raises the same errors."""
         if agent_id is not None:
             require_agent(principal, agent_id, self.agents.find(agent_id))
         agents = 0 if agent_id is None else self.agents.changes
         return self.registry.changes, agents, principal.has_authenticated
 
     def findings(self, tool: RegisteredTool) -> tuple[Finding, ...]:
-        """Return the rules for the protection of models that a tool breaks."""
-        if tool.source is Source.BUILTIN:  # a name like a built-in one's is the other's fault
+        """Return each violation by a tool of the rules that protect models."""
+        if (
+            tool.source is Source.BUILTIN
+        ):  # if a name imitates a built-in one, that is the other tool's fault
             return ()
         from fumehood.registry.poison import poison  # its patterns take a while to compile
 
@@ -441,11 +443,11 @@ class Engine:
         )
 
     def can_run_now(self, tool: ToolDefinition) -> bool:
-        """Whether the sandbox of a tool and its image are available, as far as is known."""
+        """Whether a tool's sandbox and image are available, as far as the engine knows."""
         return can_run_now(tool, self._made.walls.by_name)
 
     async def figures(self) -> list[Figure]:
-        """Return all figures. Raises ReadFailed if the state cannot be read."""
+        """Return all metrics of the engine. Raises ReadFailed if the state cannot be read."""
         return await figures_of(self._made)
 
     def agent_tools(
@@ -477,7 +479,8 @@ class Engine:
     async def calls(self, **query: Unpack[CallQueryKeywords]) -> CallPage:
         """Return a page of the call log of this process's owner, newest first.
 
-        `query` is that of `CallQuery`: since, until, agent, tool, code, state, text, limit, cursor.
+        `query` are fields of `CallQuery`: since, until, agent, tool, code, state, text, limit,
+        cursor.
 
         Raises:
             InvalidParams: the query is wrong.
@@ -488,7 +491,7 @@ class Engine:
         return await self.calls_of(self.owner, asked)
 
     async def calls_of(self, principal: Principal, query: CallQuery) -> CallPage:
-        """Return a page of the call log of a principal, or its calls that run now.
+        """Return a page of a principal's call log, or the principal's running calls.
 
         Raises:
             ResourceNotFound: the cursor is unknown, or too old.
@@ -512,7 +515,7 @@ class Engine:
     ) -> UsageTable:
         """Return the total usage of this process's owner, and the remaining budgets.
 
-        `by` and `query` are those of `UsageQuery`: since, until, agent, session, tool.
+        `by` and `query` are fields of `UsageQuery`: by, since, until, agent, session, tool.
 
         Raises:
             InvalidParams: the query is wrong.
@@ -555,7 +558,7 @@ class Engine:
             return await self.blobs.read(file)
 
     async def whole(self, envelope: Envelope, field: str) -> Any:
-        """Return the full text of an answer's field, such as `stdout`, also if the answer is cut.
+        """Return the full text of an answer's field, such as `stdout`, even if it was shortened.
 
         `field` is its dotted path in `data` or in `error.details`.
 
@@ -626,7 +629,7 @@ class Engine:
 
     @property
     def directory_faults(self) -> tuple[DirectoryFault, ...]:
-        """The present faults in the directory of definitions."""
+        """The current faults in the directory of definitions."""
         directory = self._made.directory
         return directory.faults if directory is not None else ()
 
@@ -634,8 +637,8 @@ class Engine:
     def walls(self) -> dict[str, dict[str, Any]]:
         """The enforced limits, readiness and faults of each wall in use.
 
-        Without an `essential` wall the engine refuses all calls; without another, only the calls
-        of its tools.
+        Without an `essential` wall, the engine refuses all calls; without another wall, it refuses
+        only the calls that need that wall.
         """
         return self._made.walls.report()
 

@@ -1,6 +1,6 @@
-"""`Engine` as programs use it: the kernel's, with the methods that parts add.
+"""The public `Engine`: the kernel's engine with the methods that parts add.
 
-Nothing else joins them: the kernel and the daemon's own routes know `engine.py` only.
+The kernel and the daemon's own routes use `engine.py` only.
 """
 
 from __future__ import annotations

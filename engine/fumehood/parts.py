@@ -1,13 +1,13 @@
 """Find the parts of the product.
 
-A part is an entry point in the group `fumehood.parts`. The rest never imports it: it asks
-`parts()`, and imports by name what is used. So a command does not load what another part runs, and
-without a part's files and entry point everything else works.
+A part is an entry point in the group `fumehood.parts`. Code outside a part never imports the part:
+it calls `parts()`, and imports by name what it uses. So a command does not load the code of parts
+that it does not use, and everything else works without a part's files and entry point.
 
-Invariants: the order is fixed (by `Part.after`, then by name; others' after the product's own); two
-parts never add the same thing. A part of another distribution runs inside the engine with all its
-rights, so it is loaded only if the operator names it (`parts` in the configuration file, or
-FUMEHOOD_PARTS).
+Invariants: the order is fixed (by `Part.after`, then by name; parts of other distributions come
+last); two parts never add the same thing. A part of another distribution runs inside the engine
+with all its rights, so it is loaded only if the operator names it (`parts` in the configuration
+file, or FUMEHOOD_PARTS).
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def own_parts() -> tuple[Part, ...]:
     Raises:
         PartError: a part cannot be loaded.
     """
-    # A sixth of the time of a command, most of which use no part.
+    # Imported late: it takes a sixth of a command's time, and most commands use no part.
     from importlib.metadata import PackageNotFoundError, distribution
 
     try:
@@ -103,7 +103,7 @@ def tool_kinds() -> dict[str, ToolKind]:
 
 
 def coming(config: Any) -> list[str]:
-    """Return the prefixes of names of tools that parts may register later."""
+    """Return the name prefixes of tools that parts may register later."""
     places = [part.coming for part in parts() if part.coming is not None]
     return [prefix for place in places for prefix in imported(place)(config)]
 
@@ -111,12 +111,12 @@ def coming(config: Any) -> list[str]:
 def named() -> tuple[str, ...]:
     """Return the parts of other distributions that the operator names.
 
-    `Config` checks the same value, and reports what cannot be read.
+    If the value cannot be read, the result is empty: `Config` checks it and reports the fault.
     """
     given: Any = os.environ.get(VARIABLE)
     if not given:
-        # Without any of these the system looks the user's directory up over a socket, which is
-        # closed to the jail, and a sandboxed function's module may import the configuration.
+        # Without any of these, the home directory is looked up over a socket, which the jail
+        # forbids; and a sandboxed function's module may import the configuration.
         if not any(map(os.environ.get, ("FUMEHOOD_CONFIG", "XDG_CONFIG_HOME", "HOME"))):
             return ()
         try:
@@ -129,14 +129,14 @@ def named() -> tuple[str, ...]:
 
 
 def split_names(value: Any) -> Any:
-    """Split a text at commas: variables of the environment cannot hold lists."""
+    """Split a text at commas, because environment variables cannot hold lists."""
     if isinstance(value, str):
         return tuple(name.strip() for name in value.split(",") if name.strip())
     return value
 
 
 def foreign() -> list[EntryPoint]:
-    """Return the entry points of other distributions that call themselves parts."""
+    """Return the entry points of other distributions in the group `fumehood.parts`."""
     from importlib.metadata import entry_points
 
     found = [

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> Any:
-    """Return what is imported only when it is used, because a part has it."""
+    """Import a name on its first use, because it belongs to a part."""
     if name in ("Cassette", "UnexpectedCall"):
         return getattr(import_module("fumehood.devtools.golden"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
@@ -138,7 +138,7 @@ class FakeWall:
         memory_mb: int | None = None,
         image: str | None = None,
     ) -> AsyncIterator[_FakeLease]:
-        """Yield a place immediately."""
+        """Yield a fake lease immediately."""
         yield _FakeLease(self, domain, fresh, memory_mb, image)
 
     async def hold(
@@ -173,15 +173,15 @@ class FakeWall:
         """Return immediately."""
 
     def spare_copies(self, copies: Callable[[], Iterable[str]]) -> None:
-        """Remember which copies are needed."""
+        """Remember the function that returns the copies that are still needed."""
         self.copies = copies
 
     def sweep_soon(self) -> None:
-        """Do nothing: a fake disk takes no room."""
+        """Do nothing, because fake disks take no space."""
 
     @asynccontextmanager
     async def fork(self, copy: str, session_id: str, home: SessionHome) -> AsyncIterator[str]:
-        """Make a stopped fake container, whose disk is a copy."""
+        """Create a stopped fake container whose disk is a copy, and yield its name."""
         domain = TrustDomain("", None, session_id)
         place = FakePlace(self, domain, "python", 512, ("python",), lambda: None)
         place.is_stopped, place.disk = True, copy
@@ -189,7 +189,7 @@ class FakeWall:
         yield place.name
 
     def expect(self, record: SessionRecord, home: SessionHome) -> None:
-        """Do nothing: a fake container stays."""
+        """Do nothing, because nothing removes a fake container."""
 
     def resume(
         self, record: SessionRecord, home: SessionHome, on_lost: Callable[[], None]
@@ -245,7 +245,7 @@ class FakePlace:
     lock: str = ""
     node: str = ""
     disk: str = ""
-    """The copy from which its disk was made."""
+    """The copy from which the disk was made."""
     name: str = field(default_factory=lambda: f"fake-{secrets.token_hex(4)}")
     epoch: int = FIRST_EPOCH
     lost: str | None = None
@@ -264,32 +264,36 @@ class FakePlace:
         self.may_go.set()
 
     async def processes(self, request: JsonObject) -> JsonObject:
-        """Answer a request about registered processes, unless it is paused or stopped."""
+        """Answer a request about registered processes.
+
+        Raises:
+            SandboxUnavailable: the container is paused, stopped or lost.
+        """
         if self.is_paused or self.is_stopped or self.lost is not None:
             raise SandboxUnavailable("The fake container does not run.")
         return self.on_processes(request)
 
     async def connect(self, port: int) -> anyio.abc.ByteStream:
-        """Refuse: nothing listens in a fake container."""
+        """Raise NetworkError, because nothing listens in a fake container."""
         raise NetworkError("Nothing listens on this port.")
 
     async def pause(self) -> None:
-        """Be paused until the next `until_free`."""
+        """Pause this container until the next `until_free`."""
         self.is_paused = True
 
     async def stop(self, unless: Callable[[], bool] = lambda: False) -> None:
-        """Be stopped until the next `until_free`."""
+        """Stop this container until the next `until_free`, unless `unless()` is true."""
         if not self.is_stopped and not unless():
             self.is_stopped, self.is_paused = True, False
             self.on_lost()
 
     @asynccontextmanager
     async def copy_disk(self, copy: str) -> AsyncIterator[int]:
-        """Pretend to copy its disk."""
+        """Yield the size of a copy of the disk, without making one."""
         yield 1000
 
     async def restore(self, copy: str) -> None:
-        """Be stopped, with a disk made from a copy."""
+        """Stop this container and replace its disk by a copy."""
         await self.stop()
         self.disk = copy
 
@@ -314,7 +318,7 @@ class FakePlace:
         )
 
     def lose_container(self) -> None:
-        """End the container, but not its disk."""
+        """End the container, but keep its disk."""
         self.is_stopped = True
         self.on_lost()
 
@@ -330,5 +334,5 @@ class FakePlace:
             self.on_lost()
 
     async def until_gone(self) -> None:
-        """Wait until `may_go` is set, as it is at first."""
+        """Wait until `may_go` is set. It is set by default."""
         await self.may_go.wait()
