@@ -1,15 +1,16 @@
 """`fumehood approvals`: list and show calls that wait for approval, and decide on them.
 
-Deciding needs an approver's credential, which is typed on the terminal. A decision carries the
-version that was shown; if the approval has changed since, nothing is decided.
+Deciding needs an approver's credential, which is typed on the terminal. A decision has the version
+that was shown; if the approval has changed since then, nothing is decided.
 
-What is shown comes from a model or its prompt, so it is untrusted. Invariants:
+The text of an approval comes from a model or its prompt, so it is untrusted. Invariants:
 
 - Every argument is shown completely.
-- Every line of untrusted text starts with a mark that the text cannot write, also where a line is
-  folded. On lines that mix both, our words come first, so that no name can pass for a size.
+- Every line of untrusted text, even of a folded one, starts with a mark that the text cannot
+  imitate. On lines that also have trusted text, the trusted text comes first, so that a name cannot
+  pass for a size, for example.
 - Control, invisible and direction-changing characters are escaped, and named in a warning.
-- A preview of unknown form is shown whole, as JSON.
+- A preview of unknown form is shown completely, as JSON.
 """
 
 from __future__ import annotations
@@ -318,7 +319,7 @@ def _holds(rule: RememberedRule) -> bool:
 
 
 def _looked_at(given: Sequence[str], version: int | None) -> dict[str, int | None]:
-    """Map each approval's id to the version that its user has seen, or None if not given."""
+    """Parse `ID[@VERSION]` words: map each id to the version that the user has seen, or None."""
     if version is not None and (len(given) > 1 or "@" in given[0]):
         fail("--version takes one approval. For several, use ID@VERSION.", ExitCode.USAGE)
     found: dict[str, int | None] = {}
@@ -339,7 +340,10 @@ def _decide(
     credential_stdin: bool,
     socket: Path | None,
 ) -> None:
-    """Show the approvals, ask for confirmation, and decide on exactly what was shown."""
+    """Show the approvals and ask for confirmation, unless `yes` is True. Then decide on them.
+
+    The decision holds only for the versions of `looked_at`, or those that were shown.
+    """
     if not yes and (credential_stdin or not sys.stdin.isatty()):
         fail(
             "There is no terminal to confirm on. Look at it first, then add --yes.", ExitCode.USAGE
@@ -362,7 +366,7 @@ def _decide(
 
 
 def _require_open(seen: Sequence[Approval], looked_at: Mapping[str, int | None]) -> None:
-    """End the command if the engine would refuse a decision, instead of asking for it."""
+    """End the command, before asking for confirmation, if the engine would refuse a decision."""
     for version, approval in zip(looked_at.values(), seen, strict=True):
         found = f"was already {approval.state}"
         if approval.state is ApprovalState.PENDING:
@@ -373,9 +377,9 @@ def _require_open(seen: Sequence[Approval], looked_at: Mapping[str, int | None])
 
 
 def _ask(client: ControlClient, seen: Sequence[Approval], decision: NewDecision) -> NewDecision:
-    """Show everything on standard error. Continue only if the user types `yes`.
+    """Show the approvals on standard error. End the command unless the user types `yes`.
 
-    The returned decision is bound to what was shown.
+    Return the decision. If it has edited arguments, it is bound to the action that was shown.
     """
     columns = shutil.get_terminal_size().columns
     for approval in seen:
@@ -397,7 +401,7 @@ def _ask(client: ControlClient, seen: Sequence[Approval], decision: NewDecision)
 
 
 def _followed(client: ControlClient) -> Iterator[Approval]:
-    """Yield open approvals, oldest first, then every change."""
+    """Yield the open approvals, oldest first, then each approval that is new or has changed."""
     changes = client.approvals.next_change(-1)
     versions: dict[str, int] | None = None
     while True:
@@ -524,11 +528,14 @@ INDENT = "  "
 MARK = "  │ "
 
 BESIDE_FILES = ("printed", "variables", "requests")
-"""Parts of a preview besides its files: what a trial has done."""
+"""Fields of a preview that are not about files, but about other effects of a trial."""
 
 
 def approval_lines(approval: Approval, now: datetime, columns: int) -> list[Line]:
-    """Lay out a whole approval in `columns`: facts, arguments, effect, decisions and warnings."""
+    """Return the lines of an approval: facts, arguments, effect, decisions and warnings.
+
+    Long lines are folded to a width of `columns`.
+    """
     facts = [
         Line(f"{visible(approval.id)}  {approval.state}", "head"),
         *(_field(name, value, columns) for name, value in _facts(approval, now)),
@@ -563,7 +570,7 @@ def approval_lines(approval: Approval, now: datetime, columns: int) -> list[Line
 
 
 def rule_lines(rule: RememberedRule, columns: int) -> list[Line]:
-    """Lay out a remembered rule, saved or proposed."""
+    """Return the lines of a remembered rule, saved or proposed."""
     who = rule.principal_id + (f" as agent {rule.agent_id}" if rule.agent_id else "")
     until = f"until {rule.expires_at:%Y-%m-%d %H:%M} UTC" if rule.expires_at else "while it lasts"
     uses = "any number of times" if rule.uses_left is None else f"{rule.uses_left} more times"
@@ -635,7 +642,7 @@ def _arguments(arguments: JsonObject, columns: int) -> Iterator[Line]:
 
 
 def _value(name: str, value: Any, columns: int) -> Iterator[Line]:
-    """Show a text of several lines, and the body of a request, as lines; anything else as JSON."""
+    """Yield the lines of a value: as text if it has several lines or is a body, else as JSON."""
     if isinstance(value, str) and ("\n" in value or name == "body"):
         yield from ours(f"{INDENT}{name} ({len(value)} characters)", columns)
         yield from theirs(value, columns)
@@ -670,7 +677,7 @@ def _rest(preview: JsonObject, columns: int) -> Iterator[Line]:
 
 
 def preview_lines(preview: JsonObject, columns: int) -> Iterator[Line]:
-    """Lay out the whole preview that the engine computed."""
+    """Yield the lines of the whole preview that the engine computed."""
     if "would_fail" in preview:
         said = visible(str(preview["would_fail"]))
         yield from warning(f"The call would fail: {said}", columns)
@@ -722,24 +729,24 @@ class Line:
 
 
 def ours(text: str, columns: int, kind: Kind = "plain") -> Iterator[Line]:
-    """Lay out our own text; untrusted parts must be escaped already."""
+    """Yield the lines of trusted text. Any untrusted text in it must already be escaped."""
     return (Line(piece, kind) for piece in folded(text, columns, indent=MARK))
 
 
 def warning(text: str, columns: int) -> Iterator[Line]:
-    """Lay out a warning."""
+    """Yield the lines of a warning, which is trusted text as for `ours`."""
     return ours(text, columns, "warning")
 
 
 def theirs(text: str, columns: int, kind: Kind = "theirs") -> Iterator[Line]:
-    """Lay out untrusted text, with the mark before each line."""
+    """Yield the lines of untrusted text, each escaped and with the mark before it."""
     for line in text.split("\n"):
         for piece in folded(visible(line), columns - len(MARK)):
             yield Line(MARK + piece, kind)
 
 
 def folded(text: str, columns: int, indent: str = "") -> Iterable[str]:
-    """Fold text into pieces that fit; `indent` starts every piece after the first."""
+    """Fold text into pieces of at most `columns`; `indent` starts every piece after the first."""
     if len(text) <= columns and cell_len(text) <= columns:
         return [text]
     first = chop_cells(text, columns)[0]

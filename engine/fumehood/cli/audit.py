@@ -1,7 +1,7 @@
 """`fumehood audit`: verify and export the audit chain, and rotate its key.
 
 `verify` and `export` read the state directory directly, as its owner, with or without a running
-engine: an engine does not verify itself.
+engine. The result of `verify` therefore does not depend on the engine that wrote the chain.
 """
 
 from __future__ import annotations
@@ -151,14 +151,14 @@ def _verdict(anchor: list[Path], export: Path | None, key: list[Path], *, part: 
 
 
 def _some(anchors: list[Anchor], path: Path) -> list[Anchor]:
-    """Refuse a file without anchors: it would vouch for anything."""
+    """Return the anchors. End the command if there are none: an empty file would prove nothing."""
     if not anchors:
         fail(f"There are no anchors in {path}.", ExitCode.USAGE)
     return anchors
 
 
 def _put_verifier(state: Path, directory: Path) -> None:
-    """Copy the code that `audit verify` runs; it needs only Python."""
+    """Copy the code of `audit verify`, which needs only Python, and the anchors to a directory."""
     directory.mkdir(parents=True, exist_ok=True)
     shutil.copyfile(audit_verify.__file__, directory / "audit_verify.py")
     own = state / ANCHORS_NAME
@@ -167,7 +167,7 @@ def _put_verifier(state: Path, directory: Path) -> None:
 
 
 def _require_readable(state: Path) -> None:
-    """Exit with a remedy if the state directory is missing or not readable."""
+    """End the command with a remedy if the state directory is missing or not readable."""
     if not os.access(state, os.R_OK | os.X_OK):
         fail(
             f"The state directory {state} does not exist, or you may not read it. Set "

@@ -39,18 +39,18 @@ if TYPE_CHECKING:
 
 GROUP = 16
 GROUP_BYTES = 4 * 1024 * 1024
-"""A batch is sent in requests of `GROUP` calls, or fewer once their size reaches this many
-bytes."""
+"""A batch is sent in requests of at most `GROUP` calls. A request gets no further calls once it is
+larger than this."""
 
 WAIT_AS_LONG_AS_ALLOWED = "allowed"
 SECONDS = re.compile(r"-?[0-9.]+[smhd]?", re.ASCII)
 
 
 class CallCommand(PlainCommand):
-    """The command `call`, which accepts `--wait` without a value. typer's options cannot."""
+    """The command `call`, in which `--wait` may have a value or not, unlike options of typer."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Give `--wait` its default value. Refuse a number after it, which must follow a `=`."""
+        """Give `--wait` without a value its default. Refuse `--wait 30`, instead of `--wait=30`."""
         end = args.index("--") if "--" in args else len(args)
         for option, after in pairwise(args[:end]):
             if option == "--wait" and SECONDS.fullmatch(after):
@@ -200,10 +200,11 @@ def _fetch_all(
     tool: str, arguments: JsonObject, options: dict[str, Any], socket: SocketPath, *,
     token_file: TokenFile,
 ) -> JsonObject:  # fmt: skip
-    """Print every item on its own line, and exit.
+    """Print the items of all pages, each on its own line, and exit.
 
-    Returns the envelope of a page that failed, after the items of the pages before it, or the one
-    answer of a tool that is not paginated."""
+    If a page fails, its envelope is returned after the items of the earlier pages are printed. If
+    the tool is not paginated, its only answer is returned.
+    """
     pages, shown = Pages(arguments, MAX_ITEMS), 0
     while not pages.is_over:
         answer = call_once(tool, pages.arguments, options, socket, token_file=token_file)
@@ -228,7 +229,7 @@ def _fetch_all(
 
 
 def say_how_to_approve(answer: JsonObject) -> None:
-    """If the call waits for approval, say how to approve it and how to get its answer."""
+    """If the call waits for approval, print how to approve it and how to get its answer."""
     error = answer["error"] or {"code": None}
     if error["code"] != RequiresHumanApproval.code or error.get("approval_id") is None:
         return
@@ -252,7 +253,7 @@ def _waiting(given: str) -> bool | float:
 
 
 def options_of(**given: Any) -> dict[str, Any]:
-    """Return the options of a call that are given."""
+    """Return the options of a call that are not None."""
     return {name: value for name, value in given.items() if value is not None}
 
 
@@ -284,7 +285,7 @@ def _call_locally(tool: str, arguments: JsonObject, options: dict[str, Any]) -> 
 
 
 def _call_batch(file: str, socket: Path | None, *, as_json: bool) -> int:
-    """Make the calls of a file in groups, print an answer per line, and return the exit code."""
+    """Make the calls of a file in groups, print one answer per line, and return the exit code."""
     calls = list(_parsed(read_bytes(file, "The file")))
     if not calls:
         fail("The file contains no calls.", ExitCode.USAGE)
@@ -345,7 +346,10 @@ def _groups(calls: Iterable[Any]) -> Iterator[list[Any]]:
 
 @contextmanager
 def _progress(total: int) -> Iterator[Callable[[list[str]], None]]:
-    """Yield a function that prints lines; on a terminal, with a progress bar between them."""
+    """Yield a function that prints the lines of a group of calls.
+
+    If stderr is a terminal, a progress bar is shown until the next group.
+    """
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 

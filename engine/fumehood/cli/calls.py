@@ -1,7 +1,7 @@
 """`fumehood calls` and `usage`: the call log of the engine, and its totals.
 
-Invariant: the name of a requested tool is the caller's own text. It can neither move the reader's
-cursor nor become a formula in a spreadsheet.
+Invariant: the name of a requested tool is untrusted text of the caller. The name can neither move
+the reader's cursor nor become a formula in a spreadsheet.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ def show_call(call_id: CallId, as_json: AsJson = False, socket: SocketPath = Non
 
 
 def _whole(found: CallAnswer) -> JsonObject:
-    """Return a call as one document: its row in the log, and its record."""
+    """Return a call as one object: its row in the log, its arguments and its envelope."""
     kept = found.model_dump(mode="json", include={"arguments", "envelope"})
     return found.call.model_dump(mode="json") | kept
 
@@ -205,9 +205,10 @@ def _filters(
 def _followed(
     client: Client, filters: dict[str, Any], limit: int, pause: Callable[[], None]
 ) -> Iterator[CallRecord]:
-    """Yield records as they arrive, oldest first. New ones are found by id: clocks can go back.
+    """Yield the last `limit` records, then new ones as they arrive, oldest first.
 
-    Once it has begun, an engine that ends is waited for.
+    New records are found by id, because clocks can go backwards. If the engine stops after the
+    first answer, this waits until it runs again.
     """
     fetch = partial(client.calls, **filters)
     before, _ = newest(fetch, max(limit, 1))
@@ -230,7 +231,10 @@ def _followed(
 
 
 FORMULA_BEGINS = ("=", "+", "-", "@", "\uff1d", "\uff0b", "\uff0d", "\uff20", "|", "%")
-"""*Source*: OWASP, CSV injection; with the full-width forms that some programs treat the same."""
+"""Characters that begin a formula in a spreadsheet. Some programs accept the full-width forms.
+
+*Source*: OWASP, CSV injection.
+"""
 
 _SUMS = ("calls", "errors", "input_tokens", "output_tokens", "tokens_used")
 
@@ -304,7 +308,7 @@ def usage(
 
 
 def _groups(given: list[str]) -> str | None:
-    """Normalise the `--by` options for the engine: each group at most once."""
+    """Join the `--by` options for the engine. End the command for unknown or repeated groups."""
     names = [name.strip() for text in given for name in text.split(",")]
     for name in names:
         if name not in GROUPS:
@@ -316,7 +320,7 @@ def _groups(given: list[str]) -> str | None:
 
 @as_text
 def show_usage(table: UsageTable) -> None:
-    """Print a table of groups with a total, and one of budgets if there are any."""
+    """Print a table of groups with a total, and a table of budgets if there are any."""
     heads = [Column(name) for name in table.by]
     heads += [
         Column("calls", whole=True), Column("errors", drop=4), Column("tokens in", drop=3),
@@ -349,7 +353,7 @@ def write_csv(table: UsageTable, file: TextIO) -> None:
 
 
 def as_cell(text: str) -> str:
-    """Escape a text so that a spreadsheet shows it and does not evaluate it."""
+    """Escape a text so that a spreadsheet displays the text instead of evaluating it."""
     shown = visible(text)
     return f"'{shown}" if shown.lstrip().startswith(FORMULA_BEGINS) else shown
 

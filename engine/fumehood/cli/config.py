@@ -1,5 +1,6 @@
-"""`fumehood config`: the effective configuration, and where it comes from. `fumehood state`: copies
-of a stopped engine's state.
+"""`fumehood config`: the effective configuration and its sources. `fumehood state`: copy the state.
+
+The state is copied while the engine is stopped.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ config = typer.Typer(help="The configuration: values and their sources.", no_arg
 KeyPath = tuple[str, ...]
 
 FILE, DEFAULT = KNOWN_SOURCES = ("file", "default")
-"""Sources of values other than environment variables, which are shown by name."""
+"""The sources of values, except environment variables. The source is then the variable's name."""
 
 
 @config.command("show")
@@ -83,7 +84,7 @@ def _settings(found: Config, file: Path) -> Iterator[Setting]:
 
     from fumehood.redaction.redactor import Redactor
 
-    redactor = Redactor(found.redaction)  # a server's command may have a key in it
+    redactor = Redactor(found.redaction)  # the command of an MCP server may contain a key
     document = read_config_file(file) if file.is_file() else {}
     from_environment = EnvSettingsSource(type(found))()
     for path, value in _leaves(json.loads(found.model_dump_json())):
@@ -111,7 +112,7 @@ def _masked(path: KeyPath, value: Any) -> Any:
 
 
 def _variable(path: KeyPath) -> str:
-    """Return the variable that sets a key: its own, or that of a table above it."""
+    """Return the environment variable that sets a key: the key's own, or that of a table above."""
     names = {name.upper() for name, value in os.environ.items() if value}
     variables = [variable_of(path[:end]) for end in range(len(path), 0, -1)]
     return next(variable for variable in variables if variable in names)

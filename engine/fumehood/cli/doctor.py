@@ -2,8 +2,8 @@
 
 The checks of authority (approvers, policy, audit key, secrets, and those of parts) read the state
 directory and the configured files directly, with or without a running engine, and write nothing.
-Another user than the engine's learns only that nothing could be read. Without Docker everything but
-containers works, so no Docker finding is `missing`.
+For a user other than the engine's, these checks only report that nothing could be read. Without
+Docker everything except containers works, so no Docker finding is `missing`.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ from fumehood.storage.directory import StateError, private_directory
 from fumehood.storage.errors import StoreError, understood
 
 INTERPRETERS = {"asteval": (1, 0, 10), "RestrictedPython": (8, 4)}
-"""Oldest version of each that may be used. Earlier ones have published escapes."""
+"""The oldest permitted version of each library. Earlier versions have published escapes."""
 
 GROUPS = {
     "Host": ("platform", "python", "asteval", "RestrictedPython"),
@@ -85,7 +85,8 @@ GROUPS = {
     "Images": ("image:",),
     "Tools": ("tools", "tools directory"),
 }
-"""Title → names of checks, or prefixes ending in a colon. Those of authority are in a list."""
+"""Title → names of checks, or prefixes ending in a colon. `authority_checks` names those of
+Authority."""
 
 COLOURS: dict[Verdict, str] = {"ok": "32", "warning": "33", "missing": "31"}
 """*Source*: ECMA-48, SGR."""
@@ -205,7 +206,7 @@ def _state(config: Config) -> Finding:
     if not path.exists():
         return Finding("state directory", "ok", f"{path} will be created by `fumehood serve`")
     if config.mode == "service" and path.stat().st_uid != os.geteuid():
-        # As it should be; the checks of its contents say what they cannot read.
+        # Correct for a service. The checks of its contents report what they cannot read.
         return Finding("state directory", "ok", f"{path}, the service's own")
     try:
         private_directory(path)
@@ -240,7 +241,10 @@ def daemon_findings(config: Config) -> Iterator[Finding]:
 
 
 def _wall(name: str, wall: InterpreterWall | JailWall, if_not: Verdict) -> Iterator[Finding]:
-    """Start a guest, which attacks its own wall before it reports which limits hold."""
+    """Yield a finding for each limit of a wall, with the verdict `if_not` if it does not hold.
+
+    To check the limits, a guest is started, which attacks its own wall and reports the results.
+    """
 
     async def start() -> WallStatus:
         async with wall:
@@ -261,7 +265,7 @@ def _wall(name: str, wall: InterpreterWall | JailWall, if_not: Verdict) -> Itera
 
 
 def cluster_findings(settings: ClusterSettings) -> Iterator[Finding]:
-    """Check that the configured cluster can be used, and asks for a token."""
+    """Check that the configured cluster, if any, is reachable and requires a token."""
     if settings.address is None:
         return
     if find_spec("ray") is None:
@@ -335,7 +339,7 @@ def _show(verdict: Verdict, text: str) -> None:
 
 
 def _wrapped(text: str) -> str:
-    """Wrap to the terminal; a path longer than a line stays whole, to be copied."""
+    """Wrap text to the terminal's width. A long path is not broken, so that it can be copied."""
     return textwrap.fill(
         printable(text), shutil.get_terminal_size().columns, subsequent_indent=INDENT,
         break_long_words=False, break_on_hyphens=False,
@@ -349,14 +353,14 @@ JsonMapping = Mapping[str, Any]
 
 MAX_IMAGE_AGE = timedelta(days=30)
 CONTAINER_BYTES = (512 + 32) * MB
-"""A container of the default class, with the guest's overhead."""
+"""The memory of a container with default limits, with the guest's overhead."""
 
 COMPONENTS = ("containerd", "runc")
-"""Parts of Docker shown with their versions."""
+"""Components of Docker that are shown with their versions."""
 
 
 def authority_findings(config: Config, offline: Offline) -> Iterator[Finding]:
-    """Check the approvers, the policy, the audit key, the secrets and what parts add.
+    """Check the approvers, the policy, the audit key and the secrets, and run the checks of parts.
 
     The policy yields one finding for each fault.
     """
@@ -379,7 +383,7 @@ def authority_findings(config: Config, offline: Offline) -> Iterator[Finding]:
 
 
 def authority_checks() -> list[str]:
-    """Return the names of the checks of authority in their order, with those of parts."""
+    """Return the names of all checks of authority in order, including those that parts add."""
     return placed(CHECKS, {check.name: check.after for check in _checks_of_parts()})
 
 
@@ -486,9 +490,10 @@ def _reading(config: Config) -> AbstractContextManager[Connection]:
 def docker_findings(
     settings: ContainerSettings, sessions: SessionSettings, own: Path | None = None
 ) -> Iterator[Finding]:
-    """Check Docker, its images and what the configuration names; or say why Docker is unavailable.
+    """Check Docker, the images, and the names of images in the configuration.
 
-    `own` is the directory of the operator's own images.
+    If Docker is unavailable, only yield the reason. `own` is the directory of the operator's own
+    images.
     """
     try:
         with closing(open_docker()) as client, typed_errors():

@@ -33,9 +33,10 @@ class ExitCode(IntEnum):
 
 
 def exit_code_of(envelope: Envelope | JsonObject) -> int:
-    """Return the exit code of an answer; a tool's own error code is 1.
+    """Return the exit code for an answer; a tool's own error code gives 1.
 
-    A call waits for approval only if it names the approval; otherwise there was no approver.
+    A call that needs approval waits for it only if its error names an approval. Otherwise no
+    approver exists, and the exit code is 1.
     """
     error = document_of(envelope)["error"]
     if error is None:
@@ -49,7 +50,7 @@ def exit_code_of(envelope: Envelope | JsonObject) -> int:
 def fail(message: str, code: ExitCode) -> NoReturn:
     """Print a message on stderr (on stdout if that is closed) and exit.
 
-    The message is escaped, since it may contain text of a server or an index.
+    The message is escaped, since it may contain text from a server or a package index.
     """
     say(message, to_stderr=True)
     raise typer.Exit(code)

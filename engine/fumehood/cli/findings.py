@@ -1,4 +1,4 @@
-"""What `fumehood doctor` finds. Checks of parts yield it as well."""
+"""The findings of `fumehood doctor`. The checks that parts add yield findings as well."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ Verdict = Literal["ok", "warning", "missing"]
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing checked: the result, and a remedy if it needs one."""
+    """The result of one check, with a remedy if one is needed."""
 
     check: str
     verdict: Verdict

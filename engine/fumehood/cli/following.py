@@ -1,7 +1,7 @@
 """A running call on the terminal: live output, progress, and Ctrl-C to cancel.
 
-A program's output is untrusted: escaped on a terminal, unchanged elsewhere. Progress is
-shown on stderr, only if that is a terminal and the line is empty.
+A program's output is untrusted: it is escaped on a terminal, unchanged elsewhere. Progress is shown
+on stderr, only if stderr is a terminal and its current line is empty.
 """
 
 from __future__ import annotations
@@ -39,8 +39,9 @@ def stream_call(
 ) -> JsonObject:  # fmt: skip
     """Call a tool, show its events, and return its answer.
 
-    The program's stdout goes to stdout, or with `as_json` to stderr as all the rest. The first
-    Ctrl-C cancels the call, which still answers; a second one exits without the answer.
+    The program's stdout goes to stdout or, with `as_json`, to stderr like everything else. The
+    first Ctrl-C cancels the call, and its answer is still returned. A second Ctrl-C exits without
+    the answer.
     """
     screen = _Screen(sys.stderr if as_json else sys.stdout)
     with ExitStack() as stack:
@@ -69,12 +70,12 @@ def stream_call(
 
 
 class _Screen:
-    """Two streams that may share one terminal, and the progress below their last line."""
+    """Shows a program's two streams, which may share a terminal, and the progress below them."""
 
     def __init__(self, stdout: TextIO) -> None:
         self._streams = {"stdout": stdout, "stderr": sys.stderr}
         self._is_at_start = True
-        """At the start of a terminal line: elsewhere the progress would overwrite output."""
+        """Whether the cursor is at the start of a line. Elsewhere, progress would hide output."""
         self._last: ProgressEvent | None = None
 
     def output(self, event: OutputEvent) -> None:
@@ -97,7 +98,7 @@ class _Screen:
         sys.stderr.flush()
 
     def clear(self) -> None:
-        """Remove the progress."""
+        """Erase the progress line."""
         if self._is_drawn:
             sys.stderr.write("\r\x1b[K")
             sys.stderr.flush()
@@ -114,10 +115,13 @@ class _Screen:
 
 @contextmanager
 def _cancelling(client: Client, calls: list[str]) -> Iterator[None]:
-    """Let the first Ctrl-C cancel the one of `calls`, once it is known, and the second one exit."""
+    """Let the first Ctrl-C cancel the call whose id is in `calls`, and the second one exit.
+
+    As long as `calls` is empty, the first Ctrl-C exits.
+    """
 
     def cancel() -> None:
-        # If the call has ended meanwhile, its answer is on the way, or the client is closed.
+        # If the call has ended meanwhile, its answer is in transit, or the client is closed.
         with suppress(DaemonUnavailable, Refused, RuntimeError):
             client.cancel(calls[0])
 

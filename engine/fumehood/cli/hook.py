@@ -1,8 +1,8 @@
 """`fumehood hook claude-code`: the gate before the tools of another agent.
 
-The agent runs it before each call of a tool, with the call on standard input, and reads the
-decision from standard output. Invariant: any failure is a denial, and in time. Claude Code allows a
-call whose hook fails, or takes longer than its settings say.
+The agent runs this command before each tool call, with the call on standard input, and reads the
+decision from standard output. Invariant: every failure leads to a denial before Claude Code's
+timeout, because Claude Code allows a call whose hook fails or exceeds the timeout.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ LEAST_ANSWER_S = 15.0
 """Seconds for the start of this command and the engine's answer, in addition to the wait."""
 
 MARGIN_S = 15
-"""Claude Code's timeout is this many seconds longer than ours, so that it does not come first."""
+"""Claude Code's timeout is this many seconds longer than ours, so that ours expires first."""
 
 
 @hook.command("claude-code", cls=PlainCommand)
@@ -123,7 +123,7 @@ def _read() -> JsonObject:
 
 
 def _deny_after(seconds: float) -> None:
-    """End this process with a denial, unless it has answered by then."""
+    """End this process with a denial after `seconds`, unless it has answered by then."""
 
     def deny(*_: object) -> NoReturn:
         answer = _output("deny", "fumehood did not answer in time, so the call must not run.")
@@ -135,13 +135,13 @@ def _deny_after(seconds: float) -> None:
 
 
 def _answer(decision: str, reason: str) -> None:
-    """Print the decision; if that fails, exit with the status that blocks the call as well."""
+    """Print the decision. If that fails, exit with the status that also blocks the call."""
     signal.setitimer(signal.ITIMER_REAL, 0)
     try:
-        sys.stdout.write(_output(decision, reason) + "\n")  # `print` passes over a closed one
+        sys.stdout.write(_output(decision, reason) + "\n")  # `print` ignores a closed stdout
         sys.stdout.flush()
     except (OSError, ValueError, AttributeError):
-        os._exit(ExitCode.USAGE)  # an orderly end fails to write once more, and changes the status
+        os._exit(ExitCode.USAGE)  # a normal exit would fail to flush, and change the status
 
 
 def _output(decision: str, reason: str) -> str:
@@ -154,7 +154,7 @@ def _output(decision: str, reason: str) -> str:
 
 
 def _settings(wait_s: float) -> JsonObject:
-    """Return the part of a settings file. `onFailure` needs Claude Code 2.1.295."""
+    """Return the hook's entry in Claude Code's settings. `onFailure` needs Claude Code 2.1.295."""
     command = [str(Path(sys.argv[0]).absolute()), "hook", "claude-code"]
     options = [one for one in sys.argv[3:] if one != "--print-settings"]
     entry = {

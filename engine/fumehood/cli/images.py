@@ -193,7 +193,10 @@ def _own_images() -> Path:
 
 
 def _make(request: ImageRequest, base: str, *, replace: bool) -> Image:
-    """Make the folder aside, build the image, then move the folder into place."""
+    """Make the image's folder in a temporary place, build the image, then publish the folder.
+
+    End the command with the reason if that fails.
+    """
     own = _own_images()
     try:
         check_request(request, own, replace=replace)
@@ -215,7 +218,10 @@ def _make(request: ImageRequest, base: str, *, replace: bool) -> Image:
 
 
 def _require_known(client: docker.APIClient, name: str, own: Path) -> None:
-    """Fail for an unknown image. An own image is known by its folder or in Docker."""
+    """End the command if the image is unknown.
+
+    The operator's own image is known if its folder exists, or if Docker has the image.
+    """
     names = image_names(own=own)
     if name in names:
         return
@@ -265,7 +271,7 @@ def _document(image: Image) -> JsonObject:
 
 
 def open_engine() -> docker.APIClient:
-    """Connect to Docker, or exit with a remedy."""
+    """Connect to Docker, or end the command with a remedy."""
     try:
         return open_docker(timeout_s=DEADLINE_S)
     except DockerError as error:
@@ -275,7 +281,7 @@ def open_engine() -> docker.APIClient:
 def _build(
     client: docker.APIClient, recipe: Recipe, own: Path, *, force: bool, since: float
 ) -> Built:
-    """Build one image and report the time, or exit with the reason."""
+    """Build one image and print the time it took, or end the command with the reason."""
     started = time.monotonic()
     try:
         on_step = _step(recipe.name)
@@ -289,7 +295,7 @@ def _build(
 
 
 def _step(name: str) -> Callable[[str], None]:
-    """Return a function that prints a step of a build with the time since now."""
+    """Return a function that prints a step of a build, with the time since this call."""
     started = time.monotonic()
 
     def show(step: str) -> None:

@@ -1,9 +1,10 @@
-"""`fumehood tools import openapi`: read a document, and print or save the definitions made of it.
+"""`fumehood tools import openapi`: read a document, and print or save definitions made from it.
 
 The operator names the document, so its own host may have any address; redirects to addresses that
 are not public are refused. Definitions go to stdout, or to a directory as one file for each tool;
-remarks, and the configuration of secrets, go to stderr. Invariant: no file is written unless all
-can be, and without `--force` none that would replace or disable another tool.
+remarks, and the configuration of secrets, go to stderr. Invariant: files are written only after all
+of them have been checked, and without `--force` no file is replaced. A tool that another file
+defines is never defined a second time.
 """
 
 from __future__ import annotations
@@ -50,8 +51,9 @@ from fumehood.sandbox.trusted_files import MAX_FILES, Untrusted, list_files, ope
 DEADLINE_S = 30
 WORK_S = 60.0
 MEMORY_MB = 1024
-"""An import may use this much more memory, and take `WORK_S` seconds. Without limits, a small
-document could need hours, because references can include a large part of it a thousand times."""
+"""The memory that an import may use in addition to what is in use; it may take `WORK_S` seconds.
+Without limits, a small document could take hours, because references can include a large section
+of the document a thousand times."""
 
 _HEADERS = (("accept", "application/json, */*;q=0.5"), ("user-agent", "fumehood"))
 
@@ -59,7 +61,10 @@ _HEADERS = (("accept", "application/json, */*;q=0.5"), ("user-agent", "fumehood"
 def import_document(
     document: str, options: ImportOptions, out: Path | None, *, force: bool
 ) -> None:
-    """Import a file, standard input (`-`) or an http or https address."""
+    """Import a document: a file, standard input (`-`), or an http or https address.
+
+    The definitions are saved in the directory `out`, or printed if it is None.
+    """
     try:
         name, data = _read(document)
         with _bounded():
@@ -76,7 +81,7 @@ def import_document(
     else:
         _save(made.tools, out, force=force)
         say(f"{len(made.tools)} definitions are in {visible(str(out))}.", to_stderr=True)
-    # The document chose the names that a pattern of --no-approval fits.
+    # The document chose the names, so the user must see which of them --no-approval matched.
     waived = [t["name"] for t in made.tools if not t["read_only"] and not t["dangerous"]]
     if waived:
         say(f"Run without approval: {', '.join(waived)}.", to_stderr=True)
@@ -194,7 +199,7 @@ def _refuse(out: Path, reason: str) -> NoReturn:
 
 
 def _remark(title: str, rows: list[tuple[str, str]]) -> None:
-    """Print remarks, equal ones together."""
+    """Print remarks, pairs of operation and text. Operations with the same text share a line."""
     operations: dict[str, list[str]] = {}
     for operation, words in rows:
         operations.setdefault(words, []).append(operation)
@@ -204,9 +209,9 @@ def _remark(title: str, rows: list[tuple[str, str]]) -> None:
 
 
 def _configuration(made: Imported, named: set[str]) -> Iterator[str]:
-    """Yield the requests' hosts, and the lines to add to the configuration.
+    """Yield lines that show the hosts of the requests, and what to add to the configuration.
 
-    `named` are the hosts that the operator named.
+    `named` has the hosts that the operator named.
     """
     hosts = sorted({shown_host(tool["endpoint"]) for tool in made.tools})
     yield f"Their requests go to {', '.join(hosts)}."
@@ -216,7 +221,7 @@ def _configuration(made: Imported, named: set[str]) -> Iterator[str]:
             f"Caution: the document chose {', '.join(foreign)}, not public or not encrypted. Calls "
             "are refused unless rest.allowed_hosts names it. Only if you know it to be right:"
         )
-        # A comment: a host that only the document chose is not allowed by pasting all of this.
+        # Commented out, so that pasting everything does not allow a host that the document chose.
         yield f"\n# [rest]\n# allowed_hosts = {json.dumps(closed)}"
     own = [host for host in closed if host in named]
     if own or made.secrets:
@@ -230,7 +235,7 @@ def _configuration(made: Imported, named: set[str]) -> Iterator[str]:
 
 
 def _needs_permission(tool: JsonObject) -> bool:
-    """Whether rest.allowed_hosts must name the tool's host, as far as known without DNS."""
+    """Return whether rest.allowed_hosts must name the tool's host, as far as known without DNS."""
     origin = Origin.of(tool["endpoint"].partition("?")[0])
     if origin.scheme == "http" and "${secret:" in json.dumps(tool):
         return True

@@ -40,7 +40,7 @@ COMMANDS = {
     "node": "Let this machine be a node of a cluster, until Ctrl-C.",
     "nodes": "The cluster's machines with containers.",
 }
-"""Name → help line of the kernel's commands. A test compares them with the commands' own."""
+"""Name → help line of the kernel's commands. A test compares them with each command's own help."""
 
 MODULES = {
     "agents": "authority", "approvers": "authority", "tokens": "authority",
@@ -50,8 +50,8 @@ MODULES = {
 """Name → module in this package, if it has another name."""
 
 OPEN = frozenset({"doctor", "serve", "tools"})
-"""Commands to which parts may add options, and groups to which they may add commands. The others
-start without reading the parts."""
+"""Commands to which parts may add options, and groups to which parts may add commands. All other
+commands start without reading the parts."""
 
 SETTINGS: dict[str, Any] = {
     "pretty_exceptions_enable": False,
@@ -60,10 +60,10 @@ SETTINGS: dict[str, Any] = {
 
 
 class CommandsOnDemand(PlainGroup):
-    """A group that knows names and help lines, and imports a command only to run or complete it."""
+    """A group that has names and help lines, and imports a command only to run or complete it."""
 
     def list_commands(self, ctx: Any) -> list[str]:
-        """Return the names of all commands, which then have their help lines."""
+        """Return the names of all commands, after adding a placeholder with each help line."""
         for name, line in all_commands().items():
             self.commands.setdefault(name, TyperCommand(name, help=line))
         return list(all_commands())
@@ -79,7 +79,8 @@ def all_commands() -> dict[str, str]:
     """Return the names and help lines of all commands, in the order of `--help`.
 
     Raises:
-        PartError: a part takes a command of the kernel, or changes one that is not open.
+        PartError: a part adds a command with the name of a kernel's command, or adds to a command
+            that is not in `OPEN`.
     """
     changed = {options.command for part in parts() for options in part.options}
     changed |= {name.split()[0] for part in parts() for name in part.commands if " " in name}
@@ -98,7 +99,7 @@ def all_commands() -> dict[str, str]:
 
 
 def load_command(name: str) -> Any:
-    """Import one command and build it, with the options that parts add to it."""
+    """Import one command and build it, with the options and commands that parts add to it."""
     place = f"fumehood.cli.{MODULES.get(name, name)}:{name}"
     added: list[Options] = []
     more: dict[str, Command] = {}
@@ -130,7 +131,7 @@ def load_command(name: str) -> Any:
 
 
 def with_commands(group: typer.Typer, added: Mapping[str, Command]) -> typer.Typer:
-    """Return a group that also has commands of parts."""
+    """Return a copy of a group that also has the commands that parts add."""
     made = copy(group)
     made.registered_commands = list(group.registered_commands)
     made.registered_groups = list(group.registered_groups)
@@ -147,7 +148,7 @@ def with_commands(group: typer.Typer, added: Mapping[str, Command]) -> typer.Typ
 
 
 def with_options(command: Callable[..., Any], added: Sequence[Options]) -> Callable[..., Any]:
-    """Return a command that also has the options of parts (see `Options`)."""
+    """Return a command that also has the options that parts add (see `Options`)."""
     own = signature(command, eval_str=True).parameters
     functions = [imported(options.function) for options in added]
     theirs = [signature(function, eval_str=True).parameters for function in functions]
@@ -172,8 +173,8 @@ def with_options(command: Callable[..., Any], added: Sequence[Options]) -> Calla
 
 
 RARE_COLLECTIONS = 20_000
-"""Objects allocated until the garbage collector runs. Imports make almost no garbage: with Python's
-default of 700, collections take a sixth of the time of a command."""
+"""Number of allocated objects after which the garbage collector runs. Imports make almost no
+garbage: with Python's default of 700, collections take a sixth of the time of a command."""
 
 app = typer.Typer(
     name="fumehood",

@@ -1,4 +1,4 @@
-"""`fumehood node`: be a node of a cluster. `fumehood nodes …`: see and drain them."""
+"""`fumehood node`: run a node of a cluster. `fumehood nodes …`: list, drain and resume nodes."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ from fumehood.sandbox.cluster.ray_membership import TOKEN_FILE, probe
 nodes = typer.Typer(help="The cluster's machines with containers.", no_args_is_help=True)
 
 MB_OF_SLOT = 1024
-"""MB of a machine's memory for each slot."""
+"""MB of a machine's memory for each slot, in the default number of slots."""
 
 PORT = 6379
-"""The port of the cluster's head."""
+"""The default port of the cluster's head."""
 
 HEAD_S = 5.0
 """Seconds for the cluster's head to accept a connection."""
 
 HEALTH = '{"health_check_period_ms": 1000, "health_check_failure_threshold": 5}'
-"""Ray's settings, so that a dead machine is noticed after some five seconds."""
+"""Ray's settings with which a dead machine is detected after about five seconds."""
 
 Name = Annotated[str, typer.Argument(metavar="NODE", help="A node's name or id.")]
 
@@ -102,10 +102,10 @@ def node(
     _use_token(may_make=head)
     if address is not None:
         _require_membership(address)
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # by default Ray sends some to its makers
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # by default Ray reports its usage
     # By default Ray waits for its actors to end first, which the node does not.
     os.environ.setdefault("RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S", "0")
-    from ray.scripts.scripts import main as ray  # it reads once, as it is loaded, how to log in
+    from ray.scripts.scripts import main as ray  # only on import it reads how to authenticate
 
     slots = _usual_slots() if slots is None else slots
     where = ["--head", f"--port={port}", f"--system-config={HEALTH}"]
@@ -119,7 +119,7 @@ def node(
 
 
 def _require_answer(address: str) -> None:
-    """Fail unless something answers at the head's address: Ray would try for minutes."""
+    """End the command unless the head accepts a connection. Ray itself would try for minutes."""
     import socket
 
     host, _, port = address.rpartition(":")
@@ -133,7 +133,7 @@ def _require_answer(address: str) -> None:
 
 
 def _require_membership(address: str) -> None:
-    """Fail unless a cluster that takes this machine's token is there. Ray's own error is long."""
+    """End the command unless the cluster accepts this machine's token. Ray's own error is long."""
     say(f"Joining the cluster at {address} …", to_stderr=True)
     try:
         probe(address, allow_unauthenticated=True)
@@ -149,7 +149,10 @@ def _usual_slots() -> int:
 
 
 def _use_token(*, may_make: bool) -> None:
-    """Let Ray ask for the cluster's token. With `may_make`, make one if there is none."""
+    """Let Ray require the cluster's token.
+
+    A missing token is created if `may_make` is True; otherwise the command ends.
+    """
     os.environ.setdefault("RAY_AUTH_MODE", "token")
     if os.environ["RAY_AUTH_MODE"] != "token" or os.environ.get("RAY_AUTH_TOKEN"):
         return

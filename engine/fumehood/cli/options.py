@@ -1,7 +1,7 @@
-"""Options shared by several commands, times and counts, and plain values without pydantic.
+"""Shared options, parsing of times and files, and commands that do not load pydantic.
 
-typer loads pydantic and builds a validator for each parameter, even for plain text, which costs
-several times as much as a call. A `PlainCommand` converts plain values (str, int, float, Path)
+typer loads pydantic and builds a validator for each parameter, even for plain text, which takes
+several times as long as a call. A `PlainCommand` converts plain values (str, int, float, Path)
 itself. Other values and all errors are left to typer.
 """
 
@@ -29,7 +29,7 @@ from fumehood.protocol import strict_json
 
 
 def directory(given: str | None) -> Path | None:
-    """Return the path that an option names. An empty name ends the command: it is no directory."""
+    """Return the path of an option, or None without it. An empty path ends the command."""
     if given == "":
         fail("Name a directory; . is this one.", ExitCode.USAGE)
     return None if given is None else Path(given)
@@ -88,7 +88,7 @@ Limit = Annotated[int, typer.Option(min=1, max=MAX_ITEMS, help="Maximum number t
 Until = Annotated[str | None, typer.Option("--until", help="Before this age or time.")]
 
 MAX_INPUT_BYTES = 64 * 1024 * 1024
-"""Bytes of one local file. The engine refuses requests that are too large for it."""
+"""The maximum size of one local file. The engine itself refuses requests that are too large."""
 
 SPAN = re.compile(r"^(\d{1,6})([smhd])$")
 UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
@@ -96,7 +96,7 @@ UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 
 @contextmanager
 def local(what: object, words: str = "cannot be used") -> Iterator[None]:
-    """End the command with the reason if a local file or directory cannot be used."""
+    """End the command with the reason if this context cannot use a local file or directory."""
     try:
         yield
     except OSError as error:
@@ -104,7 +104,7 @@ def local(what: object, words: str = "cannot be used") -> Iterator[None]:
 
 
 def read_bytes(name: str, what: str, most: int = MAX_INPUT_BYTES) -> bytes:
-    """Read a file, or standard input (`-`); otherwise end the command with the reason."""
+    """Read a file, or standard input (`-`). End the command if it is unreadable or too large."""
     with local(what, "cannot be read"):
         if name == "-":
             raw = sys.stdin.buffer.read(most + 1)
@@ -117,7 +117,7 @@ def read_bytes(name: str, what: str, most: int = MAX_INPUT_BYTES) -> bytes:
 
 
 def read_text(name: str, what: str) -> str:
-    """Read UTF-8 text from a file, or from standard input (`-`)."""
+    """Read a file, or standard input (`-`), as `read_bytes`. End the command if it is not UTF-8."""
     raw = read_bytes(name, what)
     try:
         return raw.decode("utf-8")
@@ -126,7 +126,7 @@ def read_text(name: str, what: str) -> str:
 
 
 def json_object(raw: bytes | str, what: str, hint: str = "") -> JsonObject:
-    """Parse a JSON object that a user wrote; `hint` is added to the message if it is not one."""
+    """Parse a JSON object. If the text is not one, end the command with a message and `hint`."""
     try:
         value = strict_json.loads(
             raw if isinstance(raw, bytes) else raw.encode("utf-8", "surrogateescape")
@@ -139,7 +139,7 @@ def json_object(raw: bytes | str, what: str, hint: str = "") -> JsonObject:
 
 
 def age(then: datetime, now: datetime) -> str:
-    """Format an age in its largest unit, as `moment` reads it."""
+    """Format an age in its largest unit, such as `3h`, which `moment` can parse."""
     seconds = max(0, int((now - then).total_seconds()))
     unit = next((unit for unit in "dhm" if seconds >= UNITS_S[unit]), "s")
     return f"{seconds // UNITS_S[unit]}{unit}"
@@ -151,7 +151,7 @@ def one_line(value: str, columns: int) -> str:
 
 
 def pages(fetch: Callable[..., Any]) -> Iterator[Any]:
-    """Yield the pages of a list that `fetch` gives for a `cursor`."""
+    """Yield all pages of a list. `fetch(cursor=…)` returns one page."""
     cursor = None
     while True:
         page = fetch(cursor=cursor)
@@ -164,8 +164,10 @@ def pages(fetch: Callable[..., Any]) -> Iterator[Any]:
 def newest(
     fetch: Callable[..., Any], limit: int, known: str | None = None
 ) -> tuple[list[Any], bool]:
-    """Fetch the first `limit` items, or those before the call `known`; and whether there are
-    more."""
+    """Return the first items of a list, and whether there are more.
+
+    These are at most `limit` items, and only those before the call with the id `known`.
+    """
     found: list[Any] = []
     for page in pages(partial(fetch, limit=min(MAX_PAGE, limit))):
         for item in page.items:
@@ -178,7 +180,7 @@ def newest(
 
 
 def require_seconds(given: float | None, option: str) -> None:
-    """End with a usage error unless this is a time, or None."""
+    """End the command with a usage error unless `given` is None or a positive, finite number."""
     if given is not None and not 0 < given < float("inf"):
         fail(f"{option} takes a number of seconds over 0.", ExitCode.USAGE)
 
@@ -189,7 +191,10 @@ def counted(count: int, noun: str) -> str:
 
 
 def moment(text: str | None, now: datetime, option: str = "--since") -> datetime | None:
-    """Parse an age before `now`, or a time; without a zone the time is local."""
+    """Parse an age, which is subtracted from `now`, or a time. A time without a zone is local.
+
+    Return None for None. End the command for any other text.
+    """
     found = None if text is None else _parse(text, now, -1)
     if found is None and text is not None:
         fail(
@@ -201,7 +206,7 @@ def moment(text: str | None, now: datetime, option: str = "--since") -> datetime
 
 
 def pairs_of(words: list[str]) -> dict[str, str]:
-    """Parse words of the form NAME=VALUE."""
+    """Parse words of the form NAME=VALUE. End the command for any other word."""
     for word in words:
         if "=" not in word:
             fail(f"{word!r} is no NAME=VALUE.", ExitCode.USAGE)
@@ -209,7 +214,10 @@ def pairs_of(words: list[str]) -> dict[str, str]:
 
 
 def deadline(text: str, now: datetime, option: str) -> datetime:
-    """Parse a duration after `now`, or a time; without a zone the time is local."""
+    """Parse a duration, which is added to `now`, or a time. A time without a zone is local.
+
+    End the command for any other text.
+    """
     found = _parse(text, now, 1)
     if found is None:
         fail(
@@ -233,7 +241,7 @@ class _PlainParameters:
     """A command or group whose parameters convert plain values themselves."""
 
     def get_params(self, ctx: Any) -> Any:
-        """Return the parameters, including `--help`, with our converter instead of typer's."""
+        """Return the parameters, including `--help`, with `_PlainValue` instead of pydantic."""
         parameters = super().get_params(ctx)  # type: ignore[misc]
         for parameter in parameters:
             if getattr(parameter, "_runtime_param", parameter) is None:  # typer makes it on demand
@@ -251,7 +259,7 @@ class PlainGroup(_PlainParameters, TyperGroup):
 
 class _PlainValue:
     def coerce(self, value: Any, param: Any, ctx: Any) -> Any:
-        """Convert a value as typer would."""
+        """Convert a plain value without pydantic. Leave any other value to typer."""
         is_many = param.multiple or param.nargs == -1
         if value is None:
             return () if is_many else None
@@ -267,5 +275,5 @@ class _PlainValue:
 
 
 def _is_plain(path: str) -> bool:
-    """Whether a path does not exist or is readable, which is all that typer checks."""
+    """Return whether a path does not exist or is readable. typer checks nothing else."""
     return not os.path.lexists(path) or os.access(path, os.R_OK)

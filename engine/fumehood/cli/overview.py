@@ -1,6 +1,7 @@
 """`fumehood` without arguments: the state of the engine, and the next sensible step.
 
-It needs no credential, and imports little, to start quickly. Figures are the caller's own.
+It needs no credential, and imports little, to start quickly. Approvals, calls and budgets are those
+of the caller.
 """
 
 from __future__ import annotations
@@ -20,10 +21,10 @@ from fumehood.client.once import Connection, send_once
 from fumehood.core.json_types import JsonObject
 
 NEARLY_FULL = Decimal("0.8")
-"""The used share of a budget from which it is mentioned."""
+"""A budget is shown if at least this share of it is used."""
 
 COUNTED = 20
-"""The limit for counting pending approvals: each is fetched with its arguments."""
+"""The maximum number of pending approvals to count, since each is fetched with its arguments."""
 
 FIRST_CALL = """fumehood call calculator '{"expression": "2 + 2"}'"""
 
@@ -39,7 +40,7 @@ def show_overview() -> None:
 
 
 def overview(path: Path) -> JsonObject:
-    """Query the state of the engine; without an answer, `engine` has the reason."""
+    """Return the engine's state and the next step. Without an answer, `engine` has the reason."""
     found: JsonObject = {"engine": "ready", "socket": str(path)}
     try:
         Connection(path).close()
@@ -59,7 +60,7 @@ def overview(path: Path) -> JsonObject:
 
 
 def share_of(spent: str | int, held: str | int, limit: str | int) -> Decimal:
-    """Return how much of a budget is spent or reserved: 1 is all of it."""
+    """Return the share of a budget that is spent or reserved (`held`): 1 is the whole budget."""
     return (Decimal(spent) + Decimal(held)) / Decimal(limit) if Decimal(limit) else Decimal(1)
 
 
@@ -89,7 +90,7 @@ def _state(path: Path) -> JsonObject:
 
 
 def _ask(path: Path, what: str, query: JsonObject) -> Any:
-    """Send one query. Raises PermissionError if the engine refuses it."""
+    """Send one query, and return the answer. Raises PermissionError if the engine refuses it."""
     request = ApiRequest("GET", address(what) + query_text(query), json.loads)
     answer = send_once(path, request, caller_token())
     if answer.get("error") is not None:

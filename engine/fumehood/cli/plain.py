@@ -1,6 +1,6 @@
 """Commands that call one client method and show its answer, each declared by one `plain(…)`.
 
-A command's arguments are the method's. Nothing of the client is imported until a command runs.
+A command's arguments are those of the method. The client is imported only when a command runs.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ def plain(
 ) -> None:
     """Add a command that calls `method`, such as `agents.show`, of a client.
 
-    `words` is the help text. Without `show` nothing is printed. `arguments` are the method's: a
-    type, or a type with the default of a keyword argument. `check` receives the first argument.
-    `scope` is the credential's, or None for the callers' socket. `name` is the command's name if it
-    differs from the method's.
+    `words` is the help text. Without `show` nothing is printed. `arguments` maps each of the
+    method's arguments to its type or, for a keyword argument, to its type and default. `check`
+    validates the first argument. `scope` is the scope that the credential needs, or None for the
+    callers' socket. `name` is the command's name if it differs from the method's.
     """
     required = {one: kind for one, kind in (arguments or {}).items() if not isinstance(kind, tuple)}
     optional = {one: kind for one, kind in (arguments or {}).items() if isinstance(kind, tuple)}

@@ -1,6 +1,6 @@
 """`fumehood policy`: check, test, explain, show and reload the rules, with or without a daemon.
 
-Without a daemon, tools registered over the control socket are unknown: they are in its state.
+Without a daemon, tools that were registered over the control socket are unknown to the commands.
 """
 
 from __future__ import annotations
@@ -188,7 +188,7 @@ plain(
 
 
 def _offline(tools_directory: Path | None) -> Offline:
-    """Load the tools, and warn about those that were left out."""
+    """Load the tools of the configuration, and warn about those that were left out."""
     config = read_config()
     offline = Offline(config, tools_directory or config.tools_directory)
     for fault in offline.left_out:
@@ -242,7 +242,7 @@ class ExpectedCall(Value):
 
 
 class ExpectedCalls(Value):
-    """A test file."""
+    """The contents of a test file."""
 
     calls: tuple[ExpectedCall, ...] = Field(min_length=1)
 
@@ -251,7 +251,7 @@ _KEYS = sorted({*ExpectedCall.model_fields, *ExpectedCalls.model_fields})
 
 
 class Offline:
-    """The installed and configured tools, and a policy for them."""
+    """The installed and configured tools, and methods that apply a policy to them."""
 
     def __init__(self, config: Config, tools_directory: Path | None) -> None:
         self._config = config
@@ -280,7 +280,7 @@ class Offline:
             fail(str(refused), ExitCode.TOOL_FAILED)
 
     def explain(self, query: ExplainWish, policy: Policy, environment: str | None) -> Explanation:
-        """Explain the decision for one call."""
+        """Explain a policy's decision for one call. End the command if the tool is unknown."""
         gate = PolicyGate(policy, environment or self._config.environment)
         try:
             tool = self.index.get(query.tool).definition
@@ -345,7 +345,7 @@ def _facts(call: ExpectedCall, tool: ToolDefinition) -> CallFacts:
 
 
 def _effective(arguments: Mapping[str, Any], tool: ToolDefinition) -> dict[str, Any]:
-    """Return arguments as a call would get them: coerced, with the tool's defaults."""
+    """Return the arguments that a call would have: coerced, with the tool's defaults."""
     return coerce(dict(arguments), tool)[0]
 
 

@@ -1,9 +1,9 @@
 """How a command finds the configuration and reaches the daemon: socket, credential, exit codes.
 
 A credential with authority is typed on the terminal or read from standard input, for example from a
-password manager; never from the environment, an argument or a file (DESIGN, "Identity"). A caller's
-token may come from the environment or a file, because it can only call. Finding a socket reads only
-the part of the configuration that says where it is.
+password manager. It is never taken from the environment, an argument or a file (DESIGN,
+"Identity"). A caller's token may come from the environment or a file, because it only allows calls.
+To find a socket, only the settings of the configuration that determine its path are read.
 """
 
 from __future__ import annotations
@@ -50,10 +50,10 @@ if TYPE_CHECKING:
 
 
 LOOK_S = 1.0
-"""Seconds between two looks at what a running call waits for."""
+"""Seconds between checks which approvals a running call waits for."""
 
 SEEN = 20
-"""The newest waiting calls of the caller, among which those of a running call are looked for."""
+"""How many of the caller's newest pending approvals are searched for those of a running call."""
 
 ADMIN = "admin"
 APPROVE = "approve"
@@ -71,8 +71,8 @@ def calling(
 ) -> Iterator[Client]:
     """Connect to the callers' socket.
 
-    With `is_payload` standard output is not for envelopes, and a refusal becomes a message.
-    `is_call` skips checking the configuration, which takes longer than a call.
+    With `is_payload`, standard output must not receive envelopes, so a refusal is printed as a
+    message. `is_call` skips the check of the configuration, which takes longer than a call.
     """
     from fumehood.client import Client
 
@@ -89,7 +89,7 @@ def call_once(
     tool: str, arguments: JsonObject, options: JsonObject, socket: Path | None, *,
     as_json: bool = False, token_file: Path | None = None,
 ) -> JsonObject:  # fmt: skip
-    """Make one call, with a client that imports very little."""
+    """Make one call with `send_once`, which imports very little, and return its envelope."""
     path, token = find_socket(socket), caller_token(token_file)
     with (
         _ending_the_command(as_json=as_json),
@@ -103,10 +103,12 @@ def call_once(
 def telling_what_waits(
     socket: Path, token: str | None, tool: str, arguments: JsonObject, options: JsonObject
 ) -> Iterator[JsonObject]:
-    """While a call runs, print a line on stderr for each approval for which it waits: its own, and
-    those of what its program calls and sends. Yields the options of the call.
+    """While a call runs, print a line on stderr for each approval that it waits for.
 
-    The approvals are known by the call's trace, and by its arguments if it repeats a waiting call.
+    These are the call's own approval, and those for calls and requests of its program. They are
+    recognised by the call's trace id, or by its arguments if the call repeats a waiting call.
+
+    Yields the options of the call, with the trace id.
     """
     trace_id = f"trace_{time.strftime('%Y%m%d', time.gmtime())}_{os.urandom(6).hex()}"
     name, is_waited_for = tool.partition("@")[0], "wait_for_approval" in options
@@ -136,8 +138,8 @@ def telling_what_waits(
 
 
 def _own_waiting(socket: Path, token: str | None) -> Sequence[Approval]:
-    """Return the newest waiting calls of the caller, or nothing if they cannot be listed now."""
-    from fumehood.client import Client  # its libraries take a while: most calls end before
+    """Return the caller's newest pending approvals, or none if they cannot be listed now."""
+    from fumehood.client import Client  # slow to import, and most calls end before this is needed
 
     with suppress(DaemonUnavailable, Refused), Client(socket, credential=token) as client:
         return client.approvals.list(state="pending", limit=SEEN).items
@@ -148,7 +150,7 @@ def decide_once(
     tool: str, arguments: JsonObject, context: JsonObject, options: JsonObject,
     socket: Path | None, token_file: Path | None,
 ) -> JsonObject:  # fmt: skip
-    """Request one decision, with the same client.
+    """Request one decision with `send_once`, and return its envelope.
 
     Raises:
         DaemonUnavailable: no engine answers.
@@ -160,9 +162,9 @@ def decide_once(
 
 
 def caller_token(file: Path | None = None) -> str | None:
-    """Return the token for calls, from a file or FUMEHOOD_TOKEN, or None without both.
+    """Return the token for calls from a file or FUMEHOOD_TOKEN, or None if neither is given.
 
-    An approver's credential is refused.
+    Anything else than a token, such as an approver's credential, ends the command.
     """
     source, token = "FUMEHOOD_TOKEN", os.environ.get("FUMEHOOD_TOKEN", "").strip()
     if file is not None:
@@ -201,7 +203,10 @@ def controlling(
 def checked_credential(
     socket: Path | None, *, credential_stdin: bool, scope: str
 ) -> tuple[Path, str, Whoami]:
-    """Read a credential for a process that keeps it: the control socket, and the principal."""
+    """Read and check a credential, for a process that keeps it.
+
+    Return the path of the control socket, the credential, and its principal.
+    """
     from fumehood.client import ControlClient
 
     path = _answering_control_socket(socket)
@@ -211,7 +216,10 @@ def checked_credential(
 
 
 def _answering_control_socket(socket: Path | None, *, as_json: bool = False) -> Path:
-    """Return the control socket if an engine answers there, before a credential is typed."""
+    """Return the path of the control socket. End the command if no engine listens on it.
+
+    This is checked before the user types a credential.
+    """
     from fumehood.client.exchange import require_listener
 
     path = find_socket(socket, control=True)
@@ -223,7 +231,7 @@ def _answering_control_socket(socket: Path | None, *, as_json: bool = False) -> 
 
 
 def read_credential(*, from_stdin: bool, scope: str) -> str:
-    """Read a credential that must have `scope`."""
+    """Read a credential from standard input or the terminal. Messages name the needed `scope`."""
     if from_stdin:
         credential = sys.stdin.readline().strip()
     elif sys.stdin.isatty():
@@ -247,7 +255,7 @@ def show_secret(secret: str, what: str) -> None:
     """Print a secret on stdout, and a notice about it on stderr.
 
     Raises:
-        OSError: it could not be written.
+        OSError: the secret could not be written.
     """
     if sys.stdout is None:
         raise OSError(errno.EBADF, "standard output is closed")
@@ -257,8 +265,11 @@ def show_secret(secret: str, what: str) -> None:
 
 
 def _tell_config_fault(path: Path) -> None:
-    """Report a faulty configuration file if an engine answers; otherwise the fault ends the
-    command."""
+    """Print a warning if the configuration file is faulty but an engine runs.
+
+    Raises:
+        DaemonUnavailable: the file is faulty, and no engine listens on the socket.
+    """
     if not config_file(os.environ).is_file():
         return
     from fumehood.client.exchange import require_listener
@@ -281,7 +292,7 @@ def _ending_the_command(*, as_json: bool, is_payload: bool = False) -> Iterator[
         yield
     except DaemonUnavailable as error:
         if not error.may_have_acted:
-            read_config()  # a faulty one may be why no daemon was found; then that is reported
+            read_config()  # reports a faulty configuration, which may be why no daemon was found
         fail(str(error), ExitCode.UNAVAILABLE)
     except Refused as refused:
         told = refused.envelope.error
@@ -295,7 +306,7 @@ def _ending_the_command(*, as_json: bool, is_payload: bool = False) -> Iterator[
 
 
 def read_config(**overrides: object) -> Config:
-    """Load the configuration, overridden by the command's options."""
+    """Load the configuration, overridden by the command's options. End the command on a fault."""
     from fumehood.config import load_config
 
     try:
@@ -305,7 +316,7 @@ def read_config(**overrides: object) -> Config:
 
 
 def read_socket_path(config: Config, *, control: bool = False) -> Path:
-    """Return the callers' or the control socket of a daemon with this configuration."""
+    """Return the path of the callers' or the control socket of a daemon with this configuration."""
     try:
         return config.control_socket_path if control else config.socket_path
     except ConfigError as error:
@@ -313,7 +324,7 @@ def read_socket_path(config: Config, *, control: bool = False) -> Path:
 
 
 def find_socket(given: Path | None = None, *, control: bool = False) -> Path:
-    """Return the callers' or the control socket: as given, or by configuration."""
+    """Return the path of the callers' or the control socket: the given or the configured one."""
     try:
         if given is not None:
             return given.absolute() if control else fitting(given)

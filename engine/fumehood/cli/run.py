@@ -1,7 +1,7 @@
 """`fumehood run`: run a local program in a sandbox.
 
 Invariant: output and figures are untrusted. On a terminal, text is escaped. A figure is drawn only
-if it starts as a PNG of acceptable size, and only as our base64 between our control sequences.
+if it starts like a PNG of acceptable size, and only as base64 inside of our own control sequences.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ Download = Callable[[str, Callable[[bytes], object]], None]
 """Passes the bytes of a URL in an answer to a function, piece by piece."""
 
 NEW = "new"
-"""The value of `--session` that makes a session."""
+"""The value of `--session` that creates a session."""
 
 PNG_START = b"\x89PNG\r\n\x1a\n\x00\x00\x00\rIHDR"
 """How a PNG begins: its signature, and the length and type of the first chunk.
@@ -61,7 +61,8 @@ PNG_START = b"\x89PNG\r\n\x1a\n\x00\x00\x00\rIHDR"
 
 MAX_DRAWN_BYTES = 4 * 1024 * 1024
 MAX_PIXELS = 25_000_000
-"""The most pixels of a drawn figure. A few bytes could fill gigabytes of the terminal's memory."""
+"""The maximum number of pixels of a drawn figure, since a few bytes of PNG could fill gigabytes of
+the terminal's memory."""
 
 CHUNK = 4096
 """Characters of base64 in one sequence. *Source*: kitty's graphics protocol."""
@@ -216,7 +217,7 @@ def _on_project(
     project: Path | None, command: list[str], wishes: JsonObject, others: tuple[object, ...],
     timeout: float | None, socket: Path | None, *, as_json: bool,
 ) -> None:  # fmt: skip
-    """Run a command on a project, and exit; return if none is given."""
+    """Run a command in a copy of a project, and exit. Return if `project` is None."""
     if project is None:
         if len(command) > 1:
             fail("Words after the program are for --project DIR -- COMMAND.", ExitCode.USAGE)
@@ -233,8 +234,10 @@ def _run_on_project(
     directory: Path, command: Sequence[str], wishes: JsonObject, timeout_s: float | None,
     socket: Path | None, *, as_json: bool,
 ) -> int:  # fmt: skip
-    """Run a command in a new session with a copy of a directory, show what it changed, and ask for
-    that to be applied. Return the exit code. The session ends, unless its changes are still wanted.
+    """Run a command in a new session with a copy of a directory.
+
+    Show the command's changes, and request approval to apply them. Return the exit code. The
+    session is ended, unless it may have changes that were not applied.
     """
     with calling(socket, as_json=as_json, is_payload=True) as client:
         with local(directory):
@@ -263,7 +266,10 @@ def _ran_on_project(
     client: Client, options: dict[str, Any], command: Sequence[str], timeout_s: float | None,
     socket: Path | None, *, as_json: bool,
 ) -> tuple[JsonObject, bool]:  # fmt: skip
-    """Return the answer that decides, and whether nobody needs the session any more."""
+    """Run the command and request approval to apply its changes.
+
+    Return the answer that determines the exit code, and whether the session can be ended.
+    """
     limits = options_of(timeout_seconds=timeout_s, cancel_on_disconnect=True)
     arguments = {"argv": list(command)}
     path, token, given = find_socket(socket), caller_token(), {**limits, **options}
@@ -294,7 +300,7 @@ def _ran_on_project(
 
 
 def _require_new(receipt: Path | None, *, force: bool) -> None:
-    """Fail before anything runs if the receipt could not be saved."""
+    """End the command, before anything runs, if the receipt's file exists and `force` is False."""
     if receipt is not None and not force and receipt.exists():
         fail(f"{receipt} exists already (--force replaces it). Nothing was run.", ExitCode.USAGE)
 
@@ -308,7 +314,7 @@ def _new_session(
     *,
     as_json: bool,
 ) -> str:
-    """Make a session and name it on stderr, for the next command."""
+    """Create a session, print its id on stderr for the next command, and return the id."""
     with calling(socket, as_json=as_json, is_payload=True) as client:
         record = client.create_session(
             image=image, agent_id=agent, memory_mb=memory, packages=packages
@@ -319,7 +325,10 @@ def _new_session(
 
 @contextmanager
 def downloading(socket: Path | None, *, as_json: bool) -> Iterator[Download]:
-    """Download with a client that is created on first use: most answers need none."""
+    """Yield a function that downloads, with a client that is created on first use.
+
+    Most answers need no download.
+    """
     with ExitStack() as stack:
 
         @cache
@@ -379,7 +388,10 @@ def _lines(fields: JsonObject, stderr: str, *, with_files: bool) -> list[str]:
 
 
 def _whole(fields: JsonObject, name: str, download: Download) -> str:
-    """Return a whole stream; download it if the answer holds only its ends."""
+    """Return the whole stdout or stderr.
+
+    The text is downloaded if the answer has only its beginning and end.
+    """
     for cut in (fields.get("truncation_info") or {}).get("fields", []):
         if cut["field"] == name and "resource_url" in cut:
             content = bytearray()
@@ -407,7 +419,7 @@ def _save(
     answer: JsonObject, download: Download, directory: Path | None, receipt: Path | None, *,
     force: bool, quiet: bool,
 ) -> bool:  # fmt: skip
-    """Save what was asked for; return whether everything was saved."""
+    """Save the requested files, figures and receipt; return whether everything was saved."""
     has_receipt = receipt is None or _save_receipt(answer, download, receipt, force=force)
     if directory is None:
         return has_receipt
@@ -440,7 +452,7 @@ def _save_receipt(answer: JsonObject, download: Download, file: Path, *, force: 
 def _saved(
     made: list[JsonObject], download: Download, directory: Path, *, force: bool
 ) -> Iterator[JsonObject]:
-    """Save files of an answer and yield those saved; report the others."""
+    """Save files of an answer. Yield those that were saved, and print why others were not."""
     from fumehood.client.api_request import Refused
     from fumehood.client.files import SaveFailed, Saving
 
@@ -458,7 +470,7 @@ def _saved(
 
 
 def files_to_send(given: Iterable[str]) -> list[JsonObject]:
-    """Read files as arguments, each under its own name or as NAME=PATH says."""
+    """Read files for the argument `files`, each under its own name, or as NAME for NAME=PATH."""
     files: list[JsonObject] = []
     for text in given:
         name, equals, path = text.partition("=")
@@ -479,12 +491,12 @@ def files_to_send(given: Iterable[str]) -> list[JsonObject]:
 def drawing_of(png: bytes, environ: Mapping[str, str]) -> str | None:
     """Return the control sequence that draws an image on this terminal.
 
-    None if the terminal is not known to draw images, or if the image is not acceptable.
+    Return None if the terminal is not known to draw images, or if the image is not acceptable.
     """
     if not _is_bearable_png(png):
         return None
     if environ.get("TMUX") or environ.get("TERM", "").startswith(("screen", "tmux")):
-        return None  # they do not pass such sequences on
+        return None  # screen and tmux do not forward such sequences
     if environ.get("KITTY_WINDOW_ID") or environ.get("TERM") in ("xterm-kitty", "xterm-ghostty"):
         return _for_kitty(png)
     if environ.get("TERM_PROGRAM") in ("iTerm.app", "WezTerm"):
@@ -528,6 +540,6 @@ def _for_kitty(png: bytes) -> str:
 
 
 def _for_iterm(png: bytes) -> str:
-    """Return the sequence for iTerm2. *Source*: its inline images protocol (also of WezTerm)."""
+    """Return the sequence for iTerm2 and WezTerm. *Source*: iTerm2's inline images protocol."""
     text = base64.b64encode(png).decode("ascii")
     return f"\x1b]1337;File=inline=1;size={len(png)}:{text}\x07"

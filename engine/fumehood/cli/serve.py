@@ -32,8 +32,9 @@ class Sockets:
 
 
 Companion = Callable[[Sockets, threading.Event], AbstractContextManager[Callable[[], None]]]
-"""Runs something beside the daemon until its context ends. The context's value starts it, once the
-daemon is ready; the event is set when the daemon begins to stop."""
+"""A context in which something else runs alongside the daemon, such as another server. The value of
+the context is a function that is called once the daemon is ready. The event is set when the daemon
+begins to stop."""
 
 
 def serve(
@@ -103,7 +104,7 @@ def serve(
     def say_ready() -> None:
         for start in starts:
             start()
-        with suppress(OSError):  # stderr has no reader any more, as with the log
+        with suppress(OSError):  # nobody reads stderr any more; the log ignores that as well
             print(f"fumehood listens on {path}", file=sys.stderr, flush=True)
 
     def on_draining(count: int) -> None:
@@ -126,7 +127,7 @@ def serve(
 
 
 def _greet(config: Config) -> None:
-    """Print four lines for a person, before the log's warnings."""
+    """Print four lines for the person at the terminal, before any warnings of the log."""
     from importlib.metadata import version
 
     socket = read_socket_path(config)
@@ -142,7 +143,7 @@ def _greet(config: Config) -> None:
 
 
 def in_foreground(config: Config) -> Config:
-    """Return the configuration that a daemon uses while a person watches it."""
+    """Return the configuration for a daemon on a terminal, as parts change it."""
     for part in parts():
         if part.in_foreground is not None:
             config = imported(part.in_foreground)(config)
@@ -150,7 +151,7 @@ def in_foreground(config: Config) -> Config:
 
 
 def _say_what_it_waits_for(count: int, seconds: float) -> None:
-    """Say why Ctrl-C has not ended the command yet."""
+    """Print why Ctrl-C has not ended the command yet, if a person is at the terminal."""
     if sys.stderr.isatty() and seconds:
         say(
             f"Waiting for {counted(count, 'call')} to end (at most {seconds:g} s); Ctrl-C again "
@@ -160,7 +161,7 @@ def _say_what_it_waits_for(count: int, seconds: float) -> None:
 
 
 def _way_to_show() -> Callable[[str], None] | None:
-    """Return a function that shows a credential on the terminal, or None without one."""
+    """Return a function that shows a credential on the terminal, or None without a terminal."""
     streams = (sys.stdin, sys.stderr)
     if not all(stream is not None and stream.isatty() for stream in streams):
         return None
@@ -179,7 +180,7 @@ def _way_to_show() -> Callable[[str], None] | None:
 def _load_structlog() -> None:
     """Import structlog without rich, which it loads for coloured tracebacks that the log never has.
 
-    This saves an idle daemon 4 MB. Only for this process, which is only the daemon.
+    This saves an idle daemon 4 MB. It affects only this process, which runs nothing but the daemon.
     """
     if "rich" in sys.modules:
         return

@@ -1,7 +1,7 @@
 """`fumehood sessions …`: sessions and their files.
 
-Names and bytes in a session are untrusted. A file is saved as by `fumehood run` (see `saving`),
-and replaces nothing without `--force`. Only a regular file is sent, never what a link points to.
+Names and bytes in a session are untrusted. A file is saved as by `fumehood run` (see `Saving`), and
+replaces no file without `--force`. Only regular files are sent, never the targets of links.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ SNAPSHOT = SESSION | {
 
 
 def _reference(session: SessionRecord) -> str:
-    """Its name, unless it has ended and so made the name free, or its id."""
+    """Return a session's name, or its id if it has no name or has ended, which frees the name."""
     has_ended = session.state is SessionStatus.ENDED
     return session.id if has_ended else session.name or session.id
 
@@ -321,7 +321,7 @@ def apply_changes(
 
 
 def _for_session(session: str, socket: Path | None, *, as_json: bool) -> JsonObject:
-    """Return the options of a call in a session, as the agent whose calls run in it."""
+    """Return the options for a call in a session: its id, and the agent whose calls run in it."""
     with calling(socket, as_json=as_json, is_call=True) as client:
         found = client.session(session)
     options: JsonObject = {"session_id": found.id}
@@ -556,7 +556,7 @@ plain(
 
 
 _show_files = as_table(
-    # A program chose the name: it must not start a line of its own.
+    # A program chose the name, which must not start a new line.
     Column("path", lambda entry: visible(entry.path)),
     Column("kind", lambda entry: entry.kind, drop=2),
     Column("bytes", lambda entry: str(entry.size)),

@@ -42,13 +42,13 @@ BOLD, DIM, BOLD_RED, YELLOW = "1", "2", "1;31", "33"
 """*Source*: ECMA-48, SGR."""
 
 SHORTEST_WAIT_MS = 1_000
-"""Less time for the approval is the engine's own, which every call takes, and no human's wait."""
+"""A shorter time for the approval is the engine's own work for every call, and is not shown."""
 
 EMPTY: tuple[Any, ...] = (None, "", [], {})
 """Values of fields that are left out on a terminal."""
 
 FILE_CONTENT = "content_base64"
-"""The key of an inline file's bytes. Importing the model would load more than a call needs."""
+"""The key of an inline file's bytes. Importing it from the model would load too much code."""
 
 OPTIONS = {"memory_limit_mb": "--memory", "timeout_seconds": "--timeout"}
 """Options of a call → options of the command line."""
@@ -57,7 +57,7 @@ _ADVICE = re.compile(
     rf"(allow more (?:memory )?(?:\(|with )|^)({'|'.join(OPTIONS)})"
     r"(?=\)|\.$| must be | could not be |: [0-9.e+]+ was asked for)"
 )
-"""Places in engine messages that advise to change one of these options."""
+"""Matches the advice in an engine's message to change one of `OPTIONS`."""
 
 _TO_MODELS = re.compile(
     r" (?:Tell the user what you want to do\. .*"
@@ -65,19 +65,19 @@ _TO_MODELS = re.compile(
     r"|[a-z, ]* in another way; ask the user how to continue)?\.)$",
     re.DOTALL,
 )
-"""Ends of engine messages that only a model needs."""
+"""Matches the end of an engine's message, if it is meant only for models."""
 
 NOTHING_RAN = (CallerError, RuleError, CircuitOpen, SandboxUnavailable, ShuttingDown)
 """Errors that, without a sandbox report, mean that nothing ran."""
 
 
 def wants_json(asked: bool) -> bool:
-    """Whether JSON was requested, or stdout is not a terminal."""
+    """Return whether JSON was requested, or stdout is not a terminal."""
     return asked or not sys.stdout.isatty()
 
 
 def circuit_words(circuit: CircuitStatus) -> str:
-    """The state of a circuit, with its last requests and the time of the next trial."""
+    """Return a circuit's state as text, with its failures and the time until the next trial."""
     wait_ms = circuit.retry_after_ms
     then = f"; next trial in {math.ceil(wait_ms / 1000)} s" if wait_ms else ""
     return (
@@ -100,10 +100,10 @@ Show = Callable[[Any, bool], None]
 
 
 class Column(NamedTuple):
-    """One column of a table, and the cell of an item.
+    """One column of a table; `cell` makes the text for an item.
 
-    The highest `drop` is dropped first if room is short, 0 never. A `whole` column is not folded,
-    so that its cells can be copied.
+    If the table is too wide, the column with the highest `drop` is left out first, and a column
+    with 0 never. A `whole` column is not folded, so that its cells can be copied.
     """
 
     head: str
@@ -113,13 +113,13 @@ class Column(NamedTuple):
 
 
 def as_document(found: Any, _: bool = True) -> None:
-    """Print a model or a list of models as JSON, on a terminal also."""
+    """Print a model or a list of models as JSON, even on a terminal."""
     is_list = isinstance(found, list | tuple)
     show_json([_dumped(one) for one in found] if is_list else _dumped(found))
 
 
 def as_text(write: Callable[[Any], None]) -> Show:
-    """Print JSON if it is wanted; otherwise `write` prints the answer."""
+    """Make a function that prints an answer as JSON if that is wanted, otherwise with `write`."""
 
     def show(found: Any, as_json: bool) -> None:
         (as_document if wants_json(as_json) else write)(found)
@@ -134,7 +134,7 @@ def as_fields(found: Any) -> None:
 
 
 def as_table(*columns: Column) -> Show:
-    """Print a list of models as a table."""
+    """Make a function that prints a list of models as a table, or as JSON if that is wanted."""
 
     def write(found: Sequence[Any]) -> None:
         show_table(columns, [[column.cell(one) for column in columns] for one in found])
@@ -260,7 +260,7 @@ def show_fields(fields: JsonObject) -> None:
 
 
 def _with_content(fields: JsonObject) -> JsonObject:
-    """Return the non-empty fields, or all if all are empty; bytes are only described."""
+    """Return the non-empty fields, or all if all are empty. Bytes are replaced by their size."""
     return {
         key: _described(key, value) for key, value in fields.items() if value not in EMPTY
     } or fields
@@ -280,7 +280,7 @@ def _described(key: str, value: Any) -> Any:
 
 
 def _is_inline(item: Any) -> bool:
-    """Whether this is a file with its bytes in the answer."""
+    """Return whether an item is a file whose bytes are in the answer."""
     keys = ("filename", "content_type", FILE_CONTENT)
     return isinstance(item, dict) and all(isinstance(item.get(key), str) for key in keys)
 
@@ -313,7 +313,7 @@ def _summary(document: JsonObject) -> str:
 
 
 def _what_ran(document: JsonObject) -> str:
-    """Say what is known about a call without a sandbox report."""
+    """Describe what a call without a sandbox report has run, as far as known."""
     error = document["error"]
     if document["metadata"].get("fallback") is not None:
         return "its own service was not asked"
@@ -325,7 +325,7 @@ def _what_ran(document: JsonObject) -> str:
     if code == ExecutionError.code and error.get("approval_id") is not None:
         return "interrupted; an approver recorded that it had no effect"
     if code == ExecutionError.code and document["metadata"]["performance"]["processing_ms"] is None:
-        return "nothing ran"  # its effect was already known to fail
+        return "nothing ran"  # the preview had already shown that the call would fail
     if code == CallInProgress.code:
         return "still running"
     if issubclass(ERROR_CODES.get(code, EngineError), NOTHING_RAN):
@@ -337,14 +337,14 @@ def _what_ran(document: JsonObject) -> str:
 
 
 def file_line(one: JsonObject) -> str:
-    """Return one changed file on one line."""
+    """Describe one changed file on one line."""
     source = f"{visible(one['old_path'])} → " if one.get("old_path") else ""
     conflict = f"  CONFLICT: {one['conflict']}" if one.get("conflict") else ""
     return f"{one['change']:<9} {source}{visible(one['path'])}{conflict}"
 
 
 def write_diff(diff: str) -> None:
-    """Write a diff: in colours on a terminal, where its text is escaped."""
+    """Write a diff to standard output. On a terminal it is escaped and coloured."""
     if not sys.stdout.isatty():
         sys.stdout.write(diff)
         return
@@ -358,7 +358,7 @@ def write_diff(diff: str) -> None:
 
 
 def notes(found: ProjectDiff, *, as_list: bool = False) -> Iterator[str]:
-    """Yield what a diff, or a list of its files, does not say itself."""
+    """Yield remarks that the diff, or with `as_list` the list of its files, does not contain."""
     if not found.files:
         yield "Nothing has changed."
     for one in found.files:
@@ -386,7 +386,7 @@ BETWEEN = 3
 
 
 def show_table(fields: Sequence[Column], rows: Sequence[Sequence[str]]) -> None:
-    """Print rows of text, each as long as `fields`. Cells are escaped."""
+    """Print rows of text as a table. Each row has one cell per column; cells are escaped."""
     from rich import box
     from rich.console import Console
     from rich.table import Table
