@@ -6,9 +6,9 @@ that was shown; if the approval has changed since then, nothing is decided.
 The text of an approval comes from a model or its prompt, so it is untrusted. Invariants:
 
 - Every argument is shown completely.
-- Every line of untrusted text, even of a folded one, starts with a mark that the text cannot
-  imitate. On lines that also have trusted text, the trusted text comes first, so that a name cannot
-  pass for a size, for example.
+- Every line of untrusted text, even after folding, starts with a mark that the text cannot imitate.
+  On lines that also have trusted text, the trusted text comes first, so that a name cannot pass for
+  a size, for example.
 - Control, invisible and direction-changing characters are escaped, and named in a warning.
 - A preview of unknown form is shown completely, as JSON.
 """
@@ -342,7 +342,8 @@ def _decide(
 ) -> None:
     """Show the approvals and ask for confirmation, unless `yes` is True. Then decide on them.
 
-    The decision holds only for the versions of `looked_at`, or those that were shown.
+    The decision applies only to the versions in `looked_at`, or where that is None, to the current
+    versions, which were shown.
     """
     if not yes and (credential_stdin or not sys.stdin.isatty()):
         fail(
@@ -642,7 +643,7 @@ def _arguments(arguments: JsonObject, columns: int) -> Iterator[Line]:
 
 
 def _value(name: str, value: Any, columns: int) -> Iterator[Line]:
-    """Yield the lines of a value: as text if it has several lines or is a body, else as JSON."""
+    """Yield the lines of a value: multi-line text and request bodies as text, others as JSON."""
     if isinstance(value, str) and ("\n" in value or name == "body"):
         yield from ours(f"{INDENT}{name} ({len(value)} characters)", columns)
         yield from theirs(value, columns)

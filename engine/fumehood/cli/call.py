@@ -47,10 +47,10 @@ SECONDS = re.compile(r"-?[0-9.]+[smhd]?", re.ASCII)
 
 
 class CallCommand(PlainCommand):
-    """The command `call`, in which `--wait` may have a value or not, unlike options of typer."""
+    """The command `call`. Its `--wait` has an optional value, which typer does not support."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Give `--wait` without a value its default. Refuse `--wait 30`, instead of `--wait=30`."""
+        """Give `--wait` without a value its default. Refuse `--wait 30`: it must be `--wait=30`."""
         end = args.index("--") if "--" in args else len(args)
         for option, after in pairwise(args[:end]):
             if option == "--wait" and SECONDS.fullmatch(after):

@@ -28,7 +28,7 @@ config = typer.Typer(help="The configuration: values and their sources.", no_arg
 KeyPath = tuple[str, ...]
 
 FILE, DEFAULT = KNOWN_SOURCES = ("file", "default")
-"""The sources of values, except environment variables. The source is then the variable's name."""
+"""The sources of values that no variable sets. Otherwise the source is the variable's name."""
 
 
 @config.command("show")

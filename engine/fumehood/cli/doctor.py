@@ -89,7 +89,7 @@ GROUPS = {
 Authority."""
 
 COLOURS: dict[Verdict, str] = {"ok": "32", "warning": "33", "missing": "31"}
-"""*Source*: ECMA-48, SGR."""
+"""The colour of each verdict. *Source*: ECMA-48, SGR."""
 
 VERDICT_COLUMNS = 9
 INDENT = " " * (VERDICT_COLUMNS + 2)

@@ -75,7 +75,7 @@ class _Screen:
     def __init__(self, stdout: TextIO) -> None:
         self._streams = {"stdout": stdout, "stderr": sys.stderr}
         self._is_at_start = True
-        """Whether the cursor is at the start of a line. Elsewhere, progress would hide output."""
+        """Whether the cursor is at the start of a line. Otherwise progress would hide output."""
         self._last: ProgressEvent | None = None
 
     def output(self, event: OutputEvent) -> None:

@@ -295,7 +295,7 @@ def _build(
 
 
 def _step(name: str) -> Callable[[str], None]:
-    """Return a function that prints a step of a build, with the time since this call."""
+    """Return a function that prints a step of a build, with the time since `_step` was called."""
     started = time.monotonic()
 
     def show(step: str) -> None:

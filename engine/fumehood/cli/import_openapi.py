@@ -51,7 +51,7 @@ from fumehood.sandbox.trusted_files import MAX_FILES, Untrusted, list_files, ope
 DEADLINE_S = 30
 WORK_S = 60.0
 MEMORY_MB = 1024
-"""The memory that an import may use in addition to what is in use; it may take `WORK_S` seconds.
+"""Megabytes that an import may use in addition to the memory in use. It may take `WORK_S` seconds.
 Without limits, a small document could take hours, because references can include a large section
 of the document a thousand times."""
 

@@ -23,7 +23,7 @@ from fumehood.sandbox.cluster.ray_membership import TOKEN_FILE, probe
 nodes = typer.Typer(help="The cluster's machines with containers.", no_args_is_help=True)
 
 MB_OF_SLOT = 1024
-"""MB of a machine's memory for each slot, in the default number of slots."""
+"""MB of a machine's memory per slot, from which the default number of slots is computed."""
 
 PORT = 6379
 """The default port of the cluster's head."""

@@ -117,7 +117,7 @@ def read_bytes(name: str, what: str, most: int = MAX_INPUT_BYTES) -> bytes:
 
 
 def read_text(name: str, what: str) -> str:
-    """Read a file, or standard input (`-`), as `read_bytes`. End the command if it is not UTF-8."""
+    """Read UTF-8 text from a file, or standard input (`-`). End the command if that fails."""
     raw = read_bytes(name, what)
     try:
         return raw.decode("utf-8")

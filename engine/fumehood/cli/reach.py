@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 
 
 LOOK_S = 1.0
-"""Seconds between checks which approvals a running call waits for."""
+"""Seconds between two checks of the approvals that a running call waits for."""
 
 SEEN = 20
 """How many of the caller's newest pending approvals are searched for those of a running call."""

@@ -1,7 +1,7 @@
 """`fumehood run`: run a local program in a sandbox.
 
 Invariant: output and figures are untrusted. On a terminal, text is escaped. A figure is drawn only
-if it starts like a PNG of acceptable size, and only as base64 inside of our own control sequences.
+if it starts like a PNG of acceptable size, and only as base64 inside our own control sequences.
 """
 
 from __future__ import annotations
@@ -470,7 +470,10 @@ def _saved(
 
 
 def files_to_send(given: Iterable[str]) -> list[JsonObject]:
-    """Read files for the argument `files`, each under its own name, or as NAME for NAME=PATH."""
+    """Read local files as the tool's argument `files`.
+
+    Each file keeps its own name, or is called NAME if it is given as NAME=PATH.
+    """
     files: list[JsonObject] = []
     for text in given:
         name, equals, path = text.partition("=")

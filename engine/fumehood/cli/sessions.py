@@ -569,7 +569,7 @@ def _save_file(
 ) -> None:
     """Save a file of the session as the file `target` or into the directory `target`.
 
-    Without `target`, into the current directory.
+    Without `target`, save it in the current directory.
     """
     directory, name = _place(path, target)
     try:

@@ -39,10 +39,10 @@ if TYPE_CHECKING:
     from fumehood.core.tool import ToolDefinition
 
 BOLD, DIM, BOLD_RED, YELLOW = "1", "2", "1;31", "33"
-"""*Source*: ECMA-48, SGR."""
+"""Styles of text on a terminal. *Source*: ECMA-48, SGR."""
 
 SHORTEST_WAIT_MS = 1_000
-"""A shorter time for the approval is the engine's own work for every call, and is not shown."""
+"""Approval times below this are the engine's own work for every call, and are not shown."""
 
 EMPTY: tuple[Any, ...] = (None, "", [], {})
 """Values of fields that are left out on a terminal."""

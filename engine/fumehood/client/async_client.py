@@ -213,14 +213,14 @@ class AsyncClient(AsyncBaseClient, AsyncCallerOperations):
         """Call a tool with each of the inputs concurrently, each in its own fork of a session.
 
         The session must have a disk. The forks begin with the session's files, or those of a
-        snapshot (its id or name). `best` computes a value from each successful answer, and the
-        fork whose answer has the highest value is kept. All other forks are ended, which also ends
-        their calls that wait for approval.
+        snapshot (its id or name). If `best` is given, it computes a value from each successful
+        answer, and the fork whose answer has the highest value is kept. All other forks are ended,
+        which also ends their calls that wait for approval.
 
         Raises:
             TypeError: there is no such option.
             ValueError: there are no inputs or too many, or they are not JSON.
-            Refused: the session cannot be forked. What `best` raises is passed on.
+            Refused: the session cannot be forked. Exceptions of `best` are passed on.
         """
         if not 0 < len(inputs) <= MAX_FORKS:
             raise ValueError(f"map_forks needs at least one input, and takes {MAX_FORKS} at most.")

@@ -62,7 +62,7 @@ class Endpoint:
     grace_s: float
 
     def __post_init__(self) -> None:
-        """Raise ValueError for an invalid or missing credential, or a time that is not positive."""
+        """Raise ValueError for an invalid or missing credential, or an invalid time."""
         credential = self.credential
         if isinstance(self.path, str) and credential is None:
             raise ValueError("An engine on another machine needs a token as credential.")
@@ -147,7 +147,10 @@ class Progress:
 
 
 def may_send_again(request: ApiRequest[Any], error: httpx2.HTTPError, progress: Progress) -> bool:
-    """Whether a failed request may be sent once more."""
+    """Return whether a failed request may be sent once more.
+
+    It may if the engine cannot have received it, or if it is a GET.
+    """
     return isinstance(error, DROPPED) and (request.method == "GET" or progress.did_head_fail)
 
 
@@ -315,7 +318,7 @@ def not_reached(path: Path | str, error: BaseException) -> DaemonUnavailable:
 def _how_to_start(path: Path) -> str:
     """Return advice on how to start an engine with this socket.
 
-    Only an administrator can start a service.
+    For a service's socket, the advice is to ask an administrator.
     """
     names = path.parts[-2:]
     is_laid_out = names in (("engine", "engine.sock"), ("control", "control.sock"))

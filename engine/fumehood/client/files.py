@@ -82,7 +82,7 @@ def size_of(source: bytes | BinaryIO) -> int | None:
 
 
 def chunks_of(source: bytes | BinaryIO, size: int | None) -> Iterator[bytes]:
-    """Yield the bytes in pieces. If `size` is not None, a file yields exactly that many bytes.
+    """Yield the bytes in pieces. If `size` is not None, exactly that many are read from a file.
 
     Raises:
         ValueError: the file became shorter while it was read.

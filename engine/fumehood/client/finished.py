@@ -31,7 +31,7 @@ REFUSED = 126
 """
 
 BY_SIGNAL = 128
-"""The exit code of a program that a signal ended is this plus the signal. *Source*: the shell."""
+"""The exit code after a signal is this plus the signal's number. *Source*: the shell."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +83,7 @@ def program_result(envelope: Envelope) -> JsonObject:
 
 
 def finished(envelope: Envelope, stdout: str, stderr: str) -> Finished:
-    """Make a program's result of an answer and the program's whole streams.
+    """Make a program's result from an answer and the program's whole streams.
 
     Raises:
         CallFailed: no program ran, or its result is unknown.

@@ -40,7 +40,7 @@ class NotForwarded(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Forwarding:
-    """Which port of which session to forward, and how."""
+    """A port of a session to forward, and how to forward it."""
 
     engine: Path
     """The callers' socket."""

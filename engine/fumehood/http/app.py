@@ -103,7 +103,7 @@ CONTROL_OPERATIONS: list[Operation] = _with_parts(
 
 
 class Faces:
-    """The ASGI application, which passes each request to that of its socket or of a part."""
+    """Passes each request to the ASGI application of its socket, or to one that a part mounts."""
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine

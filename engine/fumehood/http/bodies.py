@@ -166,7 +166,7 @@ class IncomingBody:
         self._is_over = False
 
     async def whole(self) -> bytes:
-        """Return the whole body. If it is refused, its rest is read and discarded before raising.
+        """Return the whole body. If it is refused, the rest of it is first read and discarded.
 
         Raises:
             RequestTooLarge: the body is larger than 8 MB.

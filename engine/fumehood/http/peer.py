@@ -63,7 +63,7 @@ LEFT_S = 10.0
 SWITCHED = b"HTTP/1.1 101 Switching Protocols\r\nconnection: Upgrade\r\nupgrade: tcp\r\n\r\n"
 
 _OURS = frozenset({b"authorization", b"connection", b"upgrade", b"keep-alive", b"te"})
-"""Headers that are not forwarded. `connection` and `upgrade` are set again."""
+"""Headers that are not forwarded. `connection` and `upgrade` get new values."""
 
 
 def has_left(connection: socket.socket) -> bool:
@@ -93,7 +93,7 @@ class CallerStream(anyio.abc.ByteStream):
         transport.resume_reading()
 
     async def receive(self, max_bytes: int = PIECE_BYTES) -> bytes:
-        """Return the next bytes. Raises EndOfStream or BrokenResourceError, as anyio's streams."""
+        """Return the next bytes. Raises EndOfStream or BrokenResourceError, as anyio requires."""
         try:
             data = await self._reader.read(max_bytes)
         except OSError:

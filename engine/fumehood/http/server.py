@@ -484,7 +484,7 @@ def context_of(tls: TlsSettings) -> ssl.SSLContext:
 async def _stand_by(
     config: Config, log: Logger, listeners: Listeners, manager: str
 ) -> Database | None:
-    """Refuse all requests until this engine becomes active, and return the opened state.
+    """Refuse requests until this engine becomes active, and return the opened state.
 
     Return None if a signal stops the standby.
     """
@@ -528,7 +528,10 @@ async def _exit_on_signal(
 
 
 class _StandbyApp:
-    """Refuses all requests of a standby. Its engine is not started, and only makes the refusals."""
+    """Refuses all requests to a standby, except for health and readiness.
+
+    The engine is not started, and only makes the refusals.
+    """
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine

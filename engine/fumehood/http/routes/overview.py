@@ -1,8 +1,8 @@
-"""All principals' calls, sessions and metrics, on the control socket; the state of the engine.
+"""All principals' calls, sessions and metrics on the control socket, and the engine's own state.
 
 Requests for calls, sessions and metrics need `approve` or `admin`. Only `admin` may see a session's
-files and the output of its processes, or end the session or its processes. This gives
-administrators no additional access, because they could create a token for the owner.
+files and the output of its processes, or end the session or its processes. These rights give
+administrators no additional access, because they could create a token for the session's owner.
 
 The state of the engine: health, readiness, the OpenAPI document and usage on both sockets, and the
 audit chain on the control socket.

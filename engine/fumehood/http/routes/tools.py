@@ -42,7 +42,7 @@ RawDefinition = Annotated[Any, ParsedBy(lambda document: document, ToolDefinitio
 
 
 REFERENCE = {"name": "reference"}
-"""The name of the path parameter in the clients: its value is `name` or `name@version`."""
+"""The path parameter's name in the clients' methods. Its value is `name` or `name@version`."""
 
 ChangedTools = Annotated[
     tuple[ToolWithSource, ...],
