@@ -1,8 +1,8 @@
-"""Addresses: the check of addresses that a tool may reach, and the connections to them.
+"""The check of the addresses that a tool may reach, and the connections to these addresses.
 
-Host side. The engine resolves a host's name, checks every address that it gets, and connects to a
+Host side. The engine resolves a host's name, checks every resulting address, and connects to a
 checked address instead of the name. So a name that resolves differently a moment later (DNS
-rebinding) changes nothing. TLS still verifies the name. Invariant: an address that is not public is
+rebinding) has no effect. TLS still verifies the name. Invariant: an address that is not public is
 reached only if the operator's configuration names the host.
 """
 
@@ -29,19 +29,19 @@ RESOLVED_AT_ONCE = 8
 """Maximum number of names that one backend resolves at the same time."""
 
 RESOLVE_S = 60.0
-"""The longest that the engine waits for a name, in seconds. System resolvers give up sooner."""
+"""Maximum seconds to resolve a name. System resolvers give up sooner."""
 
 CHECKED_CONNECTION = "checked_connection"
-"""The extra information of a stream that is its `CheckedConnection`."""
+"""Key of a stream's extra information that is its `CheckedConnection`."""
 
 MAX_IDLE_CONNECTIONS = 16
-"""Maximum number of unused connections of one pool that are kept open."""
+"""Maximum number of unused connections that one pool keeps open."""
 
 IDLE_S = 30.0
 """Seconds after which an unused connection is closed."""
 
 TURNS = 2
-"""Number of event loop turns after which a read has returned, if any data has arrived."""
+"""Number of event loop turns after which a read has returned if any data had arrived."""
 
 # *Source*: IANA's registries of special-purpose addresses, in the form of `ipaddress`
 # (`is_global`), plus the networks below.
@@ -61,7 +61,7 @@ def is_public(address: IPv4Address | IPv6Address) -> bool:
     """Whether an address is on the public Internet.
 
     False for IPv6 addresses that embed an IPv4 address (mapped, compatible, NAT64, 6to4, Teredo),
-    because they could lead to an internal one.
+    because the embedded address may be internal.
     """
     if not address.is_global or address.is_multicast:
         return False
@@ -71,16 +71,16 @@ def is_public(address: IPv4Address | IPv6Address) -> bool:
 
 
 class CheckedBackend(httpcore2.AnyIOBackend):
-    """The network backend of the HTTP client, which connects to checked addresses only."""
+    """A network backend for the HTTP client that connects only to checked addresses."""
 
     def __init__(
         self, allowed_hosts: Collection[str] = (), setting: str = "rest.allowed_hosts"
     ) -> None:
-        """`setting` names the setting that `allowed_hosts` comes from, for error messages."""
+        """`setting` is the name of the setting with the `allowed_hosts`, for error messages."""
         self._allowed_hosts = frozenset(allowed_hosts)
         self._setting = setting
         self.dial: Dial | None = None
-        """Makes the connections from another machine, if it is set."""
+        """If set, connects from another machine."""
         # Each backend has its own threads: a domain's owner can delay DNS answers, and a caller of
         # `fetch_url` can request many such names. That must not block REST tools.
         self._resolving = BoundedThreads(RESOLVED_AT_ONCE, "resolve")
@@ -113,7 +113,7 @@ class CheckedBackend(httpcore2.AnyIOBackend):
         raise NetworkError("The tool's service could not be reached. Repeat the call later.")
 
     async def addresses(self, host: str, port: int) -> list[IPv4Address | IPv6Address]:
-        """Return the checked addresses of a host. Raises as `connect_tcp`."""
+        """Return the addresses of a host, all of which may be reached. Raises as `connect_tcp`."""
         found = await self.resolve(host, port)
         is_allowed = Origin("", host, port).is_in(self._allowed_hosts)
         if not is_allowed and not all(map(is_public, found)):
@@ -131,7 +131,7 @@ class CheckedBackend(httpcore2.AnyIOBackend):
             )
         except (OSError, UnicodeError):
             rows = []
-        # Drop the zone of a link-local address (`%eth0`): such an address is not public anyway.
+        # Remove the zone of a link-local address (`%eth0`): such an address is never public.
         found = dict.fromkeys(ip_address(str(row[4][0]).partition("%")[0]) for row in rows)
         if not found:
             raise NetworkError(
@@ -141,11 +141,12 @@ class CheckedBackend(httpcore2.AnyIOBackend):
 
 
 class CheckedConnection(httpcore2.AsyncNetworkStream):
-    """A connection that is not reused after unexpected data, and is closed if its handshake fails.
+    """A connection that is not reused after unexpected data, and that is closed if its TLS
+    handshake fails.
 
-    The HTTP library does neither. Before it reuses a connection, it looks for unread data only in
-    the socket, not in the buffers of TLS and the event loop, so a service could answer a later
-    request in advance. It also leaves a connection open if its TLS handshake is cancelled, so a
+    The HTTP library ensures neither. Before it reuses a connection, it looks for unread data only
+    in the socket, not in the buffers of TLS and the event loop, so a service could answer a later
+    request in advance. It also leaves a connection open if the TLS handshake is cancelled, so a
     service that never completes handshakes would cost a socket for each call.
     """
 
@@ -155,7 +156,7 @@ class CheckedConnection(httpcore2.AsyncNetworkStream):
         self._is_relayed = False
 
     def relay(self) -> None:
-        """From now on both sides send as they like, as over a WebSocket."""
+        """Allow both sides to send at any time from now on, as over a WebSocket."""
         self._is_relayed = True
 
     async def read(self, max_bytes: int, timeout: float | None = None) -> bytes:  # noqa: ASYNC109
@@ -202,18 +203,21 @@ class CheckedConnection(httpcore2.AsyncNetworkStream):
 
 
 def drop_what_follows(answer: httpcore2.Response) -> None:
-    """Close a connection that received more than one answer, or the rest would answer another call.
+    """Close the connection of an answer if more data has followed the answer. Otherwise this data
+    would be taken as the answer to another call.
 
     The library has no function for this: it only checks for data that it has not read yet.
     """
     stream: Any = answer.stream
     state = stream._stream._connection._h11_state
     if state.trailing_data[0]:
-        state.send_failed()  # so that the library closes it
+        state.send_failed()  # makes the library close the connection
 
 
 async def _cancel_soon(scope: anyio.CancelScope) -> None:
-    """Cancel a read that would block, once the event loop has had time to deliver data."""
+    """Cancel a read in this scope, which would block, after the event loop has had time to deliver
+    data.
+    """
     for _ in range(TURNS):
         await anyio.lowlevel.checkpoint()
     scope.cancel()

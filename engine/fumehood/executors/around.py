@@ -1,10 +1,10 @@
-"""Around a run: what parts give to a program before it runs, and add to its outcome afterwards.
+"""Hooks of parts around a run: what they give to a program before, and add to its outcome after.
 
-Host side, between `ProgramExecutor` and the parts. Each part that has something to do with a run
-is entered before it, in the parts' order, and left after it, in the reverse order. Invariants: a
-part can only make a run stricter. It adds to the gifts of the kernel and of earlier parts, and
-replaces nothing. It can turn a success into a failure, and never the reverse. A run that needs what
-no part gives does not begin.
+Host side, between `ProgramExecutor` and the parts. Each part with a hook is entered before the run,
+in the parts' order, and left after the run, in reverse order. Invariants: a part can only make a
+run stricter. It adds to what the kernel and earlier parts give, and replaces nothing. It can turn a
+success into a failure, but never the reverse. A run that needs something that no part gives does
+not begin.
 """
 
 from __future__ import annotations
@@ -29,38 +29,38 @@ T = TypeVar("T")
 
 
 class HeldBack(Protocol):
-    """What a part holds back of a trial, until a human has said yes to it."""
+    """Actions of a trial that a part holds back until a human has approved them."""
 
     @property
     def shown(self) -> JsonObject:
-        """What it is, as approvers see it, by field. Empty if nothing is held back."""
+        """The actions as shown to approvers: field → value. Empty if there are none."""
 
     async def apply(self, run: ToolRun) -> EngineError | None:
-        """Do it. Return why a part of it was not done, or None."""
+        """Do the actions. Return why some of them were not done, or None."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ran:
-    """What a part learns of a run that has ended."""
+    """A run that has ended, as shown to parts."""
 
     ending: RunEnding
     digests: Mapping[tuple[str, str], str]
-    """Kind and path of each file → SHA-256, if a part asked for them."""
+    """Kind and path of each returned file → SHA-256, if a part requested digests."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Share:
-    """What one part adds to the outcome of a run."""
+    """One part's additions to the outcome of a run."""
 
     fields: JsonObject = field(default_factory=dict)
-    """Fields of `data`, or of the error's `details`. Those of the kernel and of earlier parts
-    stay."""
+    """Fields for `data`, or for the error's `details`. Fields of the kernel and of earlier parts
+    take precedence."""
     fault: Callable[[JsonObject], EngineError] | None = None
-    """Makes, from these fields, the error with which the run ends."""
+    """Set if the part makes the run fail. Returns the error, given all fields of the outcome."""
     warnings: tuple[str, ...] = ()
     network: NetworkReport | None = None
     kept: object | None = None
-    """A value for the part itself when the call is answered (`Outcome.kept`)."""
+    """A value that the part gets back when the call is answered (`Outcome.kept`)."""
     held_back: HeldBack | None = None
 
 
@@ -72,32 +72,35 @@ class Given:
     """What one part gives to a run."""
 
     needs: frozenset[str] = frozenset()
-    """The names in `needs_of` that it meets."""
+    """Those names from `needs_of` that the part meets."""
     arguments: JsonObject = field(default_factory=dict)
-    """Arguments of the guest. Those of the program stay."""
+    """Arguments for the guest. The program's own arguments and those of earlier parts take
+    precedence."""
     environment: Mapping[str, str] = field(default_factory=dict)
-    """Variables of the program. Those of the kernel, of earlier parts and of the caller stay."""
+    """Environment variables for the program. Those of the kernel, of earlier parts and of the
+    caller take precedence."""
     call: OnCall | None = None
     network: Network | None = None
     scope: anyio.CancelScope | None = None
-    """Within it the program runs. The part ends the program by cancelling it."""
+    """The program runs within this scope. The part ends the program by cancelling the scope."""
     with_digests: bool = False
-    """Whether files that come back are hashed."""
+    """Whether returned files must be hashed."""
     offer: object | None = None
-    """What it offers to the parts after it, which know its type."""
+    """An object for later parts, which know its type."""
     share: Callable[[Ran], Share] = lambda ran: NO_SHARE
-    """Called after the run, also after one that was cancelled and has a partial outcome."""
+    """Called after the run, even after a cancelled run that has a partial outcome."""
 
 
 Around = Callable[["ToolRun", Sequence[Given]], AbstractAsyncContextManager[Given | None]]
-"""What one part does around a run: it gets what earlier parts give, and gives something, or None.
+"""One part's hook around a run. It receives the run and what earlier parts give, and returns a
+context manager that is entered before the run and yields what this part gives, or None.
 
-It may raise an EngineError before the run, which then does not begin.
+If entering raises an EngineError, the run does not begin.
 """
 
 
 def needs_of(run: ToolRun) -> frozenset[str]:
-    """Return what the call asks for that only parts can give."""
+    """Return the names of the requested features of a call that only parts can provide."""
     options = run.request.options
     is_python = run.tool.definition.executor == "code:python"
     asked = {
@@ -109,19 +112,21 @@ def needs_of(run: ToolRun) -> frozenset[str]:
 
 
 class Surroundings:
-    """What all parts give to one run."""
+    """Everything that parts give to one run."""
 
     def __init__(self, given: Sequence[Given] = ()) -> None:
         self._given = given
 
     @property
     def with_digests(self) -> bool:
-        """Whether a part wants files to be hashed."""
+        """Whether a part requires that files are hashed."""
         return any(one.with_digests for one in self._given)
 
     def arguments(self, own: JsonObject, traceparent: str) -> JsonObject:
-        """Return the guest's arguments with what the parts give. Raises InternalError."""
-        # Where a name is given twice, the first wins here, and the caller's own in the guest.
+        """Return the guest's arguments: `own`, and those that parts give. Raises InternalError if a
+        part gives environment variables as an argument.
+        """
+        # If a name is given twice, the first value is used here, and the caller's in the guest.
         environment = {VARIABLE: traceparent}
         arguments = dict(own)
         for one in self._given:
@@ -134,10 +139,10 @@ class Surroundings:
         return {**arguments, "env": [*named, *own.get("env", [])]}
 
     def sinks(self, own: RunSinks) -> RunSinks:
-        """Return the sinks of a run, with those of parts.
+        """Return the sinks of a run: `own`, and those that parts give.
 
         Raises:
-            InternalError: two of them are for the same events.
+            InternalError: two sinks are for the same events.
         """
         return replace(
             own,
@@ -148,7 +153,9 @@ class Surroundings:
     async def run(
         self, lease: Lease, program: str, arguments: JsonObject, run: ToolRun, sinks: RunSinks
     ) -> RunEnding:
-        """Run a program within the parts' scopes. If one was cancelled, the policy ended it."""
+        """Run a program within the parts' scopes. If a part has cancelled its scope, the returned
+        ending has `EndedBy.POLICY`.
+        """
         endings: list[RunEnding] = []
         ending: RunEnding | None = None
 
@@ -168,7 +175,7 @@ class Surroundings:
         return ending
 
     def shares(self, ran: Ran) -> list[Share]:
-        """Return what all parts add to the outcome, in their order."""
+        """Return the additions of all parts to the outcome, in the parts' order."""
         return [one.share(ran) for one in self._given]
 
 
@@ -181,11 +188,11 @@ def _only(own: T | None, given: Iterable[T | None]) -> T | None:
 
 @asynccontextmanager
 async def surrounded(run: ToolRun) -> AsyncIterator[Surroundings]:
-    """Enter what all parts do around a run.
+    """Enter the hooks of all parts around a run. The block gets what they give.
 
     Raises:
-        SandboxUnavailable: the call needs what no part gives.
-        EngineError: a part does not let the program run.
+        SandboxUnavailable: the call needs something that no part gives.
+        EngineError: a part refuses to let the program run.
     """
     failure: BaseException | None = None
     async with AsyncExitStack() as stack:
@@ -194,7 +201,7 @@ async def surrounded(run: ToolRun) -> AsyncIterator[Surroundings]:
         except BaseException as error:
             failure = error
             raise
-    if failure is not None:  # a part has suppressed it, which none may
+    if failure is not None:  # a part has suppressed the exception, which it must not do
         raise failure
 
 
@@ -212,6 +219,6 @@ async def _entered(run: ToolRun, stack: AsyncExitStack) -> Surroundings:
             f"({', '.join(sorted(needs))}), so nothing ran.",
             retryable=False,
         )
-    if run.calls is not None:  # before the parts are left, which answer its requests
+    if run.calls is not None:  # closed before the parts are left, because they answer its requests
         stack.push_async_callback(run.calls.close)
     return Surroundings(given)

@@ -2,9 +2,9 @@
 
 Host side, above the walls, below the pipeline. To add a kind, write a file in this package with an
 `Executor`, and add a row to `EXECUTORS` in `kinds.py`. The engine makes one `CallHandle` for each
-call, and the pipeline passes it to the executor. Invariants: a placement is never a weaker wall
-than the definition requires; a run uses only what its `ToolRun` holds; a call is cancelled at most
-once, and only while it still runs.
+call, and the pipeline passes it to the executor. Invariants: a placement never has a weaker wall
+than the definition requires; a run uses only the contents of its `ToolRun`; a call is cancelled at
+most once, and only while it runs.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from fumehood.storage.blobs import BlobStore
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Where a tool runs. `why` is the sentence that a dry run shows about it."""
+    """Where a tool runs. `why` is the explanation that a dry run shows."""
 
     kind: str
     wall: str
@@ -54,12 +54,12 @@ class Placement:
     fresh: bool = False
     """Whether every call gets a new process, regardless of its `isolation` option."""
     isolations: Mapping[str, bool] = field(default_factory=lambda: MappingProxyType({}))
-    """The `isolation` options that a call may have → whether that option needs a sandbox in which
-    nothing has run before. Others cannot be enforced here."""
+    """Each `isolation` option that a call may have → whether the option needs a sandbox in which
+    nothing has run before. Other options cannot be enforced here."""
     is_of_session: bool = False
     """Whether the tool runs in the sandbox of a session, which the call must then name."""
     is_outside: bool = False
-    """Whether the caller runs the tool itself, without any wall or limit of the engine."""
+    """Whether the caller runs the tool, without any wall or limit of the engine."""
 
     def needs_fresh_place(self, isolation: str | None) -> bool:
         """Whether a call with this `isolation` needs a sandbox in which nothing has run before."""
@@ -67,26 +67,28 @@ class Placement:
 
 
 A_PROCESS_A_CALL = MappingProxyType({"call": True})
-"""`Placement.isolations` of walls that can give each call a process of its own."""
+"""`Placement.isolations` of walls that can give each call a separate process."""
 
 A_SESSION = MappingProxyType({"session": False})
 """`Placement.isolations` of tools that run in a session's sandbox."""
 
 
 class ProgramCalls(Protocol):
-    """The calls of other tools that one program makes."""
+    """The calls to other tools, and the requests to hosts, that one program makes."""
 
     @property
     def tools(self) -> list[JsonObject]:
-        """The tools that the program may call, in the form that the guest receives."""
+        """The tools that the program may call, in the guest's format."""
 
     @property
     def report(self) -> JsonObject:
-        """The calls of the program as `{"made": …, "failed": …}`. Both numbers include refused
+        """The numbers of the program's calls as `{"made": …, "failed": …}`. Both include refused
         calls."""
 
     def on_call(self, number: int, tool: str, arguments: JsonObject, port: CallPort) -> None:
-        """Start a call, or refuse it. Must not block. The answer is sent through `port`."""
+        """Start or refuse the program's call with this number. Must not block. The answer is sent
+        through `port`.
+        """
 
     async def ask(
         self,
@@ -94,23 +96,28 @@ class ProgramCalls(Protocol):
         send: Callable[[], Awaitable[EngineError | None]],
         port: CallPort,
     ) -> EngineError | None:
-        """Let a human decide on a request of the program, which `send` sends after a yes. Return
-        why it was not sent, or None.
+        """Ask a human to approve a request of the program, with these `arguments`. After approval,
+        `send` sends the request. Return why it was not sent, or None if it was. `port` pauses the
+        program's clock meanwhile.
         """
 
     def spend(self, *, requests: int = 0, network_bytes: int = 0) -> bool:
-        """Take what the program sends or gets from the budgets. False if too little is left."""
+        """Deduct requests, and bytes that the program sends or receives, from the budgets. Return
+        False if too little is left.
+        """
 
     def cancel(self, task: asyncio.Task[None]) -> bool:
-        """Withdraw the question that a task has put to a human. False if there is none."""
+        """Withdraw the approval request that `task` has made by `ask`. Return False if there is
+        none.
+        """
 
     async def close(self) -> None:
-        """Cancel the calls that still run, and wait until they have ended."""
+        """Cancel the calls that are still running, and wait until they have ended."""
 
 
 @dataclass(frozen=True, slots=True)
 class ToolRun:
-    """One admitted call, with everything that its executor may use."""
+    """One admitted call, with everything that the executor may use."""
 
     tool: RegisteredTool
     arguments: JsonObject
@@ -124,13 +131,14 @@ class ToolRun:
     upstreams: Upstreams
     request: CallRequest
     network: tuple[str, ...] = ()
-    """Hosts that the program may reach, as far as the operator allows them."""
+    """Hosts that the call requests for the program. The operator's settings may allow fewer."""
     expected: str | None = None
-    """`Effect.base` of the preview that a human approved. The run fails if it is different now."""
+    """`Effect.base` of the preview that a human approved. The run fails if the value has changed.
+    """
     calls: ProgramCalls | None = None
     """Set for a program that may call other tools, or has network."""
     around: tuple[Around, ...] = ()
-    """What parts do around a run of a program, in their order."""
+    """The hooks of parts around a program's run, in the parts' order."""
 
     @property
     def traceparent(self) -> str:
@@ -143,26 +151,28 @@ class Executor(ABC):
     """One kind of tool."""
 
     language: str | None = None
-    """The language that the sandbox must support, or None if any sandbox will do."""
+    """The language that the sandbox must support, or None if every sandbox is suitable."""
     has_preview = False
     """Whether a human can see a call's effect before the call runs."""
     place: Placement
-    """Where its tools run, unless it has a `placement` of its own."""
+    """Where the tools run, unless a subclass overrides `placement`."""
     effect: Effect | None = None
-    """The effect of its one call, if that is known beforehand."""
+    """The effect of the call, if this executor is for a single call whose effect is known."""
 
     def placement(self, tool: ToolDefinition, *, in_session: bool) -> Placement:
         """Return where a tool runs. `in_session` is whether the call names a session."""
         return self.place
 
     def upstream(self, tool: ToolDefinition) -> str | None:
-        """Return the service that a tool calls, or None. Calls of one service share a circuit."""
+        """Return the name of the service that a tool calls, or None. All calls to one service share
+        a circuit breaker.
+        """
         return None
 
     async def preview(
         self, tool: ToolDefinition, arguments: JsonObject, limits: Limits, lease: Lease
     ) -> Effect | None:
-        """Return the effect that a call would have in the leased sandbox. Changes nothing.
+        """Return the effect that a call would have in the leased sandbox, without changing it.
 
         Return None if this kind of tool has no preview.
 
@@ -180,10 +190,11 @@ class Executor(ABC):
         cursors: Cursors,
         principal_id: str,
     ) -> JsonObject | None:
-        """Return what a call would send to another service, as approvers see it. Sends nothing.
+        """Return the request that a call would send to another service, as shown to approvers.
+        Nothing is sent.
 
-        It has the names of secrets, never their values. Return None if this kind of tool is no
-        request of the engine's own.
+        The result has the names of secrets, never their values. Return None if the engine sends no
+        request for this kind of tool.
 
         Raises:
             EngineError: the call would fail with this error.
@@ -194,40 +205,42 @@ class Executor(ABC):
     def run(self, run: ToolRun) -> Awaitable[Outcome]:
         """Run the tool once.
 
-        If the tool fails, return an `Outcome` with an error. Raise only if nothing is known about
-        the run.
+        If the tool fails, return an `Outcome` with an error. Raise only if nothing else is known
+        about the run.
         """
 
 
 class HeldAction(Executor):
-    """An action that waits in this engine's memory for a human's yes, and is then done once.
+    """An action that is held in this engine's memory until a human approves it, and is done at most
+    once.
 
-    The request of the call that asks has it, and the call runs it instead of its tool's executor.
-    Approvals keep it by their id until the call has ended. Whoever waits for it withdraws it at the
-    end of its wait.
+    A call with this action in its request (`CallRequest.held`) asks for the approval, and then runs
+    the action instead of its tool's executor. The code that waits for the approval withdraws the
+    action when it stops waiting.
     """
 
     needs: ClassVar[Need]
     always_asks: ClassVar[bool] = False
     gone: ClassVar[str]
-    """The message after what it needs has ended."""
+    """The error message if the program or trial that the action needs has ended."""
 
     def __init__(self) -> None:
         self.has_begun = False
         self.is_withdrawn = False
         self.result: Outcome | EngineError | None = None
-        """How it ended; None after `over` if that is unknown."""
+        """How the action ended. None until `over` is set, and after that if the end is unknown."""
         self.over = asyncio.Event()
+        """Set when the action has ended."""
 
     def withdraw(self) -> None:
-        """Never do it, unless it has begun."""
+        """Prevent the action from being done, unless it has begun."""
         self.is_withdrawn = True
 
     async def run(self, run: ToolRun) -> Outcome:
-        """Do it, and tell the call that waits for it how it ended.
+        """Do the action, and set `result` and `over` for the code that waits for it.
 
         Raises:
-            ApprovalExpired: what it needs has ended, or it was done before.
+            ApprovalExpired: the action was withdrawn, or has begun already.
         """
         if self.is_withdrawn or self.has_begun:
             raise ApprovalExpired(self.gone)
@@ -243,17 +256,19 @@ class HeldAction(Executor):
 
     @abstractmethod
     async def carry_out(self, run: ToolRun) -> Outcome:
-        """Do it once. Raises as `run`."""
+        """Do the action. Called at most once."""
 
 
 # -- the handle of a running call -----------------------------------------------------------
 
 HEARD_CHARACTERS = 16 * 1024
-"""Characters of each stream of a running call that can be looked at."""
+"""Number of characters at the end of each output stream that are kept while a call runs."""
 
 
 class CallHandle:
-    """One running call. The pipeline calls `attach`, `begin` and `close`."""
+    """One running call: its listeners, its state, and its cancellation. The pipeline calls
+    `attach`, `begin` and `close`.
+    """
 
     __slots__ = (
         "_cancelling_before", "_is_over", "_on_begun", "_on_output", "_on_progress",
@@ -275,25 +290,28 @@ class CallHandle:
         self._on_output = output
         self.output = self._pass_on if output is not None else None
         self.has_output = False
-        """Whether followers have received output. It cannot be taken back, so no retry follows."""
+        """Whether followers have received output. Output cannot be taken back, so the call is not
+        retried from then on."""
         self.heard: dict[str, str] = {}
-        """The end of what each stream has printed so far."""
+        """Stream name → the end of the stream's output so far."""
         self.progress: tuple[float, str] | None = None
-        """The last report: percent, and a message."""
+        """The last progress report: percentage and message."""
         self.is_waiting = False
-        """Whether it waits for a human."""
+        """Whether the call waits for a human."""
         self.drained = drained
-        """Function that waits until the output so far is on disk, or None if it is not recorded."""
+        """Waits until the output so far is on disk. None if output is not recorded."""
         self.partial: Outcome | None = None
-        """The partial outcome of a cancelled run, if its executor knows it."""
+        """The partial outcome of a cancelled run, if the executor provides one."""
         self.is_cancelled = False
         """Whether the caller has cancelled the call."""
         self.on_delivered: Callable[[], None] | None = None
-        """Called when the caller has its answer, if whoever stored the answer wants to know."""
+        """Called when the caller has received the answer, if the code that stored the answer needs
+        to know."""
         self.is_delivered_later = False
-        """Whether the face (such as HTTP) itself calls `Engine.delivered` after the answer."""
+        """Whether the public interface (such as HTTP) calls `Engine.delivered` after it has sent
+        the answer."""
         self.over = asyncio.Event()
-        """Set when the call no longer runs."""
+        """Set when the call has ended."""
         self._on_progress = progress
         self._on_begun = begun
         self._on_retrying = retrying
@@ -304,18 +322,22 @@ class CallHandle:
         self._is_over = False
 
     def attach(self) -> None:
-        """Record the current task as the one that runs the call, and that `cancel` cancels."""
+        """Record that the current task runs the call, so that `cancel` cancels this task."""
         self._task = asyncio.current_task()
         self._cancelling_before = self._task.cancelling() if self._task is not None else 0
 
     def begin(self) -> None:
-        """Notify the listener, once, that the call has passed every gate. It may still queue."""
+        """Notify the listener, once, that the call has passed every gate. The call may still wait
+        for a sandbox.
+        """
         on_begun, self._on_begun = self._on_begun, None
         if on_begun is not None:
             on_begun()
 
     def report(self, percent: float, message: str) -> None:
-        """Pass the tool's progress to the listener. May run in any thread."""
+        """Keep the tool's progress report and pass it to the listener, up to a number of reports.
+        May be called in any thread.
+        """
         self._reports += 1
         if self._reports <= MAX_REPORTS:
             self.progress = percent, message
@@ -324,7 +346,9 @@ class CallHandle:
 
     @contextlib.contextmanager
     def waiting_for_human(self) -> Iterator[None]:
-        """Notify the listener while the call waits for an approval and the answer after it."""
+        """Notify the listener that the call waits for a human during the block, and then that it
+        does not.
+        """
         tell = self._on_waiting or (lambda is_waiting: None)
         self.is_waiting = True
         tell(True)
@@ -335,7 +359,7 @@ class CallHandle:
             tell(False)
 
     def hear(self, stream: str, text: str) -> None:
-        """Keep the end of a stream, and pass a piece of it to the listener."""
+        """Add text to the kept end of a stream, and pass it to the listener."""
         self.heard[stream] = (self.heard.get(stream, "") + text)[-HEARD_CHARACTERS:]
         if self._on_output is not None:
             self._pass_on(stream, text)
@@ -346,7 +370,7 @@ class CallHandle:
             self._on_output(stream, text)
 
     def retrying(self, retry_count: int, max_retries: int, error: EngineError) -> None:
-        """Notify the listener that an attempt failed and another one follows."""
+        """Notify the listener that an attempt failed with `error`, and that another one follows."""
         if self._on_retrying is not None:
             self._on_retrying(retry_count, max_retries, error)
 
@@ -370,7 +394,9 @@ class CallHandle:
         output: OnOutput | None = None,
         ending: OnEnding | None = None,
     ) -> RunSinks:
-        """Return the sinks for a run behind a wall: the executor's, and this call's progress."""
+        """Return the sinks for a run behind a wall: these sinks of the executor, and this call's
+        listener for progress.
+        """
         return RunSinks(
             progress=self.report,
             files=files,
@@ -380,7 +406,7 @@ class CallHandle:
         )
 
     def cancel(self) -> bool:
-        """Cancel the call. Return False if it does not run."""
+        """Cancel the call. Return False if it is not running."""
         if self._is_over or self._task is None:
             return False
         if not self.is_cancelled:
@@ -389,9 +415,9 @@ class CallHandle:
         return True
 
     def close(self) -> bool:
-        """Record that the call no longer runs. Return whether its caller cancelled it.
+        """Record that the call has ended. Return whether its caller cancelled it.
 
-        Return False if the task is also being cancelled from outside, so that the task ends.
+        Return False if the task is also being cancelled from outside, in which case it must end.
         """
         if not self._is_over:
             self._is_over = True

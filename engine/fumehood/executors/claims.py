@@ -1,8 +1,8 @@
-"""Validation of claims: what functions and programs report about their results and failures.
+"""Validation of claims: the reports of functions and programs about their results and failures.
 
 Host side, between the executors and the guests. Untrusted code can write anything in place of its
-result, so a claim that does not match a model here is ignored. A claim never selects a Python
-class, and never decides whether a run succeeded.
+result, so a claim that does not match a model here is ignored. A claim never selects a Python class
+by name, and never decides whether a run succeeded.
 """
 
 from __future__ import annotations
@@ -29,7 +29,9 @@ from fumehood.protocol.framing import whole_words
 
 
 def unfit(*, is_result: bool) -> ExecutionError:
-    """Return the error for a tool's data that an envelope cannot hold."""
+    """Return the error for data of a tool that cannot be represented as JSON: the result, or the
+    details of a `ToolError`.
+    """
     what = "The tool's result" if is_result else "The details of the tool's own error"
     return ExecutionError(
         f"{what} cannot be given as JSON: there is NaN in it, an object of a class, bytes that "
@@ -39,18 +41,18 @@ def unfit(*, is_result: bool) -> ExecutionError:
 
 
 class Unreadable(Exception):
-    """The reply does not have the form that this engine's own code writes."""
+    """A reply does not have the form in which this engine's own code writes replies."""
 
 
 class Claim(StrictValue):
-    """Base class of what a guest says, validated strictly."""
+    """Base class of the reports from guests, which are validated strictly."""
 
 
 M = TypeVar("M", bound=Claim)
 
 
 def read_claim(model: type[M], claim: JsonObject | None) -> M | None:
-    """Parse a claim. Return None if there is none or it is invalid."""
+    """Parse a claim as `model`. Return None if the claim is None or invalid."""
     try:
         return model.model_validate(claim)
     except ValidationError:
@@ -82,7 +84,7 @@ class _ArgumentsRefused(Claim):
 
 
 class Raised(Claim):
-    """An exception that the function raised. The traceback shows only frames of its own package."""
+    """An exception that a function raised. The traceback has only frames of its own package."""
 
     kind: Literal["exception"]
     type: str = Field(max_length=100)
@@ -91,10 +93,10 @@ class Raised(Claim):
 
 
 def read_result(result: JsonObject | None) -> ToolResult:
-    """Parse the function's result.
+    """Parse a function's result.
 
     Raises:
-        Unreadable: it has the wrong form, or an invalid cost or token count.
+        Unreadable: the result has the wrong form, or an invalid cost or token count.
     """
     try:
         claim = _Result.model_validate(result)
@@ -104,7 +106,9 @@ def read_result(result: JsonObject | None) -> ToolResult:
 
 
 def read_error(claim: JsonObject) -> EngineError | None:
-    """Return the error for a `ToolError`, refused arguments or unfit data, or None otherwise."""
+    """Return the error for a claimed `ToolError`, refused arguments or unfit data. Return None for
+    any other claim.
+    """
     try:
         match claim.get("kind"):
             case "tool_error":
@@ -131,17 +135,17 @@ def read_error(claim: JsonObject) -> EngineError | None:
 
 
 class ValueClaim(Claim):
-    """The value of a program's last expression. `has_value` is False if it has no such value."""
+    """The value of a program's last expression. `has_value` is False if there is no value."""
 
     value: Any
     has_value: bool
     value_repr: str | None
     notes: list[Annotated[str, Field(max_length=200)]] = Field(default=[], max_length=5)
-    """Notes about plots (figures) that are missing from the answer."""
+    """Notes about Matplotlib figures that are missing from the answer."""
 
 
 class ExceptionClaim(Claim):
-    """The exception that ended the program. The traceback shows only the program's own lines."""
+    """The exception that ended a program. The traceback has only the program's own lines."""
 
     type: str = Field(min_length=1, max_length=500)
     message: str
@@ -150,7 +154,7 @@ class ExceptionClaim(Claim):
 
 
 class FailureClaim(Claim):
-    """The program's report of its failure. `errno` is an `OSError`'s, for use by the supervisor."""
+    """A program's report of its failure. `errno` is that of an `OSError`, for the supervisor."""
 
     kind: Literal["exception", "memory", "policy", "invalid"]
     message: str
@@ -162,7 +166,7 @@ NO_VALUE = ValueClaim(value=None, has_value=False, value_repr=None)
 
 
 def read_value(result: JsonObject | None) -> ValueClaim:
-    """Parse the claimed value. Return `NO_VALUE` if the claim is invalid."""
+    """Parse a program's claimed value. Return `NO_VALUE` if the claim is invalid."""
     claim = read_claim(ValueClaim, result) or NO_VALUE
     if not claim.has_value:
         return NO_VALUE.model_copy(update={"notes": claim.notes})

@@ -1,12 +1,12 @@
-"""Effects: previews of a call's changes, for the human who decides on it.
+"""Effects: previews of a call's changes, for the human who decides on the call.
 
 Host side, beside the executors. A preview changes nothing and is computed before an approval. When
 the approved call runs, the guest surveys the paths again and refuses the request if their hash is
-no longer `base`. The guest's program `files` makes the surveys; their form is validated here, and
-diffs are computed here. The host does not repeat the guest's hash: a guest that lies can lie
+no longer `base`. The guest's program `files` makes the surveys; this module validates their form
+and computes diffs. The host does not recompute the guest's hash, because a lying guest can lie
 consistently. Invariants: `base` is the hash of everything that was surveyed; `effect` is the hash
-of the expected state of the paths that the call changes or must leave; a write is refused if its
-survey does not fit into one answer. `PREVIEWS` has a row for each executor with a preview.
+of the expected state of the paths that the call changes or must not change; a write is refused if
+its survey does not fit into one answer. `PREVIEWS` has a row for each executor with a preview.
 """
 
 from __future__ import annotations
@@ -50,10 +50,10 @@ from fumehood.sandbox.wall import Lease
 
 NEW_FILE_MODE = 0o644
 NEW_DIRECTORY_MODE = 0o755
-"""The modes that the guest gives new files and directories."""
+"""The modes of new files and directories that the guest creates."""
 
 MAX_FILE_MODE = 0o7777
-"""The largest file mode: all permission bits, with set-user-ID, set-group-ID and sticky."""
+"""The largest file mode: all permission bits, set-user-ID, set-group-ID and sticky."""
 
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
@@ -64,8 +64,8 @@ T = TypeVar("T")
 class Effect:
     """The changes that one call would make.
 
-    `base` is the hash of everything that the call reads or changes, in its present state. `effect`
-    is the hash of the paths that it changes, as they will be, and of those that it must leave.
+    `base` is the hash of the current state of everything that the call reads or changes. `effect`
+    is the hash of the future state of the paths that the call changes or must not change.
     """
 
     shown: JsonObject
@@ -75,7 +75,7 @@ class Effect:
     base: str
     effect: str
     error: EngineError | None = field(default=None, compare=False)
-    """The error that the call would end with, or None if it is not known to fail."""
+    """The error with which the call would end, or None if it is not known to fail."""
 
 
 async def effect_of(
@@ -84,7 +84,7 @@ async def effect_of(
     """Return the effect of a call in the leased sandbox, or None if its executor has no preview.
 
     Raises:
-        InvalidParams: there is too much to survey, or it is unreadable.
+        InvalidParams: there is too much to survey, or files are unreadable.
         SandboxUnavailable, Timeout, …: in the same cases as the tool itself.
     """
     preview = PREVIEWS.get(tool.executor)
@@ -104,7 +104,9 @@ class _Place:
         return Survey(claim, dict(zip(paths, claim.faults, strict=True)))
 
     async def read(self, path: str, seen: Seen) -> bytes:
-        """Read a file of at most `MAX_READ_BYTES`. Check its size and hash against the survey."""
+        """Return the content of a file of at most `MAX_READ_BYTES`, after checking its size and
+        hash against the survey.
+        """
         size = seen.size or 0
         request = {"do": "read", "path": path, "offset": 0, "length": MAX_READ_BYTES}
         piece = (await ask(self.lease, request, self.limits, Piece)).required
@@ -197,7 +199,9 @@ def _lacking_above(path: str, survey: Survey) -> list[str]:
 
 
 async def diff_of(before: bytes, after: bytes) -> JsonObject:
-    """Return a diff, or the reason why there is none. Slow texts do not block: it uses a thread."""
+    """Return the field `diff` for a preview, or a field with the reason why there is no diff. The
+    diff is computed in a thread, so that slow texts do not block.
+    """
     if max(len(before), len(after)) > MAX_READ_BYTES:
         return {"too_large": True}
     old, new = text_of(before), text_of(after)
@@ -265,7 +269,9 @@ def shown_changes(
     truncated: bool = False,
     would_fail: EngineError | None = None,
 ) -> JsonObject:
-    """Build the preview. `count` and `size` (bytes) also cover removed entries that it omits."""
+    """Return the preview. `count` and `size` (bytes) include the removed entries that are omitted
+    from `removed`.
+    """
     shown: JsonObject = {
         "added": added or [],
         "changed": changed or [],
@@ -292,7 +298,7 @@ def _mode(mode: int) -> str:
 
 
 def _agreed(value: T | None) -> T:
-    """Return a value that the guest must give. Raises SandboxUnavailable if it is None."""
+    """Return a value that the guest must provide. Raises SandboxUnavailable if it is None."""
     if value is None:
         raise not_as_agreed()
     return value
@@ -316,11 +322,11 @@ PREVIEWS: Mapping[str, Callable[[JsonObject, _Place], Awaitable[Effect]]] = Mapp
 
 
 class Seen(Claim):
-    """One path in the workspace and what the guest found there. `kind` is `absent` if nothing."""
+    """The state of one path in the workspace. `kind` is `absent` if nothing exists there."""
 
     path: str = Field(min_length=1)
     path_base64: str | None = None
-    """The bytes of a path that is not UTF-8; `path` shows it escaped."""
+    """The bytes of the path if it is not UTF-8; `path` then has its escaped form."""
     kind: Literal["absent", "file", "directory", "link", "other"]
     mode: int | None = Field(default=None, ge=0, le=MAX_FILE_MODE)
     size: int | None = Field(default=None, ge=0, le=strict_json.MAX_SAFE_INTEGER)
@@ -328,43 +334,45 @@ class Seen(Claim):
     """Number of the file's hard links, in the workspace or elsewhere."""
     sha256: Sha256 | None = None
     version: str | None = Field(default=None, min_length=1, max_length=200)
-    """A value that replaces `sha256` if the file cannot be read."""
+    """A value that changes with the file, in place of `sha256`, if the file cannot be read."""
     target: str | None = None
     target_base64: str | None = None
     special: Literal["pipe", "socket", "device", "unknown"] | None = None
 
 
 class Appended(Claim):
-    """The state of a file after the previewed append."""
+    """The size in bytes and the hash of a file after the previewed append."""
 
     size: int = Field(ge=0, le=strict_json.MAX_SAFE_INTEGER)
     sha256: Sha256
 
 
 class SurveyClaim(Claim):
-    """Everything that a call reads or changes, sorted by path. `base` is the hash of all of it."""
+    """The state of everything that a call reads or changes, sorted by path. `base` is its hash,
+    including entries that are omitted here.
+    """
 
     base: Sha256
     entries: list[Seen] = Field(max_length=MAX_LISTED)
     has_more: bool
     faults: list[FaultKind | None] = Field(max_length=MAX_FILES)
-    """For each requested path, in order: why the call cannot write or delete it, or null if it can.
-    A path that a deletion would not find has `not_found`."""
+    """For each requested path, in the order of the request: why the call cannot write or delete the
+    path, or null if it can. For a deletion, missing paths have `not_found`."""
     appended: Appended | None
     count: int = Field(ge=0, le=strict_json.MAX_SAFE_INTEGER)
-    """Number of existing entries at or below paths that are not refused."""
+    """Number of existing entries at or below the paths that are not refused."""
     size: int = Field(ge=0, le=strict_json.MAX_SAFE_INTEGER)
     """Total size of these entries, in bytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Survey:
-    """A survey of the requested paths."""
+    """A valid survey, with a fault for each requested path."""
 
     claim: SurveyClaim
     faults: Mapping[str, FaultKind | None]
-    """Requested path → why the call cannot write or delete it, or None if it can; `not_found` for a
-    path that a deletion would not find. In the order of the request."""
+    """Requested path → why the call cannot write or delete the path, or None if it can, in the
+    order of the request. For a deletion, missing paths have `not_found`."""
 
     def at(self, path: str) -> Seen | None:
         """Return the entry at a path, or None if the survey does not cover it."""
@@ -372,7 +380,7 @@ class Survey:
 
     @property
     def going(self) -> list[Seen]:
-        """The existing entries at or below requested paths that are not refused."""
+        """The existing entries at or below the requested paths that are not refused."""
         tops = {path for path, fault in self.faults.items() if fault is None}
         return [
             entry
@@ -397,40 +405,40 @@ MAX_DIFF_BYTES = 16 * 1024
 """Maximum size of one file's diff, in bytes."""
 
 NOTE_BYTES = 100
-"""Room for the notes at the end of a diff that is cut."""
+"""Bytes reserved for the notes at the end of a truncated diff."""
 
 MAX_STEPS = 4_000_000
 """Maximum number of line comparisons for one diff: about 0.15 s with the slowest test texts."""
 
 PART_STEPS = 500
-"""Comparisons that take as long as beginning with one part of two texts does, whatever its size."""
+"""Number of steps by which each part of two texts is charged in addition, for its fixed costs."""
 
 NO_NEWLINE = "\\ No newline at end of file\n"
-"""The line after a last line without a newline. *Source*: POSIX diff, its output format."""
+"""The line that follows a last line without a newline. *Source*: POSIX diff, its output format."""
 
 
 Code = tuple[str, int, int, int, int]
-"""One part of a comparison, as `SequenceMatcher` calls opcodes."""
+"""One part of a comparison, in the form of an opcode of `SequenceMatcher`."""
 
 Group = Sequence[Code]
-"""One hunk, as `SequenceMatcher.get_grouped_opcodes` yields it."""
+"""One hunk, in the form in which `SequenceMatcher.get_grouped_opcodes` yields it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Diff:
-    """A unified diff without its two lines of file names."""
+    """A unified diff without the two lines of file names."""
 
     text: str
     is_truncated: bool
     """Whether lines were left out because of the size limit."""
     is_coarse: bool = False
-    """Whether the differing part is shown as one change, too large to compare line by line."""
+    """Whether some part is shown as one change, because it is too large to compare line by line."""
     steps: int = 0
-    """Line comparisons that it took at most."""
+    """Upper bound on the number of line comparisons that were made."""
 
 
 def text_of(raw: bytes) -> str | None:
-    """Decode UTF-8 text. Return None for bytes that are not text."""
+    """Decode UTF-8 text. Return None if the bytes are not text."""
     if b"\0" in raw:
         return None
     try:
@@ -442,7 +450,7 @@ def text_of(raw: bytes) -> str | None:
 def unified(
     before: str, after: str, max_bytes: int = MAX_DIFF_BYTES, max_steps: int = MAX_STEPS
 ) -> Diff:
-    """Return a unified diff of two texts. It has no file names, which could contain anything."""
+    """Return a unified diff of two texts, without file names, which could contain anything."""
     old, new = _lines(before), _lines(after)
     start, end = _shared_ends(old, new)
     # Only the lines between the first and the last difference, and their context, are compared.
@@ -464,7 +472,9 @@ def _lines(text: str) -> list[str]:
 
 
 def most_steps(matcher: Any) -> int:
-    """The worst-case number of steps: each match found may visit all lines and equal pairs."""
+    """Return the worst-case number of steps of a comparison: the search for each match may visit
+    all lines and all pairs of equal lines.
+    """
     pairs = sum(len(matcher.b2j.get(line, ())) for line in matcher.a)
     return int((len(matcher.a) + pairs) * min(len(matcher.a), len(matcher.b)))
 
@@ -472,9 +482,9 @@ def most_steps(matcher: Any) -> int:
 def _in_parts(
     old: Sequence[str], new: Sequence[str], max_steps: int
 ) -> tuple[list[Code], bool, int]:
-    """Compare the parts between lines that both texts have once, in the same order. Return what
-    `SequenceMatcher` calls opcodes, whether a part is shown as one change because comparing it
-    would take too long, and the steps.
+    """Compare two texts part by part. The parts are separated by lines that occur exactly once in
+    each text, in the same order. Return the opcodes, whether a part is shown as one change because
+    its comparison would take too long, and the number of steps.
     """
     codes: list[Code] = []
     is_coarse, steps = False, 0
@@ -488,7 +498,7 @@ def _in_parts(
     at = new_at = 0
     whole = (len(old), len(new))
     for here, new_here in [*_anchors(old, new), whole]:
-        if steps + PART_STEPS > max_steps:  # all the rest is one part
+        if steps + PART_STEPS > max_steps:  # treat the whole rest as one part
             here, new_here = whole
         if at < here or new_at < new_here:
             part, new_part = old[at:here], new[new_at:new_here]
@@ -510,15 +520,15 @@ def _in_parts(
 
 
 def _anchors(old: Sequence[str], new: Sequence[str]) -> list[tuple[int, int]]:
-    """Return the places of lines that both texts have exactly once: the longest series that is in
-    order in both. *Source*: patience diff.
+    """Return the positions, in both texts, of lines that occur exactly once in each. Of these, only
+    the longest series that is in the same order in both texts is used. *Source*: patience diff.
     """
     counts, new_counts = Counter(old), Counter(new)
     places = {line: number for number, line in enumerate(new) if new_counts[line] == 1}
     ends: list[int] = []
-    """For each length of a series, the place in the new text where the best of these ends."""
+    """For each length of a series, the smallest position in the new text at which one ends."""
     series: list[tuple[int, int, Any]] = []
-    """For each length, the last pair of that series, and the pair before it."""
+    """For each length, the last pair of positions in that series, and the pair before it."""
     for number, line in enumerate(old):
         if counts[line] != 1 or line not in places:
             continue
@@ -535,7 +545,9 @@ def _anchors(old: Sequence[str], new: Sequence[str]) -> list[tuple[int, int]]:
 
 
 def _one_change(old: Sequence[str], new: Sequence[str]) -> Sequence[Code]:
-    """Return one change from all old lines to all new ones, but for the equal ones around it."""
+    """Return opcodes that replace all old lines by all new ones, except equal lines at the start
+    and the end.
+    """
     start, end = _shared_ends(old, new)
     return [
         ("equal", 0, start, 0, start),
@@ -545,7 +557,7 @@ def _one_change(old: Sequence[str], new: Sequence[str]) -> Sequence[Code]:
 
 
 def _shared_ends(old: Sequence[str], new: Sequence[str]) -> tuple[int, int]:
-    """Return how many lines are equal at the start and at the end. No line counts for both."""
+    """Return the number of equal lines at the start and at the end. No line is counted twice."""
     most = min(len(old), len(new))
     start = 0
     while start < most and old[start] == new[start]:
@@ -558,11 +570,13 @@ def _shared_ends(old: Sequence[str], new: Sequence[str]) -> tuple[int, int]:
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    """Equal lines, or removed and added ones, and the line before them at the start of a hunk."""
+    """A run of equal lines, or of removed and added ones. `head` is the hunk's header for the first
+    run of a hunk, otherwise empty.
+    """
 
     head: str
     sides: Sequence[tuple[str, Sequence[str]]]
-    """Mark → lines."""
+    """Pairs of a mark (space, `-` or `+`) and the lines with this mark."""
 
 
 def _runs(
@@ -581,9 +595,10 @@ def _runs(
 
 
 def _cut(runs: Iterable[_Run], room: int) -> tuple[str, bool]:
-    """Return the lines of a diff that fit, and whether some are left out. Removed and added lines
-    that do not fit get half of the room each, or what the others leave, so that neither hide the
-    others. Notes at the end count those that are left out.
+    """Return the lines of a diff that fit into `room` bytes, and whether any were left out. If the
+    removed and added lines of a change do not fit, each side gets half of the room, or the room
+    that the other side leaves, so that neither hides the other. Notes at the end count the lines
+    that were left out.
     """
     parts: list[str] = []
     left_out: Counter[str] = Counter()
@@ -610,8 +625,8 @@ def _cut(runs: Iterable[_Run], room: int) -> tuple[str, bool]:
 
 
 def _fitting(texts: Sequence[str], room: int) -> tuple[Sequence[str], int]:
-    """Return the first texts that fit into so many bytes, and their number. If not even the first
-    one does, return its beginning.
+    """Return the first texts that fit into `room` bytes, and the number of complete ones. If not
+    even the first text fits, return its beginning.
     """
     for number, text in enumerate(texts):
         size = len(text.encode())
@@ -629,8 +644,8 @@ def _marked(mark: str, line: str) -> str:
 def _range(start: int, end: int) -> str:
     """Format a hunk's range. `end` is exclusive.
 
-    *Source*: POSIX diff: a range of one line has no length, and an empty range gives the line
-    before it.
+    *Source*: POSIX diff: the range of a single line has no length, and an empty range is given by
+    the line before it.
     """
     length = end - start
     if length == 1:

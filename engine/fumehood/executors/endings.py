@@ -1,8 +1,8 @@
 """The endings of runs: the error, the limit and the message for the caller.
 
 Host side, pure, for every wall. `ENDING_ERRORS` maps each ending to an error class and `_LIMITS` to
-the limit that caused it. Each executor has one message for each ending that its wall can have. How
-a run ended was measured outside the program. A message about a limit names the limit and a remedy.
+the limit that caused it. Each executor has one message for each ending that its wall can report. An
+ending is determined outside the program. A message about a limit names the limit and a remedy.
 """
 
 from __future__ import annotations
@@ -60,8 +60,8 @@ def error_of(
 ) -> EngineError | None:
     """Return the error of a run, or None if it succeeded.
 
-    `values` are the templates' other placeholders. If a limit ended the run, `details.limit` is set
-    to the limit and `measured`.
+    `values` are the values of the templates' other placeholders. If a limit ended the run,
+    `details.limit` is set to the limit and `measured`.
     """
     error_class = ENDING_ERRORS[ending.ended_by]
     if error_class is None:
@@ -89,7 +89,9 @@ def sandbox_lost(tool: ToolDefinition, details: JsonObject) -> SandboxUnavailabl
 def container_lost(
     tool: ToolDefinition, details: JsonObject, node: str | None = None
 ) -> SandboxUnavailable:
-    """Return the error for a container that was lost during a run, `node` being its node."""
+    """Return the error for a container that was lost during a run, with `node` if this node was
+    lost.
+    """
     of_node = f" of the node {node}" if node is not None else ""
     return SandboxUnavailable(
         f"The container{of_node} was lost while the program ran; the next call gets another one. "
@@ -127,10 +129,10 @@ def session_lost(details: JsonObject, ending: RunEnding, *, has_disk: bool) -> S
 # -- programs in containers ----------------------------------------------------------------
 
 MUCH_HELD = 0.4
-"""Share of a session's memory limit. If its variables use more, the hint names them."""
+"""Fraction of a session's memory limit. If the variables use more, the hint names them."""
 
 IDLE_SHARE = 0.05
-"""Share of the time limit. A run that used less CPU time than that was mostly waiting."""
+"""Fraction of the time limit. A run that used less CPU time was mostly waiting."""
 
 NO_TERMINAL = "no terminal is available, and nobody can answer prompts"
 
@@ -178,19 +180,19 @@ _HINTS: Mapping[re.Pattern[str], str] = MappingProxyType(
 """Pattern in a failed program's output → hint for the caller. The first match is used."""
 
 LOOKED_AT_CHARACTERS = 4000
-"""How much of the end of stderr, traceback and message is searched for hints, in characters."""
+"""Number of characters at the end of stderr, traceback and message in which hints are searched."""
 
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """What a message is about: a program's language, and whether it ran in a session."""
+    """The subject of a message: a program's language, and whether the program ran in a session."""
 
     language: Language = LANGUAGES["python"]
     in_session: bool = False
 
     @property
     def more_memory(self) -> str:
-        """How the caller can get more memory."""
+        """The advice on how to get more memory, as a phrase."""
         return "start a session with more" if self.in_session else "allow more (memory_limit_mb)"
 
 
@@ -245,7 +247,9 @@ def _measured(ending: RunEnding, limits: Limits, subject: Subject) -> JsonObject
 
 
 def _memory_hint(ending: RunEnding, limits: Limits, subject: Subject) -> str:
-    """Return the remedy for too little memory. It names a session's variables if they use much."""
+    """Return the remedy for too little memory. It names the session's variables if they use much
+    of it.
+    """
     held_mb = (ending.variables_bytes or 0) / MB
     if subject.in_session and held_mb > (limits.memory_mb or 0) * MUCH_HELD:
         return (
@@ -256,7 +260,9 @@ def _memory_hint(ending: RunEnding, limits: Limits, subject: Subject) -> str:
 
 
 def _wall_time_hint(ending: RunEnding, limits: Limits, subject: Subject) -> str:
-    """Return the remedy for a timeout. CPU time is measured; what it waited for is a guess."""
+    """Return the remedy for a timeout. It depends on the measured CPU time: a program that used
+    little is assumed to have waited for input or for open handles.
+    """
     was_idle = ending.cpu_ms is not None and ending.cpu_ms < limits.wall_s * 1e3 * IDLE_SHARE
     if was_idle and subject.language.name == "javascript":
         return (
@@ -272,7 +278,9 @@ def _wall_time_hint(ending: RunEnding, limits: Limits, subject: Subject) -> str:
 
 
 def refused_by(names: Iterable[str], limits: Limits, subject: Subject = PROGRAM) -> tuple[str, ...]:
-    """Return a warning for each limit that refused something but did not end the program."""
+    """Return a warning for each of these limits, which refused an operation but did not end the
+    program.
+    """
     more_memory = (
         "start a session with more memory"
         if subject.in_session
@@ -341,7 +349,7 @@ def failure_message(
 
 
 def _hint(ending: RunEnding, claim: FailureClaim | None, subject: Subject) -> str:
-    """Return a hint on what the sandbox lacks, or "" if the output does not suggest one."""
+    """Return a hint about something that the sandbox lacks, or "" if the output suggests none."""
     thrown = claim.exception if claim is not None else None
     said = [ending.stderr] if thrown is None or thrown.type == "CalledProcessError" else []
     said += [thrown.traceback, f"{thrown.type}: {thrown.message}"] if thrown is not None else []
@@ -362,8 +370,8 @@ _STATES = {
 
 
 def state_words(ending: RunEnding) -> tuple[str, ...]:
-    """Return a warning if the session's variables were restored or lost, and one if its files were
-    restored, or not saved.
+    """Return the warnings for a session whose variables were rolled back or lost, or whose files
+    were restored or not saved.
     """
     words = []
     if ending.state == "restored" and ending.copied_at is not None:
@@ -396,8 +404,8 @@ def _reason(claim: FailureClaim | None) -> str:
 def _words(said: ExceptionClaim) -> str:
     """Return an exception's type and message on one line.
 
-    The type is not repeated if the message contains it. Source lines before it, as in a syntax
-    error, are dropped.
+    The type is not repeated if the message contains it. Source lines before the type, as in a
+    syntax error, are dropped.
     """
     lines = [line.strip() for line in said.message.splitlines() if line.strip()]
     if not lines:
@@ -409,7 +417,7 @@ def _words(said: ExceptionClaim) -> str:
 
 
 def sentence(text: str) -> str:
-    """Return a text as a bounded sentence."""
+    """Return a text, limited in length, with a full stop at its end."""
     text = whole_words(text, MAX_MESSAGE_CHARACTERS + 40).strip()
     return text if text.endswith((".", "?", "!")) else text + "."
 

@@ -1,7 +1,7 @@
 """Executors for expressions and restricted programs, which run in the interpreter wall.
 
-Host side, between `pipeline/execute` and a wall's lease. How a run ended was decided outside the
-child process; everything else in its ending is untrusted data.
+Host side, between `pipeline/execute` and a wall's lease. How a run ended is decided outside the
+child process; all other data in the ending is untrusted.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ _PROGRAM = _messages(
 
 
 class ExpressionExecutor(Executor):
-    """Evaluates expressions in a process that calls of one trust domain may share."""
+    """Evaluates expressions, in a process that one trust domain's calls may share."""
 
     place = Placement(
         "interpreter",
@@ -82,7 +82,7 @@ class ExpressionExecutor(Executor):
 
 
 class RestrictedPythonExecutor(Executor):
-    """Runs restricted programs, each in a process of its own."""
+    """Runs restricted programs, each in a separate process."""
 
     place = Placement(
         "interpreter",
@@ -96,8 +96,8 @@ class RestrictedPythonExecutor(Executor):
     async def run(self, run: ToolRun) -> Outcome:
         """Run one restricted program in the interpreter.
 
-        If it fails, `details` has the same fields as `data`, and `exception`. All of them are null
-        if the program was ended from outside.
+        If the program fails, the error's `details` have the fields of `data`, and `exception`. All
+        of these are null if the program was ended from outside.
         """
         ending = await run.lease.run("restricted_python", run.arguments, run.limits)
         if ending.ended_by is EndedBy.OK and not is_program_result(ending.result):
@@ -156,7 +156,7 @@ def is_program_result(result: JsonObject | None) -> bool:
 
 
 NOTHING_SAID: JsonObject = {"value": None, "value_repr": None, "stdout": None, "exception": None}
-"""The details of a program that reported nothing about its failure."""
+"""The error's details for a program that reported nothing about its failure."""
 
 
 def program_details(claimed: Any) -> JsonObject:
@@ -173,7 +173,7 @@ def program_details(claimed: Any) -> JsonObject:
 
 
 def _claim(ending: RunEnding) -> str:
-    """Return the guest's own reason as a sentence."""
+    """Return the reason that the guest claims, as a sentence."""
     reason = "the program gave no reason"
     if ending.claimed_kind is None and ending.ended_by is EndedBy.POLICY:
         reason = "the sandbox stopped a forbidden system call"

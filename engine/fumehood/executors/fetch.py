@@ -1,9 +1,9 @@
 """The tool `fetch_url`: one GET request to a URL that the caller chooses.
 
-Host side, beside `rest`, whose requests and errors it shares. The URL is hostile: it may point into
-this host's networks, or contain data that the caller leaks. Invariants: nothing is sent unless the
-operator has enabled the tool; it shares no connections with REST tools, so it cannot reach hosts
-that only those may reach; the request contains no secret and no call id.
+Host side, beside `rest`, whose code for requests and errors it uses. The URL is hostile: it may
+point into this host's networks, or contain data that the caller leaks. Invariants: nothing is sent
+unless the operator has enabled the tool; the tool shares no connections with REST tools, so it
+cannot reach hosts that only REST tools may reach; the request contains no secret and no call id.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ _NOT_OF_A_NAME = re.compile(r"[^A-Za-z0-9._-]+")
 
 
 class FetchExecutor(Executor):
-    """The tool `fetch_url`."""
+    """Runs the tool `fetch_url`."""
 
     place = Placement(
         "host",
@@ -94,7 +94,7 @@ class FetchExecutor(Executor):
             run.upstreams.fetches,
             run.redactor,
         )
-        # The body was within the limit when it was read; as base64 it is longer.
+        # The body was within the limit when it was read, but is longer in base64.
         return replace(outcome, max_data_bytes=2 * run.limits.output_bytes)
 
 
@@ -112,7 +112,9 @@ def fetch_request(arguments: JsonObject) -> UpstreamRequest:
 
 
 def page_data(answer: UpstreamAnswer, *, raw: bool, start: int) -> JsonObject:
-    """Return the tool's result: parsed JSON, the text after `start` characters, or a file."""
+    """Return the tool's result: parsed JSON, text from the character `start` on, or a file. With
+    `raw`, JSON and HTML are returned as they are, as text.
+    """
     data: JsonObject = {
         "url": answer.url,
         "status": answer.status,
@@ -147,7 +149,7 @@ def page_data(answer: UpstreamAnswer, *, raw: bool, start: int) -> JsonObject:
 
 
 def file_name(url: str) -> str:
-    """Return a file name for the content of a URL. It is safe: never a path, hidden or empty."""
+    """Return a file name for the content of a URL. The name is never a path, hidden or empty."""
     last = unquote(urlsplit(url).path).rpartition("/")[2]
     return _NOT_OF_A_NAME.sub("_", last).lstrip("._")[:100] or "download"
 
@@ -183,7 +185,7 @@ _BREAK = re.compile(
 )
 _TAG = re.compile(rf"<[a-z/!?]{_QUOTED}>", re.IGNORECASE)
 _OPEN_QUOTE = re.compile(r"<[a-z/!?][^<>]*+>", re.IGNORECASE)
-"""A tag with an unclosed quote."""
+"""Matches a tag with an unclosed quote."""
 
 
 def readable_text(page: str) -> str:

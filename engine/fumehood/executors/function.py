@@ -1,9 +1,10 @@
 """Functions: trusted ones in the engine's process or a worker process, sandboxed ones in the jail.
 
-Host side. A trusted function has no wall: its timeout cancels it, or kills the worker process if it
-is synchronous. Its `ToolError`s go to the caller; any other exception is logged and hidden from the
-caller. How a run in the jail ended was decided outside the child process. The result, error and
-traceback from the jail are claims; this host's paths are removed from messages and tracebacks.
+Host side. A trusted function has no wall: at the time limit, an asynchronous function is cancelled,
+and the worker process of a synchronous one is killed. A `ToolError` is passed to the caller; any
+other exception is logged and hidden from the caller. How a run in the jail ended is decided outside
+the child process. The result, error and traceback from the jail are claims; this host's paths are
+removed from messages and tracebacks.
 """
 
 from __future__ import annotations
@@ -107,7 +108,7 @@ class FollowedParts:
         self._pass_on(self._redactor.feed(text) if text else "")
 
     def finish(self) -> None:
-        """Pass on the text that was held back because it could have been the start of a secret."""
+        """Pass on the text that was held back because it might be the start of a secret."""
         self._pass_on(self._redactor.finish())
 
     def _pass_on(self, text: str) -> None:
@@ -126,7 +127,9 @@ async def _run_followed(run: ToolRun) -> Outcome:
 async def _ending_of(
     run: ToolRun, address: FunctionAddress, where: JsonObject, parts: FollowedParts | None
 ) -> RunEnding:
-    """Call the function in another process. With `parts`, its result is streamed to followers."""
+    """Call the function in another process, and return the ending. With `parts`, the result is
+    streamed to followers. `where` has further fields of the request.
+    """
     call: JsonObject = {
         "module": address.module,
         "name": address.name,
@@ -144,7 +147,7 @@ async def _ending_of(
 
 
 class HostFunctionFailed(ExecutionError):
-    """A host function raised an exception that the caller must not see. `cause` is for the log."""
+    """A host function raised an exception, hidden from the caller. `cause` is for the log."""
 
     def __init__(self, cause: BaseException) -> None:
         super().__init__(
@@ -155,9 +158,9 @@ class HostFunctionFailed(ExecutionError):
 
 
 async def _run_here(run: ToolRun, function: HostFunction, parts: FollowedParts | None) -> Outcome:
-    """Run an asynchronous trusted function until its time limit.
+    """Run an asynchronous trusted function, and cancel it at the time limit.
 
-    With `parts`, the function may be a generator, whose items are the parts of its result.
+    With `parts`, the function may be a generator, whose items are the parts of the result.
     """
     limits = run.limits
     returned = None
@@ -181,7 +184,7 @@ async def _run_here(run: ToolRun, function: HostFunction, parts: FollowedParts |
         raise  # the program or this coroutine is ending
     except BaseException as error:
         return _failed(EndedBy.EXCEPTION, HostFunctionFailed(error))
-    if deadline.cancel_called:  # also if the function ignored the cancellation
+    if deadline.cancel_called:  # even if the function ignored the cancellation
         return _failed(EndedBy.WALL_TIME, _timeout("cancelled", limits))
     return _succeeded(ToolResult.of(returned))
 
@@ -202,7 +205,7 @@ class WorkerFault(Exception):
 async def _run_in_worker(
     run: ToolRun, address: FunctionAddress, parts: FollowedParts | None
 ) -> Outcome:
-    """Call a trusted function in a worker process, which is killed at the time limit."""
+    """Call a trusted synchronous function in a worker, which is killed at the time limit."""
     limits = run.limits
     ending = await _ending_of(run, address, {}, parts)
     match ending.ended_by:
@@ -346,7 +349,7 @@ def _raised(ending: RunEnding, details: JsonObject, address: FunctionAddress) ->
 
 
 def without_paths(text: str, address: FunctionAddress) -> str:
-    """Remove this host's directories from a text, because an error message may contain them."""
+    """Return a text without this host's directories, which an error message may contain."""
     engine = Path(__file__).parents[2]
     known = {address.import_path, sys.prefix, sys.base_prefix, str(engine), str(Path.home())}
     for path in sorted(known - {"/", ""}, key=len, reverse=True):

@@ -3,7 +3,7 @@
 Loaded by the jail's child and by the worker process, never by the engine. The input is a module, a
 name and JSON arguments. The reply is JSON: `{"result": {data, tokens_used, cost}}` or `{"error":
 {kind, …}}`. Invariant: whatever the function returns or raises, the reply is plain JSON that the
-host can parse. Its content is a claim, which the host validates.
+host can parse. The content of the reply is a claim, which the host validates.
 """
 
 from __future__ import annotations
@@ -41,12 +41,13 @@ def answer(
 ) -> JsonObject:
     """Import `module:name`, call it with type-checked arguments, and return the reply.
 
-    `pickled`, if not empty, is the function as a base64 pickle from the host, and replaces the
-    import; each process unpickles it once. `parts` collects the items if the function is a
+    `pickled`, if not empty, is the function as a base64 pickle from the host, and is used instead
+    of the import; each process unpickles it once. `parts` collects the items if the function is a
     generator.
 
     Raises:
-        MemoryError: passed through, because only the caller can report it without more memory.
+        MemoryError: it is passed through, because only the caller can report it without more
+            memory.
     """
     try:
         found = _unpickled(pickled) if pickled else getattr(importlib.import_module(module), name)
@@ -69,7 +70,9 @@ def answer(
 
 @cache
 def _unpickled(pickled: str) -> FunctionTool:
-    """Unpickle the host's function once, so that its globals live as long as this process."""
+    """Return the host's function, unpickled only once, so that its globals live as long as this
+    process.
+    """
     found: FunctionTool = pickle.loads(base64.b64decode(pickled))  # noqa: S301  # pickled by the host
     return found
 
@@ -80,7 +83,7 @@ def _call(found: FunctionTool, arguments: JsonObject, parts: Parts | None) -> An
         return parts.collect(returned)
     if parts is not None and isinstance(returned, AsyncGenerator):
         returned = parts.collect_async(returned)
-    # Check the type, not the value: no code of the value runs, and it cannot fake its class.
+    # Check the type, not the value, so that no code of the value runs and it cannot fake its class.
     return asyncio.run(_wait_for(returned)) if hasattr(type(returned), "__await__") else returned
 
 
@@ -115,7 +118,7 @@ def _refusal(error: ToolError) -> JsonObject:
 def _failure(error: BaseException, module: str) -> JsonObject:
     try:
         message = str(error)
-    except BaseException:  # the exception's own `__str__` may raise anything, also SystemExit
+    except BaseException:  # the exception's own `__str__` may raise anything, even SystemExit
         message = ""
     return _error(
         "exception",
@@ -126,7 +129,7 @@ def _failure(error: BaseException, module: str) -> JsonObject:
 
 
 def _frames(traceback: TracebackType | None, package: str) -> list[str]:
-    """Return the traceback within the tool's package, innermost last: `module:line in function`."""
+    """Return the frames within the tool's package, innermost last, as `module:line in function`."""
     frames: list[str] = []
     while traceback is not None:
         frame = traceback.tb_frame

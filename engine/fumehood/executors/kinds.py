@@ -1,6 +1,6 @@
 """The table of executors: one row for each kind of tool that this version can run.
 
-Host side. Executors of a few lines are here, too.
+Host side. Very short executors are defined in this module.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from fumehood.parts import tool_kinds
 
 
 class _DecisionExecutor(Executor):
-    """Tools that are not this engine's."""
+    """Decides on calls to tools that the caller itself runs."""
 
     place = Placement(
         "external", "host", "the caller runs this tool itself; the engine decides", is_outside=True
@@ -41,10 +41,10 @@ class _DecisionExecutor(Executor):
 
 
 def with_parts(own: Mapping[str, Executor]) -> Mapping[str, Executor]:
-    """Return the kernel's executors and those that parts add.
+    """Return the executors in `own` and those that parts add.
 
     Raises:
-        PartError: a part adds an executor or a type of tools that is there already.
+        PartError: a part adds an executor or a type of tools that already exists.
     """
     added, types = tool_kinds(), {"BUILTIN", "NATIVE", "REST"}
     for name, kind in added.items():
@@ -76,4 +76,4 @@ EXECUTORS = with_parts(
         **{language.executor: ProgramExecutor(language) for language in LANGUAGES.values()},
     }
 )
-"""`executor` of a definition → its implementation."""
+"""Value of a definition's field `executor` → the implementation."""

@@ -1,4 +1,4 @@
-"""The outcome of one run, which the pipeline's stage `execute` returns and `result` shapes."""
+"""The outcome of one run. The pipeline's stage `execute` returns it; `result` shapes it."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from fumehood.sandbox.session_use import HeldFiles
 
 @dataclass(frozen=True, slots=True)
 class CutText:
-    """A text that was too long for memory: its first and last part, and a link to all of it."""
+    """A text that was too long for memory: its first and last part, and a link to the whole."""
 
     field: str
-    """The field of `data` or of the error's `details` to which it belongs. The field holds an empty
-    text."""
+    """The field of `data` or of the error's `details` to which the text belongs. The field itself
+    has an empty text."""
     head: str
     tail: str
     length: int
@@ -31,27 +31,29 @@ class CutText:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class HeldTrial:
-    """A trial that has run, and the effect that it would have on its session and on others."""
+    """A trial that has run, and the effect that it would have on its session and on hosts."""
 
     files: HeldFiles
     effect: Effect
     outcome: Outcome
     held_back: tuple[HeldBack, ...] = ()
-    """What parts have held back of it."""
+    """Actions of the trial that parts have held back."""
 
 
 MAX_DATA_BYTES = 16 << 20
-"""Maximum size as JSON of data whose parts have limits of their own, in bytes."""
+"""Maximum size as JSON, in bytes, of data whose fields have separate limits."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a run ended and what it used. Numbers that were not measured are None."""
+    """How a run ended, its result, and the resources that it used. Values that were not measured
+    are None.
+    """
 
     ended_by: EndedBy
     isolation: str
     node: str | None = None
-    """The machine on which it ran, if the engine has nodes."""
+    """The name of the node on which the tool ran, if the engine has nodes."""
     data: Any = None
     error: EngineError | None = None
     cpu_ms: float | None = None
@@ -63,31 +65,31 @@ class Outcome:
     warnings: tuple[str, ...] = ()
     """Warnings for the caller."""
     max_data_bytes: int | None = None
-    """Size limit of `data` as JSON, in bytes, if its parts have limits of their own. None: the
-    call's output limit applies."""
+    """Size limit of `data` as JSON, in bytes, if its fields have separate limits. None: the call's
+    output limit applies."""
     cuts: tuple[CutText, ...] = ()
     """Texts that `data` or `details` do not contain as a whole."""
     whole_fields: frozenset[str] = frozenset()
     """Fields of `data` that hold a file's content and are never shortened."""
     redacted: int = 0
-    """Number of matches that redaction has already replaced in its output."""
+    """Number of matches that redaction has already replaced in the output."""
     network: NetworkReport | None = None
-    """What a program sent through the gateway, if it had network."""
+    """The program's use of the gateway, if it had network."""
     held: HeldTrial | None = None
-    """The effect that a human decides on, of a trial that has run."""
+    """The trial that has run, if a human must decide on its effect."""
     kept: tuple[object, ...] = ()
-    """What parts keep of the run until the call is answered (`CallPart.answered`)."""
+    """Values that parts keep from the run until the call is answered (`CallPart.answered`)."""
     network_ms: float = 0.0
     """Milliseconds spent on requests to other services."""
 
     @classmethod
     def cancelled(cls, isolation: str) -> Outcome:
-        """Return the outcome of a run that its caller cancelled."""
+        """Return the outcome of a run that the call's caller cancelled."""
         return cls(EndedBy.CANCELLED, isolation, error=cancelled())
 
 
 def cancelled() -> Cancelled:
-    """Return the error of a call that its own caller cancelled."""
+    """Return the error of a call that its caller cancelled."""
     return Cancelled(
         "The call was cancelled by its caller.", details={"ended_by": EndedBy.CANCELLED.value}
     )

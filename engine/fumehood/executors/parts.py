@@ -1,9 +1,8 @@
 """Parts: the values that a streaming tool yields, as one result and as text for listeners.
 
 Runs on both sides: in the jail's child, in a worker process, and in the engine for an asynchronous
-function of the host. Invariant: the parts of one call never have more JSON than its output limit,
-so a generator that does not end is ended. A count made in another process is only a claim; walls
-count again.
+function of the host. Invariant: the JSON of one call's parts never exceeds the call's output limit,
+so an endless generator is ended. A count in another process is only a claim, so walls count again.
 """
 
 from __future__ import annotations
@@ -24,10 +23,10 @@ from fumehood.protocol import strict_json
 from fumehood.protocol.framing import MAX_REPORT_CHARACTERS, whole_words
 
 PROMPT_PIECES = 1000
-"""Number of pieces of one call that are passed on one by one. Later ones may be combined."""
+"""Number of pieces of one call that are passed on separately. Later pieces may be combined."""
 
 PAUSE_S = 0.05
-"""Seconds after an event during which later pieces are held back and combined."""
+"""Seconds after a piece was passed on, during which later pieces may be held back and combined."""
 
 MAX_HELD_CHARACTERS = 4096
 """Maximum number of characters that are held back."""
@@ -48,18 +47,20 @@ def plain(value: Any, max_depth: int = strict_json.MAX_VALUE_DEPTH) -> Any:
     """Return a value as it is after a round trip through strict JSON.
 
     Raises:
-        Unfit: JSON cannot represent it, or it is nested deeper than `max_depth`.
+        Unfit: JSON cannot represent the value, or it is nested deeper than `max_depth`.
     """
     try:
         return strict_json.loads(strict_json.dumps(to_jsonable_python(value)), max_depth=max_depth)
     except MemoryError:
         raise
-    except Exception:  # also whatever the value's own code raises
+    except Exception:  # the value's own code may raise anything
         raise Unfit from None
 
 
 class Pieces:
-    """Passes pieces of text to `hear` and combines many small ones: each becomes an event."""
+    """Passes pieces of text to `hear`. Many small pieces are combined, because each call of `hear`
+    becomes an event.
+    """
 
     def __init__(self, hear: Hear) -> None:
         self._hear = hear
@@ -86,9 +87,9 @@ class Pieces:
 
 
 class Parts:
-    """Collects the parts of one call, whose JSON has at most `max_bytes` in total.
+    """Collects the parts of one call. The total size of their JSON is at most `max_bytes`.
 
-    `hear` receives each part as text: a string unchanged, any other value as a line of JSON.
+    `hear` receives the parts as text: a string unchanged, any other value as a line of JSON.
     """
 
     def __init__(self, max_bytes: int, hear: Hear | None = None) -> None:
@@ -127,7 +128,7 @@ class Parts:
             try:
                 async for part in generator:
                     self._add(part)
-                    await asyncio.sleep(0)  # a generator may never wait for anything
+                    await asyncio.sleep(0)  # the generator itself may never wait
             finally:
                 self._flush()
         return self._result()
@@ -153,7 +154,7 @@ class Parts:
             self._pieces.flush()
 
     def _result(self) -> ToolResult:
-        """Return all parts: one text if each part is a text, otherwise a list."""
+        """Return all parts as one result: a text if every part is a text, otherwise a list."""
         is_text = all(isinstance(part, str) for part in self._parts)
         data = "".join(self._parts) if is_text else self._parts
         return ToolResult(data, self._tokens_used, self._cost)
@@ -169,7 +170,7 @@ def progress(percent: float, message: str = "") -> None:
     """Report that `percent` (0 to 100) of a tool's work is done. For use inside its function.
 
     Numbers outside this range are clamped, messages over 200 characters are cut, and only the first
-    1 000 reports of a call are passed on.
+    1,000 reports of a call are passed on.
 
     Raises:
         ValueError: `percent` is not a finite number.
@@ -185,7 +186,7 @@ def progress(percent: float, message: str = "") -> None:
 
 @contextmanager
 def reports_to(listener: Report | None) -> Iterator[None]:
-    """Pass reports of code inside this block to `listener`, or drop them if it is None."""
+    """Pass progress reports of code inside this block to `listener`, or drop them if it is None."""
     token = _listener.set(listener)
     try:
         yield

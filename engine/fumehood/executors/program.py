@@ -2,10 +2,10 @@
 
 Host side, between `pipeline/execute` and a wall's lease. The ending, streams, exit status and files
 are measured outside the program; value, exception and traceback are claims of the program, and
-names and bytes of files are untrusted. Small files are part of the answer, larger ones become blobs
-and are written as they arrive. Files that the program left unchanged are not sent back. Invariants:
-a claim never turns a failure into a success; at most about `SPILL_CHARACTERS` of a stream are in
-memory, and a longer stream goes to disk as a blob.
+names and bytes of files are untrusted. Small files are part of the answer; larger files become
+blobs, which are written as they arrive. The caller's files that the program left unchanged are not
+returned. Invariants: a claim never turns a failure into a success; at most about `SPILL_CHARACTERS`
+of a stream are in memory, and a longer stream is written to disk as a blob.
 """
 
 from __future__ import annotations
@@ -89,10 +89,10 @@ class ProgramExecutor(Executor):
         return _IN_A_SESSION if in_session else _PLACEMENT
 
     async def run(self, run: ToolRun) -> Outcome:
-        """Run one program in the container of its call, or of the call's session.
+        """Run one program in a container for the call, or in that of the call's session.
 
-        If the program fails, the error's `details` hold the fields that `data` would have, plus
-        `exception`, and `limit` if a limit ended it.
+        If the program fails, the error's `details` have the fields that `data` would have, plus
+        `exception`, and `limit` if a limit ended the program.
         """
         results = _Results(run)
         trial = _TrialLease(run) if run.request.options.preview else None
@@ -111,13 +111,13 @@ class ProgramExecutor(Executor):
 
 
 class _Results:
-    """What one run leaves behind, from its first byte to its outcome."""
+    """Collects the output and files of one run, and builds the outcome."""
 
     def __init__(self, run: ToolRun) -> None:
         self._run = run
         self.around = Surroundings()
         self._cut: RunEnding | None = None
-        """The ending of a run that was cancelled."""
+        """The ending of the run, if it was cancelled."""
         session_id = run.domain.session_id
         self._files = ProgramFiles(
             run.blobs,
@@ -146,21 +146,23 @@ class _Results:
         self._cut = ending
 
     async def discard(self) -> None:
-        """Discard what a run has left that has no answer. A cancelled one has a partial outcome."""
+        """Discard the files and output of a run that has failed with an exception. If the caller
+        cancelled it, set the handle's partial outcome instead of discarding the output.
+        """
         handle = self._run.handle
         self._files.discard()
         if self._cut is None or not handle.is_cancelled:
             self._streams.discard()
             return
-        # It may have ended by itself at the same moment, but its caller was already told that it
-        # was cancelled.
+        # The run may have ended by itself at the same moment, but the caller has already been
+        # informed that it was cancelled.
         with anyio.CancelScope(shield=True):
             ending = replace(self._cut, ended_by=EndedBy.CANCELLED)
             outcome, _ = self._outcome(ending, await self._streams.finish())
-            handle.partial = replace(outcome, kept=())  # parts answer for whole runs only
+            handle.partial = replace(outcome, kept=())  # parts use `kept` for complete runs only
 
     async def of(self, ending: RunEnding) -> tuple[Outcome, list[HeldBack]]:
-        """Return the outcome of a run that has ended, and what parts hold back of it."""
+        """Return the outcome of a run that has ended, and the actions that parts hold back."""
         with anyio.CancelScope(shield=True):  # bounded: it waits for the disk, not for the program
             await self._files.entries()
             kept = await self._streams.finish(is_cut=ending.ended_by is EndedBy.OUTPUT)
@@ -176,7 +178,7 @@ class _Results:
 
 
 class _TrialLease:
-    """Runs a program as a trial of its session, and keeps its effect."""
+    """Runs a program as a trial in its session, and keeps the trial's effect."""
 
     def __init__(self, run: ToolRun) -> None:
         self._run = run
@@ -190,13 +192,15 @@ class _TrialLease:
     async def run(
         self, program: str, arguments: JsonObject, limits: Limits, sinks: RunSinks = NO_SINKS
     ) -> RunEnding:
-        """Run the program. Raises as `SessionTrials.run`."""
+        """Run the program as a trial. Raises as `SessionTrials.run`."""
         trials = _trials(self._run)
         ending, self._effect = await trials.run(program, arguments, limits, sinks)
         return ending
 
     async def outcome(self, outcome: Outcome, held_back: list[HeldBack]) -> Outcome:
-        """Return the outcome of a trial with what a human decides on, if there is anything."""
+        """Return the outcome of the trial. If the trial has an effect, the outcome includes it for
+        the human who decides on it (`Outcome.held`).
+        """
         effect = self._effect
         if effect is not None and effect.is_empty and not any(one.shown for one in held_back):
             await _trials(self._run).drop(effect)
@@ -212,8 +216,9 @@ def _trials(run: ToolRun) -> SessionTrials:
 
 
 def _as_trial(outcome: Outcome, files: HeldFiles | None, held_back: list[HeldBack]) -> Outcome:
-    """Return the outcome of a trial with what a human decides on: what was printed, files, and
-    what parts hold back.
+    """Return the outcome of a trial with its effect, as shown to the human who decides on it:
+    output, changes to files, variables, and actions that parts hold back. If the effect could not
+    be held (`files` is None), the outcome has an error.
     """
     if files is None:
         if outcome.error is not None:
@@ -237,7 +242,7 @@ def _as_trial(outcome: Outcome, files: HeldFiles | None, held_back: list[HeldBac
 
 
 class TrialDecision(HeldAction):
-    """Puts the effect of a trial into its session, as its program left it."""
+    """Applies the effect of a trial to its session."""
 
     needs = "trial"
     always_asks = True
@@ -252,7 +257,7 @@ class TrialDecision(HeldAction):
         self.effect = trial.effect
 
     async def carry_out(self, run: ToolRun) -> Outcome:
-        """Put files and variables in, then do what parts have held back."""
+        """Apply changes to files and variables, then the actions that parts have held back."""
         outcome = replace(self._trial.outcome, isolation="session")
         await _trials(run).put_in(self._trial.files)
         for one in self._trial.held_back:
@@ -273,7 +278,7 @@ def _outcome(
     tool, limits = run.tool.definition, run.limits
     session_id = run.domain.session_id
     language = LANGUAGES[tool.executor.removeprefix("code:")]
-    if kept:  # if it is empty, the wall does not report output while a program runs
+    if kept:  # otherwise there was no output, or the wall reports it only in the ending
         ending = replace(ending, stdout=kept["stdout"].text, stderr=kept["stderr"].text)
     failure = read_claim(FailureClaim, ending.claimed_error)
     value = read_value(ending.result) if ending.result is not None else NO_VALUE
@@ -335,9 +340,9 @@ def _fields(
     pictures: list[JsonObject],
     left_out: int,
 ) -> JsonObject:
-    """Return the fields that `data` and the error's `details` share.
+    """Return the fields that `data` and an error's `details` have in common.
 
-    Shell commands have no value and no images.
+    Programs in some languages, such as shell commands, have no value and no images.
     """
     if ending.ended_by is not EndedBy.OK:
         value = NO_VALUE
@@ -390,9 +395,8 @@ def _error(
 
 
 def program_arguments(arguments: JsonObject, language: str = "python") -> JsonObject:
-    """Return a program's arguments in the form that guests expect.
-
-    The arguments in `further` are left out if they are not given.
+    """Return a program's arguments in the form that guests expect. Optional arguments that are None
+    or missing are left out.
     """
     source = LANGUAGES[language].source
     further = ("stdin_base64", "argv", "env", "working_directory", "return_files")
@@ -412,23 +416,24 @@ def _content(file: JsonObject) -> bytes:
 # -- streams --------------------------------------------------------------------------------
 
 SPILL_CHARACTERS = 2 << 20
-"""Characters of a stream that may stay in memory; a longer stream spills to disk. It is larger than
-the default output limit, so streams spill only if that limit was raised."""
+"""Number of characters of a stream that may stay in memory; a longer stream spills to disk. This is
+more than the default output limit, so streams spill only if that limit was raised."""
 
 SIDE_CHARACTERS = 5000
-"""Length of a spilled stream's head and tail, in characters each. The answer shows only these."""
+"""Length of a spilled stream's head, and of its tail, in characters. The answer shows only these.
+"""
 
 FEED_CHARACTERS = 256 * 1024
 """Number of characters of a spilled stream that are collected before they are written to disk."""
 
 MANY_PIECES = 1024
-"""Number of pieces of a stream above which they are joined: small ones take more memory than their
-text."""
+"""Number of pieces of a stream above which they are joined, because small pieces take more memory
+than their text."""
 
 
 @dataclass(frozen=True, slots=True)
 class KeptText:
-    """A complete stream as `text`, or a spilled one as `cut` with an empty `text`."""
+    """A complete stream as `text`, or a spilled stream as `cut` with an empty `text`."""
 
     text: str
     cut: CutText | None = None
@@ -437,7 +442,7 @@ class KeptText:
 class KeptStreams:
     """Collects both streams of one run, redacted, and passes each piece on to `output`.
 
-    Of each stream, characters beyond `most_characters` are dropped.
+    Characters of a stream beyond `most_characters` are dropped.
     """
 
     def __init__(
@@ -459,7 +464,7 @@ class KeptStreams:
 
     @property
     def redacted(self) -> int:
-        """Number of matches that redaction replaced in both streams."""
+        """Number of matches that redaction has replaced in both streams."""
         return sum(redactor.count for redactor in self._redactors.values())
 
     def hear(self, stream: str, text: str) -> None:
@@ -475,8 +480,8 @@ class KeptStreams:
     async def finish(self, *, is_cut: bool = False) -> dict[str, KeptText]:
         """Return both streams by name, or an empty dict if there was no output.
 
-        With `is_cut`, they may end in the middle of a key: what could be one is left out. Takes
-        only as long as writing to disk.
+        With `is_cut`, the streams were cut off, possibly in the middle of a secret, so an end that
+        could be the start of a secret is left out. This takes no longer than writing to disk.
         """
         if not self._has_heard:
             return {}
@@ -486,7 +491,7 @@ class KeptStreams:
         return {name: await stream.finish(name) for name, stream in self._streams.items()}
 
     def discard(self) -> None:
-        """Drop both streams."""
+        """Discard both streams."""
         for stream in self._streams.values():
             stream.discard()
 
@@ -553,35 +558,38 @@ class _Stream:
 
 
 MAX_INLINE_BYTES = 1_000_000
-"""Size in bytes from which a file becomes a blob; smaller ones are inline in the answer."""
+"""Files of at least this size in bytes become blobs; smaller files are inline in the answer."""
 
 MAX_INLINE_TOTAL_BYTES = 4_000_000
-"""Total bytes of the inline files of one answer. Further files become blobs, so that the answer
-stays readable."""
+"""Maximum total size of the inline files in one answer, in bytes. Further files become blobs, so
+that the answer stays readable."""
 
 UNKNOWN_TYPE = "application/octet-stream"
-"""The media type of a file whose name does not tell another."""
+"""The media type of a file whose name indicates no other type."""
 
 PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
 """*Source*: PNG specification, 5.2."""
 
 _TYPES = mimetypes.MimeTypes(filenames=())
-"""Python's built-in table only: a file's media type must not depend on the host's configuration."""
+"""Python's built-in table of media types, because a type must not depend on the host's files."""
 
 
 @dataclass(slots=True)
 class _Coming:
-    """A file of the program that is being received, or has been received."""
+    """A file of the program that is being, or has been, received. `announced` is the size in bytes
+    that the guest announced.
+    """
 
     path: str
     announced: int
     kind: FileKind = "file"
     received: int = 0
     start: bytearray = field(default_factory=bytearray)
-    """Its bytes so far while it is small enough to be inline, otherwise empty."""
+    """The bytes so far while the file is small enough to be inline, otherwise empty."""
     draft: Draft | None = None
     digest: Any = None
-    """SHA-256 so far, if the file may be an unchanged file of the caller, otherwise None."""
+    """SHA-256 so far, if all files are hashed or this may be an unchanged file of the caller,
+    otherwise None."""
 
 
 class ProgramFiles:
@@ -596,8 +604,8 @@ class ProgramFiles:
         *,
         with_files: bool = True,
     ) -> None:
-        """Prepare to receive files. `sent` are the caller's own, path → content. Without
-        `with_files`, only figures are kept.
+        """`sent` maps the paths of the caller's files to their contents. Without `with_files`, only
+        figures are kept.
         """
         self._blobs = blobs
         self._principal_id = principal_id
@@ -606,7 +614,7 @@ class ProgramFiles:
         self.with_digests = False
         """Whether all files are hashed."""
         self.digests: dict[tuple[str, str], str] = {}
-        """Kind and path → SHA-256; of all with `with_digests`."""
+        """Kind and path of each hashed file → SHA-256."""
         self._sent = sent
         self._coming: _Coming | None = None
         self._done: list[_Coming] = []
@@ -614,12 +622,13 @@ class ProgramFiles:
         self._inline_total = 0
         self.files: list[JsonObject] = []
         self.pictures: list[JsonObject] = []
-        """The answer's entry for each file and each picture, once `entries` has returned."""
+        """The answer's entry for each figure, as `files` for each file. Set by `entries`."""
         self.left_out = 0
-        """Files left out: too many, cut short, or with invalid names."""
+        """Number of files that were left out, because they are too many, incomplete, or have
+        invalid names."""
 
     def start(self, path: str, size: int, kind: FileKind = "file") -> None:
-        """Begin a file of `size` bytes, and end the one before it."""
+        """Begin a file of `size` bytes, and end the previous file."""
         self._end_file()
         if kind == "file" and not self._with_files:
             return
@@ -633,7 +642,7 @@ class ProgramFiles:
             self._coming.digest = hashlib.sha256()
 
     def write(self, data: bytes) -> None:
-        """Add the next bytes of the file that began last."""
+        """Add the next bytes of the file that was begun last."""
         coming = self._coming
         if coming is None:
             return
@@ -647,7 +656,7 @@ class ProgramFiles:
         if coming.draft is None:
             coming.start += data
             size = len(coming.start)
-            # It may be too large for the answer, alone or together with the other files.
+            # The file may be too large for the answer, alone or together with the other files.
             if size >= MAX_INLINE_BYTES or self._inline_total + size > MAX_INLINE_TOTAL_BYTES:
                 coming.draft = self._blobs.draft(self._principal_id, self._session_id)
                 coming.draft.feed(bytes(coming.start))
@@ -656,21 +665,21 @@ class ProgramFiles:
             coming.draft.feed(data)
 
     async def entries(self) -> list[JsonObject]:
-        """Set `files` and `pictures`, and return the former.
+        """Set `files` and `pictures`, and return `files`.
 
-        If it is cancelled, blobs may stay that no answer refers to.
+        If this is cancelled, blobs may be left to which no answer refers.
         """
         self._end_file()
         done, self._done = self._done, []
         entries = list(zip(done, await asyncio.gather(*map(self._entry, done)), strict=True))
         pictures = [entry for coming, entry in entries if coming.kind == "image"]
-        # In the order in which they were drawn: figure 10 comes after figure 2.
+        # Keep the order in which the figures were drawn: figure 10 comes after figure 2.
         self.pictures = sorted(pictures, key=lambda one: (len(one["filename"]), one["filename"]))
         self.files = [entry for coming, entry in entries if coming.kind == "file"]
         return self.files
 
     def discard(self) -> None:
-        """Discard all files, if the run has no answer."""
+        """Discard all files, because the run has no answer."""
         self._end_file()
         self.left_out = 0
         for coming in self._done:
@@ -719,6 +728,6 @@ class ProgramFiles:
 
 
 def content_type_of(path: str) -> str:
-    """Return the media type of a file by its name. Compressed files have `UNKNOWN_TYPE`."""
+    """Return the media type that a file's name indicates. Compressed files have `UNKNOWN_TYPE`."""
     kind, encoding = _TYPES.guess_type(path.rpartition("/")[2])
     return kind if kind is not None and encoding is None else UNKNOWN_TYPE

@@ -1,14 +1,14 @@
 """The executor of REST tools: each call is one HTTP request.
 
-Host side; below it `upstreams`, which sends the request. The engine's own process sends it, without
-a wall around it, and `addresses` decides which hosts it may reach. An argument fills its place in
-the endpoint's path or query or in a header; all other arguments become the query (GET, HEAD,
-DELETE) or a JSON body. A definition can say which values of a service's JSON to return. A page's
-`next_cursor` is then the engine's own: it contains the service's position of the next page, signed
-for the tool, its other arguments and the principal. Invariants: no argument changes the host, the
-number of path segments, the endpoint's own query or the number of headers; everything in an answer
-is untrusted, bounded and free of the values of secrets; a position is sent as the value of one
-parameter, and nowhere else; a cursor carries no secret to the caller.
+Host side, above `upstreams`, which sends the request. The request is sent by the engine's own
+process, without a wall, and `addresses` decides which hosts it may reach. Arguments with a
+placeholder are put into the endpoint's path or query or into a header; all other arguments become
+the query (GET, HEAD, DELETE) or a JSON body. A definition can map values in a service's JSON to the
+tool's result. The `next_cursor` of a page is then made by the engine: it contains the service's
+position of the next page, signed for the tool, its other arguments and the principal. Invariants:
+no argument changes the host, the number of path segments, the endpoint's own query or the names of
+headers; everything in an answer is untrusted, bounded and free of the values of secrets; a position
+is sent as the value of one parameter, and nowhere else; a cursor carries no secret to the caller.
 """
 
 from __future__ import annotations
@@ -69,19 +69,19 @@ from fumehood.registry.definitions import QUERY_METHODS
 from fumehood.registry.index import RegisteredTool
 
 MAX_BODY_SHOWN = 4096
-"""Maximum number of characters of a service's error that are shown to the caller."""
+"""Maximum number of characters of a service's error response that are shown to the caller."""
 
 MAX_ADDRESS = 16 * 1024
 """Maximum length of a URL with its arguments, in characters. Many services close the connection on
-longer ones, which looks like a failure: a few such calls of one caller would open the circuit for
-everybody."""
+longer ones, which looks like a failure: a few such calls by one caller would open the service's
+circuit breaker for all callers."""
 
 DRAINED_BYTES = 1 << 20
-"""Bytes of a relayed answer after which receiving pauses until the disk and the listener have
-caught up."""
+"""Number of bytes of a relayed answer after which reading pauses until the disk and the listener
+have caught up."""
 
 _CONTENTS = frozenset({"content_base64"})
-"""Fields of the result that hold a file's content and are never shortened."""
+"""Fields of the result that contain a file's content and are never shortened."""
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 
@@ -89,7 +89,7 @@ _PORTS = {"https": 443, "http": 80}
 
 
 class RestExecutor(Executor):
-    """Runs tools that are an HTTP request."""
+    """Runs REST tools, each call of which is one HTTP request."""
 
     place = Placement(
         "host",
@@ -140,7 +140,7 @@ async def run_request(
     traceparent: str,
     cursors: ListCursors,
 ) -> Outcome:
-    """Send the request of one call and turn its answer into an outcome."""
+    """Send the request of one call, and return the outcome."""
 
     async def read(answer: UpstreamAnswer, values: SecretValues) -> Read:
         def parse() -> JsonObject:
@@ -160,7 +160,7 @@ async def run_request(
 
 
 Read = tuple[JsonObject, frozenset[str]]
-"""The result read from an answer, and the names of its fields that are never shortened."""
+"""The tool's result, read from an answer, and the names of the fields that are never shortened."""
 
 
 async def perform(
@@ -173,7 +173,7 @@ async def perform(
 ) -> Outcome:
     """Build a request with `make`, send it, and read a successful answer with `read`.
 
-    An EngineError of `make` or `read` becomes the error of the outcome.
+    An EngineError that `make` or `read` raises becomes the error of the outcome.
     """
     attempt, values, started = Attempt(), SecretValues(), time.monotonic()
     outcome = Outcome(EndedBy.OK, "none")
@@ -191,7 +191,9 @@ async def perform(
 def concluded(
     outcome: Outcome, error: EngineError, attempt: Attempt, tool: ToolDefinition
 ) -> Outcome:
-    """Return the outcome with an error, which tells the caller whether to repeat the call."""
+    """Return the outcome with an error. If the request was sent, the error's message advises the
+    caller whether to repeat the call.
+    """
     error.was_sent = attempt.was_sent
     if isinstance(error, NetworkError | UpstreamTimeout) and error.was_sent:
         _advise(error, tool)
@@ -199,8 +201,9 @@ def concluded(
 
 
 def _advise(error: NetworkError | UpstreamTimeout, tool: ToolDefinition) -> None:
-    """Tell whether to repeat a request that was sent: only if the tool is idempotent or the service
-    answered with status 503."""
+    """Add to the error whether to repeat a request that was sent: only if the tool is idempotent or
+    the service answered with status 503.
+    """
     turned_away = (error.details or {}).get("status") == 503
     error.may_retry = error.may_retry and (tool.idempotent or turned_away)
     advice = "Repeat the call later." if error.may_retry else "It may or may not have taken effect."
@@ -229,7 +232,7 @@ async def _ask(
 ) -> UpstreamAnswer:
     """Send the request with its secrets and return a successful answer.
 
-    With `relayed`, the answer's body goes there instead.
+    With `relayed`, the answer's body is passed to it, and the returned body is empty.
 
     Raises:
         EngineError: there is no successful answer.
@@ -265,9 +268,10 @@ async def _ask(
 
 
 class RelayedText:
-    """An answer's body as text, passed on to the listener while it arrives and kept for the result.
+    """An answer's body as text, which is passed to the listener while it arrives, and kept for the
+    result.
 
-    Memory does not grow with the body: a long text goes to disk, and `feed` waits for it.
+    Memory does not grow with the body: a long text is written to disk, and `feed` waits for this.
     """
 
     def __init__(self, run: ToolRun, values: SecretValues) -> None:
@@ -287,11 +291,11 @@ class RelayedText:
 
     @property
     def redacted(self) -> int:
-        """Number of matches of the redactor's rules that were replaced."""
+        """Number of matches of the redactor's rules that have been replaced."""
         return self._kept.redacted
 
     async def feed(self, piece: bytes, content_type: str) -> None:
-        """Pass the next bytes on. Waits if the disk or the listener is too slow."""
+        """Add the next bytes. Wait if the disk or the listener is too slow."""
         if self._secrets is None:  # by now the values of all secrets are known
             self._secrets = self._values.stream()
             self.content_type = self._values.text(content_type) or None
@@ -304,9 +308,10 @@ class RelayedText:
                 await drain()
 
     async def finish(self) -> tuple[JsonObject, tuple[CutText, ...]]:
-        """Return `text` and `content_type`, and the cut if the text was too long for memory.
+        """Return the fields `text` and `content_type`, and a cut if the text was too long for
+        memory.
 
-        Takes only as long as writing to disk.
+        This takes no longer than writing to disk.
         """
         if self._secrets is not None:
             rest = self._secrets.feed(self._decoder.decode(b"", True)) + self._secrets.finish()
@@ -321,9 +326,9 @@ class RelayedText:
 
 
 async def relay_request(run: ToolRun) -> Outcome:
-    """Send the request of one call and pass its answer on while it arrives.
+    """Send the request of one call, pass the answer on while it arrives, and return the outcome.
 
-    If it fails in the middle of the answer, the error's `details` contain the part that arrived.
+    If this fails in the middle of the answer, the error's `details` contain the part that arrived.
     """
     tool, attempt, values = run.tool.definition, Attempt(), SecretValues()
     text, started = RelayedText(run, values), time.monotonic()
@@ -352,7 +357,7 @@ async def relay_request(run: ToolRun) -> Outcome:
 
 
 async def _with_text(outcome: Outcome, text: RelayedText) -> Outcome:
-    """Return the outcome with the text in its data or in its error's details."""
+    """Return the outcome with the text added to its data or to its error's details."""
     fields, cuts = await text.finish()
     if not text.size:
         return outcome
@@ -369,9 +374,9 @@ async def _with_text(outcome: Outcome, text: RelayedText) -> Outcome:
 def make_request(
     tool: ToolDefinition, arguments: JsonObject, traceparent: str | None = None
 ) -> UpstreamRequest:
-    """Build the request of one call, with references to secrets instead of their values.
+    """Return the request of one call, with references to secrets instead of their values.
 
-    Without `traceparent`, the header of that name is left out unless the definition sets it.
+    Without `traceparent`, the header with this name is left out unless the definition sets it.
 
     Raises:
         ArgumentsRefused: an argument does not fit into the path, the query or a header, or the URL
@@ -414,7 +419,9 @@ def make_request(
 
 
 def fill_secrets(request: UpstreamRequest, secrets: Mapping[str, str]) -> UpstreamRequest:
-    """Return the request with the values of its secrets, percent-encoded in the URL."""
+    """Return the request with references replaced by the values of secrets, percent-encoded in the
+    URL.
+    """
     if not secrets:
         return request
     return replace(
@@ -428,10 +435,10 @@ def fill_secrets(request: UpstreamRequest, secrets: Mapping[str, str]) -> Upstre
 
 
 def _fill_path(head: str, arguments: JsonObject) -> str:
-    """Return scheme, host and path with arguments in their placeholders.
+    """Return scheme, host and path with arguments in place of their placeholders.
 
     Some services decode `%2F` and then resolve dots, which would lead to another path. So a segment
-    that becomes `.` or `..` after decoding it once or twice is refused.
+    is refused if it contains `.` or `..` as a path segment after it is decoded up to two times.
     """
     if "{" not in head:
         return head
@@ -465,7 +472,7 @@ def _has_dots(segment: str) -> bool:
 
 
 def _fill_query(query: str, arguments: JsonObject) -> str:
-    """Return the endpoint's own query with arguments in their placeholders."""
+    """Return the endpoint's own query with arguments in place of their placeholders."""
     if "{" not in query:
         return query
     filled: list[str] = []
@@ -480,7 +487,9 @@ def _fill_query(query: str, arguments: JsonObject) -> str:
 
 
 def _query(arguments: JsonObject, own: str) -> str:
-    """Return arguments as a query. A list repeats its name; null is left out."""
+    """Return arguments as a query. A list becomes several pairs with the same name; null is left
+    out. `own` is the endpoint's own query, whose names are refused.
+    """
     taken = {name for name, _ in parse_qsl(own, keep_blank_values=True)}
     pairs = []
     for name, value in arguments.items():
@@ -502,9 +511,10 @@ def _texts(name: str, value: Any) -> Iterator[str]:
 def _fill_headers(
     given: Mapping[str, str], arguments: JsonObject
 ) -> tuple[dict[str, str], set[str]]:
-    """Return the headers with arguments in their placeholders, and the names of these arguments.
+    """Return the headers with arguments in place of their placeholders, and the names of these
+    arguments.
 
-    If the argument of a placeholder is missing, its header is left out.
+    If an argument is missing, the header with its placeholder is left out.
     """
     rows: dict[str, str] = {}
     placed: set[str] = set()
@@ -543,8 +553,9 @@ def _refused(name: str, reason: str) -> ArgumentsRefused:
 
 
 def _data(answer: UpstreamAnswer, values: SecretValues, redactor: Redactor) -> JsonObject:
-    """Return the tool's result: a JSON object unchanged, other JSON as `value`, text as `text`, or
-    other bytes as `content_base64`. An empty body gives only `status`.
+    """Return the tool's result, without the values of secrets: a JSON object unchanged, other JSON
+    as `value`, text as `text`, or other bytes as `content_base64`. For an empty body, the result
+    has only `status`.
 
     Raises:
         ExecutionError: the content type is JSON, but the body is not.
@@ -563,7 +574,7 @@ def _data(answer: UpstreamAnswer, values: SecretValues, redactor: Redactor) -> J
 
 
 def _document(answer: UpstreamAnswer, values: SecretValues, redactor: Redactor) -> Any:
-    """Parse the JSON of an answer, from which secrets are not yet removed.
+    """Parse an answer's body as JSON. The values of secrets are not removed from it.
 
     Raises:
         ExecutionError: the body is not JSON.
@@ -584,7 +595,7 @@ def is_json(answer: UpstreamAnswer) -> bool:
 
 
 def _error(answer: UpstreamAnswer, values: SecretValues, redactor: Redactor) -> EngineError:
-    """Return the error for an unsuccessful status."""
+    """Return the error for an answer with an unsuccessful status."""
     status, details = answer.status, _details(answer, values, redactor)
     said = f"The tool's service answered with status {status}"
     if status == 429:
@@ -620,7 +631,7 @@ def _details(answer: UpstreamAnswer, values: SecretValues, redactor: Redactor) -
         return {**details, "body": value if len(text) <= MAX_BODY_SHOWN else text[:MAX_BODY_SHOWN]}
     except strict_json.StrictJsonError:
         pass
-    # Redact before cutting: a key that was cut in half would not be found.
+    # Redact before cutting, because half of a secret would not be found.
     body = strict_json.unmarked(answer.body).decode("utf-8", "replace")
     text, count = redactor.text(values.text(body))
     values.count += count
@@ -632,21 +643,21 @@ def _details(answer: UpstreamAnswer, values: SecretValues, redactor: Redactor) -
 # -- mapped answers -------------------------------------------------------------------------
 
 MAX_OBJECTS = 10_000
-"""Maximum number of items from which `fields` builds objects. More would block other calls, and one
-megabyte of small items would become hundreds of megabytes of objects."""
+"""Maximum number of items from which objects are built by `fields`. More items would block other
+calls, and one megabyte of small items would become hundreds of megabytes of objects."""
 
 _MISSING = object()
 
 
 @dataclass(frozen=True, slots=True)
 class ListCursors:
-    """Makes and reads a principal's cursors for the pages of REST tools."""
+    """Makes and reads one principal's cursors for the pages of REST tools."""
 
     cursors: Cursors
     principal_id: str
 
     def position(self, tool: ToolDefinition, arguments: JsonObject) -> Any:
-        """Return the service's position in the cursor, or None for the first page.
+        """Return the service's position from the cursor in `arguments`, or None for the first page.
 
         Raises:
             InvalidParams: the cursor is invalid, or belongs to another list.
@@ -658,7 +669,7 @@ class ListCursors:
         return strict_json.loads(text.encode())
 
     def with_position(self, tool: ToolDefinition, arguments: JsonObject) -> JsonObject:
-        """Return the arguments for the service: its own page parameter replaces the cursor.
+        """Return the arguments for the service, with its own page parameter instead of the cursor.
 
         Raises:
             InvalidParams: as `position`.
@@ -676,7 +687,9 @@ class ListCursors:
 
 
 def _listing(tool: ToolDefinition, arguments: JsonObject) -> str:
-    """Name the list that a cursor belongs to. Another endpoint or argument is another list."""
+    """Return the name of the list to which a cursor belongs. Each combination of tool, endpoint and
+    arguments is a separate list.
+    """
     others = {name: value for name, value in sorted(arguments.items()) if name != CURSOR}
     return "rest" + strict_json.dumps([tool.name, tool.endpoint, others]).decode()
 
@@ -689,12 +702,13 @@ def mapped(
     redactor: Redactor,
     cursors: ListCursors,
 ) -> JsonObject:
-    """Build a tool's result from a service's JSON document, without the values of secrets.
+    """Return a tool's result, built from a service's JSON document as the definition specifies,
+    without the values of secrets.
 
     Raises:
         ExecutionError: the list of items is missing, or the position of the next page is invalid
             or contains a secret.
-        OutputLimitExceeded: more than `MAX_OBJECTS` items.
+        OutputLimitExceeded: there are more than `MAX_OBJECTS` items.
     """
     mapping = tool.response
     assert mapping is not None
@@ -757,7 +771,7 @@ def _next_position(
 
 
 def _of_url(url: str, mapping: ResponseMapping, place: str) -> str:
-    """Return the value of the page parameter in a URL. Nothing else of the URL is used."""
+    """Return the value of the page parameter in a URL. The rest of the URL is ignored."""
     try:
         query = dict(parse_qsl(urlsplit(url).query, keep_blank_values=True))
     except ValueError:
@@ -776,7 +790,7 @@ def _not_understood(place: str) -> ExecutionError:
 
 
 def _object(value: Any, fields: Mapping[str, str]) -> JsonObject:
-    """Return an object of the values at the JSON pointers in `fields`. Missing values are null."""
+    """Return an object with the values at the pointers in `fields`. Missing values are null."""
     found = {name: _at(value, place) for name, place in fields.items()}
     return {name: None if each is _MISSING else each for name, each in found.items()}
 

@@ -1,8 +1,8 @@
-"""The files of a session, for its owner: list, upload, download and delete them outside of calls.
+"""The files of a session, for its owner: list, upload, download and delete them outside calls.
 
-Host side. Above it the daemon and embedding programs, below it the sessions. A file is sent in
+Host side. Above it are the daemon and embedding programs, below it the sessions. A file is sent in
 pieces. The session's container is used for one piece at a time, so a slow client does not block
-calls. Invariants: streaming holds one piece of a file in memory; an unfinished upload is removed; a
+calls. Invariants: streaming keeps one piece of a file in memory; an unfinished upload is removed; a
 download ends early if the file changes meanwhile, and never mixes two versions.
 """
 
@@ -52,7 +52,7 @@ from fumehood.sandbox.session import workspace_mb
 from fumehood.sandbox.sessions import SessionKeeper
 
 REQUEST_S = 30.0
-"""Maximum seconds for one request to the guest, which copies up to 1 MB or lists names."""
+"""Maximum seconds for one request to the guest, to copy up to 1 MB or list names."""
 
 DROP_S = 40.0
 """Maximum seconds to remove an unfinished upload: slightly more than the longest wait for another
@@ -64,13 +64,13 @@ TOKEN_BYTES = 16
 """Length of the random token of an upload, in bytes."""
 
 Mode = Literal["create", "replace"]
-"""What an upload does if the file exists: `create` refuses, `replace` replaces it."""
+"""How an upload treats an existing file: `create` refuses to replace it, `replace` replaces it."""
 
 M = TypeVar("M", bound=Claim)
 
 
 class FileChanged(Exception):
-    """The file changed, or became unreadable, after its first piece was read."""
+    """A file changed, or became unreadable, after its first piece was read."""
 
 
 class SessionFiles:
@@ -78,8 +78,8 @@ class SessionFiles:
 
     Every method may also raise:
         ResourceNotFound: the principal has no such session, it has ended, or there is no such file.
-        InvalidParams: a path leads out of the workspace, contains a symbolic link, or is not a
-            regular file.
+        InvalidParams: a path leads out of the workspace, contains a symbolic link, or is not that
+            of a regular file.
         SandboxUnavailable: the session is too busy, or its container was lost.
     """
 
@@ -97,7 +97,7 @@ class SessionFiles:
 
     @property
     def most_bytes(self) -> int:
-        """The size of the workspace in bytes, which is also the limit of one file."""
+        """The capacity of the workspace in bytes, which is also the size limit of each file."""
         return workspace_mb(self._record.memory_mb, self._record.disk_mb) * MB
 
     async def page(
@@ -118,7 +118,7 @@ class SessionFiles:
         return said.required
 
     async def download(self, path: str) -> Download:
-        """Begin a download: the returned one has already read the first piece of its file."""
+        """Return a download, which has already read the first piece of the file."""
         _require_plain(path)
         download = Download(self, path)
         await download.begin()
@@ -134,9 +134,9 @@ class SessionFiles:
         return b"".join([piece async for piece in download.pieces()])
 
     def upload(self, path: str, mode: Mode = "replace") -> Upload:
-        """Return an upload: enter it with `async with`, feed it with pieces, then finish it.
+        """Return an upload, to be entered with `async with`, fed with pieces, and finished.
 
-        With the mode `create`, `finish` refuses to replace a file that exists.
+        With the mode `create`, `finish` refuses to replace an existing file.
         """
         _require_plain(path)
         return Upload(self, path, mode)
@@ -158,12 +158,13 @@ class SessionFiles:
             return await upload.finish()
 
     async def pack(self, path: str = "") -> AsyncIterator[bytes]:
-        """Yield a tar archive of the files and directories in a directory, without links.
+        """Yield a tar archive of the files and directories in a directory, without links. If an
+        error is raised after the first piece, the archive is incomplete.
 
         Raises:
-            InvalidParams: a file cannot be read, or the files are together larger than the
-                workspace. If something was yielded before, the archive is not complete.
-            FileChanged: a file changed while it was read, so the archive is not complete.
+            InvalidParams: a file cannot be read, or the files' total size exceeds that of the
+                workspace.
+            FileChanged: a file changed while it was read.
         """
         if path:
             _require_plain(path)
@@ -213,7 +214,7 @@ class SessionFiles:
                 )
                 yield content + _padding(piece.size)
             if not told:
-                one = files.popleft()  # it is larger than one answer
+                one = files.popleft()  # larger than one answer
                 download = await self.download(one.path)
                 _require_as_listed(one, download.size)
                 yield _header(
@@ -225,12 +226,13 @@ class SessionFiles:
                 yield _padding(download.size)
 
     async def unpack(self, source: AsyncIterable[bytes], path: str = "") -> Unpacked:
-        """Unpack a tar archive into a directory, which is made if it is missing. Files that exist
-        are replaced, others stay.
+        """Unpack a tar archive into a directory, which is created if it is missing. Existing files
+        with the same paths are replaced; other files stay. Return the number and size of the files.
 
         Raises:
             RequestTooLarge: the archive is larger than the workspace.
-            InvalidParams: it is no archive of plain files and directories, and nothing is unpacked.
+            InvalidParams: the source is not a tar archive of plain files and directories. Nothing
+                was unpacked.
         """
         if path:
             _require_plain(path)
@@ -260,9 +262,10 @@ class SessionFiles:
             )
 
     async def ask(self, request: JsonObject, model: type[M]) -> M:
-        """Wait for the session's container, send one request to its guest, and parse the answer.
+        """Wait for the session's container, send one request to its guest, and return the answer,
+        parsed as `model`.
 
-        The container is free for calls between two requests.
+        Between two requests, the container is free for calls.
         """
         turn = await self._sessions.files(self._principal, self.session_id)
         async with turn as lease:
@@ -272,8 +275,9 @@ class SessionFiles:
 
 
 class Download:
-    """A file being downloaded. `size` is its whole size in bytes, which every piece must
-    confirm."""
+    """A download of a file. `size` is the size of the whole file in bytes, which every piece must
+    confirm.
+    """
 
     def __init__(self, files: SessionFiles, path: str) -> None:
         self.path = path
@@ -284,7 +288,7 @@ class Download:
         self._first = b""
 
     async def begin(self) -> None:
-        """Read the first piece."""
+        """Read the first piece of the file, and set `size` and `is_executable`."""
         piece, self._first = await self._piece(0)
         self.size, self._version = piece.size, piece.version
         self.is_executable = piece.executable
@@ -318,9 +322,10 @@ class Download:
 
 
 class Upload:
-    """A file being uploaded. The guest keeps it under a token until `finish` moves it into place.
+    """An upload of a file. The guest keeps the bytes under a token until `finish` moves the file
+    into place.
 
-    An unfinished upload is removed when its context ends.
+    An unfinished upload is removed when the context ends.
     """
 
     def __init__(self, files: SessionFiles, path: str, mode: Mode) -> None:
@@ -370,7 +375,7 @@ class Upload:
         return self._agreed(written)
 
     async def unpack(self, path: str) -> Unpacked:
-        """Unpack what was sent, a tar archive, into a directory, and remove it."""
+        """Unpack the uploaded bytes, a tar archive, into a directory, and remove the upload."""
         if not self._has_begun:
             await self._put(b"")
         request: JsonObject = {
@@ -399,7 +404,7 @@ class Upload:
 
 
 def too_large(most: int) -> RequestTooLarge:
-    """Return the error for a file larger than the workspace, which has `most` bytes."""
+    """Return the error for a file that is larger than the workspace, which has `most` bytes."""
     return RequestTooLarge(
         f"The file is larger than what this session's workspace holds ({most // MB} MB). Send "
         "less, or start a session with more memory."
@@ -407,13 +412,13 @@ def too_large(most: int) -> RequestTooLarge:
 
 
 def _require_as_listed(one: Entry, size: int) -> None:
-    """Raise FileChanged if a file grew after its size was counted."""
+    """Raise FileChanged if a file has grown since it was listed."""
     if size > one.size:
         raise FileChanged(f"{visible(one.path)[:SHOWN_CHARACTERS]} has grown meanwhile")
 
 
 def _header(entry: Entry, prefix: str, kind: bytes, size: int, *, is_executable: bool) -> bytes:
-    """Return the header of a member of an archive, with its path below `prefix`."""
+    """Return the header of an archive's member, whose path is relative to `prefix`."""
     member = tarfile.TarInfo(entry.path.removeprefix(prefix))
     member.type, member.size = kind, size
     member.mode = 0o755 if is_executable else 0o644
@@ -422,7 +427,7 @@ def _header(entry: Entry, prefix: str, kind: bytes, size: int, *, is_executable:
 
 
 def _padding(size: int) -> bytes:
-    """Return what fills a member's last block."""
+    """Return the zero bytes that fill the last block of a member with this size."""
     return bytes(-size % tarfile.BLOCKSIZE)
 
 

@@ -1,10 +1,10 @@
 """The saver of durable sessions: copies their workspaces to the engine's files, and back.
 
 Host side, below the sessions that call it, above the guest's program `files` and `storage/files`.
-What the guest says is untrusted, but can only harm its own session: names of files are digests that
-the engine computes, and numbers and sizes are limited. Invariants: a manifest is stored after all
-that it names; what it names is deleted only after the next one is stored; an unchanged workspace
-costs one listing.
+The guest's answers are untrusted, but can only harm its own session: names of stored files are
+digests that the engine computes, and numbers and sizes are limited. Invariants: a manifest is
+stored after all files that it names; these files are deleted only after the next manifest is
+stored; if a workspace is unchanged, saving it takes only one scan.
 """
 
 from __future__ import annotations
@@ -48,36 +48,39 @@ from fumehood.sandbox.wall import try_later
 from fumehood.storage.files import Missing, SavedFiles
 
 BATCH_BYTES = 16 << 20
-"""Bytes of pieces that are in memory at once."""
+"""Total size of the pieces that are in memory at the same time, in bytes."""
 
 BATCH_PIECES = 256
-"""Number of pieces that are stored or fetched at once."""
+"""Number of pieces that are stored or fetched together."""
 
 FILL_BYTES = 2 << 20
-"""Bytes of files in one request to the guest, before base64."""
+"""Size of the file contents in one request to the guest, in bytes before base64."""
 
 SETTLED_S = 0.05
-"""Seconds after which the guest tells the version of a file that was written."""
+"""Seconds after a write until the guest can report the file's version."""
 
 SAVE_S = 60.0
-"""Maximum seconds of saving after a call."""
+"""Maximum seconds to save a workspace after a call."""
 
 RESTORED_BYTES_PER_S = 5 << 20
-"""Bytes in a second that the deadline of restoring allows for, in addition."""
+"""Minimum speed of restoring, in bytes per second. The deadline is `SAVE_S` plus the time that the
+files take at this speed."""
 
 CHANGES = frozenset({"write", "finish", "unpack", "delete"})
-"""The requests to the guest's program `files` that change what a listing shows."""
+"""Requests to the guest's program `files` that change what a scan returns."""
 
 
 @dataclass(frozen=True, slots=True)
 class SavedFile:
-    """A file, or with the size -1 a directory, and the names of its pieces."""
+    """A saved file, or with the size -1 a directory. `pieces` are the names of the stored pieces of
+    its content.
+    """
 
     size: int
     can_run: bool
     pieces: tuple[str, ...]
     version: str = field(default="", compare=False)
-    """Its version in the workspace when it was read, or ""."""
+    """The file's version in the workspace when it was read, or ""."""
 
 
 Tree = dict[str, SavedFile]
@@ -85,31 +88,34 @@ Tree = dict[str, SavedFile]
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """What a trial changed: path → the file before and after it, or None where there is none."""
+    """The changes of a trial. `files` maps each changed path to the file before and after the
+    trial, each None if it did not exist.
+    """
 
     files: Mapping[str, tuple[SavedFile | None, SavedFile | None]]
     new: frozenset[str]
-    """Names of the files that only these changes need."""
+    """Names of the stored pieces that only these changes need."""
     others: tuple[str, ...]
-    """Links and special files that it made."""
+    """Paths of links and special files that the trial created."""
 
     @property
     def names(self) -> set[str]:
-        """Names of all files with its content."""
+        """Names of all stored pieces with the content after the trial."""
         kept = (file for _, file in self.files.values() if file is not None)
         return {*self.new, *(name for file in kept for name in file.pieces)}
 
 
 @dataclass(slots=True)
 class _Known:
-    """What the engine remembers of a session's last copy."""
+    """The engine's knowledge of a session's last copy."""
 
     copy: SavedCopy
     tree: Tree
     others: tuple[str, ...] | None = None
-    """Links and special files beside it; None if the workspace may differ from the copy."""
+    """Paths of links and special files in the workspace, which the copy does not include. None if
+    the workspace may differ from the copy."""
     garbage: set[str] | None = None
-    """Names of files that the copy does not need, or None until they are listed."""
+    """Names of stored files that the copy does not need, or None until they are listed."""
 
 
 class SessionSaver:
@@ -119,7 +125,7 @@ class SessionSaver:
         self._files = files
         self._known: OrderedDict[str, _Known] = OrderedDict()
         self._held: set[str] = set()
-        """Names of files that only the effects of trials need."""
+        """Names of stored pieces that the effects of trials need."""
 
     def may_change(self, program: str, arguments: JsonObject) -> bool:
         return program != "files" or arguments.get("do") in CHANGES
@@ -139,7 +145,7 @@ class SessionSaver:
                 copied_at = now().isoformat()
                 tree = await attempt.copy(known.tree)
                 if tree == known.tree:
-                    known.tree = tree  # with the present versions
+                    known.tree = tree  # with the current versions
                     known.others = tuple(attempt.others)
                     return
                 if known.garbage is None:
@@ -150,7 +156,7 @@ class SessionSaver:
             if known is not None:
                 known.others = None
             if known is not None and known.garbage is not None:
-                known.garbage |= attempt.new  # what could not be deleted
+                known.garbage |= attempt.new  # some of which could not be deleted
             if isinstance(error, asyncio.CancelledError):
                 raise
             raise NotSaved(_why(error)) from error
@@ -159,7 +165,7 @@ class SessionSaver:
         await store(saved)
         known.copy, known.tree, known.others = saved, tree, tuple(attempt.others)
         known.garbage -= {name} | _names(tree)
-        with suppress(OSError):  # or after the next call
+        with suppress(OSError):  # otherwise deleted after the next call
             await self._files.delete({one for one in known.garbage - self._held if one})
             known.garbage &= self._held
 
@@ -171,7 +177,7 @@ class SessionSaver:
             with anyio.fail_after(SAVE_S + size / RESTORED_BYTES_PER_S):
                 await self._fill(target, known.tree)
                 await anyio.sleep(SETTLED_S)
-                # No program has run yet, so these are the files that were put there.
+                # No program has run yet, so these are the restored files.
                 rows = {row[0]: row[3] for row in (await scan(target))[0]}
                 known.tree = {
                     path: replace(file, version=rows.get(path, ""))
@@ -257,7 +263,9 @@ class SessionSaver:
     async def _put(
         self, target: CopySource, wanted: Mapping[str, tuple[SavedFile | None, SavedFile | None]]
     ) -> None:
-        """Replace files, each present one by another one. Raises NotSaved."""
+        """Replace files in the workspace: `wanted` maps paths to the current and the wanted file.
+        Raises NotSaved.
+        """
         going = [path for path, (present, _) in wanted.items() if present is not None]
         tree = {path: file for path, (_, file) in wanted.items() if file is not None}
         try:
@@ -270,7 +278,7 @@ class SessionSaver:
     async def _scanned(
         self, source: CopySource, going: Sequence[str]
     ) -> tuple[list[Row], list[str]]:
-        """Delete what no copy has, and return what is there then. Raises NotSaved."""
+        """Delete the paths in `going`, then return the result of a scan. Raises NotSaved."""
         try:
             await _delete(source, list(going))
             return await scan(source)
@@ -278,7 +286,7 @@ class SessionSaver:
             raise NotSaved(_why(error)) from error
 
     async def _shown(self, changes: Changes) -> JsonObject:
-        """Return what would change, in the form of previews."""
+        """Return the changes in the form of previews, for people."""
         added: list[JsonObject] = []
         changed: list[JsonObject] = []
         removed: list[JsonObject] = []
@@ -335,7 +343,9 @@ class SessionSaver:
             return False
 
     async def _know(self, session_id: str, copy: SavedCopy) -> _Known:
-        """Return what is known of a session's last copy. Raises Missing, OSError."""
+        """Return the knowledge of a session's last copy, read from the stored manifest if
+        necessary. Raises Missing, OSError.
+        """
         known = self._known.pop(session_id, None)
         if known is None or known.copy != copy:
             tree: Tree = {}
@@ -348,11 +358,11 @@ class SessionSaver:
             known = _Known(copy, tree)
         self._known[session_id] = known
         while sum(len(one.tree) for one in self._known.values()) > 10 * MAX_FILES:
-            self._known.popitem(last=False)  # it is fetched again if needed
+            self._known.popitem(last=False)  # read from its manifest again if needed
         return known
 
     async def _fill(self, target: CopySource, tree: Tree) -> None:
-        """Put the files of a tree into an empty workspace."""
+        """Write the files and directories of a tree into a workspace that lacks them."""
         directories = [path for path, file in tree.items() if file.size < 0]
         for at in range(0, len(directories), MAX_LISTED):
             await answer_of(target, _filling(directories[at : at + MAX_LISTED], []), Written)
@@ -400,15 +410,15 @@ class _Attempt:
 
     def __init__(self, files: SavedFiles, source: CopySource) -> None:
         self.new: set[str] = set()
-        """Names of the files that were stored, or may have been."""
+        """Names of the pieces that this attempt has stored, or may have stored."""
         self.others: list[str] = []
-        """Links and special files, which are not saved."""
+        """Paths of links and special files in the workspace, which are not saved."""
         self._files = files
         self._source = source
         self._prefix = f"{source.session_id}.{secrets.token_hex(4)}."
 
     async def copy(self, old: Tree) -> Tree:
-        """Store the content that differs from an earlier copy, and return the new tree."""
+        """Store the content that an earlier copy lacks, and return the workspace's tree."""
         tree: Tree = {}
         changed: list[Row] = []
         rows, self.others = await scan(self._source)
@@ -448,7 +458,7 @@ class _Attempt:
         return dict(sorted(tree.items()))
 
     async def put_manifest(self, tree: Tree) -> tuple[str, bytes]:
-        """Store the manifest; return its name and content."""
+        """Store the manifest of a tree. Return the manifest's name and content."""
         rows = [[path, f.size, f.can_run, f.version, *f.pieces] for path, f in tree.items()]
         content = json.dumps(rows, separators=(",", ":")).encode()
         name = self._prefix + hashlib.sha256(content).hexdigest()
@@ -456,7 +466,7 @@ class _Attempt:
         return name, content
 
     async def undo(self) -> None:
-        """Delete what was stored, which no manifest names."""
+        """Delete the pieces that this attempt has stored, which no manifest names."""
         with anyio.CancelScope(shield=True), suppress(OSError, EngineError):
             await self._files.delete(self.new)
 
@@ -490,7 +500,7 @@ def _piece_size(file: SavedFile, number: int) -> int:
 
 
 def _content(file: SavedFile | None) -> tuple[object, ...] | None:
-    """What two equal files share, whatever they are saved as."""
+    """Return a value that is equal for equal files, whatever names their stored pieces have."""
     if file is None:
         return None
     return file.size, file.can_run, *(name.rpartition(".")[2] for name in file.pieces)
@@ -503,9 +513,9 @@ def _facts(file: SavedFile) -> JsonObject:
 
 
 async def _delete(target: CopySource, paths: list[str]) -> None:
-    """Delete files, and directories with all that is in them."""
+    """Delete files, and directories with everything in them."""
     tops: list[str] = []
-    for path in sorted(paths):  # a directory comes before what is in it
+    for path in sorted(paths):  # a directory comes before its content
         if not tops or not path.startswith(f"{tops[-1]}/"):
             tops.append(path)
     for at in range(0, len(tops), MAX_PATHS):

@@ -1,11 +1,11 @@
 """Requests to other services: one pool of connections for each engine, and bounded answers.
 
-Host side, below `rest`, `fetch` and parts. It uses `httpcore2` directly, because a general
+Host side, below `rest`, `fetch` and parts. This module uses `httpcore2` directly, because a general
 client follows redirects, keeps cookies, reads proxies from the environment, logs URLs and
-decompresses without a limit. Invariants: every connection, also after a redirect, goes to an
-address that `addresses` has checked; headers and URLs with secrets are sent only to the origin of
-the definition; an answer takes no more memory than its limit, even when decompressed; if a request
-ends early, its connection is closed.
+decompresses without a limit. Invariants: every connection, even after a redirect, is to an address
+that `addresses` has checked; headers and URLs with secrets are sent only to the origin of the
+definition; an answer takes no more memory than its limit, even when decompressed; if a request ends
+early, its connection is closed.
 """
 
 from __future__ import annotations
@@ -45,17 +45,17 @@ if TYPE_CHECKING:
     import httpcore2
 
 READ_AT_ONCE = 32
-"""Maximum number of threads that read secrets."""
+"""Maximum number of concurrent threads that read secrets."""
 
 MAX_REDIRECTS = 5
 """Maximum number of redirects of one request."""
 
 MAX_ERROR_BYTES = 64 * 1024
-"""Maximum number of bytes that are read of an error's body."""
+"""Maximum number of bytes that are read from the body of an error response."""
 
 PIECE_BYTES = 64 * 1024
-"""Maximum number of bytes that are decompressed at a time: one compressed byte can become a
-thousand."""
+"""Maximum size in bytes of decompressed data at a time, because one compressed byte can become a
+thousand bytes."""
 
 PACKED_OVERHEAD_BYTES = 64 * 1024
 """Bytes by which a compressed body may exceed the limit for the decompressed one."""
@@ -66,7 +66,7 @@ _SENDS = frozenset({"connection.start_tls.started", "http11.send_request_headers
 """Trace events of httpcore2 that precede the first bytes sent to a service."""
 
 Headers = tuple[tuple[str, str], ...]
-"""Names and values, in the order in which they are sent."""
+"""Pairs of name and value, in the order in which they are sent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,10 +81,12 @@ class UpstreamRequest:
 
     @property
     def shown(self) -> JsonObject:
-        """The request as an approver sees it, before `fill_secrets`: names of secrets, no values.
+        """The request before `fill_secrets`, as shown to approvers: with the names of secrets, but
+        without their values.
 
-        `secrets` tells where they will be filled in: name → `url` or headers. Another header may
-        hold the text of a reference, because an argument can have any text.
+        `secrets` maps each secret's name to the places at which it will be filled in: `url` or
+        names of headers. Other headers may contain the text of a reference, because arguments can
+        have any text, but no secret is filled in there.
         """
         headers = (*self.headers, *self.secret_headers)
         places: dict[str, list[str]] = {}
@@ -105,8 +107,8 @@ class UpstreamRequest:
 class UpstreamAnswer:
     """Status, headers (names in lower case) and the decompressed body of an answer.
 
-    `is_cut` means that only the beginning of the body was read, which happens only to errors. `url`
-    is the URL that answered, after all redirects.
+    `is_cut` means that only the beginning of the body was read, which is done only for errors.
+    `url` is the URL that answered, after all redirects.
     """
 
     status: int
@@ -135,10 +137,10 @@ Relay = Callable[[bytes, str], Awaitable[None]]
 
 
 class Attempt:
-    """Records how far the requests of one call got."""
+    """Records whether the requests of one call may have been sent."""
 
     was_sent = False
-    """Whether a byte may have reached another service."""
+    """Whether a byte may have been sent to another service."""
 
     async def note(self, event: str, info: Mapping[str, Any]) -> None:
         """Receive a trace event of the connection."""
@@ -149,8 +151,9 @@ class Attempt:
 class Upstreams:
     """Connections to other services, and the secrets for them. Connections are made on first use.
 
-    `tls` replaces the default TLS settings with the host's certificate authorities. `setting` is
-    named if an address is not allowed. With `only_hosts`, no other hosts are reached.
+    `tls` replaces the default TLS settings, which use the host's certificate authorities. `setting`
+    is the setting that errors name if an address is not allowed. With `only_hosts`, only these
+    hosts can be reached.
     """
 
     def __init__(
@@ -164,11 +167,11 @@ class Upstreams:
     ) -> None:
         self.secrets = secrets
         self._reading = anyio.CapacityLimiter(READ_AT_ONCE)
-        """Limits the threads that read secrets: otherwise a locked keyring could block all threads
-        of the engine."""
+        """Limits the threads that read secrets, because a locked keyring could otherwise block all
+        threads of the engine."""
         settings = settings or RestSettings()
         self.stream_bytes = settings.stream_kb * 1024
-        """Size limit of a relayed answer in bytes."""
+        """Size limit of a relayed answer, in bytes."""
         self._allowed_hosts = settings.allowed_hosts
         self._setting = setting
         self._only_hosts = only_hosts
@@ -178,8 +181,9 @@ class Upstreams:
 
     @cached_property
     def fetches(self) -> Upstreams:
-        """The connections of `fetch_url`. They send no secrets and cannot reach hosts that only
-        REST tools may reach, not even over connections that are already open."""
+        """The separate connections of `fetch_url`. Over them no secrets are sent, and hosts that
+        only REST tools may reach cannot be reached, not even by connections that are already open.
+        """
         return Upstreams(
             RestSettings(allowed_hosts=self._web.allowed_hosts), self.secrets, tls=self._tls,
             setting="web.allowed_hosts", only_hosts=self._web.only_hosts,
@@ -194,14 +198,15 @@ class Upstreams:
             await self.fetches.close()
 
     async def read_secrets(self, tool: ToolDefinition, redactor: Redactor) -> dict[str, str]:
-        """Return the values of the secrets that a definition refers to, by name.
+        """Return name → value of the secrets to which a definition refers.
 
-        The redactor learns them: they may also appear in other tools' output or in the log.
+        The redactor learns the values, because they may also appear in other tools' output or in
+        the log.
         """
         texts = [tool.endpoint or "", *(tool.headers or {}).values()]
         if not any(map(SECRET_REFERENCE.search, texts)):
             return {}
-        # A keyring may wait for its user. The thread only reads, so it is safe to abandon it.
+        # A keyring may wait for its user. It is safe to abandon the thread, which only reads.
         secrets = await anyio.to_thread.run_sync(
             self.secrets.values, tool, abandon_on_cancel=True, limiter=self._reading
         )
@@ -219,14 +224,14 @@ class Upstreams:
     ) -> UpstreamAnswer:
         """Send a request, follow redirects of GET and HEAD, and return the answer.
 
-        With `relay`, the body of a successful answer goes there, and the returned body is empty.
-        `values` gets those of all secrets of each host: one that got a secret in an earlier request
-        can give it back in the answer to any later one.
+        With `relay`, the body of a successful answer is passed to it, and the returned body is
+        empty. The values of all secrets of each contacted host are added to `values`, because a
+        host can return a secret from an earlier request in any later answer.
 
         Raises:
             BodyTooLarge: a successful answer exceeds `max_bytes`.
             PermissionDenied: an address is not allowed.
-            NetworkError: there is no answer, or it is incomplete.
+            NetworkError: there is no answer, or the answer is incomplete.
             ExecutionError: the request cannot be sent as HTTP, a redirect is not allowed, the
                 answer's Content-Encoding is not supported, or a secret of a host has no usable
                 value.
@@ -270,7 +275,7 @@ class Upstreams:
         *,
         must_be_whole: bool,
     ) -> UpstreamAnswer:
-        import httpcore2  # not at the top: most engines have no REST tool and need no HTTP client
+        import httpcore2  # imported here, because most engines have no REST tools
 
         from fumehood.executors.addresses import drop_what_follows
 
@@ -338,7 +343,9 @@ class Upstreams:
 
 
 def _not_secure(error: httpcore2.ConnectError) -> EngineError:
-    """Return the error for a failed TLS connection. `addresses` reports all other failures."""
+    """Return the error for a failed TLS handshake. `addresses` reports all other failures to
+    connect.
+    """
     if any(isinstance(cause, ssl.SSLCertVerificationError) for cause in error.args):
         return NetworkError(
             "The certificate of the tool's service is not valid for its name, so nothing was "
@@ -349,7 +356,7 @@ def _not_secure(error: httpcore2.ConnectError) -> EngineError:
 
 
 def _own_headers(request: UpstreamRequest) -> Headers:
-    """Return the headers of HTTP itself, which definitions cannot set."""
+    """Return the headers that HTTP itself requires, which definitions cannot set."""
     length = (("content-length", str(len(request.body))),) if request.body is not None else ()
     return (("host", Origin.of(request.url).shown), ("accept-encoding", "gzip"), *length)
 
@@ -365,7 +372,8 @@ def _url(request: UpstreamRequest) -> httpcore2.URL:
 
 
 def _redirected(request: UpstreamRequest, location: str, values: SecretValues) -> UpstreamRequest:
-    """Return the request for the target of a redirect. Another origin gets no headers with secrets.
+    """Return the request for the target of a redirect. If the origin differs, the headers with
+    secrets are removed.
 
     Raises:
         ExecutionError: the target is invalid, is not HTTPS although the first URL was, or would
@@ -392,7 +400,7 @@ def _redirected(request: UpstreamRequest, location: str, values: SecretValues) -
 
 
 def _headers(rows: list[tuple[bytes, bytes]]) -> dict[str, str]:
-    """Return name → value, with the first value of a repeated header."""
+    """Return name (in lower case) → value, with the first value of a repeated header."""
     found: dict[str, str] = {}
     for name, value in rows:
         found.setdefault(name.decode("ascii").lower(), value.decode("latin-1"))
@@ -437,9 +445,9 @@ async def _unpacked(
 
 
 def read_retry_after(value: str, now: datetime) -> int | None:
-    """Parse the header `Retry-After`: a number of seconds, or a date.
+    """Parse the value of the header `Retry-After`: a number of seconds, or a date.
 
-    Return milliseconds, at most `MAX_RETRY_AFTER_MS`, or None if it is invalid.
+    Return milliseconds, at most `MAX_RETRY_AFTER_MS`, or None if the value is invalid.
     """
     # *Source*: RFC 9110, section 10.2.3.
     if value.isascii() and value.isdigit():

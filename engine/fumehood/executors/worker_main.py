@@ -1,11 +1,11 @@
 """The worker process: calls synchronous host functions, one at a time, until it is killed.
 
 Started by `sandbox/host.py` by its path, as `python -P …/worker_main.py FD PID`; PID is the
-engine's. It is not a wall: the functions are the operator's own trusted code and run with the
-engine's environment, import path, working directory and rights. The process exists so that a
+engine's. The process is not a wall: the functions are the operator's own trusted code and run with
+the engine's environment, import path, working directory and rights. The process exists so that a
 function can be killed. The first frame on FD is `{"path": […]}`, the import path. Each further
-frame is a call, which is answered by frames with its progress and parts, and then by one reply of
-`inside`.
+frame is a call, which is answered by frames with the function's progress and parts, and then by
+one reply from `inside`.
 """
 
 import ctypes
@@ -33,8 +33,8 @@ def main() -> None:
     channel.set_inheritable(False)
     libc = ctypes.CDLL(None)
     libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    # Processes that a function starts and leaves behind stay children of this process. When it is
-    # killed, they can be found and killed.
+    # Processes that a function starts and leaves behind stay children of this process, so that they
+    # can be found and killed with it.
     libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     if os.getppid() != parent:
         sys.exit(0)

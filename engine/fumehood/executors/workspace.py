@@ -2,8 +2,8 @@
 
 Host side, between `pipeline/execute` and the lease on a session. A call on files is one request to
 the guest's program `files`; no code of the caller runs. Invariants: paths are validated before they
-are sent; an answer that does not have the expected form is an error; `apply` writes only what its
-approval shows, whose digest is `ToolRun.expected`.
+are sent; an answer that does not have the expected form is an error; `apply` writes only the
+approved changes, whose digest is `ToolRun.expected`.
 """
 
 from __future__ import annotations
@@ -56,11 +56,11 @@ M = TypeVar("M", bound=Claim)
 T = TypeVar("T")
 
 DEFAULT_READ_BYTES = 10 * 1024
-"""Bytes of a file that a call without `limit` reads: as many as other texts may have in an answer.
-"""
+"""Number of bytes of a file that a call without `limit` reads, as many as other texts may have in
+an answer."""
 
 FILE_CONTENTS = frozenset({"content", "content_base64"})
-"""Fields that hold a file's content. The caller chose its size, so they are never shortened."""
+"""Fields with a file's content. They are never shortened, because the caller chose the size."""
 
 
 def _in_session(why: str) -> Placement:
@@ -69,23 +69,26 @@ def _in_session(why: str) -> Placement:
 
 @dataclass(slots=True)
 class _Place:
-    """The session's container and the caller for whom an action is done."""
+    """The session's container in which an action is done, and the caller for whom it is done."""
 
     lease: Lease
     limits: Limits
     domain: TrustDomain
     cursors: Cursors
     guard: JsonObject
-    """The request's field `expected` with the approved `base`; empty if nothing was previewed."""
+    """The field `expected` of the guest's request, with the approved `base`; empty if there was no
+    preview."""
     ending: RunEnding | None = None
-    """How the last request ended."""
+    """The ending of the last request."""
 
     async def ask(self, request: JsonObject, model: type[M]) -> M:
-        """Send one request to the guest. Raises EngineError if there is no valid answer."""
+        """Send one request to the guest and return the answer, parsed as `model`. Raises
+        EngineError.
+        """
         return self.taken(await ask(self.lease, request, self.limits, model))
 
     def taken(self, said: Said[T]) -> T:
-        """Keep how a request ended, and return its answer. Raises EngineError."""
+        """Keep the ending of a request, and return the value in its answer. Raises EngineError."""
         self.ending = said.ending
         return said.required
 
@@ -130,13 +133,14 @@ async def run_workspace(
 ) -> Outcome:
     """Carry out the tool's action in the workspace of the call's session.
 
-    `expected` is the `base` of an approved `effects.Effect`. The guest then acts only if everything
-    that the action reads or changes is still the same; it compares and acts in one request.
+    `expected` is the `base` of an approved `effects.Effect`. If it is given, the guest acts only if
+    everything that the action reads or changes is still the same. The guest compares and acts in
+    one request.
 
     Raises:
         WorkspaceChanged: something differs from `expected`. Nothing was changed.
     """
-    assert domain.session_id is not None  # its placement is in a session
+    assert domain.session_id is not None  # the placement requires a session
     if expected is not None and tool.executor not in PREVIEWS:
         raise InternalError("A tool without a preview was to be held to one.")
     guard: JsonObject = {} if expected is None else {"expected": expected}
@@ -271,7 +275,7 @@ def project_of(lease: Lease) -> Project:
 
 
 class ProjectDiffExecutor(Executor):
-    """Tells what has changed in a project. No code of the caller runs."""
+    """Returns the changes in a session's project. No code of the caller runs."""
 
     place = _in_session(
         "the changed files are read in the container of the call's session; the engine itself "
@@ -283,7 +287,7 @@ class ProjectDiffExecutor(Executor):
 
 
 class ProjectApplyExecutor(ProjectDiffExecutor):
-    """Writes into the project directory what its approval shows, and nothing else."""
+    """Writes the approved changes into the project directory, and nothing else."""
 
     has_preview = True
 
@@ -303,7 +307,8 @@ class ProjectApplyExecutor(ProjectDiffExecutor):
 class ProcessExecutor(Executor):
     """One action on the processes of a session: start, list, read, write or stop.
 
-    The guest starts a process as the user of the session's programs, with their filter and limits.
+    The guest starts a process as the same user as the session's programs, with the same system call
+    filter and limits.
     """
 
     place = _in_session(

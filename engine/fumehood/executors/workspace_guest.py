@@ -1,11 +1,12 @@
-"""Requests to the guest's program `files`, its validated answers, pages and whole workspaces.
+"""Requests to the guest's program `files`, and its validated answers: files, pages of listings, and
+whole workspaces.
 
 Host side, below the workspace tools, the session routes and the saver. The program `files` runs no
-user code, but shares a container with it. Invariants: an answer is valid for its model and fits its
-request, or it is an error; a path in it is plain and relative; each page of a listing begins after
-the one before it, so no listing is endless. The survey before an approval and the action after it
-are built from the same request. A refused request has a message of the engine, never one of the
-guest.
+user code, but shares a container with user code. Invariants: an answer is valid for its model and
+fits its request, or it is an error; a path in an answer is plain and relative; each page of a
+listing begins after the previous page, so no listing is endless. The survey before an approval and
+the action after it are built from the same request. The error for a refused request has the
+engine's text; the guest's own text is quoted only about an archive.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ FaultKind = Literal[
 
 
 class Fault(Claim):
-    """Why a request was refused. The message is untrusted text from the guest."""
+    """The reason for a refusal. The message is untrusted text from the guest."""
 
     kind: FaultKind
     message: str = Field(max_length=1000)
@@ -77,7 +78,7 @@ class _Refusal(Claim):
 
 
 class Entry(Claim):
-    """One entry of a directory in a workspace. `size` is in bytes, `modified_ns` is since 1970."""
+    """One entry of a workspace's directory. `size` is in bytes; `modified_ns` counts from 1970."""
 
     path: str
     kind: Literal["file", "directory", "link", "other"]
@@ -93,14 +94,14 @@ class Entry(Claim):
 
 
 class Listing(Claim):
-    """Entries in the order of their paths; `has_more` if there are more than requested."""
+    """Entries in the order of their paths. `has_more` is whether there are more than requested."""
 
     entries: list[Entry] = Field(max_length=MAX_LISTED)
     has_more: bool
 
 
 class Piece(Claim):
-    """A part of a file. `size` is that of the whole file; `version` changes with the file."""
+    """A part of a file. `size` is the size of the whole file; `version` changes with the file."""
 
     content_base64: str = Field(max_length=MAX_READ_BYTES * 4 // 3 + 4)
     size: int = Field(ge=0, le=strict_json.MAX_SAFE_INTEGER)
@@ -122,18 +123,20 @@ class Piece(Claim):
         return base64.b64decode(self.content_base64)
 
     def is_of(self, offset: int, length: int) -> bool:
-        """Whether it has as many bytes as were requested and are in the file."""
+        """Whether the piece has as many bytes as the file has in the requested range."""
         return len(self.content) == min(length, max(0, self.size - offset))
 
 
 class Pieces(Claim):
-    """Whole files. One that could not be read is None; the last ones may be missing."""
+    """Whole files, in the order of the request. A file that could not be read is None. Those that
+    did not fit at the end are missing.
+    """
 
     pieces: list[Piece | None] = Field(max_length=MAX_LISTED)
 
 
 class Unpacked(Claim):
-    """What an archive had: the number of its files, and their size in bytes."""
+    """The number of files in an unpacked archive, and their total size in bytes."""
 
     files: int = Field(ge=0, le=strict_json.MAX_SAFE_INTEGER)
     size: int = Field(ge=0, le=strict_json.MAX_SAFE_INTEGER)
@@ -164,7 +167,7 @@ class Deletion(Claim):
     failed: list[NotDeleted] = Field(max_length=MAX_LISTED)
 
     def is_of(self, paths: list[str]) -> bool:
-        """Whether it has a result for each of these paths, and for no other."""
+        """Whether there is exactly one result for each of these paths, and no other result."""
         said = [*self.deleted, *self.missing, *(entry.path for entry in self.failed)]
         return set(said) == set(paths) and len(said) == len(set(paths))
 
@@ -172,7 +175,7 @@ class Deletion(Claim):
 # -- requests ------------------------------------------------------------------------------
 
 PROGRAM = "files"
-"""The name under which a lease runs the guest's program."""
+"""The name by which a lease runs the guest's program."""
 
 M = TypeVar("M", bound=Claim)
 T = TypeVar("T")
@@ -199,12 +202,13 @@ FAULT_WORDS = {
 _FIELD = "path"
 
 SHOWN_CHARACTERS = 200
-"""Characters of the guest's reason that an error message shows."""
+"""Maximum number of characters of the guest's text, such as a path, that an error message quotes.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Said(Generic[T]):
-    """The guest's answer to a request: a value, or the error in its place."""
+    """The guest's answer to a request: a value or an error, and the ending of the request's run."""
 
     ending: RunEnding
     value: T | None = None
@@ -212,7 +216,7 @@ class Said(Generic[T]):
 
     @property
     def required(self) -> T:
-        """The value. If there is none, raises the error."""
+        """The value. If there is an error instead, it is raised."""
         if self.error is not None:
             raise self.error
         assert self.value is not None
@@ -222,7 +226,7 @@ class Said(Generic[T]):
 async def ask(
     lease: Lease, request: JsonObject, limits: Limits, model: type[M], sinks: RunSinks = NO_SINKS
 ) -> Said[M]:
-    """Send one request to the guest and parse its answer as `model`."""
+    """Send one request to the guest, and return the answer, parsed as `model`."""
     ending = await lease.run(PROGRAM, request, limits, sinks)
     if ending.ended_by is not EndedBy.OK:
         return Said(ending, error=_ended(ending, limits))
@@ -260,7 +264,7 @@ def refusal_of(kind: FaultKind, message: str = "") -> EngineError:
 
 
 def deletion_error(done: Deletion) -> EngineError | None:
-    """Return the error of a deletion that failed completely or partly, or None."""
+    """Return the error of a deletion that failed completely or in part, or None if it succeeded."""
     if done.failed:
         names = "; ".join(one.path for one in done.failed[:5])[:300]
         rest = "" if done.deleted else " Nothing was deleted."
@@ -287,7 +291,7 @@ def _ended(ending: RunEnding, limits: Limits) -> EngineError:
 
 
 def write_request(arguments: JsonObject) -> JsonObject:
-    """Build the guest's request for the tool `write_file`."""
+    """Return the guest's request for the tool `write_file`."""
     return {
         "do": "write",
         "path": arguments["path"],
@@ -303,7 +307,7 @@ def content_of(arguments: JsonObject) -> bytes:
 
 
 def delete_request(arguments: JsonObject) -> JsonObject:
-    """Build the guest's request for the tool `delete_files`. Repeated paths are sent once."""
+    """Return the guest's request for the tool `delete_files`. Repeated paths are sent once."""
     paths = list(dict.fromkeys(arguments["paths"]))
     return {"do": "delete", "paths": paths, "recursive": arguments.get("recursive") or False}
 
@@ -326,7 +330,7 @@ class ListingQuery:
 
     @property
     def listing(self) -> str:
-        """Names the list that a cursor belongs to."""
+        """The name of the list to which a cursor belongs."""
         return f"files:{self.session_id}:{self.recursive}:{self.path}"
 
 
@@ -382,7 +386,7 @@ def goes_forward(entries: list[Entry], after: str) -> bool:
 
 
 def as_shown(entry: Entry) -> WorkspaceEntry:
-    """Convert a guest's entry to the form that answers use."""
+    """Return a guest's entry in the form that answers to callers have."""
     modified = EPOCH + timedelta(microseconds=entry.modified_ns // 1000)
     return WorkspaceEntry(
         path=entry.path, kind=entry.kind, size=entry.size, modified_at=timestamp(modified)
@@ -392,21 +396,21 @@ def as_shown(entry: Entry) -> WorkspaceEntry:
 # -- whole workspaces -----------------------------------------------------------------------
 
 MAX_FILES = 20_000
-"""Maximum number of files and directories of one listing."""
+"""Maximum number of files and directories of a workspace in a scan."""
 
 PIECE_BYTES = 4 << 20
-"""Size of a piece of a large file."""
+"""Size of the pieces into which a large file is divided, in bytes."""
 
 SCAN_BYTES = 400 * 1024
-"""Bytes of rows in one answer of the guest, which has at most 512 KB."""
+"""Maximum size of the rows in one answer, in bytes. The whole answer may have 512 KB."""
 
 LIMITS = Limits(wall_s=30.0, cpu_s=30.0, memory_mb=None, output_bytes=MB)
 
 DIRECTORY, LINK = -1, -2
-"""Sizes of what is no file."""
+"""Values that rows have in place of a file's size."""
 
 MAX_TARGET = 4096
-"""Characters of a link's target, or of a file's version."""
+"""Maximum number of characters of a link's target or of a file's version."""
 
 Row = tuple[str, int, bool, str]
 
@@ -416,8 +420,9 @@ class NotRead(Exception):
 
 
 class Scanned(Claim):
-    """A page of a workspace's files: path, size (-1 for a directory), whether it can be executed,
-    and version. If links are wanted, they have the size -2 and their target as the version.
+    """A page of a workspace's files. A row has a path, a size (`DIRECTORY` for a directory),
+    whether the file is executable, and a version. If links are requested, their rows have the size
+    `LINK` and the target as the version.
     """
 
     rows: list[Annotated[Row, Field(strict=False)]] = Field(max_length=MAX_FILES)  # JSON arrays
@@ -427,19 +432,21 @@ class Scanned(Claim):
 
 
 async def answer_of(source: Lease, asked: JsonObject, model: type[M]) -> M:
-    """Send a request to the guest's program `files`. Raises EngineError."""
+    """Send a request to the guest's program `files`, and return the answer, parsed as `model`.
+    Raises EngineError.
+    """
     return (await ask(source, asked, LIMITS, model)).required
 
 
 async def scan(
     source: Lease, *, links: bool = False, skip: Sequence[str] = ()
 ) -> tuple[list[Row], list[str]]:
-    """Return the files and directories of a workspace in the order of their paths, and some of its
-    links and special files. With `links`, links are rows. Directories called as one of `skip`
-    are left out, with all that is below them.
+    """Return the rows of all files and directories in a workspace in the order of their paths, and
+    the paths of some of its links and special files. With `links`, links also have rows.
+    Directories whose name is in `skip` are left out, with everything below them.
 
     Raises:
-        NotRead: there are too many.
+        NotRead: there are too many files.
         EngineError: the guest failed.
     """
     rows: list[Row] = []
@@ -470,8 +477,12 @@ async def scan(
 
 
 async def contents(source: Lease, rows: Iterable[Row]) -> AsyncIterator[tuple[str, bytes]]:
-    """Yield the pieces of files with their paths. An empty file has none. Raises as `scan`, and if
-    one changes meanwhile.
+    """Yield pairs of a file's path and its next piece, for the files in `rows`. An empty file has
+    no pieces.
+
+    Raises:
+        NotRead: a file has changed since the scan.
+        EngineError: the guest failed.
     """
     small: list[Row] = []
     size = 0
@@ -498,7 +509,7 @@ async def _read_many(source: Lease, rows: list[Row]) -> list[tuple[str, bytes]]:
     told = (await answer_of(source, asked, Pieces)).pieces
     if len(told) > len(rows):
         raise not_as_agreed()
-    if len(told) < len(rows):  # the next one does not fit any more
+    if len(told) < len(rows):  # the next file has grown and does not fit any more
         raise _changed(rows[len(told)][0])
     read = []
     for (path, size, _, _), piece in zip(rows, told, strict=True):
