@@ -44,8 +44,8 @@ ANCHORS_NAME = "audit-anchors.jsonl"
 """The file of anchors next to the database."""
 
 TAIL_LINES = 20
-"""Number of last lines of that file in which the newest anchor is searched. More than one, because
-a crash may have cut a line off."""
+"""The newest anchor is searched for in this number of last lines of the file. More than one,
+because a crash may have cut a line off."""
 
 
 class AuditService:
@@ -153,7 +153,7 @@ class AuditService:
         await self._database.flush()
         try:
             return shown_verdict(await self._database.read(self._verify))
-        except AuditKeyLost as fault:  # its message contains a path, which only the log may have
+        except AuditKeyLost as fault:  # its message has a path, which only the log may contain
             self._log.error("audit.key_unreadable", reason=str(fault))
             raise ReadFailed("a key of the audit chain is not usable") from fault
         except OSError as error:

@@ -87,7 +87,9 @@ class LimitedRule:
         return CounterKey(self.rule.name, subject, period, self.unit)
 
     def counts_by(self, key: CounterKey, day: str) -> bool:
-        """Whether a stored counter belongs to this rule, whose `per` or period may have changed."""
+        """Whether a stored counter belongs to this rule, whose `per` or period may have changed
+        since.
+        """
         of = key.subject
         spender = Spender(of.principal or "", of.agent, of.session, of.tool or "")
         return key == self.key(subject_of(spender, self.rule.per), day)
@@ -127,17 +129,17 @@ class Account:
 
     @property
     def is_short(self) -> bool:
-        """Whether more is spent or held than is durable."""
+        """Whether the spent and held amounts together exceed the mark."""
         return self.spent + self.held > self.mark
 
     @property
     def is_ahead(self) -> bool:
-        """Whether more is, or may be, reserved in the database than is spent."""
+        """Whether the stored mark is, or may be, higher than the spent amount."""
         return self.is_unsure or self.mark != self.spent
 
     @property
     def is_far_ahead(self) -> bool:
-        """Whether more than two blocks are reserved that no call holds."""
+        """Whether the mark is more than two blocks ahead of the spent and held amounts."""
         return self.mark - self.spent - self.held > 2 * (self.rule.limit // BLOCKS)
 
     @property
@@ -286,7 +288,8 @@ class Budgets:
                 account.rule = rule
 
     def load(self) -> None:
-        """Read the counters when the engine starts, blocking. Raises as the constructor.
+        """Read the counters when the engine starts, blocking. Raises the same errors as the
+        constructor.
 
         Reserved amounts may be spent, so they count as spent.
         """
@@ -353,8 +356,8 @@ class Budgets:
         self._lower(accounts)
 
     def cover(self, accounts: Sequence[Account]) -> None:
-        """Make the amounts that running programs have taken durable soon. This neither waits nor
-        fails.
+        """Raise the marks soon for the amounts that running programs have taken. This neither waits
+        nor fails.
         """
         short = [account for account in accounts if account.is_short]
         if short:
@@ -374,7 +377,7 @@ class Budgets:
         self._lower(account for account in accounts if account.key in self._accounts)
 
     def standings(self, principal: Principal | None = None) -> list[BudgetStanding]:
-        """Return what is left of every budget, or of those that limit one principal."""
+        """Return the standing of every budget, or of the budgets that limit one principal."""
         rules = set(self._rules)
         current = {
             key: account

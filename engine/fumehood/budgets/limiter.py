@@ -330,7 +330,7 @@ class RateLimits:
         return key
 
     def _counts_of(self, limits: Sequence[Limit], caller: Spender) -> list[tuple[Limit, _Count]]:
-        if len(self._counts) >= self._sweep_at:  # only here, where no count is used by a caller
+        if len(self._counts) >= self._sweep_at:  # only here, where no caller uses a count
             self._sweep()
         keys = [(limit, self._key(limit, caller)) for limit in limits]
         return [(limit, self._counts.get(key) or self._add(key)) for limit, key in keys]

@@ -33,9 +33,9 @@ def health_of(error: EngineError | None, *, was_hurried: bool = False) -> int | 
 
     Timeouts, broken connections and 5xx responses count against the service; an answer, even a
     refusal of the caller's arguments, counts for it. A call that never reached the service, was
-    cancelled, or came too often shows neither. A timeout of a request that `was_hurried`, because
-    it had less time than its tool gives, also shows neither: callers could otherwise suspend a
-    service for everybody.
+    cancelled, or exceeded a rate limit shows neither. A timeout of a request that `was_hurried`,
+    because it had less time than its tool gives, also shows neither: callers could otherwise
+    suspend a service for everybody.
     """
     if error is None:
         return HEALTHY
@@ -207,7 +207,8 @@ class Circuits:
         self._settings = settings
         self._now = now
         self._log = log
-        self._circuits: dict[str, Circuit] = {}  # as many as administrators registered services
+        # One for each service that administrators registered.
+        self._circuits: dict[str, Circuit] = {}
 
     def of(self, upstream: str | None) -> Circuit | None:
         """Return the circuit to a service, whose name comes from `upstream_of`; None for a tool

@@ -213,7 +213,7 @@ class Approvers:
     def _removable(self, name: str) -> Approver:
         """Return the approver with this name, unless no other approver has `admin`.
 
-        Raises as `remove`.
+        Raises the same errors as `remove`.
         """
         found = next((approver for approver in self.current() if approver.name == name), None)
         if found is None:

@@ -55,7 +55,7 @@ def quick_hash(secret: str) -> bytes:
 
 
 def slow_hash(secret: str, salt: bytes) -> bytes:
-    """Return the slow hash of an approver's secret, so that it is hard to guess from its hash."""
+    """Return the slow hash of an approver's secret, from which the secret is hard to guess."""
     return hashlib.scrypt(
         secret.encode(), salt=salt, n=SCRYPT_N, r=SCRYPT_R, p=SCRYPT_P, maxmem=64 << 20
     )

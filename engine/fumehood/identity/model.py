@@ -199,7 +199,7 @@ class Change(Value):
         """The change in words, such as `gave agent clerk the tool calculator`. Untrusted text."""
         try:
             return _DONE[self.action].format_map({**self.details, "subject": self.subject})
-        except KeyError:  # of another version of the engine
+        except KeyError:  # an action of another engine version
             return f"{self.action} {self.subject}"
 
 

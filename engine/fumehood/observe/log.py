@@ -144,7 +144,9 @@ def make_logger(level: str = "info", style: str = "auto", stream: TextIO | None 
 
 
 def _as_event(logger: Any, method: str, event: MutableMapping[str, Any]) -> tuple[Any, ...]:
-    """Return the arguments for the sink in structlog's form: no positional ones, and the event."""
+    """Return the arguments for the sink in structlog's form: no positional arguments, and the
+    event.
+    """
     return (), event
 
 

@@ -73,7 +73,7 @@ def parse_policy(name: str, data: bytes, tools: Iterable[Known]) -> Policy:
     document = _document(name, data, lines)
     entries = found.checked_entries(document)
     budgets = found.budgets(document)
-    # Invalid rules do not end the checks: the author wants every fault at once.
+    # Invalid rules do not end the checks, because the author wants every fault at once.
     shaped = {n: rule for n, entry in enumerate(entries) if (rule := found.rule(n, entry))}
     found.check_ids()
     definitions, coming, is_complete = list[ToolDefinition](), list[str](), True

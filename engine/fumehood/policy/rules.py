@@ -440,7 +440,9 @@ def _given(value: T | None) -> T:
 
 
 def any_holds(answers: Iterable[Answer]) -> Answer:
-    """Return True if any answer is True, False if all are False, and otherwise None."""
+    """Return True if any answer is True, False if all are False, and None otherwise or without
+    answers.
+    """
     outcome: Answer = False
     is_empty = True
     for answer in answers:
@@ -453,7 +455,9 @@ def any_holds(answers: Iterable[Answer]) -> Answer:
 
 
 def _every(answers: Iterable[Answer]) -> Answer:
-    """Return False if any answer is False, True if all are True, and otherwise None."""
+    """Return False if any answer is False, True if all are True, and None otherwise or without
+    answers.
+    """
     return _negated(any_holds(map(_negated, answers)))
 
 

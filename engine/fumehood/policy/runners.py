@@ -203,8 +203,8 @@ RESERVED = frozenset({
 """Reserved words of bash. If the grammar takes a reserved word for a program's name, it disagrees
 with bash."""
 
-# -- options of bash ----------------------------------------------------------------------- Other
-# options change the meaning of words: `histexpand` and `expand_aliases` replace words, and
+# -- options of bash -----------------------------------------------------------------------
+# Other options change the meaning of words: `histexpand` and `expand_aliases` replace words, and
 # `keyword` takes away assignments after a program's name.
 
 HARMLESS_LETTERS = frozenset("abefhmnuvxBCEPT")

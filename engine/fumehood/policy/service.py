@@ -100,8 +100,9 @@ class PolicyGate:
         return decision if not about.shadow else _with_shadow(decision, about.shadow, facts)
 
     def decide_request(self, facts: CallFacts) -> Decision:
-        """Decide one network request of a program. Count the decision, unless it is to ask: the
-        request then becomes a call.
+        """Decide one network request of a program, and count the decision.
+
+        A decision to ask is not counted here, because the request then becomes a call.
         """
         decision = self.decide(facts)
         if decision.verdict is not Verdict.ASK:

@@ -131,7 +131,7 @@ class ContainerEnding(StrictFrame):
 
 
 class ContainerReset(StrictFrame):
-    """Whether the container is as it was before the run. If not, it must be removed."""
+    """Whether the container is as it was before the run. If not, the container must be removed."""
 
     op: Literal["reset"]
     id: int

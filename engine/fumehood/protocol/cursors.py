@@ -47,7 +47,7 @@ class Cursors:
         return position
 
     def _mac(self, *parts: str) -> bytes:
-        # Each part with its length, so that no two lists of parts share a signature.
+        # Each part is prefixed with its length, so that no two lists of parts share a signature.
         text = "".join(f"{len(part)}:{part}" for part in parts)
         return hmac.digest(self._key, text.encode(), hashlib.sha256)[:MAC_BYTES]
 

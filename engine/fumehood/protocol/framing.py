@@ -66,7 +66,7 @@ TRUST_DIRECTORY = "/run/fumehood"
 """A directory of a container that programs can read and only its supervisor can write."""
 
 TRUST_FILE = f"{TRUST_DIRECTORY}/trust.pem"
-"""The certificates that clients in the container should trust."""
+"""The file with the certificates that clients in the container should trust."""
 
 PIECE_BYTES = 64 * 1024
 """Bytes of a connection in one frame."""
@@ -124,7 +124,9 @@ def whole_words(text: str, most: int) -> str:
 
 
 def before_word(text: str) -> str:
-    """Return a cut text without its last word, of which at most the length of a key is removed."""
+    """Return a cut text without its incomplete last word, or, if the word is longer than a key can
+    be, without as many characters as a key can have.
+    """
     return max(text.rstrip(OF_WORDS), text[:-MAX_KEY_CHARACTERS], key=len)
 
 

@@ -17,7 +17,7 @@ import math
 from typing import Any
 
 MAX_DEPTH = 64
-"""Levels of nested arrays and objects (`INVALID_PARAMS`)."""
+"""Maximum levels of nested arrays and objects. Deeper JSON is refused (`INVALID_PARAMS`)."""
 
 MAX_VALUE_DEPTH = 50
 """Levels of a value that a program reports. Below `MAX_DEPTH`, because the report is nested in
@@ -78,8 +78,8 @@ def loads(data: bytes, *, max_depth: int = MAX_DEPTH) -> Any:
         ) from None
     except RecursionError:
         raise StrictJsonError(f"nested deeper than {max_depth} levels") from None
-    # Without that many opening brackets the depth cannot be reached, and without a \u
-    # escape no lone surrogate can come out of valid UTF-8: the walk is for the rare rest.
+    # Without that many opening brackets the depth cannot be reached, and without a \u escape no
+    # lone surrogate can come out of valid UTF-8: the walk is only for the rare other documents.
     if data.count(b"[") + data.count(b"{") > max_depth or b"\\u" in data:
         _check_tree(value, max_depth)
     return value

@@ -328,8 +328,10 @@ def _begun(text: str, word: str) -> int:
 
 
 def _begun_key(text: str) -> int:
-    """Return where an incomplete key of a common form may begin: the last word, or a private
-    key."""
+    """Return where an incomplete key of a common form may begin, or the length of the text.
+
+    Such a key is in the last word, or is a private key.
+    """
     cut = _unfinished_private_key(text)
     last_word = "" if not text or text[-1].isspace() else text.rsplit(None, 1)[-1]
     begins = _BEGINNING.search(text, len(text) - len(last_word))

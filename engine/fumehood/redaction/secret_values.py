@@ -111,7 +111,7 @@ class SecretValues:
 
     def complete(self, text: str) -> int:
         """Return the end of the part of a text that need not wait for the next piece."""
-        # One more than a form, for the character of base64 before it.
+        # One more than a form, for the base64 character before it.
         longest = self.longest + 1 if self._forms else 0
         return complete(text, longest, in_lines=self._are_in_lines)
 

@@ -96,7 +96,7 @@ def tool(
 ) -> FunctionTool | Callable[[Callable[..., Any]], FunctionTool]:
     """Declare a tool: `@tool` or `@tool(dangerous=True, cost_per_use="0.01", …)`.
 
-    `fields` are those of `ToolDefinition`; name, description and parameters default to the
+    `fields` are fields of `ToolDefinition`; name, description and parameters default to the
     function's.
 
     Raises:

@@ -146,7 +146,7 @@ def _failure_faults(document: JsonObject) -> Iterator[str]:
 def _executor_faults(document: JsonObject) -> list[str]:
     kind = document.get("type", ToolType.NATIVE)
     if not isinstance(kind, str):
-        return []  # the model names this fault
+        return []  # the model reports this fault
     executor = document.get("executor") or DEFAULT_EXECUTORS.get(kind, "function")
     sandboxed = document.get("sandboxed", True)
     if not isinstance(executor, str):
@@ -214,8 +214,8 @@ def _program_faults(document: JsonObject, executor: str, sandboxed: Any) -> list
 
 
 def declared_in(document: JsonObject) -> tuple[JsonObject, Collection[str]]:
-    """Return the declared parameters and the names of the required ones. Both are empty if
-    invalid.
+    """Return the declared parameters and the names of the required ones. Invalid parts count as
+    empty.
     """
     schema = document.get("parameters")
     schema = schema if isinstance(schema, dict) else {}
@@ -242,11 +242,13 @@ LOCAL_TYPES = ("BUILTIN", "NATIVE")
 
 @dataclass(frozen=True, slots=True)
 class Remote:
-    """A type of tools that another service runs. Only these can come from outside the engine."""
+    """A type of tools that another service runs. Only tools of such types can come from outside the
+    engine.
+    """
 
     executor: str
     fields: frozenset[str]
-    """Those of `FIELDS` that a definition can have."""
+    """The fields in `FIELDS` that a definition of this type can have."""
 
 
 REST = Remote("http", frozenset(FIELDS))
@@ -313,9 +315,9 @@ def rest_faults(document: JsonObject) -> Iterator[str]:
     """Yield every fault in the fields that only tools run by another service can have."""
     kind = document.get("type", "NATIVE")
     if not isinstance(kind, str):
-        return  # the model names this fault
+        return  # the model reports this fault
     if kind == "BUILTIN" and document.get("executor") == "http":
-        kind = "REST"  # search_web, whose endpoint is the operator's
+        kind = "REST"  # search_web, whose endpoint the operator sets
     remote = remote_type(kind)
     for field in FIELDS:
         if document.get(field) is not None and (remote is None or field not in remote.fields):
@@ -374,8 +376,8 @@ def _response_faults(document: JsonObject) -> Iterator[str]:
 
 def _wall_faults(document: JsonObject, kind: str) -> Iterator[str]:
     if document.get("sandboxed", True) is False:
-        # Unsandboxed, a REST tool could reach any address on the host's network, and the server of
-        # another tool be a program on the host: only the operator may allow that, by name.
+        # Unsandboxed, a REST tool could reach any address on the host's network, and another tool's
+        # server could be a program on the host. Only the operator may allow that, by name.
         yield (
             f"sandboxed: a definition of type {kind!s} cannot say false; only the operator's "
             "configuration may, and this version has no such setting"

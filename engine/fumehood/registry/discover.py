@@ -86,7 +86,7 @@ def discover(
         except (
             Exception,
             SystemExit,
-        ) as error:  # a package's own code: anything can come out of it
+        ) as error:  # a package's own code can raise anything
             faults.append(LoadFault(entry_point.value, f"{type(error).__name__}: {error}"))
             continue
         for tool in offer if isinstance(offer, list | tuple) else [offer]:

@@ -330,7 +330,9 @@ class _Reader:
         return {name: value for name, value in fields.items() if value is not None}
 
     def with_right_defaults(self, definition: JsonObject) -> JsonObject:
-        """Return a valid definition without the defaults that violate its own schema."""
+        """Return the definition, which must be valid, without the defaults that violate its
+        schema.
+        """
         given = definition["parameters"]
         parameters = without_wrong_defaults(given)
         for name, said in parameters["properties"].items():
@@ -467,7 +469,7 @@ class _Reader:
         for name in dict.fromkeys(_IN_PATH.findall(self._operation.path)):
             if ("path", name) not in given:
                 raise CannotImport(f"its path has {{{name[:60]}}}, which no parameter declares")
-            placed["path", name] = {}  # first, and in the order of the path
+            placed["path", name] = {}  # these come first, in the order of the path
         for (place, name), parameter in given.items():
             if (place, name.lower()) in self._credentials or (place, name.lower()) in _OURS:
                 continue
@@ -855,7 +857,7 @@ class Schemas:
             schema[key] = branches
 
     def _mend(self, schema: JsonObject, unsent: frozenset[str]) -> None:
-        """Adapt keywords that JSON Schema writes in another form, and drop unsupported patterns."""
+        """Convert keywords that have another form in JSON Schema, and drop unsupported patterns."""
         for bound in ("minimum", "maximum"):
             exclusive = f"exclusive{bound.title()}"
             is_bool = isinstance(schema.get(exclusive), bool)  # as in OpenAPI 3.0
@@ -933,7 +935,7 @@ def _as_parts(node: JsonObject) -> JsonObject:
 
 
 def _conjuncts(schema: JsonObject) -> Iterator[JsonObject]:
-    """Yield each schema with `required` in a converted schema that every value must match."""
+    """Yield the schemas with `required` that every value of a converted schema must match."""
     if "required" in schema:
         yield schema
     for part in schema.get("allOf", ()):

@@ -88,7 +88,9 @@ class Draft(RoomFile):
         self.room.submit(self._remove)
 
     def finish(self) -> str | None:
-        """Keep the complete file. Return None, or the reason for a failure. Runs in the thread."""
+        """Keep the complete file. Return None, or the reason for a failure. Runs in the room's
+        thread.
+        """
         if not self.append(b""):
             self.remove()
             return self.fault
@@ -106,7 +108,7 @@ class Draft(RoomFile):
         self.append(b"".join(parts))
 
     def _remove(self) -> None:
-        """Remove the file, whether or not it was kept. Runs in the thread."""
+        """Remove the file, whether or not it was kept. Runs in the room's thread."""
         if self._is_kept:
             self.room.remove(self.principal_id, self.name)
         else:
@@ -281,7 +283,7 @@ class BlobStore:
         return None
 
     def _has_gone(self, blob_id: str) -> None:
-        """Record that a blob was evicted. Runs in the thread."""
+        """Record that a blob was evicted. Runs in the room's thread."""
         self._replaced.append(blob_id)
         self.room.call_in_loop(self.overdue.set)
 
@@ -336,7 +338,7 @@ class BlobLinks:
     def is_genuine(
         self, blob_id: str, principal_id: str, expires_at: int | str, signature: str
     ) -> bool:
-        """Whether the signature is that of `make` for the same values.
+        """Whether `make` returns this signature for the same values.
 
         Compares in constant time.
         """

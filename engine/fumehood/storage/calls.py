@@ -107,7 +107,8 @@ INDEXED_AT_ONCE = 100
 """Records indexed in one transaction. Limited because other writes wait for it."""
 
 SEARCH_S = 2.0
-"""Time limit of one search in seconds. Callers choose the words of the searched records."""
+"""Time limit of one search in seconds. Needed because callers choose what is stored and
+searched."""
 
 _INDEX = text("""
     INSERT INTO record_words(rowid, words) SELECT seq, words FROM records
@@ -632,8 +633,8 @@ class Record(NamedTuple):
 
     @classmethod
     def of(cls, arguments: JsonObject, envelope: bytes, texts: Sequence[str]) -> Record | None:
-        """Make the record of a call from its arguments and its envelope as JSON. `texts` can be
-        found by full-text search. Return None if the record is too long.
+        """Make the record of a call from its arguments and its envelope as JSON. `texts` are the
+        texts that full-text search can find. Return None if the record is too long.
         """
         document = b"%b\n%b" % (strict_json.dumps(arguments), envelope)
         if len(document) > MAX_ANSWER_BYTES:
@@ -643,7 +644,7 @@ class Record(NamedTuple):
         return cls(document, only_words(" ".join(_ends(texts)))[:MAX_WORDS])
 
     def row(self, seq: int) -> dict[str, Any]:
-        """The row of a call's record."""
+        """Return the row for the table `records`, with the call's `seq`."""
         size = len(self.document) + 2 * len(self.words)  # the index is about as long as the words
         return {"seq": seq, "size": size, "document": self.document, "words": self.words}
 
@@ -707,7 +708,7 @@ def record_at(connection: Connection, seq: int) -> Recorded | None:
 
 
 def read_record(document: bytes) -> Recorded:
-    """Read a stored document."""
+    """Parse a stored document, which may be compressed."""
     whole = document if document.startswith(b"{") else zlib.decompress(document)
     arguments, _, envelope = whole.partition(b"\n")
     return Recorded(strict_json.loads(arguments), envelope)

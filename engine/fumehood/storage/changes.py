@@ -25,9 +25,9 @@ class OneChange:
     """A lock for changes of one kind of row: one change at a time, shielded from cancellation.
 
     The rows that a change has read stay valid until the change is written, and neither a cancelled
-    caller nor a commit with a lost answer leaves memory and database inconsistent. After such a
-    commit, `reload` is called until the database is reachable again. `reload` reads with
-    `Database.write`, so it sees the outcome of the commit.
+    caller nor a commit whose acknowledgement was lost leaves memory and database inconsistent.
+    After such a commit, `reload` is called until the database is reachable again. `reload` reads
+    with `Database.write`, so it sees the outcome of the commit.
     """
 
     def __init__(self, reload: Callable[[], Awaitable[None]]) -> None:

@@ -122,7 +122,9 @@ def _without_nul(row: Mapping[Any, Any]) -> dict[Any, Any]:
 
 
 def _compare(reading: Connection, writing: Connection) -> None:
-    """Require equal numbers of rows in all tables, and equal audit chains, byte by byte."""
+    """Raise StoreError unless all tables have equal numbers of rows, and the audit chains are equal
+    byte by byte.
+    """
     for table in TABLES:
         count = select(func.count()).select_from(table)
         if reading.execute(count).scalar() != writing.execute(count).scalar():

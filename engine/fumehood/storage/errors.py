@@ -6,7 +6,8 @@
     ├── Fenced                                    while the engine runs; it stops
     └── WriteFailed, ReadFailed                   while the engine runs, fit for an envelope;
                                                   with `…Unavailable` if a retry may help
-    FilesAway                                     the same, of files in a bucket
+    FilesAway                                     while the engine runs; files in a bucket cannot be
+                                                  used
 
 Messages may quote the database, which names tables and columns, never values.
 """
@@ -39,7 +40,7 @@ class DamagedState(StoreError):
 
 
 class Standby(StoreError):
-    """Another engine is active on the state that both share."""
+    """Another engine is already active on this state."""
 
     def __init__(self) -> None:
         super().__init__("Another engine is active on this state.")
@@ -50,7 +51,7 @@ class AuditKeyLost(StoreError):
 
 
 class Fenced(StoreError):
-    """Another engine has become active on the state, so this one may write no more."""
+    """Another engine has become active on the state, so this engine can no longer write."""
 
 
 class WriteFailed(StoreError, InternalError):
@@ -123,7 +124,7 @@ def understood(what: str) -> Iterator[None]:
     """
     try:
         yield
-    except (LookupError, TypeError, ValueError) as fault:  # JSON, times, scopes, whole models
+    except (LookupError, TypeError, ValueError) as fault:  # of JSON, times, scopes or models
         raise DamagedState(
             f"The state holds {what} that cannot be read ({type(fault).__name__}). It was left as "
             "it is. Restore a copy of it, or use another FUMEHOOD_HOME."

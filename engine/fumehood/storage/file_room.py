@@ -129,7 +129,7 @@ class FileRoom:
             self._own = None
 
     def submit(self, work: Callable[[], T]) -> Future[T] | None:
-        """Run a function in the thread. Returns None if the room is closed or closing."""
+        """Run a function in the room's thread. Returns None if the room is closed or closing."""
         with suppress(RuntimeError):
             return None if self._thread is None else self._thread.submit(work)
         return None
@@ -229,7 +229,7 @@ class FileRoom:
             await asyncio.wrap_future(done)
 
     def take(self, principal_id: str, size: int) -> None:
-        """Reserve bytes. Runs in the thread.
+        """Reserve bytes. Runs in the room's thread.
 
         Evicts kept files if necessary: the principal's own, or, if the total is used up, those of
         the principal that uses most.
@@ -283,7 +283,7 @@ class FileRoom:
             return size
 
     def remove(self, principal_id: str, name: str) -> bool:
-        """Remove a kept file, or return False if it is not kept. Runs in the thread."""
+        """Remove a kept file, or return False if it is not kept. Runs in the room's thread."""
         size = self.hold(principal_id, name)
         if size is not None:
             self.discard(principal_id, name, size)
@@ -292,7 +292,7 @@ class FileRoom:
         return size is not None
 
     def discard(self, principal_id: str, name: str, size: int) -> None:
-        """Remove a file that is not kept, and release its bytes. Runs in the thread."""
+        """Remove a file that is not kept, and release its bytes. Runs in the room's thread."""
         self.unlink(name)
         with self._lock:
             self.share.give_back(principal_id, size)
@@ -335,7 +335,9 @@ class FileRoom:
 
 
 class RoomFile:
-    """A file of a room that is being written. All methods but `keep` run in the thread."""
+    """A file of a room that is being written. All methods except `keep` run in the room's
+    thread.
+    """
 
     def __init__(self, room: FileRoom, principal_id: str, name: str, size: int = 0) -> None:
         self.size = size
@@ -375,7 +377,7 @@ class RoomFile:
         self.room.keep(self.principal_id, self.name, self.size)
 
     def remove(self) -> None:
-        """Remove the file, which is not kept."""
+        """Close and remove a file that is not kept."""
         self.close()
         self.room.discard(self.principal_id, self.name, self.size)
         self.size = 0

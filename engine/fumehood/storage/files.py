@@ -53,7 +53,7 @@ LISTING_S = 60.0
 """Additional seconds for a listing, which takes a request for each 1,000 objects."""
 
 PAUSE_S = 5.0
-"""Seconds for which requests are refused after one that got no answer."""
+"""Seconds for which requests are refused after a request got no answer."""
 
 PART_BYTES = 8 << 20
 """Bytes of a part of an upload. Two parts of each upload are in memory at once."""
@@ -79,7 +79,7 @@ class Directory:
     path: Path
 
     def put(self, name: str, source: Path) -> None:
-        """Store a complete local file of the same file system. The local file may be moved."""
+        """Store a complete local file, which must be on the same file system and may be moved."""
         flush(source)
         source.rename(self.path / name)
         flush(self.path)

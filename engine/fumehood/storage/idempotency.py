@@ -73,7 +73,7 @@ class KeyedCall:
     fingerprint: str
     call_id: str
     may_repeat: bool
-    """Whether running it twice does no harm: its tool is `idempotent` or `read_only`."""
+    """Whether running the call twice does no harm: its tool is `idempotent` or `read_only`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +163,7 @@ def release(connection: Connection, call: KeyedCall) -> None:
 def lose(connection: Connection, call: KeyedCall) -> None:
     """Mark a running call as `unknown`: it may have had effects.
 
-    A repeatable call's key is deleted.
+    If the call is repeatable, its key is deleted instead.
     """
     if call.may_repeat:
         release(connection, call)

@@ -104,7 +104,7 @@ FENCE = Table(
 and the number of its last durable commit."""
 
 OUTCOME_S = 5.0
-"""Seconds for finding out whether a commit with a lost answer took place."""
+"""Seconds for finding out whether a commit took place whose acknowledgement was lost."""
 
 _SEEN = select(FENCE.c.active, FENCE.c.commits)
 _SEEN_AND_HELD = _SEEN.with_for_update(read=True)  # so that no other engine can become active now
@@ -167,7 +167,9 @@ class Postgres(Backend):
             self._commits = [number]
 
     def _took_place(self, number: int) -> bool:
-        """Return whether a commit with a lost answer took place; False if that stays unknown."""
+        """Return whether a commit took place whose acknowledgement was lost; False if that is
+        unknown.
+        """
         give_up = time.monotonic() + OUTCOME_S
         while time.monotonic() < give_up:
             try:
@@ -377,7 +379,9 @@ def _take_lock(connection: Connection) -> bool:
 
 
 def _activate(engine: Engine) -> int:
-    """Create or migrate the tables; make this engine the active one, and return its number."""
+    """Create or migrate the tables; make this engine the active one, and return the number of its
+    start.
+    """
     with engine.connect() as connection, connection.begin():
         version = _version(connection)
         if version is None:

@@ -157,7 +157,7 @@ class Recording:
                 self._write([(kind, data)])()
 
     def _write(self, events: list[tuple[str, bytes]]) -> Callable[[], None]:
-        """Write events in the thread; return what publishes them to readers."""
+        """Write events in the room's thread; return a function that publishes them to readers."""
         events.sort(key=lambda event: event[0] in LAST_KINDS)  # a thread may report progress late
         is_last = events[-1][0] in LAST_KINDS
         if is_last and self._refused is not None:
@@ -503,7 +503,7 @@ class RecordingStore:
         ELSEWHERE.
 
         Raises:
-            NoRoom: the room has no space for it.
+            NoRoom: the room has no space for the file.
             OSError, TypeError, ValueError: the file is not a recording.
         """
         with self.room.open_file(name, os.O_RDWR) as file:

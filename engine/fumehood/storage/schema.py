@@ -207,8 +207,8 @@ RECORDS = Table(
     Column("words", _TEXT, nullable=False),
 )
 """One row for each recorded call, with the call's `seq`. `document` is JSON, compressed if it is
-long; `words` is for full-text search: SQLite's table `record_words` and PostgreSQL's index of that
-name are its index."""
+long; `words` is indexed for full-text search, by SQLite's table `record_words` or PostgreSQL's
+index of that name."""
 
 _WORDS_INDEX = "CREATE INDEX record_words ON records USING gin (to_tsvector('simple', words))"
 

@@ -43,7 +43,7 @@ class SessionTable:
         self._on_over = on_over
 
     def all_now(self) -> list[KeptSession]:
-        """Return every row. Blocks this thread: for the engine's start.
+        """Return every row. Blocks this thread. For the engine's start.
 
         Raises:
             ReadFailed: the database cannot be read.

@@ -194,7 +194,7 @@ class Writer:
     def _posts_are_due(self) -> bool:
         """Whether posted rows should be written now.
 
-        Not after every job: the next job would wait.
+        They are not written after every job, because the next job would then wait.
         """
         is_time = time.monotonic() - self._wrote_posts_at >= GATHER_S
         return is_time or self._closing or len(self._posts) >= MAX_GROUP
