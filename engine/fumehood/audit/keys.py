@@ -86,7 +86,7 @@ def keep_key(state: Path, key: AuditKey) -> None:
 
 
 def make_current(state: Path, key: AuditKey) -> None:
-    """Make a kept key the current one, and keep the previous one. Raises OSError."""
+    """Make a kept key current, and keep the previous current key. Raises OSError."""
     before = _read(state / CURRENT)
     if before is not None:
         keep_key(state, before)

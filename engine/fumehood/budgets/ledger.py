@@ -311,7 +311,7 @@ class Budgets:
     def exceeded(self, spender: Spender, estimate: Amounts) -> Exceeded | None:
         """Return the budget that has too little left for a call, or None.
 
-        If there are several, return the one that resets last. Reads memory only, so a session
+        If there are several, return the budget that resets last. Reads memory only, so a session
         without a counter in memory counts as having spent nothing.
         """
         keys = self._keys(spender)

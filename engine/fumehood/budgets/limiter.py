@@ -106,7 +106,7 @@ EVERYBODY = Subject()
 class Exceeded(NamedTuple):
     """The limit that prevents a call from starting now.
 
-    If there are several, it is the one that will prevent the call for the longest time.
+    If there are several, it is the limit that will prevent the call for the longest time.
     """
 
     limit: Limit

@@ -1,7 +1,7 @@
 """Subscribers: how parts react to events of the engine.
 
 Host side. Invariants: a method with a connection runs in the transaction of the event, so both are
-stored or neither; `on_commit` runs after the transaction, and returns at once. An error that a
+stored or neither; `on_commit` runs after the transaction, and must return at once. An error that a
 subscriber raises in a transaction undoes the event; any other error is logged, and the other
 subscribers still receive the event. A subscriber cannot change an event.
 """

@@ -3,7 +3,7 @@
 `policy/rules` evaluates them, `policy/service` decides, and `policy/loader` finds faults in a whole
 document. This file checks one rule by itself.
 
-Invariants: deny > ask > allow, and of several rules with the same verdict the first one is named.
+Invariants: deny > ask > allow, and of several rules with the same verdict the first rule is named.
 An absent key means any value; an empty list would never match, and is refused.
 """
 

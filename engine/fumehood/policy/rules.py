@@ -306,7 +306,7 @@ def why_in_doubt(condition: Condition, tool: ToolDefinition, arguments: JsonObje
 
 
 def _instead(condition: Condition, tool: ToolDefinition, arguments: JsonObject) -> str:
-    """Return a note about an argument that the call has instead of the absent one."""
+    """Return a note about another argument that the call has instead of the absent argument."""
     exclusive = ARGUMENTS[tool.executor].exclusive if tool.executor in ARGUMENTS else ()
     for pair in exclusive:
         for name, other in (pair, reversed(pair)):

@@ -269,7 +269,7 @@ class _Reader:
         return Reading(tuple(self._programs), self._doubt, self.is_plain, self.evaluates)
 
     def doubt(self, why: str) -> None:
-        """Record a doubt. Only the first one is kept."""
+        """Record a doubt. Only the first doubt is kept."""
         self._doubt = self._doubt or why
 
     def text(self, text: str) -> None:

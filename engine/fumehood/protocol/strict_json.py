@@ -1,13 +1,12 @@
 """Strict JSON: the one parser for everything that comes from outside.
 
-Both sides use it (host for HTTP bodies and guest frames, guest for host frames), so it
-needs nothing but the standard library. Above it: `framing` and the daemon's routes.
+Both sides use it (host for HTTP bodies and guest frames, guest for host frames), so it needs
+nothing but the standard library. Above it: `framing` and the daemon's routes.
 
-Invariant: what `loads` returns can be encoded as UTF-8 JSON again and means the same to
-every reader. JSON leaves open what repeated keys, NaN, lone surrogates and endless
-nesting mean; each of them is refused here, because two readers that disagree about one
-document are a way around a gate. A byte order mark means nothing: `unmarked` and `decoded`
-drop it, for text in other formats also.
+Invariant: what `loads` returns can be encoded as UTF-8 JSON again and means the same to every
+reader. JSON leaves open what repeated keys, NaN, lone surrogates and endless nesting mean; each of
+them is refused here, because if two readers read a document differently, a gate can be bypassed. A
+byte order mark means nothing: `unmarked` and `decoded` drop it, for text in other formats also.
 """
 
 from __future__ import annotations

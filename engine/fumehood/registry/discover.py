@@ -1,11 +1,11 @@
 """Discovery at the start: tools of installed packages and of an embedding program.
 
 Host side. A package offers tools through the entry point `fumehood.tools`, which names a
-`ToolDefinition`, a `FunctionTool`, or a list of these. Loading one runs its package's code, so only
-packages that the operator installed are found. Invariants: one faulty package does not exclude the
-others; host code (`sandboxed=False`) stays disabled until the configuration names it. An embedding
-program is its own operator: its tools need no permission, and either all of them or none are
-registered.
+`ToolDefinition`, a `FunctionTool`, or a list of these. Loading an entry point runs its package's
+code, so only packages that the operator installed are found. Invariants: one faulty package does
+not exclude the others; host code (`sandboxed=False`) stays disabled until the configuration names
+it. An embedding program is its own operator: its tools need no permission, and either all of them
+or none are registered.
 
 An asynchronous function with `sandboxed=False` is awaited in this process. Other functions run in a
 process that imports them: a sandboxed function in the jail, a synchronous one in a worker that can

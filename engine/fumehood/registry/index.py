@@ -1,7 +1,7 @@
 """The index: every registered tool by name and version. In memory, rebuilt at each start.
 
 Host side, used by `pipeline/resolve` and the faces. Invariants: every tool in the index was fully
-checked, the built-in ones by a test; names of built-in tools are reserved for them. Readers see the
+checked, built-in tools by a test; names of built-in tools are reserved for them. Readers see the
 tools of a source before or after a change, never in between; a call keeps the `RegisteredTool` that
 it resolved.
 """

@@ -190,7 +190,7 @@ def all_definitions(connection: Connection) -> list[JsonObject]:
 def put_definition(
     connection: Connection, name: str, version: str, document: JsonObject, at: str
 ) -> None:
-    """Store a definition. Replaces one with the same name and version."""
+    """Store a definition. Replaces a definition with the same name and version."""
     here = (DEFINITIONS.c.name == name) & (DEFINITIONS.c.version == version)
     made = connection.execute(select(DEFINITIONS.c.created_at).where(here)).scalar()
     connection.execute(delete(DEFINITIONS).where(here))

@@ -257,7 +257,7 @@ class FileRoom:
             raise NoRoom("the engine's disk is full")
 
     def keep(self, principal_id: str, name: str, size: int) -> None:
-        """Register a complete file, whose bytes are already reserved, as the newest one."""
+        """Register a complete file, whose bytes are already reserved, as the newest file."""
         with self._lock:
             self._kept.setdefault(principal_id, {})[name] = size
             counts = {who: len(files) for who, files in self._kept.items()}
@@ -373,7 +373,7 @@ class RoomFile:
                 self._file.close()
 
     def keep(self) -> None:
-        """Register the file in its room, as the newest one."""
+        """Register the file in its room, as the newest file."""
         self.room.keep(self.principal_id, self.name, self.size)
 
     def remove(self) -> None:

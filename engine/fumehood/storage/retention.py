@@ -2,7 +2,7 @@
 
 Host side, started by the engine. Each store is pruned at the start, every hour (more often if its
 entries are kept for less than that), and when it is overdue, for example because a blob found no
-space. A failed run is retried at the next one.
+space. After a failed run, the next run tries again.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The state in one SQLite file, which one thread writes and others read.
 
-Host side, used by `storage/database`. Invariant: a file that this engine cannot use (a newer
-engine's, another program's, a damaged one) stays unchanged, byte for byte, including its
+Host side, used by `storage/database`. Invariant: a file that this engine cannot use (written by a
+newer engine or another program, or damaged) stays unchanged, byte for byte, including its
 write-ahead log. Therefore a file is first checked with a connection that can neither write nor
 merge the log into the file when it closes.
 """
