@@ -136,7 +136,9 @@ def _doubt_of_variables(env: Any, reading: Reading) -> str | None:
 
 
 def _doubt_of_variable(name: str, value: Word) -> str | None:
-    """Return the reason why setting this variable may run a text or add an option, or None."""
+    """Return the reason why setting this variable may run a text or turn a word into an option, or
+    None.
+    """
     if name in DIRECTORIES:
         is_path = value.text.startswith(("/", "~")) or value == Word("")
         return None if is_path else f"{name} may make an option of a word that begins with ~"

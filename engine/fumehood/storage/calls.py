@@ -133,8 +133,8 @@ _NOT_AUDITED = frozenset({"id", "at", "stages", "record"})
 
 
 CallRow = Row
-"""One row, made by `pipeline/record`: the columns of `CALLS` except `seq` and `audit_seq` (`stages`
-and `network` may be missing), and under `record` the call's Record or None."""
+"""One row, made by `pipeline/record`: the columns of `CALLS` except `seq` and `audit_seq`, and
+under `record` the call's Record or None. `stages`, `network` and `record` may be missing."""
 
 
 class CallLog:

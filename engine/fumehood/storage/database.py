@@ -162,7 +162,7 @@ class Database:
 
     @property
     def is_failing(self) -> bool:
-        """Whether the last transaction failed, or the current one hangs."""
+        """Whether the last write failed, or the current one hangs."""
         return self._writer.is_failing
 
     def close(self) -> None:

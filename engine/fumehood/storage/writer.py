@@ -100,7 +100,9 @@ class Writer:
 
     @property
     def is_failing(self) -> bool:
-        """Whether the last transaction failed, or the current one has taken at least `HANGS_S`."""
+        """Whether the last write failed, or the current one has taken at least `HANGS_S`
+        seconds.
+        """
         since = self._writing_since
         return self._has_failed or (since is not None and time.monotonic() - since >= HANGS_S)
 
