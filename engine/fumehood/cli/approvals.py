@@ -402,7 +402,10 @@ def _ask(client: ControlClient, seen: Sequence[Approval], decision: NewDecision)
 
 
 def _followed(client: ControlClient) -> Iterator[Approval]:
-    """Yield the open approvals, oldest first, then each approval that is new or has changed."""
+    """Yield the open approvals, oldest first, then each approval that is new or has changed.
+
+    Only the newest `PAGE` approvals of any state are followed.
+    """
     changes = client.approvals.next_change(-1)
     versions: dict[str, int] | None = None
     while True:

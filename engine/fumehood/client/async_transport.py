@@ -84,7 +84,8 @@ class AsyncTransport:
         The request is sent only once, because the pieces cannot be read again.
 
         Raises:
-            DaemonUnavailable: no server answers, or the answer is incomplete.
+            DaemonUnavailable: no server answers, or the answer is incomplete. Exceptions of
+                `request.read` are passed on.
         """
         progress = Progress()
         try:

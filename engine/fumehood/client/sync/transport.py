@@ -83,7 +83,8 @@ class Transport:
         The request is sent only once, because the pieces cannot be read again.
 
         Raises:
-            DaemonUnavailable: no server answers, or the answer is incomplete.
+            DaemonUnavailable: no server answers, or the answer is incomplete. Exceptions of
+                `request.read` are passed on.
         """
         progress = Progress()
         try:
