@@ -446,7 +446,8 @@ ARGUMENTS: Mapping[str, type[Arguments]] = MappingProxyType(
         "process:stop": StopProcessArguments,
     }
 )
-"""Executor → the model of its arguments. A tool's schema may narrow them but add none."""
+"""Executor → the model of its arguments. A tool's schema may narrow the arguments, but not add
+any."""
 
 
 def argument_faults(executor: str, arguments: JsonObject) -> list[tuple[str, str]]:
@@ -470,7 +471,7 @@ def source_of(executor: str) -> str:
 
 
 def without_empty_twins(executor: str, arguments: JsonObject) -> JsonObject:
-    """Return the arguments without an empty one if its exclusive alternative is given.
+    """Return the arguments without each empty one whose exclusive alternative is also given.
 
     Models and frameworks that fill in every parameter send such empty arguments.
     """

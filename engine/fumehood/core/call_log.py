@@ -74,7 +74,7 @@ class CallRecord(_Record):
 
 
 class CallPage(_Record):
-    """One page of records, newest first. `total_count` is null if the list has several pages."""
+    """One page of records, newest first. `total_count` is null if the calls were not counted."""
 
     items: tuple[CallRecord, ...]
     has_more: bool

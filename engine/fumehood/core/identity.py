@@ -32,11 +32,11 @@ class Principal:
     """The token that the caller presented, if any. Code that later acts for the caller checks the
     token again."""
     is_program: bool = False
-    """Whether it is the program that embeds the engine, and therefore its operator."""
+    """Whether the caller is the program that embeds the engine, and therefore the operator."""
 
     @property
     def has_authenticated(self) -> bool:
-        """Whether it has presented a token or is the embedding program."""
+        """Whether the caller has presented a token or is the embedding program."""
         return self.token_id is not None or self.is_program
 
 

@@ -29,12 +29,12 @@ class Language:
 
     @property
     def executor(self) -> str:
-        """The `executor` of its tools."""
+        """The `executor` of tools that run programs in this language."""
         return f"code:{self.name}"
 
     @property
     def tool(self) -> str:
-        """The built-in tool that runs it."""
+        """The built-in tool that runs programs in this language."""
         return f"run_{self.name}"
 
 

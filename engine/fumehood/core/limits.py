@@ -82,9 +82,9 @@ _LEAST = {
 
 
 def least_limits(wall: str) -> frozenset[Limit]:
-    """Return the limits without which nothing runs behind a wall, whatever it requires itself.
+    """Return the limits that a wall must enforce, even if the wall itself requires fewer.
 
-    A wall that is not known here must enforce every limit.
+    Without them, nothing runs behind the wall. An unknown wall must enforce every limit.
     """
     return _LEAST.get(wall, frozenset(Limit))
 

@@ -49,7 +49,7 @@ def did_you_mean(given: str, known: Iterable[str]) -> str:
 
 
 def suggestion(given: str, known: Iterable[str]) -> str:
-    """Return the end of a sentence that suggests one name: `; did you mean 'x'?`."""
+    """Return the end of a sentence that suggests one name, `; did you mean 'x'?`, or ""."""
     near = nearest(given, sorted(known), most=1)
     return f"; did you mean {near[0]!a}?" if near else ""
 

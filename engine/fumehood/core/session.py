@@ -37,7 +37,7 @@ TURN_S = 60.0
 
 
 SESSION_NAME = r"^[a-z0-9][a-z0-9.-]{0,62}$"
-"""Pattern of a session's name. Without an underscore, it is never taken for an id."""
+"""Pattern of a session's name. Names have no underscore, so that they differ from ids."""
 
 PresetName = Annotated[str, Field(pattern=SESSION_NAME)]
 
@@ -69,13 +69,13 @@ class SessionStatus(StrEnum):
 
     ACTIVE = "active"
     PAUSED = "paused"
-    """Its processes are frozen until it is used: they take memory but no CPU."""
+    """The session's processes are frozen until its next use: they take memory but no CPU."""
     STOPPED = "stopped"
-    """It has no container, only its disk or a copy of its files. Its next use starts it again."""
+    """The session has only its disk or a copy of its files. Its next use starts a container."""
     ENDED = "ended"
     """Ended by its owner, by its lifetime, or with an engine that keeps nothing on disk."""
     LOST = "lost"
-    """Its container was lost, together with its files and variables."""
+    """The container was lost, together with the session's files and variables."""
 
     @property
     def is_over(self) -> bool:
@@ -104,7 +104,7 @@ class SessionRecord(_Record):
 
     id: str
     name: str | None = None
-    """A name that its owner gave it, unique among the owner's sessions that have not ended. An
+    """The name that the owner chose, unique among the owner's sessions that have not ended. An
     ended session keeps its name until another session has it.
     """
     state: SessionStatus
@@ -114,11 +114,11 @@ class SessionRecord(_Record):
     agent_id: str | None
     memory_mb: int
     disk_mb: int | None = None
-    """Size of its disk, or None if its files are in memory."""
+    """Size of the session's disk, or None if the files are in memory."""
     cpus: float | None = None
-    """Number of its processors, or None if it has as many as a call without a session."""
+    """Number of processors, or None if there are as many as for a call without a session."""
     packages: tuple[str, ...] = ()
-    """The packages that were added to its image, as NAME==VERSION."""
+    """The packages that were added to the image, as NAME==VERSION."""
     created_at: AwareDatetime
     last_used_at: AwareDatetime
     expires_at: AwareDatetime
@@ -129,21 +129,21 @@ class SessionRecord(_Record):
     is_busy: bool
     """Whether a call is running in the session or waiting for it."""
     snapshots: tuple[Snapshot, ...] = ()
-    """Copies of its files, oldest first."""
+    """Copies of the session's files, oldest first."""
     network: tuple[str, ...] = ()
-    """Hosts that its programs may reach, in addition to those that a call requests."""
+    """Hosts that the session's programs may reach, in addition to those that a call requests."""
     durable: bool = False
-    """Whether its files are saved after each call, and restored if its container is lost."""
+    """Whether the files are saved after each call, and restored if the container is lost."""
     saved_at: AwareDatetime | None = None
-    """When its files were last saved, if it is durable."""
+    """When the files were last saved, if the session is durable."""
     restored_at: AwareDatetime | None = None
-    """When its files were last restored."""
+    """When the files were last restored."""
     env: tuple[str, ...] = ()
-    """The names of the environment variables that its programs have."""
+    """The names of the environment variables of the session's programs."""
     preset: str | None = None
-    """The preset with which it was made."""
+    """The preset with which the session was created."""
     project: str | None = None
-    """The name of the project directory that its files came from."""
+    """The name of the project directory from which the files were copied."""
 
 
 class OwnedSession(SessionRecord):

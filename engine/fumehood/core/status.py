@@ -85,14 +85,14 @@ class Alert(Value):
     """The tool, or None for all tools together."""
     firing: bool
     since: AwareDatetime | None
-    """Since when it is firing."""
+    """The time since which the alert is firing, or None."""
     value: float | None
     """A share of all calls, milliseconds or, for `secret_misuse`, a number of requests; None
     without calls. For `p99_duration` the share of calls that took longer."""
     threshold: float
     calls: int
     least_calls: int
-    """Minimum number of calls before it can fire."""
+    """Minimum number of calls before the alert can fire."""
     message: str
 
 
@@ -110,13 +110,13 @@ class NodeState(StrEnum):
 
     JOINED = "joined"
     DRAINED = "drained"
-    """It finishes its running calls and accepts no new ones."""
+    """The node finishes its running calls and accepts no new ones."""
     UNREADY = "unready"
-    """It has joined, but no call can run there now."""
+    """The node has joined, but cannot run calls now."""
     REFUSED = "refused"
-    """It was not admitted, for example because its version differs."""
+    """The node was not admitted, for example because its version differs."""
     GONE = "gone"
-    """It had joined and cannot be reached."""
+    """The node had joined, but cannot be reached now."""
 
 
 class NodeRecord(Value):
@@ -128,11 +128,11 @@ class NodeRecord(Value):
     """One sentence if no calls, or no calls of some images, are placed there; otherwise null."""
     id: str = ""
     slots: int = 0
-    """Calls that it can take at once."""
+    """Maximum number of calls on the node at the same time."""
     used: int = 0
     """Slots in use, also by other engines."""
     sessions: int = 0
-    """Sessions there that are not stopped."""
+    """Number of sessions on the node that are not stopped."""
     memory_mb: int = 0
     enforced: tuple[Limit, ...] = ()
     images: dict[str, str] = Field(default={})

@@ -33,10 +33,10 @@ def start_soon(
 
 
 async def run_to_completion(work: Coroutine[Any, Any, T]) -> T:
-    """Run the work in a task of its own. If the caller is cancelled, first complete the work.
+    """Run work in a separate task and return its result. A cancelled caller still completes it.
 
-    A shielded scope is not enough: a call is cancelled through its task (`executors/base`),
-    which no scope delays.
+    A cancellation is raised after the work has ended. A shielded scope is not enough, because a
+    call is cancelled through its task (`executors/base`), and no scope delays that.
     """
     task = asyncio.ensure_future(work)
     cancelled: asyncio.CancelledError | None = None

@@ -159,7 +159,7 @@ CODE_OUTPUT: JsonObject = {
     },
 }  # fmt: skip
 """Output schema of tools with an executor `code:…` except `code:shell`. The executor guarantees
-it."""
+this schema."""
 
 
 SHELL_OUTPUT: JsonObject = {
@@ -357,7 +357,7 @@ QUERY_PLACE = re.compile(r"(?<==)\{([A-Za-z_][A-Za-z0-9_-]{0,63})\}(?=&|\Z)")
 """A placeholder in an endpoint's query: the whole value of a query parameter."""
 
 CURSOR = "cursor"
-"""The parameter for the page, in tools whose results come in pages."""
+"""The name of the cursor parameter of tools whose results come in pages."""
 
 # *Source*: RFC 6901, section 3.
 Pointer = Annotated[str, Field(pattern=r"^(/([^~/]|~[01])*)*$", max_length=500)]
