@@ -214,7 +214,7 @@ class Engine:
         Each page is a separate call, with the previous page's `next_cursor` as `cursor`.
 
         Raises:
-            CallFailed: the call of a page did not succeed; it has that page's envelope.
+            CallFailed: the call of a page did not succeed; the exception has its envelope.
             ValueError: the tool is not paginated, or as `call`.
         """
         pages = Pages(arguments, max_items)
@@ -396,9 +396,10 @@ class Engine:
     def callable_tools(
         self, principal: Principal, agent_id: str | None = None
     ) -> list[ToolDefinition]:
-        """Return the tools that a principal or its agent can call, as it sees them.
+        """Return the tools that a principal or, with `agent_id`, one of its agents can call.
 
-        A principal's are sorted by name, an agent's are in its order.
+        A principal's tools are sorted by name. An agent's tools are in the agent's order, and as
+        the agent sees them.
 
         Raises:
             ResourceNotFound: the agent is unknown, or the principal may not act for it.
@@ -460,7 +461,7 @@ class Engine:
         max_cost: Decimal | None = None,
         at_most: int | None = None,
     ) -> Selection:
-        """Return an agent's tools in its order, as it sees them, and the reasons for omissions.
+        """Return an agent's tools, as the agent sees and orders them, and why others are omitted.
 
         Raises:
             ResourceNotFound: the agent is unknown, or the principal may not act for it.

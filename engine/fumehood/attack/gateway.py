@@ -31,8 +31,8 @@ from fumehood.sandbox.wall import Network, RunSinks
 def gateway_target(runtime: str, docker: Docker, find_image: FindImage) -> Target:
     """Return the gateway as a target, for programs in containers of one runtime.
 
-    The programs may read from a service. They may also read from `localhost`, but cannot reach it,
-    because its addresses are not public.
+    The hosts of the programs are a service and `localhost`. Only the service can be reached: the
+    addresses of `localhost` are not public.
     """
     containers = container_target(runtime, docker, find_image)
 

@@ -150,7 +150,7 @@ class Standing:
     environment: Mapping[str, str] = field(default_factory=dict)
     """Environment variables of the programs."""
     losses: Callable[[], list[str]] = list
-    """Describes the losses, in addition to the bait's, since it was last called."""
+    """Returns descriptions of the losses, other than the bait's, since the previous call."""
 
 
 Open = Callable[[], AbstractAsyncContextManager[Standing]]

@@ -175,8 +175,8 @@ def _breaking(path: str, message: str, who: str, todo: str) -> Change:
 
 
 def _of_input(old: Any, new: Any, path: str) -> Iterator[Change]:
-    """Yield the differences between two schemas. One breaks if values of the old schema are now
-    invalid.
+    """Yield the differences between two schemas. A difference breaks callers if values of the old
+    schema are now invalid.
     """
     if old == new:
         return

@@ -2,7 +2,8 @@
 
 `AgentLoop` holds the state and does no I/O; `run_agent` of an engine or a client makes the requests
 and runs the calls. The loop ends with a message without calls, after a number of turns, or if a
-call waits for approval. Passing that run to `run_agent` continues it with the decisions so far.
+call waits for approval. Passing the returned `AgentRun` to `run_agent` continues the run with the
+decisions so far.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The format of one provider: tools (`Format`), and calls and results (`ChatFormat`).
 
-A new provider is a subclass in a file of its own, and a row in `table.py`. Messages are untrusted:
-methods that read one raise InvalidParams if it is malformed.
+A new provider is a subclass in a separate file, and a row in `table.py`. Messages are untrusted:
+methods that read a message raise InvalidParams if the message is malformed.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Format(ABC):
 
     @abstractmethod
     def tool(self, tool: ToolDefinition) -> tuple[JsonObject, list[Loss]]:
-        """Convert one tool. Also return the parts of it that the format cannot express."""
+        """Convert one tool. Also return the parts of the tool that the format cannot express."""
 
     def tools(self, tools: Sequence[JsonObject]) -> tuple[JsonObject, ...]:
         """Wrap converted tools as the `tools` parameter of a request to the model."""
@@ -42,7 +42,7 @@ class Format(ABC):
 
 
 class ChatFormat(Format):
-    """Also reads tool calls from a provider's messages, and writes their results."""
+    """A format that also reads tool calls from a provider's messages, and writes their results."""
 
     dialect: ClassVar[Dialect]
     """The JSON Schema dialect that the model receives. It decides which property names get an

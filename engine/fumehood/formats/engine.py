@@ -145,7 +145,7 @@ class EngineWithFormats(Engine):
         max_turns: int = MAX_TURNS,
         **options: Unpack[HandleKeywords],
     ) -> AgentRun:
-        """Request a message from a model, run its tool calls, and repeat until it has none.
+        """Request a message from a model, run its tool calls, and repeat until a message has none.
 
         The arguments are those of `Client.run_agent`; `llm` may be asynchronous.
 

@@ -105,7 +105,7 @@ def without_unions(tool: ToolDefinition) -> Fitted:
 
 
 def alias_of(name: str, allowed: re.Pattern[str] | None) -> str:
-    """Return a property's name, or its alias if the provider refuses the name. Deterministic."""
+    """Return a property's name or, if the provider refuses it, an alias derived from the name."""
     if allowed is None or allowed.fullmatch(name):
         return name
     plain = re.sub(r"[^A-Za-z0-9_]", "_", name)[:48]
@@ -158,7 +158,7 @@ class _Fitting:
         self._nulls: dict[int, bool] = {}
 
     def run(self) -> Fitted:
-        """Convert the root and its definitions."""
+        """Convert the root schema and its definitions."""
         root, result = dict(with_own_root(self._root)), self._result
         for keyword in UNION_KEYWORDS:
             if keyword in root:

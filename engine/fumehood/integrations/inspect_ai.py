@@ -57,7 +57,8 @@ LOOK_S = 1.0
 """Seconds between checks whether a process has ended while its children hold its output open."""
 
 DRAIN_S = 0.5
-"""Seconds to wait for more output after such a process has ended."""
+"""Seconds to wait for more output of a process that has ended while its children hold its output
+open."""
 
 KILLED = 9
 """The signal that is reported for a process that was killed for lack of memory."""

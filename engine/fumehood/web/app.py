@@ -64,7 +64,7 @@ POLL_S = 20.0
 """Seconds that one request to the engine waits for a change."""
 
 RETRY_S = 0.5
-"""Seconds after a failed request before the next one."""
+"""Seconds between a failed request and the next one."""
 
 TOGETHER_S = 0.1
 """Seconds within which changes are combined into one event."""
@@ -85,7 +85,7 @@ class _Stream:
 
 
 class Live:
-    """The watcher, and the streams to the browsers."""
+    """The live updates: the watcher, and the event streams to the browsers."""
 
     def __init__(self, logins: Logins) -> None:
         self._logins = logins
@@ -96,7 +96,7 @@ class Live:
         self._is_stopping = False
 
     async def events(self, login: Login | None) -> AsyncIterator[bytes]:
-        """Yield the events for one page."""
+        """Yield the server-sent events for one page, as encoded bytes."""
         yield b"retry: 1000\n\n"
         if login is None:
             yield _event("logged-out")

@@ -76,7 +76,7 @@ class Shown:
     encoded."""
 
     is_scrolled: bool
-    """Whether its end may need scrolling."""
+    """Whether a reader may have to scroll to see the end."""
 
 
 @cache
@@ -231,27 +231,27 @@ class FileChange:
     """One file of a preview."""
 
     number: int
-    """Its place on the page, from 1."""
+    """The file's position on the page, from 1."""
     kind: str
     path: str
     entry: JsonObject
     lines: tuple[int, int] | None
-    """Lines that its diff adds and removes, or None if it has no diff."""
+    """Numbers of lines that the diff adds and removes, or None if the file has no diff."""
 
     @property
     def sign(self) -> str:
-        """The sign of its kind."""
+        """The sign for the kind of change."""
         return KINDS[self.kind]
 
     @property
     def has_body(self) -> bool:
-        """Whether there is something to fold below its name."""
+        """Whether the page has details below the file's name, which can be folded."""
         entry = self.entry
         return self.lines is not None or "target" in entry or bool(rest_of(entry))
 
     @property
     def is_open(self) -> bool:
-        """Whether its body is unfolded."""
+        """Whether the details below the name are unfolded at first."""
         return self.number <= MAX_OPEN
 
 

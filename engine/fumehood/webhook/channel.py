@@ -340,7 +340,7 @@ _IS_OWED = DELIVERIES.c.delivered_at.is_(None) & DELIVERIES.c.given_up_at.is_(No
 
 @dataclass(frozen=True, slots=True)
 class Owed:
-    """A message that is not yet delivered. `attempts` includes the current one."""
+    """A message that is not yet delivered. `attempts` is the number of earlier attempts."""
 
     seq: int
     approval_id: str

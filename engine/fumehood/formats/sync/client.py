@@ -83,7 +83,7 @@ class ClientWithFormats(Client):
         max_turns: int = 10,
         **options: Unpack[HandleKeywords],
     ) -> AgentRun:
-        """Request a message from a model, run its tool calls, and repeat until it has none.
+        """Request a message from a model, run its tool calls, and repeat until a message has none.
 
         `llm(messages, tools=…, tool_choice=…)` returns the assistant's message. `tool_choice` is
         `auto`, `none`, `required` or a tool's name, and applies to the first message only. The run
@@ -119,7 +119,7 @@ class ClientWithFormats(Client):
 def handle_request(
     message: Any, name: MessageFormat, options: JsonObject
 ) -> ApiRequest[HandledCalls]:
-    """Make the request for a message's tool calls. It may take as long as all calls in sequence."""
+    """Make the request for a message's tool calls. Its timeout covers all calls in sequence."""
     from fumehood.formats.agent_loop import how_many_calls, plain
 
     message = plain(message)

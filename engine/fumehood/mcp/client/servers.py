@@ -86,7 +86,7 @@ MIN_PAUSE_S, MAX_PAUSE_S = 0.5, 60.0
 """Shortest and longest pause in seconds before a server is started again."""
 
 STABLE_S = 30.0
-"""Seconds that a server must have run for the pause after it to be the shortest again."""
+"""Seconds of a run after which the pause before the next start is the shortest again."""
 
 MAX_TOOLS = 1000
 """Maximum number of tools of one server; further ones are left out."""
@@ -219,7 +219,7 @@ class McpServer:
                 "network": list(given.network)}  # fmt: skip
 
     def bound(self) -> JsonObject:
-        """Return the configured command, to which approvals are bound. A URL has none."""
+        """Return the configured command, to which approvals are bound, or {} if there is a URL."""
         given = self._settings
         return {} if given.url is not None else {"command": list(given.command)}
 

@@ -50,7 +50,7 @@ MAX_MESSAGE = 4 << 20
 fits."""
 
 NUMBER_WITHIN = 200
-"""Bytes at either end of a discarded message in which its request's id is searched for."""
+"""Bytes at each end of a discarded message that are searched for the id of its request."""
 
 PROBE_S = 4.0
 """Seconds that a server has to answer the probe for the version without a handshake."""
@@ -255,13 +255,13 @@ class Streams(Protocol):
 
     @property
     def said(self) -> bytes:
-        """The end of its standard error so far."""
+        """The end of the program's standard error so far."""
 
     async def read(self) -> bytes:
-        """Return the next bytes of its standard output, or empty bytes at the end."""
+        """Return the next bytes of the standard output, or empty bytes at the end."""
 
     async def write(self, data: bytes) -> None:
-        """Write to its standard input. Raises OSError if that is closed or too full."""
+        """Write to the standard input. Raises OSError if that is closed or too much is unread."""
 
     async def stop(self) -> None:
         """End the program."""

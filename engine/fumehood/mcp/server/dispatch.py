@@ -114,12 +114,12 @@ class Client:
     elicits: bool
     """Whether the client can ask its user a question (MCP's elicitation)."""
     session: str = ""
-    """The id of its MCP session. Empty in the version without a handshake."""
+    """The id of the client's MCP session. Empty in the version without a handshake."""
     agent_id: str | None = None
     session_id: str | None = None
-    """The engine's session in which its calls run, or None."""
+    """The engine's session in which the client's calls run, or None."""
     wait_s: float | None = None
-    """Seconds that its calls wait for an approval, or None for no wait."""
+    """Seconds that the client's calls wait for an approval, or None for no wait."""
 
     @property
     def is_modern(self) -> bool:
@@ -377,7 +377,7 @@ class McpServer:
     ) -> JsonObject:  # fmt: skip
         """Return the state or answer of a call that needed approval, without running it.
 
-        Its client repeats the request with `requestState`.
+        The client repeats the call's request with `requestState`.
         """
         call_id, _, digest = str(params["requestState"]).partition(".")
         if digest != _digest(name, arguments, client):
@@ -491,7 +491,7 @@ def _named(params: JsonObject) -> tuple[str, JsonObject]:
     """Return the tool's name and arguments from a call's parameters.
 
     Raises:
-        RpcError: they are invalid.
+        RpcError: the parameters are invalid.
     """
     name, arguments = params.get("name"), params.get("arguments")
     if not isinstance(name, str) or not 0 < len(name) <= MAX_TOOL_CHARACTERS:

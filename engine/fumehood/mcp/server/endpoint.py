@@ -96,7 +96,7 @@ class McpEndpoint:
         self._server = McpServer(engine)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request, unless its client has left. Internal errors are only logged."""
+        """Answer one request, unless the client has disconnected."""
         scope["app"] = self
         exchange = _Exchange(scope, receive, send)
         try:
@@ -155,7 +155,7 @@ class McpEndpoint:
     async def _with_own_session(
         self, sender: Sender, message: JsonObject, principal: Principal, query: McpQuery
     ) -> tuple[Sender, str]:
-        """Return the sender and the id of its session of the engine.
+        """Return the sender and the id of the sender's engine session.
 
         The request `initialize` creates that session and puts its id into the MCP session id.
 
@@ -220,7 +220,7 @@ class _Exchange:
         self._helpers.append(loop.call_later(WATCHED_AFTER_S, self._start, self._watch))
 
     def cancel(self) -> None:
-        """Cancel the running call, which still has an answer; without one, the request's task."""
+        """Cancel the running call, which is still answered, or the task if no call is running."""
         if self.on_cancel is not None and self.on_cancel():
             return
         if self._task is not None and not self._is_cancelled:
@@ -228,7 +228,7 @@ class _Exchange:
             self._task.cancel()
 
     def absorbs_cancellation(self) -> bool:
-        """Return whether only `cancel` cancelled the task, and then undo the cancellation."""
+        """Undo a cancellation by `cancel`. Return whether it was the task's only cancellation."""
         return self._is_cancelled and self._task is not None and self._task.uncancel() == 0
 
     def refuse(self, error: RpcError, status: int) -> Response:
@@ -254,7 +254,7 @@ class _Exchange:
             self._start(self._keep_alive)
 
     async def end(self, response: Response) -> None:
-        """Send the response. If a stream of events has begun, its body is the last event."""
+        """Send the response. If a stream of events has begun, send the body as the last event."""
         if not self._has_begun:
             await response(self._scope, self._receive, self._send)
             return

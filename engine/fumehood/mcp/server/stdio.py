@@ -61,7 +61,7 @@ PAUSE_S = 0.1
 """Seconds between two attempts to connect."""
 
 LOOK_S = 0.01
-"""Seconds between two looks at the last requests, once the client has closed its output."""
+"""Seconds between two checks of the remaining requests, after the client has closed its output."""
 
 TOO_LONG = RpcError(INVALID_REQUEST, f"The message is over {MAX_BODY_BYTES >> 20} MB.")
 ANSWER = b'{"jsonrpc":"2.0","id":'
@@ -161,9 +161,9 @@ class Bridge:
     _over: threading.Event = field(default_factory=threading.Event)
 
     def run(self) -> None:
-        """Serve the client until it closes its output, then finish the requests that are running.
+        """Serve the client until it closes its output, then finish the running requests.
 
-        They are cancelled if the client closes its input also.
+        If the client also closes its input, cancel them instead.
         """
         self._lines = _lines(self.reading)
         self._add_follower()
@@ -185,9 +185,9 @@ class Bridge:
             return any(f.method != "subscriptions/listen" for f in self._flights.values())
 
     def _is_alone(self) -> bool:
-        """Whether nobody can read an answer any more. A file can always be read."""
+        """Whether the client has closed its input and cannot read answers. False for a file."""
         poll = select.poll()
-        poll.register(self.writing, 0)  # the end of a pipe or socket is reported unasked
+        poll.register(self.writing, 0)  # hang-ups and errors are always reported
         return bool(poll.poll(0))
 
     def _add_follower(self) -> None:

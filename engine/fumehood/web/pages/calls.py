@@ -99,7 +99,7 @@ async def show_one(view: View) -> Response:
 
 
 async def show_running(view: View) -> Response:
-    """Show a call's progress, if the page shows another one.
+    """Show a call's progress, if it differs from what the page shows.
 
     The request never waits for a change, because browsers allow few connections, and other pages
     need them.
@@ -181,7 +181,10 @@ async def _running(view: View) -> dict[str, Any]:
 
 
 def _query_of(view: View, given: dict[str, str]) -> dict[str, Any]:
-    """Build the query from the filters. The form of the search text determines its meaning."""
+    """Build the query from the filters.
+
+    The form of the search text `q` determines whether it is an id, a principal, a code or a tool.
+    """
     names = (
         "text", "tool", "agent", "principal", "session", "trace", "since", "until", "cursor",
     )  # fmt: skip
@@ -249,7 +252,7 @@ async def _session_of(view: View, session_id: str | None) -> tuple[str, list[Ses
 
 
 def _tree(root: str, calls: Sequence[CallRecord]) -> list[Any]:
-    """Return the calls below one as pairs of a call and the pairs below it, oldest first."""
+    """Return the tree below a call: pairs of a call and the list of its own pairs, oldest first."""
     below: dict[str, list[CallRecord]] = {}
     for call in reversed(calls):
         below.setdefault(call.parent_id or "", []).append(call)

@@ -54,7 +54,7 @@ SESSION = "session"
 
 
 async def show(view: View) -> Response:
-    """Show the whole page without an open approval, or the placeholder for one."""
+    """Show the page without an open approval or, as a part, the placeholder for an approval."""
     if view.is_part:
         state = await view.control.approvals.changes()
         return view.render("inbox_none.html", pending=state.pending)
@@ -108,7 +108,7 @@ async def deny(view: View) -> Response:
 
 
 async def ask_to_deny(view: View) -> Response:
-    """Show the form for the reason of a denial."""
+    """Show the form in which a user denies an approval and gives a reason."""
     approval = await view.control.approvals.show(view.path["approval_id"])
     return view.render("inbox_deny.html", approval=approval)
 
@@ -275,8 +275,8 @@ async def _decide(view: View, decision: NewDecision) -> Response:
 
 
 async def _next(view: View, decided: Approval) -> Approval | None:
-    """Return the call after a decided one in the list, or the first one, or None if all are
-    decided.
+    """Return the pending approval after a decided one in the list or else the first pending one, or
+    None if no other is pending.
     """
     if decided.state is ApprovalState.PENDING:  # it needs more approvers
         return None

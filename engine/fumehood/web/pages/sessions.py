@@ -166,7 +166,7 @@ async def _processes(view: View, session_id: str, *, has_output: bool = True) ->
 
 async def _output(view: View, session_id: str, process: str) -> dict[str, Any]:
     """Return the end of a process's output, or why it cannot be shown, with a `mark` that changes
-    with it.
+    with the output.
     """
     try:
         found = await view.control.sessions.process_output(session_id, process)

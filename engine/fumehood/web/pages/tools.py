@@ -61,7 +61,7 @@ async def show_one(view: View) -> Response:
 
 
 async def show_form(view: View) -> Response:
-    """Show the form of a tool."""
+    """Show the form for trying a tool."""
     tool = (await view.caller.tool(view.path["name"])).tool
     fields = fields_of({}, tool.parameters)
     return view.render("tool_try.html", tool=tool, fields=fields, error="")
@@ -146,7 +146,7 @@ async def bind_tool(view: View) -> Response:
 
 
 async def unbind_tool(view: View) -> Response:
-    """Take a tool from an agent."""
+    """Unbind a tool from an agent."""
     await view.control.agents.unbind(view.path["agent_id"], _tool_in(view))
     return view.go("/agents")
 
