@@ -63,7 +63,9 @@ class Agents:
         return self._bindings.get(agent_id, {}).get(tool_name)
 
     def tools(self, agent_id: str, index: ToolIndex) -> tuple[list[ToolDefinition], list[LeftOut]]:
-        """Return an agent's tools in order, as the agent sees them, and those unavailable now."""
+        """Return an agent's tools in order, as the agent sees them, and its tools that are
+        unavailable now.
+        """
         seen: list[ToolDefinition] = []
         left_out: list[LeftOut] = []
         for binding in self.bindings(agent_id):

@@ -11,7 +11,7 @@ from fumehood.core.status import NodeRecord, NodeState
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """A metric that a part of the engine reports. `name` lacks `fumehood_` and `_total`."""
+    """A metric that a part of the engine reports. `name` is without `fumehood_` and `_total`."""
 
     name: str
     help: str

@@ -507,7 +507,7 @@ class _Reader:
             self._held.add(text)
 
     def sets(self, name: str, value: Word = UNKNOWN) -> None:
-        """Record what setting a variable, or an element of it, may run."""
+        """Record what may run when a variable, or an element of it, is set."""
         base, subscript, _ = name.partition("[")
         self.evaluates |= bool(subscript) or base in NUMBERS
         is_used = base not in DIRECTORIES or any("~" in text for text in self._read)
@@ -515,7 +515,7 @@ class _Reader:
             self.doubt(why)
 
     def _sets_one_of(self, word: Word) -> None:
-        """Record what setting the variable that an argument names may run."""
+        """Record what may run when the variable that an argument names is set."""
         name, equals, value = word.text.partition("=")
         if word.whole or equals:
             self.sets(name.removesuffix("+"), Word(value, word.whole))

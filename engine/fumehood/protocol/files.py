@@ -64,7 +64,9 @@ def read_values(
 
 
 def line_of(lines: Lines, path: Path) -> int | None:
-    """Return the line of a value, or of the innermost value around it that has one, or None."""
+    """Return the line of a value, or of the innermost enclosing value with a known line, or
+    None.
+    """
     for length in range(len(path), 0, -1):
         if path[:length] in lines:
             return lines[path[:length]]

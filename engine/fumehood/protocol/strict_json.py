@@ -26,7 +26,7 @@ MAX_INTEGER_DIGITS = 4300
 """CPython's own limit on converting decimal digits, which costs quadratic time beyond it."""
 
 MAX_INTEGER = 10**MAX_INTEGER_DIGITS - 1
-"""Largest integer with that many digits."""
+"""Largest integer with `MAX_INTEGER_DIGITS` digits."""
 
 MAX_SAFE_INTEGER = 2**53 - 1
 """Integers beyond this are changed by readers that store numbers as doubles. *Source*: RFC 8785,

@@ -316,9 +316,9 @@ def complete(text: str, longest: int, *, in_lines: bool) -> int:
 
 
 def _begun(text: str, word: str) -> int:
-    """Return where the longest incomplete beginning of a word at the text's end starts.
+    """Return where the longest incomplete beginning of `word` at the end of the text starts.
 
-    Without one, return the length of the text. Only for words that are not secret.
+    If there is none, return the length of the text. Only for words that are not secret.
     """
     end = len(text)
     for length in range(min(len(word) - 1, end), 0, -1):

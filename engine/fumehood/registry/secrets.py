@@ -83,7 +83,7 @@ class SecretSettings(Settings):
     file: Path | None = None
     """A file that only the engine's user can read."""
     keyring: KeyringEntry | None = None
-    """An entry of the user's keyring, by the optional package `keyring`."""
+    """An entry in the user's keyring, read by the optional package `keyring`."""
     tools: tuple[str, ...] = ()
     """Tools whose definitions may refer to the secret, or whose programs get its placeholder. With
     `inside`, an empty list means all programs."""

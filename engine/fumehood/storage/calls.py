@@ -265,7 +265,7 @@ def _keep(connection: Connection, rows: list[Row]) -> None:
 
 
 def _audited(row: Row) -> AuditEntry:
-    """Return the audit record of a call: those fields of its row that have a value."""
+    """Return the audit record of a call: the fields of the call's row that have a value."""
     told = {
         key: value for key, value in row.items() if value is not None and key not in _NOT_AUDITED
     }
