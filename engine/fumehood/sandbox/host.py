@@ -341,7 +341,8 @@ def _import_path() -> list[str]:
 
 
 def _kill_tree(pid: int) -> None:
-    """Suspend the worker, so that it starts no more processes, then kill its descendants and it.
+    """Suspend the worker, so that it starts no more processes. Then kill its descendants and the
+    worker.
 
     Several rounds are needed: a killed process's children become children of the worker, which is
     their subreaper, and are found in the next round.

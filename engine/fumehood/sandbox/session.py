@@ -629,12 +629,16 @@ class Saver(Protocol):
         """
 
     def touched(self, session_id: str, changes: Any) -> list[str]:
-        """Return the paths that `changes` would affect and that are, in the last copy, no longer as
-        they were before the changes.
+        """Return those paths affected by `changes` whose state in the last copy differs from the
+        state before the changes.
         """
 
     async def put_in(self, source: CopySource, changes: Any) -> None:
-        """Apply the changes to the workspace. Raises NotSaved; some may be applied then."""
+        """Apply the changes to the workspace.
+
+        Raises:
+            NotSaved: the changes could not be applied, or only some of them.
+        """
 
     async def let_go(self, changes: Any) -> None:
         """Delete the stored content of changes that no copy needs."""

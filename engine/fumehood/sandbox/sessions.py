@@ -107,7 +107,7 @@ PLACE_PAUSE_S = 0.05
 """Seconds between attempts to get a place among the running sessions."""
 
 STOP_DEADLINE_S = 5.0
-"""Maximum seconds that an engine that stops waits for the removal of its sessions' containers. The
+"""Maximum seconds for which a stopping engine waits until its sessions' containers are removed. The
 wall removes the rest."""
 
 NO_COPIES = "cannot be copied. Make one with a disk."
@@ -595,7 +595,7 @@ class SessionKeeper:
         """Return the environment variables that a principal has chosen for its session: those whose
         values are not from the session's preset.
 
-        Return none if the principal has no such session: its calls are refused later.
+        The result is empty if the principal has no such session: its calls are refused later.
         """
         session = self._live.get(session_id)
         if session is None or session.principal_id != principal.id:
@@ -641,7 +641,7 @@ class SessionKeeper:
     async def files(
         self, principal: Principal, session_id: str
     ) -> AbstractAsyncContextManager[Lease]:
-        """Lease a session for file operations outside of calls. Raises as `lease` does."""
+        """Lease a session for file operations outside calls. Raises as `lease`."""
         session = self._usable(principal.id, session_id)
         return self._lease(principal.id, session.id, is_call=False)
 
@@ -954,7 +954,7 @@ class SessionKeeper:
         old, copy, saver = session.container, session.copy, self._saver
         assert copy is not None
         assert saver is not None
-        if old.lost is not None and not old.is_away:  # the new disk gets the name of its disk
+        if old.lost is not None and not old.is_away:  # the old and the new disk have the same name
             with anyio.move_on_after(self._settings.queue_seconds) as waiting:
                 await old.until_gone()
             if waiting.cancelled_caught:

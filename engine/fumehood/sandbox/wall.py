@@ -1,6 +1,7 @@
 """The interfaces of walls and leases, and the code that walls share.
 
-Host side. `pipeline` and the executors use them; `process/` and `container/` implement them.
+Host side. `pipeline` and the executors use them; `process/`, `container/` and `cluster/` implement
+them.
 Invariants: a wall reports only limits that it was seen to enforce on this host; leaving a lease
 during a run ends the run; a program may report the kind of its failure, but never turn a failure
 into success.

@@ -1,9 +1,10 @@
 """The connection to Docker, the container wall's requests to it, and their errors.
 
 Host side, and dangerous: access to Docker is root access to its host. Invariants: input of a
-caller, a tool or a guest reaches a request only through a `ContainerSpec`; no request mounts a
-host file, runs a command in an existing container, or pulls or pushes an image. The event loop
-never blocks; every request has a deadline, and the number of threads is limited.
+caller, a tool or a guest reaches a request only through a `ContainerSpec`. No request pulls or
+pushes an image. The only files of the host that are mounted are the disks of sessions, and the only
+command that runs in an existing container is the relay to its guest. The event loop never blocks;
+every request has a deadline, and the number of threads is limited.
 
 The package `docker` (its low-level client) blocks, so its requests run in threads. The package is
 imported with the first request to a daemon that is listening; an engine without Docker never loads
@@ -127,11 +128,11 @@ class DockerTimeout(DockerError):
 
 
 class DockerNotFound(DockerError):
-    """There is no such container or image."""
+    """There is no such container, image or volume."""
 
 
 class DockerConflict(DockerError):
-    """The name is taken, or the container is being removed."""
+    """A name is taken, a volume is in use, or a container's state forbids the request."""
 
 
 class DockerWarned(DockerError):

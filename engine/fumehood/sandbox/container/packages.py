@@ -46,7 +46,7 @@ do not contain it.
 """
 
 EVERY = "*"
-"""Allows all packages, in the list of allowed ones."""
+"""Entry in the list of allowed packages that allows all of them."""
 
 LOCK_S = 24 * 3600.0
 """Seconds for which the versions that were resolved for a request are used again."""
@@ -58,7 +58,7 @@ PIP_S = 120.0
 """Maximum seconds for one run of pip that resolves a request."""
 
 MAKING_S = 240.0
-"""Maximum seconds to resolve a request or to make a layer, and to wait for those of others."""
+"""Maximum seconds to resolve a request or to make a layer, and to wait while others do so."""
 
 
 class PackageLayers:
@@ -119,7 +119,7 @@ class PackageLayers:
         return name
 
     def add_text(self, image: str, text: str) -> str:
-        """Return the name of an image with the packages of a lock, given as text, as `add`."""
+        """Return the name of an image with the packages of a lock's text added, as `add`."""
         from fumehood.sandbox.images.recipe import parse_lock
 
         return self.add(image, parse_lock(text))

@@ -866,7 +866,7 @@ class HeldContainer:
         return await self._wall.facts_of(image)
 
     async def _until_removed(self) -> None:
-        """Wait until Docker has removed the container of a stopped session, which uses the disk."""
+        """Wait until Docker has removed a stopped session's container, which uses the disk."""
         with anyio.move_on_after(RESTART_S):
             await self.removed.wait()
             return

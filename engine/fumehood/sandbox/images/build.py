@@ -149,7 +149,7 @@ Python process that a program starts.
 """
 
 LAYER_PATH_FILE = "usr/lib/python3/dist-packages/fumehood-packages.pth"
-"""Path of the same file for packages that callers request, which come after all others."""
+"""Path of a similar file, for packages that callers request. These come last in the import path."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -61,7 +61,8 @@ GUEST_MB = "fumehood.guest-mb"
 """Label: MB of memory for the guest."""
 
 LAYERS = f"{REPOSITORY}/packages"
-"""Docker repository of layers: images that add packages that callers request to another image."""
+"""Docker repository of layers: images that extend another image by packages that callers request.
+"""
 
 LAYER_BASE = "fumehood.packages-on"
 """Label: the id of the image to which a layer adds packages."""

@@ -89,9 +89,9 @@ DEFAULT_RULES = StickyWorkerSettings()
 class StickyWorkers:
     """The workers of one guest, the least recently used first.
 
-    `check_out` returns a sealed child with these limits (memory in bytes, CPU seconds), or None if
-    the guest is lost. `end_checkout` kills the child of a checkout id; the guest reports the
-    child's ending when the kernel has confirmed it.
+    `check_out` takes limits (memory in bytes, CPU seconds) and returns a sealed child with these
+    limits, or None if the guest is lost. `end_checkout` kills the child of a checkout id; the guest
+    reports the child's ending when the kernel has confirmed it.
     """
 
     def __init__(
