@@ -100,7 +100,7 @@ If entering raises an EngineError, the run does not begin.
 
 
 def needs_of(run: ToolRun) -> frozenset[str]:
-    """Return the names of the requested features of a call that only parts can provide."""
+    """Return the names of features that the call requests and that only parts can provide."""
     options = run.request.options
     is_python = run.tool.definition.executor == "code:python"
     asked = {

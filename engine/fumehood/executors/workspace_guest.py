@@ -345,7 +345,7 @@ class ListingPage:
 async def list_page(
     lease: Lease, query: ListingQuery, limits: Limits, cursors: Cursors
 ) -> Said[ListingPage]:
-    """Request one page of a directory's entries from the guest.
+    """Request one page of a directory's entries from the guest, and return it.
 
     Raises:
         InvalidParams: the cursor is invalid or belongs to another list, or the limit is out of
