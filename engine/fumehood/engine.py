@@ -422,9 +422,7 @@ class Engine:
 
     def findings(self, tool: RegisteredTool) -> tuple[Finding, ...]:
         """Return each violation by a tool of the rules that protect models."""
-        if (
-            tool.source is Source.BUILTIN
-        ):  # if a name imitates a built-in one, that is the other tool's fault
+        if tool.source is Source.BUILTIN:  # an imitated name is the other tool's fault
             return ()
         from fumehood.registry.poison import poison  # its patterns take a while to compile
 

@@ -195,7 +195,7 @@ async def ask_model_async(llm: Model, loop: AgentLoop, tools: Sequence[JsonObjec
     """Request the next message from the model. A synchronous `llm` runs in a worker thread."""
     ask = partial(ask_model, llm, loop, tools)
     is_async = inspect.iscoroutinefunction(llm) or inspect.iscoroutinefunction(
-        getattr(llm, "__call__", None)  # noqa: B004 - of an object that is called
+        getattr(llm, "__call__", None)  # noqa: B004 - of a callable object
     )
     answer = ask() if is_async else await anyio.to_thread.run_sync(ask)
     return await answer if inspect.isawaitable(answer) else answer

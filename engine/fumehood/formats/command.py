@@ -53,7 +53,7 @@ def export(
         return
     if out is not None:
         fail("--out goes with --format skill.", ExitCode.USAGE)
-    shown: Any = kind  # the engine refuses an unknown one
+    shown: Any = kind  # the engine refuses an unknown format
     with calling(socket, as_json=as_json) as client:
         found = client.export_with_losses(shown, agent_id=agent, tools=only)
     losses = [loss.model_dump() for loss in found.losses]

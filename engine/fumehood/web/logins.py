@@ -94,7 +94,7 @@ class Logins:
             await control.close()
             raise
         for one in list(self._logins.values()):
-            await self.is_open(one)  # ends it if it has expired: its browser may be gone
+            await self.is_open(one)  # ends expired logins, whose browsers may be closed
         while len(self._logins) >= MAX_LOGINS:
             await self.close(next(iter(self._logins.values())))
         cookie, now = secrets.token_urlsafe(TOKEN_BYTES), self._clock()

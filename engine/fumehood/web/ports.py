@@ -75,10 +75,10 @@ class Ports:
                 group.start_soon(_when_ended, login, group.cancel_scope)
                 await forwarding.serve(0, OPEN_S, ready)
                 group.cancel_scope.cancel()
-        except ExceptionGroup as faults:  # of connections; they end only this port
+        except ExceptionGroup as faults:  # faults of connections end only this port
             if faults.split(OSError)[1] is not None:
                 raise
-            if key not in self._open:  # nobody has its link yet
+            if key not in self._open:  # the link was never shown
                 raise OSError("this machine has no port for it") from None
         finally:
             self._open.pop(key, None)

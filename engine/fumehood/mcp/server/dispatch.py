@@ -613,7 +613,7 @@ def _failure(error: JsonObject, details: JsonObject, metadata: JsonObject) -> st
     exception, stderr = details.get("exception"), details.get("stderr")
     words = {"stderr": stderr, "stdout": details.get("stdout")}
     traceback = exception.get("traceback") if isinstance(exception, dict) else None
-    if isinstance(traceback, str) and traceback.strip() not in str(stderr):  # Python's is in both
+    if isinstance(traceback, str) and traceback.strip() not in str(stderr):  # as Python's is
         words = {"traceback": traceback, **words}
     parts += [f"{name}:\n{said}" for name, said in words.items() if said and isinstance(said, str)]
     return "\n".join(parts)

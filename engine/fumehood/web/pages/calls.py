@@ -247,7 +247,7 @@ async def _session_of(view: View, session_id: str | None) -> tuple[str, list[Ses
         if session.state is not SessionStatus.ACTIVE or session.is_busy:
             return name, []
         return name, list(await view.control.sessions.processes(session_id))
-    except Refused:  # it has ended, or cannot list them now
+    except Refused:  # the session has ended, or is unavailable now
         return session_id, []
 
 
