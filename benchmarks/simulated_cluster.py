@@ -18,8 +18,8 @@ from typing import Any
 
 import simpy
 
+from fumehood.cluster.placing import PlacedNode, Placer, PlaceRequest
 from fumehood.core.identity import TrustDomain
-from fumehood.sandbox.cluster.placing import PlacedNode, Placer, PlaceRequest
 from fumehood.sandbox.container.pool import Kind
 
 ENGINE_S = 0.0025

@@ -16,9 +16,8 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 import anyio
 import anyio.lowlevel
@@ -37,14 +36,14 @@ from fumehood.budgets.limiter import RateLimits
 from fumehood.budgets.settings import BudgetRule
 from fumehood.budgets.store import CounterTable
 from fumehood.circuits.breaker import Circuits
-from fumehood.config import Config, ConfigError, config_file, load_config
+from fumehood.config import Config, config_file, load_config
 from fumehood.core.call import ResultChecker
 from fumehood.core.errors import FumehoodError, ShuttingDown
 from fumehood.core.identity import Principal
 from fumehood.core.limits import MB
 from fumehood.core.part import Part, PartError, imported
 from fumehood.core.usage import EstimatingCounter, TokenCounter
-from fumehood.engine_part import EnginePart, Kernel
+from fumehood.engine_part import EnginePart, Kernel, walls_of
 from fumehood.executors.session_saver import SessionSaver
 from fumehood.executors.upstreams import Upstreams
 from fumehood.identity.agents import Agents
@@ -75,12 +74,12 @@ from fumehood.registry.index import ExternalTools, ToolIndex
 from fumehood.registry.registrations import Registrations
 from fumehood.registry.secrets import SecretBindings
 from fumehood.sandbox.sessions import SessionClock, SessionKeeper
-from fumehood.sandbox.settings import ClusterSettings, WallSettings
-from fumehood.sandbox.wall import OnEvent, SessionWall, Wall
+from fumehood.sandbox.settings import WallSettings
+from fumehood.sandbox.wall import SessionWall, Wall
 from fumehood.sandbox.walls import EngineWalls, logged
 from fumehood.storage.blobs import BlobStore
 from fumehood.storage.calls import CallLog
-from fumehood.storage.database import Database, count_start, open_database
+from fumehood.storage.database import Database, open_database
 from fumehood.storage.errors import StoreError, understood
 from fumehood.storage.file_room import FileRoom
 from fumehood.storage.files import PROJECTS, SESSIONS, SavedFiles, open_bucket
@@ -92,7 +91,6 @@ from fumehood.storage.sessions import SessionTable
 if TYPE_CHECKING:
     from opentelemetry.trace import TracerProvider
 
-    from fumehood.sandbox.cluster.wall import ClusterWall
 
 T = TypeVar("T")
 
@@ -192,9 +190,6 @@ def compose(
         longest_with_disk_s=config.sessions.disk_lifetime_seconds,
         orphan_s=config.sessions.orphan_seconds,
     )
-    make_cluster = None
-    if container is None and config.cluster.address is not None:
-        make_cluster = partial(_make_cluster, config.cluster, wall_settings, database, on_event)
     walls = EngineWalls(
         wall_settings,
         import_paths(registry),
@@ -203,7 +198,7 @@ def compose(
         interpreter=interpreter,
         jail=jail,
         container=container,
-        make_cluster=make_cluster,
+        of_parts=partial(walls_of, own_parts),
     )
     shared = files if files is None else config.files.directory or files
     # Without a state it is opened as well: a standby needs s3fs before it is active.
@@ -416,38 +411,6 @@ def _check_maker(
             "The engine is stopping. Repeat the call when it runs again.", retry_after_ms=2000
         )
     return agent.presets if agent is not None else ()
-
-
-def _make_cluster(
-    settings: ClusterSettings,
-    walls: WallSettings,
-    database: Database,
-    on_event: OnEvent,
-    open_program: Callable[..., Any],
-) -> ClusterWall:
-    """Create the wall of a cluster's nodes.
-
-    Raises:
-        ConfigError: Ray is not installed.
-    """
-    from fumehood.sandbox.cluster.model import Terms
-    from fumehood.sandbox.cluster.ray_membership import RayMembership
-    from fumehood.sandbox.cluster.wall import ClusterWall
-
-    if find_spec("ray") is None:
-        raise ConfigError("cluster.address needs Ray: pip install 'PATH_OF_THE_CHECKOUT[cluster]'.")
-    assert settings.address is not None
-    start = database.write_now(count_start)
-    return ClusterWall(
-        Terms(walls),
-        RayMembership(settings.address, allow_unauthenticated=settings.allow_unauthenticated),
-        owner=start.owner,
-        epoch=start.number,
-        lost_s=settings.lost_seconds,
-        keeps_sessions=database.directory is not None,
-        open_program=open_program,
-        on_event=on_event,
-    )
 
 
 class EngineLife:

@@ -77,7 +77,6 @@ from fumehood.registry.secrets import AllSecrets, RestSettings
 from fumehood.registry.settings import AllExternalTools, WebToolSettings
 from fumehood.sandbox.settings import (
     AllPresets,
-    ClusterSettings,
     ContainerSettings,
     InterpreterSettings,
     JailSettings,
@@ -148,7 +147,6 @@ class KernelConfig(BaseSettings):
     presets: AllPresets = Field(default_factory=dict)
     state: StateSettings = StateSettings()
     files: FileSettings = FileSettings()
-    cluster: ClusterSettings = ClusterSettings()
     packages: PackageSettings = PackageSettings()
     prices: Prices = Prices()
     environment: str = Field(default="production", pattern=r"^[a-z][a-z0-9_-]{0,31}$")

@@ -48,10 +48,10 @@ from fumehood.core.identity import Principal, Scope
 from fumehood.core.json_types import JsonObject
 from fumehood.core.names import EXTERNAL
 from fumehood.core.session import KeptSession, OwnedSession
-from fumehood.core.status import EngineSummary, NodeRecord, Readiness, engine_version
+from fumehood.core.status import EngineSummary, Readiness, engine_version
 from fumehood.core.tool import ToolDefinition
 from fumehood.executors.base import CallHandle
-from fumehood.observe.figures import Figure, node_figures
+from fumehood.observe.figures import Figure
 from fumehood.pipeline.running import LiveCall
 from fumehood.policy.loader import parse_policy
 from fumehood.policy.model import CallFacts, PolicyError, Rule
@@ -90,28 +90,6 @@ class Overview:
         """The arguments of running calls that somebody looks at."""
         self._noted: dict[tuple[object, ...], float] = {}
         """What was noted lately of who has looked at what, and when."""
-
-    # -- nodes -----------------------------------------------------------------------------
-
-    def nodes(self) -> list[NodeRecord]:
-        """Return the nodes of the cluster; none if the containers are on this machine."""
-        cluster = self._made.walls.cluster
-        return cluster.nodes() if cluster is not None else []
-
-    async def drain_node(self, name: str, by: Principal, *, is_drained: bool) -> NodeRecord:
-        """Let a node take nothing new, or again.
-
-        Raises:
-            ResourceNotFound: no such node has joined.
-            SandboxUnavailable: it was lost.
-        """
-        cluster = self._made.walls.cluster
-        if cluster is None:
-            raise ResourceNotFound("This engine has no nodes.", fields=["node"])
-        node = await cluster.drain(name, is_drained=is_drained)
-        event = "node.drained" if is_drained else "node.resumed"
-        self._made.services.log.info(event, node=name, by=by.id)
-        return node
 
     # -- calls -----------------------------------------------------------------------------
 
@@ -578,8 +556,6 @@ def _of_containers(made: Composition) -> Iterator[Figure]:
     yield Figure("container_calls_waiting", "Calls that wait for a container.", waiting)
     yield Figure("containers_dirty", "Containers that could not be cleaned, and were removed.",
                  dirty, kind="counter")  # fmt: skip
-    if made.walls.cluster is not None:
-        yield from node_figures(made.walls.cluster.nodes())
 
 
 def _of_state(made: Composition) -> Iterator[Figure]:

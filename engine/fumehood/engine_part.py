@@ -6,7 +6,7 @@ gates, so that these know their subscribers.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
@@ -14,12 +14,16 @@ from typing import TYPE_CHECKING, Literal
 from sqlalchemy import Connection
 
 from fumehood.core.json_types import JsonObject
+from fumehood.core.limits import KERNEL_WALLS, least_limits
+from fumehood.core.part import PartError
 from fumehood.observe.clock import Clock
 from fumehood.observe.figures import Figure
 from fumehood.observe.log import Logger
 from fumehood.observe.subscriber import Subscriber, Subscribers, no_subscribers
 from fumehood.pipeline.gate import Gate
 from fumehood.pipeline.part import CallPart
+from fumehood.sandbox.wall import Wall
+from fumehood.sandbox.walls import OwnWalls
 from fumehood.storage.database import Database
 
 if TYPE_CHECKING:
@@ -72,6 +76,15 @@ class EnginePart(Subscriber, CallPart):
         """Return the part's own gates, in their order."""
         return ()
 
+    def walls(self, own: OwnWalls) -> Mapping[str, Wall]:
+        """Return the part's own walls by name. Called once.
+
+        The executors of parts name them in their `Placement`. One named `container`, which may wrap
+        the kernel's, has the engine's containers. Those that are asynchronous context managers run
+        as long as the engine's walls.
+        """
+        return {}
+
     def figures(self) -> Iterable[Figure]:
         """Return the part's own figures."""
         return ()
@@ -83,3 +96,23 @@ class EnginePart(Subscriber, CallPart):
     async def running(self, made: Composition) -> AsyncIterator[None]:
         """Run what the part does beside calls, from before the first call until after the last."""
         yield
+
+
+def walls_of(parts: Iterable[EnginePart], own: OwnWalls) -> Mapping[str, Wall]:
+    """Return the walls of parts by name.
+
+    Raises:
+        PartError: a wall replaces another one, or does not require the limits on which the engine
+            insists.
+        ConfigError: a setting of the part cannot be used.
+    """
+    found: dict[str, Wall] = {}
+    for part in parts:
+        for name, wall in part.walls(own).items():
+            words = f"{type(part).__name__} adds the wall {name!r}, which"
+            if name in found or name in KERNEL_WALLS:
+                raise PartError(f"{words} exists.")
+            if lacking := least_limits(name) - wall.status.required:
+                raise PartError(f"{words} does not require {', '.join(sorted(lacking))}.")
+            found[name] = wall
+    return found

@@ -19,7 +19,7 @@ from conftest import (
     ready_image,
 )
 from fumehood import Client, load_config
-from fumehood.observe.figures import node_figures
+from fumehood.cluster.in_engine import node_figures
 from fumehood.protocol.messages import encode_envelope
 from support.definition_files import DefinitionDirectory
 from support.pages import (

@@ -17,9 +17,9 @@ import psutil
 import pytest
 
 from fumehood.client import Client, ControlClient
+from fumehood.cluster import ray_membership
+from fumehood.cluster.ray_membership import RayMembership
 from fumehood.core.errors import SandboxUnavailable
-from fumehood.sandbox.cluster import ray_membership
-from fumehood.sandbox.cluster.ray_membership import RayMembership
 from support.containers import remove_containers_of
 from support.ray_cluster import Cluster, running_cluster
 from support.wait import DEADLINE_S, wait_until

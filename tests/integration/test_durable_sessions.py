@@ -17,6 +17,7 @@ import pytest
 
 from conftest import Daemon, StartDaemon
 from fumehood import Client, Config, Engine, FumehoodError
+from fumehood.cluster.wall import ClusterWall
 from fumehood.core.envelope import Envelope
 from fumehood.core.errors import EndedBy
 from fumehood.core.identity import Principal
@@ -25,7 +26,6 @@ from fumehood.core.limits import MB, Limits
 from fumehood.core.session import SessionRecord
 from fumehood.executors.session_saver import SessionSaver
 from fumehood.observe.clock import SystemClock, timestamp
-from fumehood.sandbox.cluster.wall import ClusterWall
 from fumehood.sandbox.container.docker_api import open_docker
 from fumehood.sandbox.sessions import SessionClock, SessionKeeper
 from fumehood.sandbox.settings import SessionSettings

@@ -15,6 +15,11 @@ from typing import Any
 import anyio
 import pytest
 
+from fumehood.cluster import node as node_module
+from fumehood.cluster import wall as cluster_module
+from fumehood.cluster.model import VERSION, NodeFacts, RunOrder, Terms, Ticket
+from fumehood.cluster.node import Fenced, Node
+from fumehood.cluster.wall import ClusterWall, RemoteContainer
 from fumehood.core.errors import (
     EndedBy,
     EngineError,
@@ -38,11 +43,6 @@ from fumehood.projects.service import feed
 from fumehood.projects.tree import Entry, ProjectDirectory
 from fumehood.redaction.redactor import Redactor
 from fumehood.registry.secrets import SecretBindings, SecretSettings
-from fumehood.sandbox.cluster import node as node_module
-from fumehood.sandbox.cluster import wall as cluster_module
-from fumehood.sandbox.cluster.model import VERSION, NodeFacts, RunOrder, Terms, Ticket
-from fumehood.sandbox.cluster.node import Fenced, Node
-from fumehood.sandbox.cluster.wall import ClusterWall, RemoteContainer
 from fumehood.sandbox.container.pool import Kind
 from fumehood.sandbox.session import CopySource
 from fumehood.sandbox.wall import NO_SINKS, HostSize, RunEnding, RunSinks

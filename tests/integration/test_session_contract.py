@@ -9,11 +9,11 @@ from dataclasses import dataclass, field, replace
 import anyio
 import pytest
 
+from fumehood.cluster.wall import ClusterWall
 from fumehood.core.errors import EndedBy, SandboxUnavailable
 from fumehood.core.identity import TrustDomain
 from fumehood.core.json_types import JsonObject
 from fumehood.core.limits import MB, Limits
-from fumehood.sandbox.cluster.wall import ClusterWall
 from fumehood.sandbox.images.catalog import Image
 from fumehood.sandbox.wall import NO_SINKS, ImageMissing, RunEnding, SessionContainer, SessionWall
 from fumehood.testing import CONTAINER_LIMITS, FakeWall, SeenRun

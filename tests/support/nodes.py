@@ -11,12 +11,12 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from fumehood.cluster.model import Terms, Ticket
+from fumehood.cluster.node import MakeWall, Node, NodeHome
+from fumehood.cluster.wall import ClusterWall, NodeGone, NodePort
 from fumehood.config import Config
 from fumehood.core.errors import EngineError
 from fumehood.core.json_types import JsonObject
-from fumehood.sandbox.cluster.model import Terms, Ticket
-from fumehood.sandbox.cluster.node import MakeWall, Node, NodeHome
-from fumehood.sandbox.cluster.wall import ClusterWall, NodeGone, NodePort
 from fumehood.sandbox.settings import WallSettings
 from fumehood.sandbox.walls import container_wall
 

@@ -214,17 +214,17 @@ def _followed(
     before, _ = newest(fetch, max(limit, 1))
     last = before[0].call_id if before else None
     yield from reversed(before[:limit])
-    is_away = False
+    is_waiting = False
     while True:
         pause()
         try:
             fresh, _ = newest(fetch, sys.maxsize, known=last)
         except DaemonUnavailable as away:
-            if not is_away:
+            if not is_waiting:
                 say(f"{away} Waiting for it.", to_stderr=True)
-            is_away = True
+            is_waiting = True
             continue
-        is_away = False
+        is_waiting = False
         if fresh:
             last = fresh[0].call_id
             yield from reversed(fresh)

@@ -19,7 +19,6 @@ from dataclasses import asdict, replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from importlib.metadata import version
-from importlib.util import find_spec
 from inspect import signature
 from pathlib import Path
 from typing import Annotated, Any
@@ -38,7 +37,7 @@ from fumehood.cli.policy import Offline
 from fumehood.cli.show import Column, show_json, show_table, styled, wants_json
 from fumehood.client import Client, DaemonUnavailable
 from fumehood.config import Config, ConfigError, config_file, load_config
-from fumehood.core.errors import EngineError, SandboxUnavailable
+from fumehood.core.errors import EngineError
 from fumehood.core.escaping import printable, visible
 from fumehood.core.identity import Scope
 from fumehood.core.json_types import JsonObject
@@ -53,7 +52,6 @@ from fumehood.policy.model import PolicyError
 from fumehood.registry.definitions import parse_definition
 from fumehood.registry.registrations import all_definitions
 from fumehood.registry.secrets import SecretBindings
-from fumehood.sandbox.cluster.ray_membership import probe
 from fumehood.sandbox.container.docker_api import (
     DockerError,
     HostCheck,
@@ -66,7 +64,7 @@ from fumehood.sandbox.container.docker_api import (
 from fumehood.sandbox.images.catalog import Image, list_images, newest_own
 from fumehood.sandbox.images.recipe import image_names
 from fumehood.sandbox.process.wall import InterpreterWall, JailWall
-from fumehood.sandbox.settings import ClusterSettings, ContainerSettings, SessionSettings
+from fumehood.sandbox.settings import ContainerSettings, SessionSettings
 from fumehood.sandbox.wall import WallStatus
 from fumehood.storage.database import FILE_NAME, reading
 from fumehood.storage.directory import StateError, private_directory
@@ -80,13 +78,13 @@ GROUPS = {
     "Engine": ("configuration", "state directory", "daemon", "circuits"),
     "Authority": (),
     "Limits": ("interpreter:", "jail:"),
-    "Cluster": ("cluster",),
     "Docker": ("docker", "docker:"),
     "Images": ("image:",),
     "Tools": ("tools", "tools directory"),
 }
 """Title → names of checks, or prefixes ending in a colon. `authority_checks` names those of
-Authority."""
+Authority. Parts add groups.
+"""
 
 COLOURS: dict[Verdict, str] = {"ok": "32", "warning": "33", "missing": "31"}
 """The colour of each verdict. *Source*: ECMA-48, SGR."""
@@ -175,13 +173,15 @@ def _examine(socket: Path | None) -> Iterator[Finding]:
     yield _state(config)
     yield from daemon_findings(config)
     offline = Offline(config, config.tools_directory)
-    yield from authority_findings(config, offline)
-    yield from _wall("interpreter", InterpreterWall(config.interpreter.limits), "missing")
-    # Without a jail only sandboxed functions are unavailable.
-    yield from _wall("jail", JailWall(limits=config.jail.limits), "warning")
-    yield from cluster_findings(config.cluster)
-    yield from docker_findings(config.container, config.sessions, config.own_images)
-    yield from _tools(config, offline)
+    groups: dict[str, Callable[[], Iterable[Finding]]] = {
+        "Authority": lambda: authority_findings(config, offline),
+        "Limits": lambda: _limits(config),
+        "Docker": lambda: docker_findings(config.container, config.sessions, config.own_images),
+        "Tools": lambda: _tools(config, offline),
+    }
+    own = {check.name: check for check in _checks_of_parts() if check.group is not None}
+    for name in placed(tuple(groups), {name: check.after for name, check in own.items()}):
+        yield from groups[name]() if name in groups else imported(own[name].function)(config)
 
 
 def _platform() -> Finding:
@@ -240,6 +240,12 @@ def daemon_findings(config: Config) -> Iterator[Finding]:
         yield Finding("circuits", "warning", words, remedy)
 
 
+def _limits(config: Config) -> Iterator[Finding]:
+    yield from _wall("interpreter", InterpreterWall(config.interpreter.limits), "missing")
+    # Without a jail only sandboxed functions are unavailable.
+    yield from _wall("jail", JailWall(limits=config.jail.limits), "warning")
+
+
 def _wall(name: str, wall: InterpreterWall | JailWall, if_not: Verdict) -> Iterator[Finding]:
     """Yield a finding for each limit of a wall, with the verdict `if_not` if it does not hold.
 
@@ -262,28 +268,6 @@ def _wall(name: str, wall: InterpreterWall | JailWall, if_not: Verdict) -> Itera
         else:
             found = "an attack on it succeeded, or failed in an unexpected way"
             yield Finding(f"{name}: {limit}", if_not, found, status.remedy)
-
-
-def cluster_findings(settings: ClusterSettings) -> Iterator[Finding]:
-    """Check that the configured cluster, if any, is reachable and requires a token."""
-    if settings.address is None:
-        return
-    if find_spec("ray") is None:
-        found = "Ray is not installed, and no engine starts without it"
-        yield Finding("cluster", "missing", found, "pip install 'PATH_OF_THE_CHECKOUT[cluster]'")
-        return
-    try:
-        found, asks = probe(settings.address, allow_unauthenticated=settings.allow_unauthenticated)
-    except SandboxUnavailable as error:
-        found, _, remedy = error.message.partition(". ")
-        yield Finding("cluster", "warning", found, f"{remedy}.")
-        return
-    if not asks and settings.allow_unauthenticated:
-        words = f"{found} asks for no token: whoever reaches it can run code on every node"
-        yield Finding("cluster", "warning", words, "Start all of Ray with RAY_AUTH_MODE=token.")
-    else:
-        means = "asks for its token" if asks else "has no token, and listens on loopback only"
-        yield Finding("cluster", "ok", f"{found} answers, and {means}")
 
 
 def _tools(config: Config, offline: Offline) -> Iterator[Finding]:
@@ -324,7 +308,10 @@ def _is_well(finding: Finding) -> bool:
 
 
 def _groups(findings: Sequence[Finding]) -> Iterator[str]:
-    for title, begins in {**GROUPS, "Authority": authority_checks()}.items():
+    own = {str(check.group): check for check in _checks_of_parts() if check.group is not None}
+    known = {**GROUPS, "Authority": authority_checks()}
+    for title in placed(tuple(GROUPS), {title: check.after for title, check in own.items()}):
+        begins = known[title] if title in known else (own[title].name,)
         members = [one for one in findings if "".join(one.check.partition(":")[:2]) in begins]
         well = [one.check.partition(": ")[2] or one.check for one in members if one.verdict == "ok"]
         if well and title == "Limits":
@@ -376,7 +363,7 @@ def authority_findings(config: Config, offline: Offline) -> Iterator[Finding]:
         "policy": lambda: _policy(config, offline),
         "audit key": lambda: [_audit_key(config)],
         "secrets": lambda: [_secrets(offline.index.secrets)],
-        **{check.name: partial(imported(check.function), config) for check in _checks_of_parts()},
+        **{check.name: partial(imported(check.function), config) for check in _of_authority()},
     }
     for name in authority_checks():
         yield from findings[name]()
@@ -384,12 +371,16 @@ def authority_findings(config: Config, offline: Offline) -> Iterator[Finding]:
 
 def authority_checks() -> list[str]:
     """Return the names of all checks of authority in order, including those that parts add."""
-    return placed(CHECKS, {check.name: check.after for check in _checks_of_parts()})
+    return placed(CHECKS, {check.name: check.after for check in _of_authority()})
+
+
+def _of_authority() -> list[Check]:
+    return [check for check in _checks_of_parts() if check.group is None]
 
 
 def _checks_of_parts() -> list[Check]:
     found = [check for part in parts() for check in part.checks]
-    if taken := {check.name for check in found} & set(CHECKS):
+    if taken := {str(name) for one in found for name in (one.name, one.group)} & {*CHECKS, *GROUPS}:
         raise PartError(f"A part adds the check {min(taken)!r}, which is the kernel's.")
     return found
 

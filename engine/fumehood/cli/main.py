@@ -37,15 +37,12 @@ COMMANDS = {
     "sessions": "Sessions: files and variables that persist between calls.",
     "images": "The images that containers run.",
     "state": "The state of a stopped engine.",
-    "node": "Let this machine be a node of a cluster, until Ctrl-C.",
-    "nodes": "The cluster's machines with containers.",
 }
 """Name → help line of the kernel's commands. A test compares them with each command's own help."""
 
 MODULES = {
     "agents": "authority", "approvers": "authority", "tokens": "authority",
-    "node": "nodes", "state": "config",
-    "usage": "calls",
+    "state": "config", "usage": "calls",
 }  # fmt: skip
 """Name → module in this package, if it has another name."""
 

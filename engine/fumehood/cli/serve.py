@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,6 +36,9 @@ Companion = Callable[[Sockets, threading.Event], AbstractContextManager[Callable
 the context is a function that is called once the daemon is ready. The event is set when the daemon
 begins to stop."""
 
+Settings = Mapping[str, object]
+"""Keys of the configuration that an option sets."""
+
 
 def serve(
     socket: Annotated[
@@ -56,15 +59,11 @@ def serve(
             "shares."
         ),
     ] = None,
-    cluster: Annotated[
-        str | None,
-        typer.Option(help="Use the nodes of a Ray cluster: its head's HOST:PORT, or auto."),
-    ] = None,
     log_level: Annotated[
         str | None,
         typer.Option(help="debug, info, warning or error; default: info, on a terminal warning."),
     ] = None,
-    added: Sequence[Companion | None] = (),
+    added: Sequence[Companion | Settings | None] = (),
 ) -> None:
     """Run the engine as a daemon until SIGTERM or Ctrl-C."""
     import anyio
@@ -85,7 +84,7 @@ def serve(
         log_level=log_level,
         state=state and {"url": state},
         files=files and {"url": files},
-        cluster=cluster and {"address": cluster},
+        **{key: value for one in added if isinstance(one, Mapping) for key, value in one.items()},
     )
     path = read_socket_path(config)
     level: str = config.log_level
@@ -98,7 +97,7 @@ def serve(
 
     is_stopping = threading.Event()
     sockets = Sockets(path, read_socket_path(config, control=True))
-    companions = [companion for companion in added if companion is not None]
+    companions = [one for one in added if one is not None and not isinstance(one, Mapping)]
     starts: list[Callable[[], None]] = []
 
     def say_ready() -> None:

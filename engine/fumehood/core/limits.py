@@ -74,19 +74,21 @@ PROCESS_WALL_LIMITS = frozenset(Limit) - {Limit.OPEN_FILES, Limit.FILE_SIZE, Lim
 """The limits that a process wall enforces. Programs cannot write files there, so the other limits
 do not apply."""
 
-_LEAST = {
+KERNEL_WALLS = {
     "interpreter": PROCESS_WALL_LIMITS,
     "jail": PROCESS_WALL_LIMITS,
     "host": frozenset({Limit.WALL_TIME, Limit.OUTPUT}),
 }
+"""Name of each wall that only the kernel has → the limits without which nothing runs there."""
 
 
 def least_limits(wall: str) -> frozenset[Limit]:
     """Return the limits that a wall must enforce, even if the wall itself requires fewer.
 
-    Without them, nothing runs behind the wall. An unknown wall must enforce every limit.
+    Without them, nothing runs behind the wall. Containers, and walls that are not known here, must
+    enforce every limit.
     """
-    return _LEAST.get(wall, frozenset(Limit))
+    return KERNEL_WALLS.get(wall, frozenset(Limit))
 
 
 MIN_DISK_MB, MAX_DISK_MB = 16, 1_048_576

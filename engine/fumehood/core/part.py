@@ -61,12 +61,15 @@ class Options:
 class Check:
     """A check of `fumehood doctor`, and the one that precedes it.
 
-    `function` takes the configuration and yields `Finding`s.
+    `function` takes the configuration and yields `Finding`s. A check with a `group` of its own is
+    shown below this title, after the group `after` of the kernel, and is run by every user; the
+    others are checks of authority.
     """
 
     name: str
     function: Named
     after: str
+    group: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -87,11 +87,10 @@ def sandbox_lost(tool: ToolDefinition, details: JsonObject) -> SandboxUnavailabl
 
 
 def container_lost(
-    tool: ToolDefinition, details: JsonObject, node: str | None = None
+    tool: ToolDefinition, details: JsonObject, ending: RunEnding
 ) -> SandboxUnavailable:
-    """Return the error for a container that was lost during a run, with `node` if this node was
-    lost.
-    """
+    """Return the error for a container that was lost during a run."""
+    node = _lost_node(ending)
     of_node = f" of the node {node}" if node is not None else ""
     return SandboxUnavailable(
         f"The container{of_node} was lost while the program ran; the next call gets another one. "
@@ -102,9 +101,13 @@ def container_lost(
     )
 
 
+def _lost_node(ending: RunEnding) -> str | None:
+    return ending.node if ending.is_node_lost else None
+
+
 def session_lost(details: JsonObject, ending: RunEnding, *, has_disk: bool) -> SandboxUnavailable:
     """Return the error for a session whose container no longer exists, or whose node is lost."""
-    node = ending.node if ending.is_node_lost else None
+    node = _lost_node(ending)
     if ending.copied_at is not None:
         return SandboxUnavailable(
             f"The session's container was lost{f' on the node {node}' if node else ''}, with its "

@@ -382,7 +382,7 @@ def _error(
     if ending.ended_by is EndedBy.SANDBOX_LOST:
         if subject.in_session:
             return session_lost(details, ending, has_disk=limits.disk_mb is not None)
-        return container_lost(tool, details, ending.node if ending.is_node_lost else None)
+        return container_lost(tool, details, ending)
     if failure is not None and failure.kind == "invalid" and ending.ended_by is EndedBy.EXCEPTION:
         message = failure_message(ending, failure, subject)
         is_directory = failure.message.startswith("the working directory")

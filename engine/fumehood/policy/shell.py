@@ -180,15 +180,15 @@ def _matches(program: Program, pattern: Sequence[str]) -> bool | None:
 
 def _has(words: Program, option: str) -> bool | None:
     """Whether the words contain this option, or None if in doubt. One letter may be part of a
-    cluster, such as `-r` in `-fr`.
+    bundle, such as `-r` in `-fr`.
     """
     letter = option[1:] if len(option) == 2 else ""
     is_in_doubt = False
     for word in words:
-        is_cluster = bool(letter) and word.text[:1] == "-" and word.text[:2] != "--"
+        is_bundle = bool(letter) and word.text[:1] == "-" and word.text[:2] != "--"
         if not word.whole:
-            is_in_doubt |= word.may_be(option) or is_cluster
-        elif word.text.partition("=")[0] == option or (is_cluster and letter in word.text):
+            is_in_doubt |= word.may_be(option) or is_bundle
+        elif word.text.partition("=")[0] == option or (is_bundle and letter in word.text):
             return True
     return None if is_in_doubt else False
 

@@ -555,6 +555,7 @@ class HostSize:
     cpus: float
 
 
+@runtime_checkable
 class SessionWall(Wall, Protocol):
     """A wall with containers for sessions."""
 

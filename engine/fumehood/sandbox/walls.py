@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Callable
-from contextlib import AsyncExitStack
+from collections.abc import Callable, Collection, Mapping
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fumehood.core.json_types import JsonObject
+from fumehood.core.part import PartError
 from fumehood.core.status import WallReadiness
 from fumehood.observe.log import Logger
 from fumehood.sandbox.container.disks import Disks
@@ -26,12 +28,6 @@ from fumehood.sandbox.settings import EngineIdentity, WallSettings
 from fumehood.sandbox.wall import OnEvent, SessionWall, Wall, Walls
 from fumehood.storage.directory import owner_id
 
-if TYPE_CHECKING:
-    from fumehood.sandbox.cluster.wall import ClusterWall
-
-MakeCluster = Callable[[Callable[..., Any]], "ClusterWall"]
-"""Makes a cluster's wall. It is given what starts an operator's program on this machine."""
-
 ID_BYTES = 16
 """Length of an engine's random id, in bytes."""
 
@@ -44,11 +40,6 @@ WARNINGS = frozenset(
         "container.images_missing",
         "container.look_failed",
         "container.owner_unknown",
-        "cluster.unavailable",
-        "node.refused",
-        "node.lost",
-        "node.lost_run",
-        "node.image_not_copied",
         "session.lost",
         "session.not_saved",
         "session.not_written",
@@ -57,22 +48,40 @@ WARNINGS = frozenset(
 """Events of walls and sessions that the log shows as warnings."""
 
 
-def logged(log: Logger) -> OnEvent:
+def logged(log: Logger, warnings: Collection[str] = WARNINGS) -> OnEvent:
     """Return a function that logs the events of walls and sessions."""
 
     def on_event(event: str, values: JsonObject) -> None:
-        level = log.warning if event in WARNINGS else log.info
+        level = log.warning if event in warnings else log.info
         level(event, **values)
 
     return on_event
+
+
+@dataclass(frozen=True, slots=True)
+class OwnWalls:
+    """What a part can make its walls from."""
+
+    settings: WallSettings
+    container: ContainerWall | None
+    """The containers of this machine, which have not started. None if they were passed in."""
+
+
+WallsOfParts = Callable[[OwnWalls], Mapping[str, Wall]]
+"""Makes the walls of parts by name."""
+
+
+def no_walls(own: OwnWalls) -> Mapping[str, Wall]:
+    """Make no walls."""
+    return {}
 
 
 class EngineWalls:
     """The walls of an engine. Entering the asynchronous context starts those in use.
 
     `jailed_paths` are the import paths of sandboxed functions; `state` is the state directory, or
-    None if the engine keeps no state. A wall passed in is used instead of a new one; `make_cluster`
-    makes the wall whose containers are on the nodes of a cluster.
+    None if the engine keeps no state. A wall passed in is used instead of a new one. `of_parts`
+    makes walls with other names; one named `container` has the engine's containers.
     """
 
     def __init__(
@@ -85,7 +94,7 @@ class EngineWalls:
         interpreter: Wall | None = None,
         jail: Wall | None = None,
         container: SessionWall | None = None,
-        make_cluster: MakeCluster | None = None,
+        of_parts: WallsOfParts = no_walls,
     ) -> None:
         self._jailed_paths = jailed_paths
         self._interpreter: Wall = interpreter or InterpreterWall(
@@ -94,20 +103,24 @@ class EngineWalls:
         self._jail: Wall = jail or JailWall(jailed_paths, settings.jail.limits, on_event=on_event)
         self._own: ContainerWall | None = None
         """The containers of this machine, if they were not passed in."""
-        self.cluster: ClusterWall | None = None
         if container is None:
-            self._own = container_wall(
-                settings, state, on_event, eager=state is not None and make_cluster is None
-            )
-            self.cluster = make_cluster(self._own.open_program) if make_cluster else None
-            container = self.cluster or self._own
-        self.container: SessionWall = container
+            self._own = container_wall(settings, state, on_event, eager=state is not None)
+        self._added = dict(of_parts(OwnWalls(settings, self._own)))
+        if self._own is not None and "container" in self._added:
+            self._own.stand_by()
+        found = container or self._added.get("container", self._own)
+        if not isinstance(found, SessionWall):
+            raise PartError("A part adds the wall 'container', which has no containers to keep.")
+        self.container = found
         self._host = Host()
         self.by_name = Walls(
-            interpreter=self._interpreter,
-            jail=self._jail,
-            container=self.container,
-            host=self._host,
+            **{
+                **self._added,
+                "interpreter": self._interpreter,
+                "jail": self._jail,
+                "container": self.container,
+                "host": self._host,
+            }
         )
         self._stack = AsyncExitStack()
 
@@ -115,8 +128,9 @@ class EngineWalls:
         async with AsyncExitStack() as started:  # which end if a later one does not start
             if self._own is not None:
                 await started.enter_async_context(self._own)
-            if self.cluster is not None:
-                await started.enter_async_context(self.cluster)
+            for wall in self._added.values():
+                if isinstance(wall, AbstractAsyncContextManager):
+                    await started.enter_async_context(wall)
             if isinstance(self._interpreter, InterpreterWall):
                 await started.enter_async_context(self._interpreter)
             if isinstance(self._jail, JailWall) and self._jailed_paths:
@@ -137,8 +151,8 @@ class EngineWalls:
         walls = {"interpreter": self._interpreter}
         if self._jailed_paths:
             walls["jail"] = self._jail
-        if self.container.status.is_in_use:
-            walls["container"] = self.container
+        others = {"container": self.container, **self._added} | {"container": self.container}
+        walls |= {name: wall for name, wall in others.items() if wall.status.is_in_use}
         return {name: _report(name, wall) for name, wall in walls.items()}
 
     def containers(self) -> dict[str, int]:

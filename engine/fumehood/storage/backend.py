@@ -44,7 +44,7 @@ class Backend(ABC):
     def in_words(error: BaseException) -> str:
         """Return the database's error message without values, or the type of another error."""
 
-    def is_away(self, error: BaseException) -> bool:
+    def is_unreachable(self, error: BaseException) -> bool:
         """Return whether an error means that the database cannot be reached now."""
         return False
 

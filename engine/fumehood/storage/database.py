@@ -7,16 +7,14 @@ returned.
 from __future__ import annotations
 
 import asyncio
-import secrets
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 import anyio.to_thread
-from sqlalchemy import Column, Connection, delete, insert, select
+from sqlalchemy import Column, Connection, delete
 from sqlalchemy.exc import DBAPIError
 
 from fumehood.audit.chain import (
@@ -30,7 +28,7 @@ from fumehood.audit.keys import new_key, open_key
 from fumehood.core.errors import ResourceNotFound
 from fumehood.storage.backend import READ_THREADS, Backend
 from fumehood.storage.errors import DamagedState, ReadFailed, ReadUnavailable, Standby
-from fumehood.storage.schema import META, UnstorableText
+from fumehood.storage.schema import UnstorableText
 from fumehood.storage.sqlite import SQLite, open_file, open_memory, open_to_read
 from fumehood.storage.writer import Batch, CommitHook, Job, OnEvent, Row, Writer
 
@@ -182,8 +180,8 @@ class Database:
             if not self._cannot_read:  # report each period of failures once
                 self._cannot_read = True
                 self._on_event("state.read_failed", {"reason": reason})
-            is_away = self._backend.is_away(error)
-            raise (ReadUnavailable if is_away else ReadFailed)(reason) from error
+            is_unreachable = self._backend.is_unreachable(error)
+            raise (ReadUnavailable if is_unreachable else ReadFailed)(reason) from error
         self._cannot_read = False
         return result
 
@@ -269,36 +267,3 @@ def reading(state: Path, url: str | None = None) -> Iterator[Connection]:
         raise ReadFailed(backend.in_words(error)) from error
     finally:
         engine.dispose()
-
-
-# -- starts --------------------------------------------------------------------------------
-
-
-OWNER, NUMBER = "cluster.owner", "cluster.starts"
-"""Keys of the rows in the table `meta`."""
-
-ID_BYTES = 16
-"""Length of a state's random id, in bytes."""
-
-
-@dataclass(frozen=True, slots=True)
-class Start:
-    """One start of an engine. `owner` is the state's id, `number` grows with each start."""
-
-    owner: str
-    number: int
-
-
-def count_start(connection: Connection) -> Start:
-    """Increment the state's number of engine starts, and return the new start."""
-    rows = connection.execute(select(META).where(META.c.key.in_((OWNER, NUMBER))))
-    found = {row.key: row.value for row in rows}
-    start = Start(
-        found.get(OWNER) or secrets.token_hex(ID_BYTES), int(found.get(NUMBER) or "0") + 1
-    )
-    connection.execute(delete(META).where(META.c.key.in_((OWNER, NUMBER))))
-    values = {OWNER: start.owner, NUMBER: str(start.number)}
-    connection.execute(
-        insert(META), [{"key": key, "value": value} for key, value in values.items()]
-    )
-    return start

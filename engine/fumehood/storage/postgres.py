@@ -202,7 +202,7 @@ class Postgres(Backend):
             return re.sub(r'"[^"]*$|"[^"]*"', '"…"', cause.diag.message_primary)[:200]
         return str(cause).partition("\n")[0][:200]  # a connection's error, which has no values
 
-    def is_away(self, error: BaseException) -> bool:
+    def is_unreachable(self, error: BaseException) -> bool:
         """Return whether an error means that the database cannot be reached now, or only be read.
 
         Fenced is such an error, because the engine that is now active may serve the request.

@@ -221,7 +221,7 @@ class Writer:
             return
         except Exception as error:
             self._note_failure(error)
-            if self._closing and self._backend.is_away(_first_cause(error)):
+            if self._closing and self._backend.is_unreachable(_first_cause(error)):
                 group = [*group, *self._drop_pending()]
             for waiting in group:
                 if not waiting.future.done():
@@ -348,8 +348,8 @@ class Writer:
         ]
 
     def _failure(self, error: BaseException) -> WriteFailed:
-        is_away = self._backend.is_away(_first_cause(error))
-        failure = (WriteUnavailable if is_away else WriteFailed)(self._reason(error))
+        is_unreachable = self._backend.is_unreachable(_first_cause(error))
+        failure = (WriteUnavailable if is_unreachable else WriteFailed)(self._reason(error))
         failure.__cause__ = error
         return failure
 

@@ -19,7 +19,6 @@ from fumehood.cli.doctor import (
     Finding,
     authority_checks,
     authority_findings,
-    cluster_findings,
     daemon_findings,
     docker_findings,
     image_finding,
@@ -30,7 +29,6 @@ from fumehood.config import Config
 from fumehood.core.limits import Limit
 from fumehood.core.status import Readiness, StateReadiness
 from fumehood.identity.approvers import make_first_approver
-from fumehood.sandbox.cluster import ray_membership
 from fumehood.sandbox.container.docker_api import (
     DockerError,
     DockerNotPermitted,
@@ -41,7 +39,6 @@ from fumehood.sandbox.container.docker_api import (
 from fumehood.sandbox.images.catalog import guest_digest, list_images
 from fumehood.sandbox.images.recipe import read_recipe
 from fumehood.sandbox.settings import (
-    ClusterSettings,
     ContainerSettings,
     LanguageImages,
     SessionSettings,
@@ -389,48 +386,6 @@ def test_doctor_also_checks_the_operators_own_images(
         folder.parent,
     )
     assert {f.check: f.verdict for f in found}["image: mine"] == "warning"
-
-
-HEAD = "10.0.0.1:6379"
-
-
-@pytest.mark.parametrize(
-    ("refused", "token", "address", "allows", "verdict", "words"),
-    [
-        (("disabled",), "secret", HEAD, False, "ok", "asks for its token"),
-        (("disabled",), "", HEAD, False, "warning", "Copy it from the head"),
-        (("disabled", "token"), "wrong", HEAD, False, "warning", "Copy it from the head"),
-        ((), "", HEAD, False, "warning", "RAY_AUTH_MODE=token"),
-        ((), "", HEAD, True, "warning", "RAY_AUTH_MODE=token"),
-        ((), "", "127.0.0.1:6379", False, "ok", "loopback only"),
-        (None, "", HEAD, False, "warning", "Start it"),
-    ],
-)
-def test_doctor_says_whether_the_cluster_can_be_used_and_what_to_do(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, refused: tuple[str, ...] | None, token: str,
-    address: str, allows: bool, verdict: str, words: str,
-) -> None:  # fmt: skip
-    def ran(asked: str, mode: str, on_start: object) -> str:
-        if refused is None:
-            raise OSError
-        return f"{asked}\n{'refused' * (mode in refused)}"
-
-    monkeypatch.setattr(ray_membership, "_ran", ran)
-    monkeypatch.setattr(ray_membership, "_is_open", lambda host, port: False)
-    monkeypatch.setattr(doctor, "find_spec", lambda _: True)
-    monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setenv("RAY_AUTH_TOKEN", token)
-    settings = ClusterSettings(address=address, allow_unauthenticated=allows)
-    (found,) = cluster_findings(settings)
-    assert (found.check, found.verdict) == ("cluster", verdict)
-    assert words in f"{found.found} {found.cure}"
-
-
-def test_doctor_names_the_extra_if_ray_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor, "find_spec", lambda _: None)
-    (found,) = cluster_findings(ClusterSettings(address="auto"))
-    assert (found.verdict, "'PATH_OF_THE_CHECKOUT[cluster]'" in found.cure) == ("missing", True)
-    assert list(cluster_findings(ClusterSettings())) == []
 
 
 # -- Findings on a terminal ----------------------------------------------------------

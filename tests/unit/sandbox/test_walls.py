@@ -40,17 +40,18 @@ async def test_wall_that_has_started_ends_if_a_later_one_does_not_start(fails: b
         packages=config.packages, own_images=config.own_images, longest_session_s=60,
         longest_with_disk_s=60, orphan_s=60,
     )  # fmt: skip
+    noted = list[str]()
+    added: Any = Started(noted, "added", fails=fails)
     walls: Any = EngineWalls(
         settings, frozenset(), state=None, on_event=lambda event, values: None,
-        interpreter=FakeWall(), container=FakeWall(),
+        interpreter=FakeWall(), container=FakeWall(), of_parts=lambda own: {"another": added},
     )  # fmt: skip
-    noted = list[str]()
-    walls._own, walls.cluster = Started(noted, "own"), Started(noted, "cluster", fails=fails)
+    walls._own = Started(noted, "own")
     if fails:
         with pytest.raises(OSError, match="no room"):
             await walls.__aenter__()
         assert noted == ["own starts", "own ends"]
     else:
         async with walls:
-            assert noted == ["own starts", "cluster starts"]
-        assert noted[2:] == ["cluster ends", "own ends"]
+            assert noted == ["own starts", "added starts"]
+        assert noted[2:] == ["added ends", "own ends"]

@@ -12,10 +12,9 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from fumehood import Config
 from fumehood.core.errors import ERROR_CODES
-from fumehood.core.status import NodeRecord, NodeState
 from fumehood.engine_part import Kernel
 from fumehood.observe.ended_call import UNKNOWN, EndedCall
-from fumehood.observe.figures import Figure, node_figures
+from fumehood.observe.figures import Figure
 from fumehood.observe.log import quiet_logger
 from fumehood.sight.in_engine import UNDECLARED, Sight
 from fumehood.sight.metrics import MAX_CODES, MAX_TOOLS, OTHER, CallMetrics, exposition
@@ -121,18 +120,3 @@ def test_figures_of_other_components_are_exported() -> None:
     assert found["fumehood_cache_hits_total", ()] == 5
     assert found["fumehood_containers", ("busy",)] == 2
     assert found["process_resident_memory_bytes", ()] > 1 << 20
-
-
-def test_nodes_have_figures_of_their_own_and_gone_ones_count_as_down() -> None:
-    nodes = [
-        NodeRecord(name="a", state=NodeState.JOINED, slots=8, used=3, sessions=2),
-        NodeRecord(name="b", state=NodeState.DRAINED, slots=8),
-        NodeRecord(name="c", state=NodeState.UNREADY, slots=8),
-        NodeRecord(name="d", state=NodeState.GONE),
-    ]
-    found = samples(CallMetrics(), *node_figures(nodes))
-    up = {node: found["fumehood_node_up", (node,)] for node in "abcd"}
-    assert up == {"a": 1, "b": 1, "c": 0, "d": 0}
-    assert found["fumehood_node_slots", ("a",)] == 8
-    assert found["fumehood_node_used", ("a",)] == 3
-    assert found["fumehood_node_sessions", ("a",)] == 2

@@ -46,7 +46,7 @@ from fumehood.core.errors import (
 )
 from fumehood.core.identity import Principal
 from fumehood.core.session import TURN_S, OwnedSession
-from fumehood.core.status import EngineSummary, Health, NodeRecord, Readiness
+from fumehood.core.status import EngineSummary, Health, Readiness
 from fumehood.engine import Engine
 from fumehood.executors.session_files import SessionFiles
 from fumehood.http.answers import engine_of, envelope_response
@@ -77,8 +77,6 @@ def _files(request: Request, _: Principal) -> SessionFiles:
 OwnedSessionAnswer = Annotated[
     OwnedSession, As("session", "OwnedSessionAnswer", "A session as it is now, with its owner.")
 ]
-NodeName = Annotated[str, "A node's name or id."]
-NodeAnswer = Annotated[NodeRecord, As("node", "NodeAnswer", "A node as it is now.")]
 Files = Annotated[SessionFiles, Given(_files, {"session_id": SESSION})]
 
 
@@ -371,32 +369,6 @@ async def show_diff_of_session(
     return ProjectDiff.model_validate(found)
 
 
-@endpoint("GET", "/v1/nodes", Needs.APPROVER, authorize=require_authority, client="nodes.list")
-async def list_nodes(
-    engine: Engine,
-) -> Annotated[
-    tuple[NodeRecord, ...],
-    As("items", "NodeList", "The cluster's nodes by name; none if containers are on this machine."),
-]:
-    """List the nodes of the cluster.
-
-    Needs `approve` or `admin`.
-    """
-    return tuple(engine.overview.nodes())
-
-
-@endpoint("POST", "/v1/nodes/{node}/drain", Needs.ADMIN, errors=FILE_ERRORS, client="nodes.drain")
-async def drain_node(engine: Engine, caller: Principal, node: NodeName) -> NodeAnswer:
-    """Let a node take no new calls and sessions. What runs there goes on."""
-    return await engine.overview.drain_node(node, caller, is_drained=True)
-
-
-@endpoint("POST", "/v1/nodes/{node}/resume", Needs.ADMIN, errors=FILE_ERRORS, client="nodes.resume")
-async def resume_node(engine: Engine, caller: Principal, node: NodeName) -> NodeAnswer:
-    """Let a drained node take calls and sessions again."""
-    return await engine.overview.drain_node(node, caller, is_drained=False)
-
-
 @endpoint(
     "POST",
     "/v1/policy/try",
@@ -503,9 +475,6 @@ CONTROL_OPERATIONS = [
     list_files_of_session,
     get_file_of_session,
     show_diff_of_session,
-    list_nodes,
-    drain_node,
-    resume_node,
     try_rules,
     list_audit,
     verify_audit,

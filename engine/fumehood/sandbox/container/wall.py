@@ -173,6 +173,12 @@ class ContainerWall(HasImages):
             on_event=on_event,
         )
 
+    def stand_by(self) -> None:
+        """Query Docker at the first use only, because another wall has the engine's containers.
+        Called before the context is entered.
+        """
+        self._is_in_use = False
+
     async def __aenter__(self) -> ContainerWall:
         self._group = await self._stack.enter_async_context(anyio.create_task_group())
         self._stack.callback(self._group.cancel_scope.cancel)

@@ -25,18 +25,18 @@ import anyio
 import anyio.to_thread
 import psutil
 
-from fumehood.core import errors
-from fumehood.core.errors import EndedBy, EngineError, InternalError, SandboxUnavailable
-from fumehood.core.limits import Limit
-from fumehood.sandbox.cluster.model import (
+from fumehood.cluster.model import (
     HeldState,
     ImageFacts,
     NodeReport,
     Refused,
     Ticket,
 )
-from fumehood.sandbox.cluster.node import Fenced
-from fumehood.sandbox.cluster.wall import NodeGone, NodePort
+from fumehood.cluster.node import Fenced
+from fumehood.cluster.wall import NodeGone, NodePort
+from fumehood.core import errors
+from fumehood.core.errors import EndedBy, EngineError, InternalError, SandboxUnavailable
+from fumehood.core.limits import Limit
 from fumehood.sandbox.container.pool import Kind
 from fumehood.sandbox.wall import HostSize, ImageMissing, RunEnding
 
@@ -146,7 +146,7 @@ class RayMembership:
             with its:
                 # In a session of its own: Ctrl-C is for the engine, whose calls may go on.
                 self._process = await asyncio.create_subprocess_exec(
-                    sys.executable, "-I", "-m", "fumehood.sandbox.cluster.ray_bridge", address,
+                    sys.executable, "-I", "-m", "fumehood.cluster.ray_bridge", address,
                     env=_environment(mode), stdin=its.fileno(), stdout=subprocess.DEVNULL,
                     stderr=subprocess.DEVNULL, start_new_session=True,
                 )  # fmt: skip

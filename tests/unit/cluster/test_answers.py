@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
+from fumehood.cluster.model import HeldState, ImageFacts, NodeFacts, NodeReport, Refused
+from fumehood.cluster.node import Fenced
+from fumehood.cluster.ray_membership import _opened
+from fumehood.cluster.wall import NodeGone
 from fumehood.core import errors
 from fumehood.core.errors import EndedBy, EngineError, InvalidParams
 from fumehood.core.limits import Limit
-from fumehood.sandbox.cluster.model import HeldState, ImageFacts, NodeFacts, NodeReport, Refused
-from fumehood.sandbox.cluster.node import Fenced
-from fumehood.sandbox.cluster.ray_membership import _opened
-from fumehood.sandbox.cluster.wall import NodeGone
 from fumehood.sandbox.container.pool import Kind
 from fumehood.sandbox.wall import HostSize, ImageMissing, RunEnding
 

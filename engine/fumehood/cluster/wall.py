@@ -24,6 +24,17 @@ import anyio
 import anyio.abc
 import anyio.lowlevel
 
+from fumehood.cluster.model import (
+    VERSION,
+    HeldState,
+    ImageFacts,
+    NodeReport,
+    RunEvent,
+    RunOrder,
+    Terms,
+    Ticket,
+)
+from fumehood.cluster.placing import PlacedNode, Placer, PlaceRequest
 from fumehood.core.errors import (
     EndedBy,
     EngineError,
@@ -39,17 +50,6 @@ from fumehood.core.session import SessionHome, SessionRecord, SessionStatus
 from fumehood.core.status import NodeRecord, NodeState
 from fumehood.core.tasks import start_soon
 from fumehood.protocol.framing import ConnectionFrame, FrameError
-from fumehood.sandbox.cluster.model import (
-    VERSION,
-    HeldState,
-    ImageFacts,
-    NodeReport,
-    RunEvent,
-    RunOrder,
-    Terms,
-    Ticket,
-)
-from fumehood.sandbox.cluster.placing import PlacedNode, Placer, PlaceRequest
 from fumehood.sandbox.container.packages import PLUS
 from fumehood.sandbox.container.pool import Kind
 from fumehood.sandbox.session import pins_of

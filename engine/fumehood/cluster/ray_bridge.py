@@ -20,8 +20,8 @@ from typing import Any
 import ray
 from ray.exceptions import RayActorError, RayError, RayTaskError
 
-from fumehood.sandbox.cluster.ray_membership import HEADER
-from fumehood.sandbox.cluster.ray_nodes import NAMESPACE, actor_of, machines
+from fumehood.cluster.ray_membership import HEADER
+from fumehood.cluster.ray_nodes import NAMESPACE, actor_of, machines
 
 Asked = tuple[Awaitable[Any], tuple[str, ...]]
 """A request that has begun, and the machines whose actors serve it."""

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
+from fumehood.cluster.model import RunOrder
+from fumehood.cluster.node import PIECE_BYTES, Events, _Passing
 from fumehood.core.errors import EndedBy
 from fumehood.core.identity import TrustDomain
 from fumehood.core.limits import Limits
 from fumehood.protocol.framing import DATA, ConnectionFrame
-from fumehood.sandbox.cluster.model import RunOrder
-from fumehood.sandbox.cluster.node import PIECE_BYTES, Events, _Passing
 from fumehood.sandbox.wall import RunEnding
 
 ORDER = RunOrder(

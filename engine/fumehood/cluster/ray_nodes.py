@@ -13,9 +13,9 @@ from typing import Any
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from fumehood.cluster.model import Refused, Ticket
+from fumehood.cluster.node import Node, NodeHome
 from fumehood.core.errors import EngineError
-from fumehood.sandbox.cluster.model import Refused, Ticket
-from fumehood.sandbox.cluster.node import Node, NodeHome
 from fumehood.sandbox.walls import container_wall
 
 RESOURCE = "fumehood"

@@ -9,8 +9,8 @@ from random import Random
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fumehood.cluster.placing import RESERVED, PlacedNode, Placer, PlaceRequest
 from fumehood.core.identity import TrustDomain
-from fumehood.sandbox.cluster.placing import RESERVED, PlacedNode, Placer, PlaceRequest
 from fumehood.sandbox.container.pool import Kind
 
 COMMON, RARE = Kind("python", 512), Kind("solver", 512)

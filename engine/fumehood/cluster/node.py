@@ -25,6 +25,17 @@ import anyio
 import anyio.abc
 import anyio.to_thread
 
+from fumehood.cluster.model import (
+    VERSION,
+    HeldState,
+    ImageFacts,
+    NodeFacts,
+    NodeReport,
+    RunEvent,
+    RunOrder,
+    Terms,
+    Ticket,
+)
 from fumehood.core.errors import (
     EndedBy,
     EngineError,
@@ -37,17 +48,6 @@ from fumehood.core.json_types import JsonObject
 from fumehood.core.limits import remember
 from fumehood.core.session import FileKind, SessionHome, SessionRecord
 from fumehood.protocol.framing import MAX_CONNECTIONS, ConnectionFrame
-from fumehood.sandbox.cluster.model import (
-    VERSION,
-    HeldState,
-    ImageFacts,
-    NodeFacts,
-    NodeReport,
-    RunEvent,
-    RunOrder,
-    Terms,
-    Ticket,
-)
 from fumehood.sandbox.container.packages import PLUS
 from fumehood.sandbox.container.wall import ContainerWall, HeldContainer
 from fumehood.sandbox.settings import WallSettings

@@ -17,8 +17,8 @@ from fumehood.cli.show import (
     as_fields,
     as_table,
 )
+from fumehood.cluster.ray_membership import TOKEN_FILE, probe
 from fumehood.core.errors import SandboxUnavailable
-from fumehood.sandbox.cluster.ray_membership import TOKEN_FILE, probe
 
 nodes = typer.Typer(help="The cluster's machines with containers.", no_args_is_help=True)
 

@@ -1,0 +1,19 @@
+"""`fumehood serve --cluster`. It loads nothing else, because every daemon loads it."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from fumehood.cli.serve import Settings
+
+
+def with_nodes(
+    cluster: Annotated[
+        str | None,
+        typer.Option(help="Use the nodes of a Ray cluster: its head's HOST:PORT, or auto."),
+    ] = None,
+) -> Settings | None:
+    """Return the settings of a daemon whose containers are on the nodes of a cluster."""
+    return {"cluster": {"address": cluster}} if cluster else None

@@ -1,0 +1,26 @@
+"""The cluster as a part of the product: nodes, which are other machines with containers."""
+
+from __future__ import annotations
+
+from fumehood.core.part import Check, Command, Options, Part
+
+PART = Part(
+    name="cluster",
+    settings="fumehood.cluster.settings:SETTINGS",
+    commands={
+        "node": Command(
+            "Let this machine be a node of a cluster, until Ctrl-C.",
+            "fumehood.cluster.commands:node",
+            after="state",
+        ),
+        "nodes": Command(
+            "The cluster's machines with containers.",
+            "fumehood.cluster.commands:nodes",
+            after="node",
+        ),
+    },
+    options=(Options("serve", "fumehood.cluster.options:with_nodes", before="log_level"),),
+    checks=(Check("cluster", "fumehood.cluster.doctor:check", after="Limits", group="Cluster"),),
+    control_operations="fumehood.cluster.routes:CONTROL_OPERATIONS",
+    in_engine="fumehood.cluster.in_engine:Cluster",
+)
