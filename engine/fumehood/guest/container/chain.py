@@ -1,14 +1,15 @@
 """The chain of a session: the processes that hold its variables.
 
-Guest side, used by the supervisor. Between calls there are two processes, both stopped: the first,
-which ran the last call and will run the next, and the one behind it, a copy from the end of that
-call (see `link`). If the first is killed, the copy takes its place, and the variables are those
-from before the call. A first process that still has threads is replaced in the same way.
+Guest side, used by the supervisor. Between calls there are two stopped processes: the first, which
+ran the last call and will run the next call, and its copy, which was made at the end of the last
+call (see `link`). If the first process is killed during a call, the copy takes its place, with the
+variables from before that call. A first process that still has threads is also replaced by its
+copy.
 
-Messages of these processes are not trusted, because programs of the session ran in them; only the
-sender's id is, which the kernel adds. Invariant: nothing here waits for them longer than it takes
-them to use a few seconds of processor time or to sleep for a few seconds, and the worst outcome is
-that the variables are lost.
+Messages from these processes are not trusted, because programs of the session ran in them; only the
+sender's process id is trusted, which the kernel adds. Invariant: the supervisor stops waiting for
+them once they have used a few seconds of CPU time or have slept for a few seconds. At worst, the
+variables are lost.
 """
 
 from __future__ import annotations
@@ -28,27 +29,29 @@ from fumehood.guest.core import kernel
 from fumehood.guest.core.pipes import receive
 
 COPY_CPU_S = 2.0
-"""Processor time that a process has to copy itself."""
+"""CPU time in seconds in which a process must copy itself."""
 
 LOOK_S = 0.1
 IDLE_LOOKS = 30
-"""Looks at a process that is to copy itself, at which it only waits for something."""
+"""Maximum number of checks, `LOOK_S` seconds apart, at which a process that must copy itself is
+asleep."""
 BLOCKED_LOOKS = 100
-"""The same, at which it has no processor and wants none: it may wait for a disk. A program can look
-so for ever (vfork), and the host ends a container after a minute.
+"""Maximum number of such checks at which the process is asleep or waits for a disk. A program can
+seem to wait for a disk for ever (vfork), and the host ends a container after a minute.
 """
 
 MAX_MESSAGES = 4096
-"""Messages of links read at once; more do not fit the socket."""
+"""Maximum number of messages that are read at once. The socket cannot hold more."""
 
 WATCH_S = 0.5
-"""How often the waiting processes are checked: they must be stopped."""
+"""Seconds between checks that the waiting processes are stopped."""
 
 AWAKE_NS = 5_000_000
 """CPU time that a waiting process may use before it counts as awake."""
 
 END_CPU_S = 1.0
-"""Processor time for the end of a program's descendants before its process copies itself."""
+"""CPU time in seconds that the supervisor spends on killing a program's descendants before the
+program's process copies itself."""
 
 
 class Chain:
@@ -63,8 +66,9 @@ class Chain:
         kill: Callable[[Collection[int]], int],
         frozen: Callable[[Collection[int]], AbstractContextManager[Callable[[], None]]],
     ) -> None:
-        """`kill` kills all processes of programs but these, and returns their number. `frozen` lets
-        its block stop all registered ones.
+        """`kill` kills all processes of programs except the given ones, and returns the number of
+        processes killed. `frozen` is a context manager; it yields a function that stops all
+        registered processes until the end of the block.
         """
         self._reap = reap
         self._kill = kill
@@ -75,25 +79,25 @@ class Chain:
         self._wake, self.wake_end = socket.socketpair()
         self._wake.setblocking(False)
         self.first: int | None = None
-        """The process that holds the variables."""
+        """The process that holds the variables, or None."""
         self._behind: int | None = None
         self._aside: dict[str, int] = {}
-        """Token of a trial → the process with its variables."""
+        """Token of a trial → the process with the trial's variables."""
         self._seen_awake: dict[int, int] = {}
-        """CPU time of the processes that were not stopped at the last look."""
+        """Process that was not stopped at the last check → its CPU time then."""
         self._used_ns: dict[int, int] = {}
-        """CPU time of the waiting processes when they were first seen stopped."""
+        """Waiting process → its CPU time when it was first seen stopped."""
         self._are_ended = False
-        """Whether they were ended between two calls and no call was notified yet."""
+        """Whether the processes were killed between two calls and `tell_end` must report it."""
 
     @property
     def pids(self) -> set[int]:
-        """Ids of the processes that survive the cleaning."""
+        """Ids of the processes that the cleaning after a run must spare."""
         return {*self._waiting, *self._aside.values()}
 
     @property
     def has_trial(self) -> bool:
-        """Whether the process of a trial waits, maybe the parent of that of the next call."""
+        """Whether a trial's process is waiting. It may be the parent of the next call's process."""
         return bool(self._aside)
 
     @property
@@ -101,7 +105,8 @@ class Chain:
         return {pid for pid in (self.first, self._behind) if pid is not None}
 
     def begin(self, *descriptors: int) -> int | None:
-        """Pass a call to the first process. Returns its id, or None without a chain."""
+        """Pass a call's descriptors to the first process. Returns the process's id, or None if the
+        chain has no process."""
         self._used_ns.clear()
         if self.first is None:  # the new chain must not read what the killed one left unread
             self._take_back()
@@ -110,22 +115,22 @@ class Chain:
         try:
             self._order(TAKE, descriptors)
             os.kill(self.first, signal.SIGCONT)
-        except OSError:  # a program has shut the way: with the first, the one behind is of no use
+        except OSError:  # a program has closed the socket, which the copy also needs
             self.first = self._behind = None
         return self.first
 
     def settle(self, stayed: int | None) -> str:
-        """Settle the chain after a call: stop the survivors, end the others.
+        """Update the chain after a call: stop the processes that it keeps, and kill all others.
 
-        Returns what became of the variables.
-
-        `stayed` is the process of the call if it reported that it is done and stays alive.
+        `stayed` is the call's process if it reported that it has finished and stays alive. Returns
+        `kept` if its variables are kept, `rolled_back` if they are those from before the call, or
+        `reset` if they are lost.
         """
         before = self._behind
         if stayed is not None:
             self.first, self._behind = stayed, self._received(stayed)[0]
             if self._goes_on(spared=before):
-                self.drop()  # trials began with other variables
+                self.drop()  # trials were based on the previous variables
                 return "kept"
         self.first, self._behind = before, None
         if before is not None and self._is_woken(before):
@@ -135,9 +140,9 @@ class Chain:
         return "rolled_back" if before is None and stayed is None else "reset"
 
     def put_aside(self, stayed: int | None, token: str) -> str:
-        """Settle the chain after a trial: keep its process for `adopt`, and go on with the
-        variables from before it. Returns `kept` if it is there, `rolled_back` if not, or `reset` if
-        those from before are lost.
+        """Update the chain after a trial: keep the trial's process for `adopt`, and restore the
+        variables from before the trial. Returns `kept` if the trial's process is kept,
+        `rolled_back` if not, or `reset` if the variables from before the trial are lost.
         """
         before, self.first, self._behind = self._behind, None, None
         is_kept = stayed is not None and processes.threads_of(stayed) == 1
@@ -154,7 +159,7 @@ class Chain:
         return "kept" if is_kept else "rolled_back"
 
     def adopt(self, token: str) -> bool:
-        """Go on with the variables of a trial. False if they are not there any more."""
+        """Continue with the variables of a trial. Returns False if they are lost."""
         aside = self._aside.pop(token, None)
         if aside is None or not processes.is_alive(aside):
             return False
@@ -169,14 +174,15 @@ class Chain:
         return False
 
     def drop(self, token: str | None = None) -> None:
-        """Forget the variables of a trial, or of all."""
+        """Discard the variables of a trial, or of all trials if `token` is None."""
         for one in [token] if token is not None else list(self._aside):
             if (pid := self._aside.pop(one, None)) is not None:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
 
     def look(self) -> bool:
-        """Stop both again after a call outside the chain. Returns whether both are intact."""
+        """Stop the waiting processes again after a call that did not use them. Returns False if the
+        variables were lost."""
         if self.tell_end():
             return False
         if not self._waiting:
@@ -189,10 +195,12 @@ class Chain:
 
     def are_asleep(self) -> bool:
         """Whether the waiting processes are stopped and have used no CPU time since they were first
-        seen so. A stopped process can be woken by what it has prepared: a timer with SIGCONT as its
-        signal, or a child or parent at whose end the kernel sends SIGCONT. On a busy host a process
-        may not have stopped yet: it is stopped again, and counts as awake if it is seen so twice
-        and has used CPU time in between.
+        seen stopped. Stops them again.
+
+        A stopped process can have prepared its own awakening: a timer whose signal is SIGCONT, or a
+        child or parent at whose end the kernel sends SIGCONT. On a busy host a process may not have
+        stopped yet, so it counts as awake only if it is not stopped at two checks and has used CPU
+        time in between.
         """
         was_awake, self._seen_awake = self._seen_awake, {}
         are_asleep = True
@@ -208,8 +216,8 @@ class Chain:
         return are_asleep
 
     def end(self) -> None:
-        """Kill the waiting processes, and their variables with them. `tell_end` reports it to the
-        next call.
+        """Kill the waiting processes, so that all variables are lost. `tell_end` reports this to
+        the next call.
         """
         ended, self.first, self._behind = self.pids, None, None
         self._aside.clear()
@@ -220,13 +228,14 @@ class Chain:
                 os.kill(pid, signal.SIGKILL)
 
     def tell_end(self) -> bool:
-        """Whether they were ended between two calls. Reported once."""
+        """Return whether the waiting processes were killed between two calls. True only once."""
         are_ended, self._are_ended = self._are_ended, False
         return are_ended
 
     def stop(self) -> None:
-        """Stop the waiting processes, once every process that could wake them is gone. One with a
-        terminal would be woken when that is closed, whenever the kernel does so: it is ended.
+        """Stop the waiting processes. Call this once every process that could wake them is gone.
+        If one of them has a terminal, all are killed: the kernel wakes it when the terminal is
+        closed, which may happen at any time.
         """
         self._used_ns.clear()
         self._seen_awake.clear()
@@ -236,8 +245,8 @@ class Chain:
             self._end_the_others()
 
     def _goes_on(self, spared: int | None) -> bool:
-        """Whether the process of the call, or its copy, can run the next call with a copy behind
-        it. `spared` is not killed, because it is needed otherwise.
+        """Return whether the call's process or its copy is ready to run the next call, and has a
+        copy. All other processes are killed except `spared`, which the caller needs.
         """
         self._stop()
         self._end_the_others(spared)
@@ -255,7 +264,8 @@ class Chain:
         return self._is_woken(self.first, spared)
 
     def _is_woken(self, pid: int, spared: int | None = None) -> bool:
-        """Whether the copy became the first process, with a copy of its own behind it."""
+        """Wake the copy `pid` and make it the first process. Return whether it has made its own
+        copy. All other processes are killed except `spared`."""
         self.first, self._behind = pid, None
         self._end_the_others(spared)
         self._take_back()
@@ -267,7 +277,7 @@ class Chain:
 
     def _copy_of(self, pid: int) -> int | None:
         """Make the first process copy itself again, after an earlier attempt failed for lack of
-        room.
+        memory or processes. Return the copy, or None.
         """
         try:
             self._order(COPY, ())
@@ -276,15 +286,16 @@ class Chain:
         return self._await_copy(pid)
 
     def _await_copy(self, pid: int) -> int | None:
-        """Resume a process until it reports its copy; then both are stopped."""
-        self._received(pid)  # earlier messages are void
+        """Resume a process until it reports its copy, and then stop both. Return the copy, or None
+        if the process failed or took too long."""
+        self._received(pid)  # discards earlier messages
         found, is_done = None, False
         effort = _Effort(pid)
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGCONT)
-        # Registered processes could keep the processors from one that has given up its share.
+        # Registered processes could use all CPU time if the process has the lowest priority.
         with self._frozen(self.pids) as freeze:
-            # Both must have sent their message: one that is stopped before keeps the other waiting.
+            # Both must have sent their message: if one is stopped before, the other waits for it.
             while not is_done and effort.is_worth_it():
                 if not processes.is_alive(pid):
                     return None
@@ -298,8 +309,8 @@ class Chain:
         return self._behind
 
     def _received(self, pid: int) -> tuple[int | None, bool]:
-        """The last other process that reported being ready, and whether this one reported being
-        done. The kernel identifies the senders.
+        """Read all messages. Return the last process other than `pid` that reported being ready, if
+        it is alive, and whether `pid` reported being done. The kernel identifies the senders.
         """
         found, is_done = None, False
         for _ in range(MAX_MESSAGES):
@@ -317,7 +328,7 @@ class Chain:
         return found if is_there and processes.is_stranger(found or 0) else None, is_done
 
     def _order(self, order: bytes, descriptors: tuple[int, ...]) -> None:
-        """Raises OSError."""
+        """Send an order to the first process. Raises OSError."""
         self._take_back()
         assert len(descriptors) in (0, DESCRIPTORS)
         if descriptors:
@@ -326,20 +337,20 @@ class Chain:
             self._orders.send(order)
 
     def _take_back(self) -> None:
-        """Remove an order that a killed process has not read: its successor must not take it."""
+        """Remove an order that a killed process has not read, or its successor would read it."""
         with contextlib.suppress(BlockingIOError):
             while True:
                 order, descriptors, _ = receive(
                     self.orders_end, 1, DESCRIPTORS, socket.MSG_DONTWAIT
                 )
-                if not order:  # a program has shut down its end: that is so for ever
+                if not order:  # a program has shut down its end for ever
                     break
                 for descriptor in descriptors:
                     os.close(descriptor)
 
     def _take_back_wake(self) -> None:
         """Remove a wake-up that a killed copy has not read."""
-        with contextlib.suppress(OSError):  # nothing there; or a program has shut it down
+        with contextlib.suppress(OSError):  # there is none, or a program has shut the socket down
             while self.wake_end.recv(64, socket.MSG_DONTWAIT):
                 pass
 
@@ -349,7 +360,8 @@ class Chain:
                 os.kill(pid, signal.SIGSTOP)
 
     def _end_the_others(self, spared: int | None = None) -> None:
-        """Kill all others, briefly; the supervisor continues until none is left."""
+        """Kill all other processes of programs, for a limited time. The cleaning after the run
+        kills the rest."""
         patience = processes.Patience(END_CPU_S)
         kept = self.pids | ({spared} if spared is not None else set())
         while self._kill(kept) and patience.rest():
@@ -357,7 +369,8 @@ class Chain:
 
 
 class _Effort:
-    """What a process and those below it have done to make a copy, and this one to wait for it."""
+    """Bounds the time that a process and its descendants take to make a copy, and the CPU time that
+    the supervisor spends on waiting for it."""
 
     def __init__(self, pid: int) -> None:
         self._pid = pid
@@ -368,7 +381,7 @@ class _Effort:
         self._used_ns = 0
 
     def look(self) -> None:
-        """Look at them, because nothing came of them for a while."""
+        """Check the processes, after no message has arrived for `LOOK_S` seconds."""
         them = {self._pid, *trees.below(self._pid)}
         used_ns = sum(kernel.process_cpu_ns(pid) or 0 for pid in them)
         self._first_ns = self._first_ns or used_ns
@@ -377,7 +390,7 @@ class _Effort:
         self._blocked_looks += not any(map(processes.runs, them))
 
     def is_worth_it(self) -> bool:
-        """Whether to wait longer."""
+        """Whether to continue waiting."""
         return (
             self._idle_looks < IDLE_LOOKS
             and self._blocked_looks < BLOCKED_LOOKS

@@ -1,9 +1,9 @@
 """The child in a container: the process in which a call's program starts.
 
-Guest side, forked by the zygote, in two steps. First it waits as root, limited, filtered and warmed
-up, out of every program's reach, for one byte. Then it irrevocably becomes the programs' user, and
-only after that reads its request. Its final message is a claim; the kernel reports to the
-supervisor how it ended.
+Guest side, forked by the zygote. A child first waits for one byte: limited, filtered, warmed up,
+and still running as root, so that no program can touch it. Then it irrevocably becomes the
+programs' user, and only after that it reads its request. Its final message is a claim; the kernel
+reports how it ended.
 """
 
 from __future__ import annotations
@@ -50,18 +50,18 @@ IMAGE_PATH = "/opt/fumehood/image.json"
 
 OUT_FD = link.WAKE_FD + 1
 ERR_FD = OUT_FD + 1
-"""Descriptors of a child's standard streams until it is ready. The zygote receives the ends of each
-child's pipes at their final numbers, from `REQUEST_FD` on.
+"""With `OUT_FD`, the descriptors of a child's output streams until it is ready. The zygote receives
+the ends of each child's other pipes at their final numbers, from `REQUEST_FD` on.
 """
 
 REHEARSALS = 16
-"""Runs of the warm-up program in the zygote. Python rewrites code that runs often; if that happens
-in the zygote, the pages stay shared.
+"""Number of runs of the warm-up program in the zygote. Python rewrites the bytecode of functions
+that run often; if this happens in the zygote, the pages stay shared.
 """
 
 NICENESS = 10
-"""Scheduling priority of programs. One that uses every processor must leave the supervisor enough
-to end it.
+"""Scheduling priority of programs. A program that uses all processors must leave the supervisor
+enough CPU time to end it.
 """
 
 HOME = {"HOME": WORKSPACE}
@@ -89,8 +89,8 @@ class Image:
     site_paths: tuple[str, ...] = ()
     environment: dict[str, str] = field(default_factory=dict)
     late_paths: tuple[str, ...] = ()
-    """Import paths of Python programs alone: callers chose what is there, and no code from it may
-    run in the zygote or in a child that answers for the engine.
+    """Import paths that only Python programs get. Callers choose the packages there, so none of
+    their code may run in the zygote, or in a child that runs the engine's own code.
     """
 
 
@@ -98,7 +98,7 @@ def read_image(path: str = IMAGE_PATH) -> Image:
     """Read the description of this image. A missing file means an empty description.
 
     Raises:
-        ValueError, KeyError, TypeError: the file is there, and invalid.
+        ValueError, KeyError, TypeError: the file is invalid.
     """
     try:
         with open(path, encoding="utf-8") as file:
@@ -114,7 +114,7 @@ def read_image(path: str = IMAGE_PATH) -> Image:
 
 
 def limits_of(config: dict[str, Any]) -> list[tuple[int, int]]:
-    """The limits of each program, whatever it is asked for."""
+    """Return the resource limits that are the same for all programs."""
     return [
         (resource.RLIMIT_CORE, 0),
         (resource.RLIMIT_NOFILE, int(config["nofile"])),
@@ -123,8 +123,8 @@ def limits_of(config: dict[str, Any]) -> list[tuple[int, int]]:
 
 
 def preload(config: dict[str, Any], *, thin: bool) -> Callable[[], None]:
-    """Load modules for programs; those that the image lists only in the zygote that is not thin.
-    Returns the function that prepares a forked child.
+    """Load modules for programs, including the image's modules unless the zygote is `thin`. Returns
+    the function that runs in each forked child.
     """
     image = read_image()
     os.environ.clear()
@@ -151,7 +151,7 @@ def preload(config: dict[str, Any], *, thin: bool) -> Callable[[], None]:
     os.umask(0o022)
     for which, value in limits_of(config):
         resource.setrlimit(which, (value, value))
-    # Here once, and not in each child: a filter is inherited, and takes a while to install.
+    # Once, and not in each child: children inherit the filter, and installing it takes a while.
     kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
     seccomp.install(build_container_filter())
 
@@ -167,7 +167,7 @@ def preload(config: dict[str, Any], *, thin: bool) -> Callable[[], None]:
             os._exit(0)
         try:
             _seal()
-        except BaseException as fault:  # sealed or dead: nothing may run in between
+        except BaseException as fault:  # a child that is not sealed must end
             tell({"ready": False, "fault": f"{type(fault).__name__}: {fault}"})
             os._exit(SEAL_FAILED)
         _serve(programs, memory_bytes, image.late_paths)
@@ -176,10 +176,11 @@ def preload(config: dict[str, Any], *, thin: bool) -> Callable[[], None]:
 
 
 def refuse_writable_places() -> None:
-    """Check that this process, which is root's, imports nothing that a program may have written.
+    """Check that this process, which runs as root, imports nothing that a program can write.
 
     Raises:
-        ImportError: it has searched such a place or loaded a module from there, or would.
+        ImportError: a directory that programs can write is in the import path, was searched, or is
+            that of a loaded module.
     """
     loaded = (getattr(module, "__file__", None) for module in list(sys.modules.values()))
     places = {os.path.dirname(path) for path in loaded if path}
@@ -189,7 +190,8 @@ def refuse_writable_places() -> None:
 
 
 def _forget_the_guest() -> None:
-    """Hide the guest's modules from programs. Loaded modules stay where they are used."""
+    """Remove the guest's modules from `sys.modules`, so that programs do not find them. The guest
+    continues to use them."""
     for name in [name for name in sys.modules if name.split(".")[0] == "fumehood"]:
         del sys.modules[name]
 
@@ -206,7 +208,7 @@ def _open_streams() -> None:
     devices. Each child later puts its own pipes below the streams.
     """
     kept = fcntl.fcntl(2, fcntl.F_DUPFD, 64)
-    null = os.open("/dev/null", os.O_RDWR)  # often 0 itself
+    null = os.open("/dev/null", os.O_RDWR)  # often gets the number 0 itself
     os.dup2(null, 0)
     readable, writable = os.pipe()
     for number in (1, 2):
@@ -225,7 +227,7 @@ def _open_streams() -> None:
 
 def _get_ready() -> None:
     """Do everything that can be done in advance, still as root and out of every program's reach."""
-    os.dup2(0, 2)  # as 0 and 1: output of the guest itself is dropped
+    os.dup2(0, 2)  # the null device, as 0 and 1: output of the guest itself is dropped
     os.setsid()
     os.setpriority(os.PRIO_PROCESS, 0, NICENESS)
     HOOKS.resume()
@@ -240,7 +242,7 @@ def _seal() -> None:
     # If memory runs out, a program ends before a child that waits, a zygote or the supervisor.
     kernel.volunteer_for_oom()
     become_user()
-    # A change of user takes it away, and with it a program's view of its own descriptors.
+    # A change of user clears this flag, and then a program could not list its own descriptors.
     kernel.prctl(kernel.PR_SET_DUMPABLE, 1)
     os.environ.update(HOME)
     os.chdir(WORKSPACE)
@@ -253,7 +255,7 @@ def _serve(programs: dict[str, Program], memory_bytes: int, late_paths: tuple[st
     frame = b""
     try:
         request = read_request()
-        if request["program"] == "python":  # no other one runs a program's code in this process
+        if request["program"] == "python":  # only then the caller's code runs in this process
             sys.path[:] = [WORKSPACE, *sys.path, *late_paths]
         if request.get("keep") and request["program"] == "python":
             _serve_session(request, memory_bytes)
@@ -281,8 +283,8 @@ def _serve(programs: dict[str, Program], memory_bytes: int, late_paths: tuple[st
 
 
 def _serve_session(request: dict[str, Any], memory_bytes: int) -> None:
-    """Run calls of a session one after the other on the same variables, each in a process of its
-    own (see `link`).
+    """Run the calls of a session one after the other with the same variables, in this process or in
+    a copy of it (see `link`).
 
     Raises the exceptions that `_serve` handles, which end the chain.
     """
@@ -326,12 +328,12 @@ def _run_javascript(arguments: dict[str, Any], memory_bytes: int) -> tuple[int, 
 
 
 def _report(percent: float, message: str) -> None:
-    """Send a report in one write, so that those of several threads do not mix."""
+    """Send a progress report in one write, so that reports of several threads do not mix."""
     try:
         shown = framing.whole_words(message, framing.MAX_REPORT_CHARACTERS)
         tell({"progress": {"percent": percent, "message": shown}})
     except (OSError, ValueError):
-        pass  # the pipe is closed, or it is no number
+        pass  # the pipe is closed, or `percent` is not finite
 
 
 PROBED_LIMITS = {

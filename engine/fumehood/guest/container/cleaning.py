@@ -1,10 +1,10 @@
-"""Cleaning: after a run none of its processes is alive and the container is as before, or the host
-is notified.
+"""Cleaning: kill a run's processes and restore the container, or report why this failed.
 
-Guest side, used by the supervisor. In a session, the stopped processes that hold its variables
-stay, and so do its files. After any other run, a housekeeper hands over the files and removes them:
-a short-lived process of the programs' user, forked when no process of the program is left. It
-writes its frames into the channel itself; the supervisor waits for it for a bounded time.
+Guest side, used by the supervisor. In a session, the stopped processes that hold its variables are
+kept, and so are its files. After any other run, a housekeeper sends the files to the host and
+removes them. It is a short-lived process of the programs' user, forked when no process of the
+program is left. It writes its frames to the channel itself; the supervisor waits for it for a
+limited time.
 """
 
 from __future__ import annotations
@@ -31,22 +31,24 @@ from fumehood.guest.core.pipes import held, write_all
 from fumehood.protocol import framing
 
 CALM_CPU_S = 0.03
-"""Processor time until registered processes that come and go all the time are frozen for the
-cleaning.
+"""CPU time in seconds after which the cleaning stops all registered processes, because they start
+and end all the time.
 """
 TELL_S = 0.002
-"""Seconds for a zygote to tell that it has reaped a process."""
+"""Seconds in which a zygote reports a process that it has reaped."""
 
 HOUSEKEEPER_CPU_S = 20.0
-"""Processor time of a housekeeper."""
+"""Maximum CPU time of a housekeeper in seconds."""
 HOUSEKEEPER_LOOKS = 20
-"""Looks at a housekeeper, a second apart, since which it has used no processor and wants none."""
+"""Maximum number of checks, a second apart, at which a housekeeper has used no CPU time since the
+last check and is asleep."""
 LEFT_OUT_BYTES = 8
 
 
 @dataclass(frozen=True, slots=True)
 class Housekeeper:
-    """A housekeeper's outcome: how many files were left out (at least), and why it failed."""
+    """A housekeeper's outcome: the minimum number of files that were left out, and why it failed,
+    or None."""
 
     left_out: int = 0
     fault: str | None = None
@@ -79,7 +81,7 @@ class Cleaner:
         self._trees = trees
         self._is_counted = counters.read("processes") is not None
         self._reaped: set[int] = set()
-        """Processes that zygotes have reaped since the last look."""
+        """Processes that zygotes have reaped since the last check."""
 
     def on_reaped(self, pid: int) -> None:
         """Note a process that a zygote has reaped."""
@@ -89,14 +91,15 @@ class Cleaner:
         """Whether the kernel counts exactly the processes that should exist now: the guest's, a
         session's waiting ones, and registered ones.
 
-        In a session, a relay of the next host may have come that is not held yet.
+        In a session, there may also be a relay of the next host that was not accepted yet.
         """
         if not self._is_counted:
             return False
         if not self._registered.pids:
             return self._fits(self._counters.read("processes"), 0)
-        # The second time with those that have come since the last look. If their number changes
-        # meanwhile, the count is no evidence without a look.
+        # The first attempt counts only known processes, the second also looks for others that may
+        # exist. If the number of threads could have changed meanwhile, the count alone proves
+        # nothing, so the processes are listed.
         for looks in (False, True):
             fits, is_certain = self._count(looks=looks)
             if fits and is_certain:
@@ -108,14 +111,17 @@ class Cleaner:
         return False
 
     def _count(self, *, looks: bool) -> tuple[bool, bool]:
-        """Whether the kernel's count fits, and whether it is certain that it did at one moment."""
+        """Return whether the kernel's count is as expected, and whether both numbers are certainly
+        of the same moment."""
         counted = self._counters.read("processes")
         threads, is_certain = self._trees.count()
         return self._fits(counted, threads, looks=looks), is_certain
 
     def _fits(self, counted: int | None, registered: int, *, looks: bool = True) -> bool:
-        """Whether the kernel's count is that of the guest, of a session's waiting processes, and of
-        so many threads of registered ones. `looks` is whether to look for others that may be there.
+        """Whether the kernel's count `counted` is that of the guest's processes, a session's
+        waiting processes, and `registered` threads of registered processes. With `looks`, also
+        search for other processes that may exist: new relays, and dead children that were not
+        reaped.
         """
         relays, spared = self._relays(), self._chain.pids
         if counted is None or not self._pools.is_settled:
@@ -129,7 +135,7 @@ class Cleaner:
         if relays is None:
             return more == 0
         others = [pid for pid in processes.all_pids() if pid not in own]
-        begun = [pid for pid in others if processes.origin_of(pid) == 0]  # by Docker
+        begun = [pid for pid in others if processes.origin_of(pid) == 0]  # started by Docker
         return more == sum(
             processes.threads_of(pid) for pid in begun if not processes.is_stranger(pid)
         )
@@ -141,13 +147,13 @@ class Cleaner:
             return self.is_alone() or self._kill_the_rest()
         if self._kill_beside():
             return True
-        # They cannot be told from the program's, so they end with it.
+        # Registered processes cannot be told apart from the program's, so all are killed.
         self._registered.kill_all()
         return self._kill_the_rest()
 
     def _kill_beside(self) -> bool:
-        """Kill the program's processes beside registered ones. False if they cannot be told apart
-        in time.
+        """Kill the program's processes, but not registered ones. Returns False if they cannot be
+        told apart in time.
         """
         if not (self._is_counted and self._registered.get_orphans):
             return self._kill_uncounted()
@@ -157,12 +163,14 @@ class Cleaner:
             return self._kill_the_rest(before_look=freeze)
 
     def _kill_uncounted(self) -> bool:
-        """The same for gVisor, which counts nothing, and hangs up a group that was frozen.
+        """Do the same on gVisor, which does not count processes, and sends SIGHUP to process groups
+        that were stopped.
 
-        A process that vanishes during a look may be a registered one, which its parent has reaped.
-        One of the program may hide so only if a zygote reaps it, or the kernel does for the waiting
-        process of a trial: an orphan is the supervisor's, which reaps none meanwhile, and any other
-        parent is seen itself. Zygotes tell what they reap, a moment later; so two looks must agree.
+        A process that vanishes while the processes are listed may be a registered one that its
+        parent has reaped. A process of the program can vanish undetected only if a zygote reaps it,
+        or the kernel reaps it for the waiting process of a trial: orphans belong to the supervisor,
+        which reaps none meanwhile, and any other parent is itself listed. Zygotes report what they
+        reap a moment later, so two successive lists must be clean.
         """
         patience = Patience(KILL_CPU_S)
         was_clean = False
@@ -192,7 +200,7 @@ class Cleaner:
             if not self._trees.kill_all(self._chain.pids) and not self._is_one_unseen():
                 break
             self._reap()
-            self._pools.receive()  # where memory ran out, a spare child may be dead, too
+            self._pools.receive()  # if memory ran out, a spare child may also be dead
             if not patience.rest():
                 return False
         self._reap()
@@ -200,18 +208,19 @@ class Cleaner:
 
     def is_left_alone(self) -> bool:
         """Whether only the guest, a session's waiting processes and registered ones exist."""
-        for _ in range(2):  # one that vanished during the first look may be Docker's
+        for _ in range(2):  # a process that vanished during the first check may be Docker's
             if self.is_alone():
                 return True
             if self._pools.is_settled and self._trees.intruders():
                 return False
             if not self._trees.strangers(self._chain.pids):
                 return True
-        # Otherwise it may be a registered one.
+        # Otherwise the stranger may be a registered process.
         return bool(self._registered.pids) and self._kill_beside()
 
     def keep_house(self, run: Run, *, is_over: bool) -> Housekeeper:
-        """Hand over the files of a run whose processes are gone, and put the mounts in order."""
+        """Send the files of a run to the host and empty the mounts, if this run requires either.
+        `is_over` is whether all processes of the run are gone."""
         if not is_over:
             left_out = int(not self._mounts.are_clean())  # at least
             fault = "a process of the program could not be ended"
@@ -220,14 +229,14 @@ class Cleaner:
             return NOTHING_DONE
         if not run.keep:
             return keep_house(run.id, self._mounts)
-        # The owner knows which files it has changed.
+        # Files that the session's owner has changed are not sent back.
         is_quiet = run.program == "files" or (run.quiet and not workspace.has_figures())
         if is_quiet or not workspace.has_changed(run.since_ns):
             return NOTHING_DONE
         return keep_house(run.id, self._mounts, since_ns=run.since_ns)
 
     def why_not_clean(self, run: Run, housekeeper: Housekeeper) -> str | None:
-        """The reason why the container is not clean, or None if it is."""
+        """Return the reason why the container is not clean, or None if it is."""
         if housekeeper.fault is not None:
             return housekeeper.fault
         if not self.is_left_alone():
@@ -241,14 +250,15 @@ class Cleaner:
         return None
 
     def _is_one_unseen(self) -> bool:
-        """Whether the kernel counts more processes than were found: listing them takes time."""
+        """Whether the kernel's count shows that there are processes that were not listed, because
+        listing takes time."""
         return self._is_counted and self._pools.is_settled and not self.is_alone()
 
 
 def keep_house(run_id: int, mounts: Mounts, *, since_ns: int | None = None) -> Housekeeper:
-    """Hand over files and empty the mounts, if they contain anything.
+    """Make a housekeeper send the files to the host and empty the mounts, if they contain anything.
 
-    With `since_ns`, only files changed since then are handed over, and all stay in place.
+    With `since_ns`, only files changed since then are sent, and all stay in place.
     """
     if since_ns is None and mounts.are_clean():
         return NOTHING_DONE
@@ -284,7 +294,8 @@ def _hand_over(run_id: int, mounts: Mounts, report_fd: int, since_ns: int | None
 
 
 def _await_housekeeper(pid: int, readable: int) -> Housekeeper:
-    """Wait for its report, which it writes at once, or its end, at which its pipe closes."""
+    """Wait until a housekeeper reports or ends, and return its outcome. Kill it if it takes too
+    long."""
     idle_looks, used_ns = 0, 0
     while not select.select([readable], [], [], 1.0)[0]:
         before_ns, used_ns = used_ns, kernel.process_cpu_ns(pid) or 0

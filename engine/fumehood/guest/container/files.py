@@ -1,9 +1,9 @@
 """Files of a session's workspace: list, read, write, delete, unpack, for the session's owner.
 
-Guest side, a program in a child of its own: it has the same unprivileged user as the session's
+Guest side, a program in a separate child: it has the same unprivileged user as the session's
 programs, but none of their code runs in it. Every path is walked by descriptors, one name at a
 time, without following links; only plain files are read and written. A refusal is an answer, not a
-failure, because the session's programs may have left anything there.
+failure, because the session's programs may have left anything in the workspace.
 """
 
 from __future__ import annotations
@@ -52,15 +52,16 @@ BLOCK_BYTES = 512
 CHUNK_BYTES = 1 << 20
 
 OTHERS_BYTES = 32 * 1024
-"""Room for the paths of links and special files in one listing."""
+"""Maximum size of the paths of links and special files in one answer, in bytes."""
 
 RECENT_NS = 20_000_000
-"""Nanoseconds in which a file can change twice with one change time. The kernel's clock of files
-ticks every 4 to 10 ms."""
+"""Nanoseconds within which a file can change twice without changing its change time. The kernel's
+clock for files ticks every 4 to 10 ms."""
 
 TIMED = frozenset({"ext4", "9p"})
-"""File systems that change a file's change time whenever a program begins to write through a memory
-map: those of disks, without gVisor and with it. tmpfs does not if the program has read there first.
+"""File systems that update a file's change time whenever a program begins to write through a memory
+map: those of disks, without gVisor (ext4) and with it (9p). tmpfs does not update it if the program
+has read the page before.
 """
 
 PROC = "/proc"
@@ -73,7 +74,7 @@ Result = dict[str, Any]
 
 
 def run(arguments: dict[str, Any]) -> tuple[int, dict[str, Any]]:
-    """Carry out one operation. Returns exit code and claim."""
+    """Carry out the operation `do`. Returns the exit code and the claim."""
     try:
         result = _VERBS[arguments["do"]](arguments)
     except Refused as refusal:
@@ -103,7 +104,8 @@ def _list(arguments: Result) -> Result:
 
 
 def _found(path: str, recursive: bool) -> list[Result]:
-    """Entries at or below a path, sorted. A file's path yields the file itself."""
+    """Return the entries in a directory, sorted by path, with `recursive` at all depths. For the
+    path of a file, return the file itself."""
     if path:
         with parent_of(path) as (directory, name):
             status = status_of(name, directory, path)
@@ -116,13 +118,14 @@ def _found(path: str, recursive: bool) -> list[Result]:
 
 
 def _scan(arguments: Result) -> Result:
-    """List all plain files and directories as rows of path, size (-1 for a directory), whether it
-    can be executed, and version, in at most `room` bytes. The version changes with the file,
-    whatever a program does: it is the SHA-256 of its content, or on a disk, where reading all takes
-    long, inode and change time. It is empty for a file that could still change in the same one.
-    `others` are links, special files, and what cannot be named or looked into. With `links`, links
-    are rows, too, of size -2 with their target as the version. Directories called as one of
-    `skip` are left out, with all that is in them.
+    """List all plain files and directories in rows of path, size (-1 for a directory), whether it
+    can be executed, and version, in at most `room` bytes.
+
+    The version changes whenever the file changes. It is the SHA-256 of the content, or on a disk,
+    where reading all files takes long, inode and change time. It is empty if the file can still
+    change without changing these. `others` are links, special files, paths that the host cannot
+    name, and directories that cannot be read. With `links`, links are also rows, of size -2 with
+    their target as the version. Directories named in `skip` are left out, with all that is in them.
     """
     after, most, room = arguments["after"], int(arguments["most"]), int(arguments["room"])
     result: Result = {"rows": [], "has_more": False, "too_many": False, "others": []}
@@ -154,7 +157,7 @@ def _scan(arguments: Result) -> Result:
                 result["has_more"] = True
                 break
             rows.append(row)
-    spare = OTHERS_BYTES  # of their own: they must not take the room of rows
+    spare = OTHERS_BYTES  # separate, so that `others` cannot take the room of rows
     for name in others:
         spare -= len(json.dumps(name)) + 2
         if spare < 0:
@@ -164,7 +167,7 @@ def _scan(arguments: Result) -> Result:
 
 
 def _target(path: str) -> str | None:
-    """The target of a link, if it can be told."""
+    """Return the target of a link, or None if the host cannot name it."""
     with parent_of(path) as (directory, name):
         target = os.readlink(name, dir_fd=directory)
     return target if is_nameable(target) else None
@@ -172,8 +175,8 @@ def _target(path: str) -> str | None:
 
 @contextmanager
 def _versions() -> Iterator[Callable[[str, os.stat_result], str]]:
-    """Return what tells the version of a file by its path and status. For the files of one
-    directory after the other.
+    """Yield a function that returns the version of a file from its path and status, or "" if it has
+    none. It is fastest for files in the order of their directories.
     """
     if _is_timed():
         mapped = _mapped()
@@ -188,7 +191,7 @@ def _versions() -> Iterator[Callable[[str, os.stat_result], str]]:
         return
     with directory_at("") as top:
         room = os.fstatvfs(top)
-    left = room.f_blocks * room.f_frsize  # bytes that all files can have, but for their holes
+    left = room.f_blocks * room.f_frsize  # maximum size of all files, not counting holes
 
     with _LastDirectory(make=False) as parents:
 
@@ -205,16 +208,16 @@ def _versions() -> Iterator[Callable[[str, os.stat_result], str]]:
 
 
 def _is_timed() -> bool:
-    """Whether the workspace is on a file system whose change times tell of every write."""
+    """Whether the workspace is on a file system whose change times show every write."""
     with open(MOUNTS, errors="replace") as file:
         mounts = [line.split(" ") for line in file]
     return any(mount[1] == WORKSPACE and mount[2] in TIMED for mount in mounts)
 
 
 def _mapped() -> set[int] | None:
-    """Return the inodes of files that a process shares its memory with: it can write them once more
-    without a trace in their times. None if a process hides its memory. Present rights do not count,
-    because a process can change them without a trace as well.
+    """Return the inodes of files that a process has mapped into shared memory, because the process
+    can write to them again without changing their times. Return None if a process hides its maps.
+    The current access rights of a map are ignored, because a process can change them unnoticed.
     """
     found = set()
     for process in filter(str.isdigit, os.listdir(PROC)):
@@ -229,8 +232,8 @@ def _mapped() -> set[int] | None:
 
 
 def _maps_of(process: str) -> str:
-    """Return the maps of a process, or "" if it has ended or hides them. All threads share them,
-    and those of a thread that has ended are empty: the first may end before others.
+    """Return the memory maps of a process, or "" if it has ended or hides them. All threads share
+    the maps, but a thread that has ended shows none, and the first thread may end before others.
     """
     with suppress(OSError):
         for thread in os.listdir(f"{PROC}/{process}/task"):
@@ -252,8 +255,9 @@ def _is_ours(process: str) -> bool:
 
 
 def _fill(arguments: Result) -> Result:
-    """Make directories, and write parts of files: path, offset, whether it can be executed, and
-    content. For a workspace in which no program has run: files are written in place.
+    """Create directories, and write parts of files, each given as path, offset, whether the file
+    can be executed, and content. Files are written in place, so this is only for a workspace in
+    which no program has run.
     """
     for path in arguments["directories"]:
         with directory_at(path, make=True):
@@ -271,10 +275,10 @@ def _fill(arguments: Result) -> Result:
 
 
 def _take(arguments: Result) -> Result:
-    """Make what the host sends after the request: for each file, directory and link a row of path,
-    size (-1 for a directory, -2 for a link), whether it can be executed, microseconds of its time,
-    and a link's target; and after a file's row its content. The last row is null. For a workspace
-    in which no program has run.
+    """Create the files, directories and links that the host sends after the request. Each has a row
+    of path, size (-1 for a directory, -2 for a link), whether it can be executed, modification time
+    in microseconds, and a link's target. A file's content follows its row. The last row is null.
+    Only for a workspace in which no program has run.
     """
     count = size = 0
     with _LastDirectory(make=True) as parents:
@@ -299,15 +303,15 @@ def _take(arguments: Result) -> Result:
 
 
 def _open_piece(name: str, directory: int, path: str, offset: int) -> int:
-    """Open a file to write its next piece; for the first one, a new file."""
+    """Open a file to append its next piece. Create it if `offset` is 0."""
     if offset == 0:
         return os.open(name, NEW_FLAGS, 0o644, dir_fd=directory)
     return open_plain(name, directory, path, os.O_WRONLY | os.O_APPEND)
 
 
 class _LastDirectory:
-    """Keeps the last directory open: files come directory by directory. With `make`, those that
-    are missing are made.
+    """Opens directories, and keeps the last one open, because files arrive in the order of their
+    directories. With `make`, missing directories are created.
     """
 
     def __init__(self, *, make: bool) -> None:
@@ -331,7 +335,7 @@ class _LastDirectory:
 
 
 def _digest(arguments: Result) -> Result:
-    """Return the SHA-256 of files, in order; None for one that cannot be read."""
+    """Return the SHA-256 of each file, in order, or None for a file that cannot be read."""
     digests: list[str | None] = []
     for path in arguments["paths"]:
         try:
@@ -358,7 +362,9 @@ def _below(
     unseen: list[str] | None = None,
     skip: frozenset[str] = frozenset(),
 ) -> Iterator[tuple[str, os.stat_result]]:
-    """Entries below a directory. What they leave out is added to `unseen`, but for `skip`."""
+    """Yield path and status of the entries below an open directory. `depth` is the number of levels
+    of subdirectories to enter. Paths that are left out are added to `unseen`, except directories
+    named in `skip`."""
     unseen = [] if unseen is None else unseen
     for name in os.listdir(directory):
         if name.startswith(UPLOAD_PREFIX) or not is_nameable(prefix + name):
@@ -368,7 +374,7 @@ def _below(
             status = os.stat(name, dir_fd=directory, follow_symlinks=False)
         except FileNotFoundError:  # a registered process has removed it
             continue
-        except PermissionError:  # the directory's owner has closed it to itself
+        except PermissionError:  # the owner has removed its own permission
             unseen.append(prefix + name)
             return
         if name in skip and stat.S_ISDIR(status.st_mode):
@@ -417,7 +423,7 @@ def _read(arguments: Result) -> Result:
 
 
 def _read_closed(arguments: Result) -> Result:
-    """Read a file also if its owner, which is the same user, has removed its own permission."""
+    """Read a file, even if its owner, which is this user, has removed its own permission."""
     path = arguments["path"]
     with parent_of(path) as (directory, name):
         mode = stat.S_IMODE(status_of(name, directory, path).st_mode)
@@ -433,8 +439,8 @@ def _read_closed(arguments: Result) -> Result:
 
 
 def _read_many(arguments: Result) -> Result:
-    """Read whole files, in order, as long as they fit into `length` bytes. One that cannot be read
-    is None.
+    """Read whole files, in order, as long as they fit into `length` bytes. The result has None for
+    a file that cannot be read.
     """
     room = int(arguments["length"])
     pieces: list[Result | None] = []
@@ -452,7 +458,7 @@ def _read_many(arguments: Result) -> Result:
 
 
 def _write(arguments: Result) -> Result:
-    """Write a file. With `expected`, only if all that it touches is unchanged since the preview."""
+    """Write a file. With `expected`, only if all that the write affects is as in the preview."""
     path, mode = arguments["path"], arguments["mode"]
     if "expected" in arguments:
         for refused in hold_to(arguments).values():
@@ -485,7 +491,7 @@ def _append(directory: int, name: str, path: str, content: bytes) -> Result:
 
 
 def _put(arguments: Result) -> Result:
-    """Append to an upload, which is a hidden file at the top until it is complete."""
+    """Append to an upload, which is a hidden file in the top directory until it is complete."""
     name, offset = _upload(arguments), int(arguments["offset"])
     content = base64.b64decode(arguments["content_base64"])
     with directory_at("") as top, held(_open_piece(name, top, "upload", offset)) as descriptor:
@@ -511,7 +517,7 @@ def _finish(arguments: Result) -> Result:
 
 
 def _unpack(arguments: Result) -> Result:
-    """Unpack an upload, which is a tar archive, into a directory, after a look at all of it."""
+    """Check all members of an upload, which is a tar archive, and unpack it into a directory."""
     import tarfile  # it would take memory in every container
 
     name, path = _upload(arguments), str(arguments["path"])
@@ -524,13 +530,14 @@ def _unpack(arguments: Result) -> Result:
                     with tarfile.open(fileobj=file, mode="r:") as archive:
                         members = _members(archive)
                         file.seek(archive.offset)
-                        if file.read(BLOCK_BYTES) != bytes(BLOCK_BYTES):  # `tarfile` forgives it
+                        # `tarfile` accepts an archive without an end.
+                        if file.read(BLOCK_BYTES) != bytes(BLOCK_BYTES):
                             raise Refused("archive", "it is cut off")
                         for member, inner in members:
                             _unpack_one(archive, member, f"{path}/{inner}".strip("/"))
                 except (Refused, OSError, MemoryError):
                     raise
-                except Exception as error:  # the package has more than its own for a broken archive
+                except Exception as error:  # `tarfile` raises many types for broken archives
                     raise Refused("archive", f"it is broken: {str(error)[:100]}") from None
         finally:
             _drop_quietly(name, top)
@@ -539,8 +546,8 @@ def _unpack(arguments: Result) -> Result:
 
 
 def _members(archive: tarfile.TarFile) -> list[tuple[tarfile.TarInfo, str]]:
-    """Return an archive's members with their paths. Refuses what is not a plain file or directory
-    below the archive's own root.
+    """Return an archive's members with their paths. Raises Refused if a member is not a plain file
+    or directory below the archive's root.
     """
     members: list[tuple[tarfile.TarInfo, str]] = []
     for member in archive:
@@ -578,7 +585,7 @@ def _unpack_one(archive: tarfile.TarFile, member: tarfile.TarInfo, path: str) ->
     with parent_of(path, make=True) as (directory, name):
         mode = 0o755 if member.mode & stat.S_IXUSR else 0o644
         with new_file(directory, mode) as (descriptor, temporary):
-            while chunk := source.read(CHUNK_BYTES):  # which raises if the archive is cut off
+            while chunk := source.read(CHUNK_BYTES):  # raises if the archive is cut off
                 write_all(descriptor, chunk)
             _put_in_place(temporary, directory, name, directory, path, "replace")
 
@@ -590,8 +597,8 @@ def _drop(arguments: Result) -> Result:
 
 
 def _sweep(arguments: Result) -> Result:
-    """Remove the files of writes that were cut off, and with `uploads` also those of uploads. None
-    of them may be in progress.
+    """Remove the unfinished files of interrupted writes, and with `uploads` also those of uploads.
+    No write, or upload, may be in progress.
     """
     with directory_at("") as top:
         return {"removed": _sweep_below(top, bool(arguments["uploads"]), MAX_DIRECTORY_DEPTH)}
@@ -600,7 +607,7 @@ def _sweep(arguments: Result) -> Result:
 def _sweep_below(directory: int, uploads: bool, depth: int) -> int:
     removed = 0
     for name in os.listdir(directory):
-        # One that a registered process has removed, or a directory that its owner has closed.
+        # A registered process may have removed the file, or a directory may be inaccessible.
         with suppress(FileNotFoundError, PermissionError):
             status = os.stat(name, dir_fd=directory, follow_symlinks=False)
             unfinished = _UNFINISHED.fullmatch(name)
@@ -626,7 +633,8 @@ def _survey(arguments: Result) -> Result:
 
 
 def _delete(arguments: Result) -> Result:
-    """Delete paths. With `expected` like `_write`; a path that was refused in the preview stays."""
+    """Delete paths. With `expected`, only if all that the deletion affects is as in the preview;
+    paths that were refused in the preview are not deleted."""
     refused = hold_to(arguments) if "expected" in arguments else {}
     deleted: list[str] = []
     missing: list[str] = []

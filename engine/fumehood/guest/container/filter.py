@@ -1,13 +1,14 @@
 """The system-call filter of a container's programs: an allow-list for whole programs.
 
-Guest side. Each child installs it before it sees a request, on every runtime, because old `runsc`
-ignores the container's own profile. Invariant: it allows nothing that Docker's default profile
-refuses to a container without capabilities. It also refuses System V IPC, POSIX message queues,
-keyrings, `io_uring`, `userfaultfd`, `perf_event_open`, `ptrace` and other access to processes,
-namespaces, `inotify` (its instances are counted over all containers together), and all sockets but
-Unix and IP. Of the set-id calls it allows the three by which a child becomes its user; after that
-it has no capability, and the kernel refuses any other use of them. A program cannot arrange that
-the kernel sends it SIGCONT: its process may be kept stopped with the variables of its session.
+Guest side. Zygotes install it for all their children, and a registered process gets it before it
+starts, on every runtime, because old `runsc` ignores the container's own profile. Invariant: it
+allows nothing that Docker's default profile refuses to a container without capabilities. It also
+refuses System V IPC, POSIX message queues, keyrings, `io_uring`, `userfaultfd`, `perf_event_open`,
+`ptrace` and other access to processes, namespaces, `inotify` (its instances are counted over all
+containers together), and all sockets but Unix and IP. Of the set-id calls it allows the three with
+which a child becomes the programs' user; after that the child has no capabilities, so the kernel
+refuses any other use of them. It also refuses the ways in which a program could make the kernel
+send it SIGCONT, because its process may be stopped to keep the session's variables.
 
 A refused call fails with EPERM and the program continues, because whole programs try many calls
 that they can do without. A call newer than this list fails with ENOSYS, which libraries handle.
@@ -65,11 +66,11 @@ _NAMESPACES = 0x7E020000
 """All CLONE_NEW… flags of <linux/sched.h> that `clone` accepts (CLONE_NEWTIME needs `clone3`)."""
 
 _SAME_PERSONALITIES = (0x0, 0xFFFFFFFF)
-"""Arguments of `personality`: plain Linux, and a query of the present value."""
+"""Arguments of `personality`: plain Linux, and a query of the current value."""
 
 _MOVE_EXTENTS = 0xC028660F
 """EXT4_IOC_MOVE_EXT of fs/ext4/ext4.h. It exchanges blocks of two files, and so their contents,
-without a trace in their times, by which `files` knows on a disk which ones have changed.
+without changing their times, by which `files` detects changed files on a disk.
 """
 
 _ADDRESS_FAMILIES = (1, 2, 10)
@@ -81,10 +82,10 @@ reach parts of the kernel that no program needs here.
 DECIDED: Mapping[str, Sequence[seccomp.Instruction]] = MappingProxyType(
     {
         "clone": [
-            *seccomp.refuse_byte(0, signal.SIGCONT),  # for the parent when the child ends
+            *seccomp.refuse_byte(0, signal.SIGCONT),  # sent to the parent when the child ends
             *seccomp.allow_without_bits(0, _NAMESPACES, seccomp.refuse()),
         ],
-        "clone3": [seccomp.refuse(ENOSYS)],  # its flags lie in memory, where no filter sees them
+        "clone3": [seccomp.refuse(ENOSYS)],  # its flags are in memory, which filters cannot read
         "fcntl": seccomp.allow_unless({1: fcntl.F_SETSIG, 2: signal.SIGCONT}, seccomp.refuse()),
         "ioctl": seccomp.allow_unless({1: _MOVE_EXTENTS}, seccomp.refuse()),
         "prctl": seccomp.allow_unless(
@@ -93,14 +94,14 @@ DECIDED: Mapping[str, Sequence[seccomp.Instruction]] = MappingProxyType(
         "personality": seccomp.allow_if_in(0, _SAME_PERSONALITIES, seccomp.refuse()),
         "socket": seccomp.allow_if_in(0, _ADDRESS_FAMILIES, seccomp.refuse()),
         "socketpair": seccomp.allow_if_in(0, _ADDRESS_FAMILIES, seccomp.refuse()),
-        "timer_create": [seccomp.refuse(ENOSYS)],  # its signal lies in memory, too
+        "timer_create": [seccomp.refuse(ENOSYS)],  # its signal is also in memory
     }
 )
 """System calls allowed with some arguments only."""
 
 
 def build_container_filter(machine: str | None = None) -> bytes:
-    """The filter as bytes, ready for `seccomp.install`.
+    """Return the filter as bytes for `seccomp.install`.
 
     Raises:
         OSError: this machine's architecture is not supported.

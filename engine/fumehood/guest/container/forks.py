@@ -1,8 +1,9 @@
 """Fork hooks of modules: they run if a program forks, but not if a zygote does.
 
 Guest side. `threading`, `random` and other modules register functions that run in every forked
-child. A zygote has one thread, so they have nothing to repair in its children, and would take a
-tenth of a child's start. They run again after `resume`, which each child calls before its program.
+child. A zygote has only one thread, so these functions have nothing to repair in its children, and
+would take a tenth of a child's start time. Each child calls `resume` before its program runs; from
+then on they run at each fork.
 """
 
 from __future__ import annotations
@@ -14,25 +15,26 @@ from typing import Any
 
 
 class ForkHooks:
-    """Wraps `os.register_at_fork` for its later callers."""
+    """Wraps `os.register_at_fork`, so that the hooks registered later can be disabled."""
 
     def __init__(self) -> None:
         self._are_held = True
         self._register: Callable[..., None] = os.register_at_fork
 
     def hold(self) -> None:
-        """Hold back at-fork hooks that are registered from now on. Call it before other imports."""
+        """Disable all hooks that are registered from now on, until `resume`. Call this before other
+        imports."""
         os.register_at_fork = self._held  # type: ignore[assignment]
 
     def resume(self) -> None:
-        """Run all hooks at each fork from now on, including hooks registered later."""
+        """Enable all hooks, including those that are registered later."""
         os.register_at_fork = self._register
         self._are_held = False
 
     @contextmanager
     def skipped(self) -> Iterator[None]:
-        """A context in which forks skip the disabled hooks. For a process with one thread whose
-        copy continues in its place.
+        """Disable the held hooks within this context. Only for a process with a single thread that
+        forks a copy to take its own place.
         """
         self._are_held = True
         try:

@@ -1,9 +1,9 @@
-"""The channel to the host, as the supervisor uses it: frames in, frames out.
+"""The supervisor's channel to the host: receives requests, and sends frames about runs.
 
 Guest side, descriptors 0 and 1. A peer that sends invalid frames is not the host, and a peer that
-does not read is gone; either ends the container, and with its first process all others. Only a
-session's waits for another host when its own is gone. Everything reported about a run except its
-claim was measured or decided outside the program.
+does not read counts as gone. In both cases the container ends, with all its processes, except that
+a session's container waits for another host if its own is gone. Everything that is reported about a
+run, except its claim, was measured or decided outside the program.
 """
 
 from __future__ import annotations
@@ -32,20 +32,21 @@ from fumehood.guest.core.pipes import CHUNK_BYTES, write_all
 from fumehood.protocol import framing
 
 PATIENCE_S = 30.0
-"""How long the host may leave a frame unread, in seconds: then it counts as gone, and the run in
-progress is rolled back. Another host that takes over waits longer than that.
+"""Seconds that the host may leave a frame unread. After that it counts as gone, and the run in
+progress is rolled back. A host that takes over waits longer than this.
 """
 
 
 Request = Run | Answer | framing.ConnectionFrame | dict[str, Any]
-"""The host's frames; a dictionary with `op` is about a run, the session or its processes."""
+"""A frame from the host. A dictionary, which has `op`, concerns a run, the session or its
+registered processes."""
 
 
 class Host:
-    """Reads the host's frames and sends frames to it. A fault ends the container.
+    """Receives frames from the host and sends frames to it. A fault ends the container.
 
-    The end of the channel does so too, but in a session: then `is_gone` is set, and frames are
-    dropped until `use` gives it the next host's channel.
+    The end of the channel also ends the container, except in a session: then `is_gone` is set, and
+    frames are dropped until `use` sets the next host's channel.
     """
 
     def __init__(self) -> None:
@@ -57,8 +58,8 @@ class Host:
         self._waiting = b""
 
     def use(self, readable: int, writable: int) -> int:
-        """Read from and write to these descriptors from now on, which are closed. Returns the
-        former host's output, for `dismiss` once it is writable.
+        """Use these descriptors as the channel from now on, under the numbers 0 and 1. Returns the
+        descriptor of the former host's output. Pass it to `dismiss` once it is writable.
         """
         former = os.dup(1)
         for descriptor, own in ((readable, 0), (writable, 1)):
@@ -71,7 +72,7 @@ class Host:
         return former
 
     def read(self) -> list[Request]:
-        """The requests received now."""
+        """Read what the host has sent, and return the complete requests. Does not wait."""
         try:
             chunk = os.read(0, CHUNK_BYTES)
         except BlockingIOError:
@@ -93,7 +94,7 @@ class Host:
         return requests
 
     def send(self, message: dict[str, Any], *, more: bool = False) -> None:
-        """Send one frame. With `more`, another follows at once, and both are sent together."""
+        """Send one frame. With `more`, it may be held back to be sent with the next frame."""
         self._waiting += framing.encode(message)
         if more and len(self._waiting) < CHUNK_BYTES:
             return
@@ -115,14 +116,14 @@ class Host:
             self._lose()
 
     def fail(self, why: str) -> NoReturn:
-        """End this container and report the reason to the host."""
+        """Report the reason to the host, and end this container."""
         self.send({"op": "ready", "enforces": {}, "faults": [why[:200]]})
         end()
 
     @staticmethod
     def dismiss(former: int) -> None:
-        """Notify a former host, which may still be connected, with a frame that it does not expect.
-        Its streams may stay open: a zygote has the same standard error.
+        """Send a former host, which may still be connected, a frame that it does not expect, so
+        that it gives up. Closing is not enough: a zygote has the same standard error open.
         """
         with contextlib.suppress(OSError):
             os.write(former, framing.encode({"op": "ready", "enforces": {}, "faults": []}))
@@ -145,13 +146,14 @@ class Host:
                 requests.append(message)
 
     def _answer(self, message: dict[str, Any]) -> Answer:
-        """An answer to a tool call, passed to the child without parsing it."""
+        """Return an answer to a tool call as a frame for the child. Its text is not parsed."""
         body = "".join([*self._parts, message["text"]]).encode("ascii")
         self._parts = []
         return Answer(int(message["id"]), framing.HEADER.pack(len(body)) + body)
 
     def _run(self, message: dict[str, Any]) -> Run:
-        """A run, whose request is passed to the child without parsing it."""
+        """Return a run with its request as a frame for the child. Arguments that arrived in parts
+        are not parsed."""
         if message["program"] == "probe":
             raise ValueError("a probe is not a program for calls")
         if message["arguments"] is None:
@@ -186,13 +188,14 @@ def end() -> NoReturn:
 
 
 REFUSALS = 100
-"""Tool calls that a program may make beyond its limit. One that makes more ignores the refusals."""
+"""Number of tool calls that a program may make beyond its limit. A program that makes more ignores
+the refusals, and is ended."""
 
 MAX_TOOL_CHARACTERS = 256
 
 
 class Reporter:
-    """Reports a run in frames."""
+    """Sends the frames that report a run to the host."""
 
     def __init__(self, host: Host, meter: Meter, chain: Chain, zygote_pid: int) -> None:
         self.zygote_pid = zygote_pid
@@ -202,7 +205,7 @@ class Reporter:
         self._chain = chain
 
     def output(self, run: Run, stream: Stream, *, last: bool = False) -> None:
-        """Send a stream's new text. The next host gets none of a run that it did not begin."""
+        """Send a stream's new text, unless the host that began the run is gone."""
         if run.is_left:
             return
         for text in stream.take(last=last):
@@ -216,14 +219,14 @@ class Reporter:
         report = pipes.read_report(claim)
         run.reports += 1
         if run.live and run.child is not None:
-            for stream in (run.child.stdout, run.child.stderr):  # what was printed before it
+            for stream in (run.child.stdout, run.child.stderr):  # text printed before the report
                 stream.read(run.limits.output_bytes)
                 self.output(run, stream)
         if report is not None and run.reports <= framing.MAX_REPORTS:
             self._host.send({"op": "progress", "id": run.id, **report})
 
     def call(self, run: Run, claim: Any) -> bool:
-        """Forward a program's tool call. False if it is invalid or one too many."""
+        """Forward a program's tool call. Returns False if it is invalid, or there are too many."""
         run.calls += 1
         if run.calls > framing.MAX_CALLS + REFUSALS or not isinstance(claim, dict):
             return False
@@ -237,7 +240,7 @@ class Reporter:
         return True
 
     def ended(self, run: Run, files_left_out: int, state: str | None) -> None:
-        """Send the ending, once nothing of the run is alive."""
+        """Send the ending of a run. Call this once no process of the run is alive."""
         out_of_memory = self._meter.is_out_of_memory(run)
         exit_code, signal_number = self._status(run)
         cpu_ms = self._meter.cpu_ms(run)
@@ -274,7 +277,7 @@ class Reporter:
                 "variables_bytes": self._variables_bytes(state),
                 "claim": claim,
             },
-            # Where cleaning takes no time, its outcome goes with the answer: one message to carry.
+            # If cleaning takes no time, its outcome is sent together with this frame.
             more=True,
         )
 
@@ -284,7 +287,7 @@ class Reporter:
         return decode_status(run.status) if run.status is not None else (None, None)
 
     def _variables_bytes(self, state: str | None) -> int | None:
-        """Memory of the process with the variables, minus its zygote's."""
+        """Return the memory of the process with the variables, minus its zygote's, or None."""
         first = self._chain.first
         if state is None or first is None:
             return None

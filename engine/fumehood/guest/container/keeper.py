@@ -1,14 +1,14 @@
 """A keeper: the parent of one registered process, which runs beside the calls of a session.
 
-Guest side, forked by the supervisor, one for each registered process. It is root's, so no program
-can touch it, and it is a subreaper: whatever the process leaves below itself becomes the keeper's
-child, and never anybody else's. So the kernel knows at any time what belongs to the registered
-process (see `trees`). The keeper reads its output into a ring, writes its input, and ends it. On
-gVisor only the first process can be a subreaper, so there orphans of a registered process are
-nobody's, and end with the next call.
+Guest side, forked by the supervisor, one for each registered process. A keeper runs as root, so no
+program can touch it, and it is a subreaper: orphans of the registered process become the keeper's
+children. So the kernel always knows which processes belong to the registered process (see `trees`).
+The keeper reads the process's output into a ring, writes its input, and kills it on request. On
+gVisor only the container's first process can be a subreaper, so orphans of a registered process
+have no keeper there, and are killed after the next call.
 
-Invariants: a keeper ends when nothing is left below it; it reports only what the kernel told it; it
-keeps no more than `RING_BYTES` of output and `MAX_WAITING_BYTES` of input.
+Invariants: a keeper ends when no process is left below it; it reports only what the kernel reports;
+it keeps no more than `RING_BYTES` of output and `MAX_WAITING_BYTES` of input.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ from fumehood.guest.languages import shell
 from fumehood.protocol import framing
 
 MAX_WAITING_BYTES = 1 << 20
-"""Bytes of input that a registered process has not read yet."""
+"""Maximum number of bytes of input that a registered process has not read yet."""
 
 KEEPER_NICENESS = NICENESS + 5
-"""Scheduling priority of keepers: below that of programs, because output may come without end."""
+"""Scheduling priority of keepers: below that of programs, because a process may print for ever."""
 
 FAILED = b"F"
 """First byte of the report of a child that could not become its program."""
@@ -55,7 +55,8 @@ the_filter = functools.cache(build_container_filter)
 def run_keeper(
     supervisor: socket.socket, ring: Ring, config: dict[str, Any], request: dict[str, Any]
 ) -> NoReturn:
-    """Be a keeper until nothing is left below it. `request` says what to start."""
+    """Run a keeper until no process is left below it, and then exit. `request` describes the
+    process to start."""
     status = 1
     try:
         _leave_the_supervisor(supervisor, ring)
@@ -68,7 +69,7 @@ def run_keeper(
 
 
 def _leave_the_supervisor(supervisor: socket.socket, ring: Ring) -> None:
-    """Give up all that this process has in common with the supervisor, first of all the channel."""
+    """Close all descriptors that this process shares with the supervisor, above all the channel."""
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     null = os.open(os.devnull, os.O_RDWR)
@@ -78,20 +79,20 @@ def _leave_the_supervisor(supervisor: socket.socket, ring: Ring) -> None:
     for low, high in zip(kept, [*kept[1:], descriptor_limit()], strict=True):
         os.closerange(low + 1, high)
     kernel.prctl(kernel.PR_SET_DUMPABLE, 0)
-    gc.disable()  # it would write to pages that are the supervisor's, too
+    gc.disable()  # it would copy memory pages that are shared with the supervisor
 
 
 def _become_subreaper() -> bool:
-    """Become the parent of all orphans below this process. False if the kernel refuses."""
+    """Become the parent of all orphans below this process. Returns False if the kernel refuses."""
     try:
         kernel.prctl(kernel.PR_SET_CHILD_SUBREAPER, 1)
-    except OSError:  # gVisor lets only the first process
+    except OSError:  # gVisor permits this only to the first process
         return False
     return True
 
 
 def descriptor_limit() -> int:
-    """One more than the highest descriptor that this process can have."""
+    """Return the limit for descriptor numbers: one more than the highest possible."""
     return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
 
 
@@ -106,21 +107,22 @@ class Keeper:
         self._decoder = framing.Decoder(framing.MAX_REQUEST_BYTES)
         self._wakeup = children.watch()
         self._first = 0
-        """The registered process itself."""
+        """The id of the registered process itself."""
         self._output = -1
         self._input = -1
         self._waiting = bytearray()
         self._is_closing = False
-        """Whether the input ends after what waits."""
+        """Whether the input is to be closed once `_waiting` is written."""
         self._kill_at = math.inf
 
     def serve(self, config: dict[str, Any], request: dict[str, Any]) -> None:
-        """Start the process, and serve the supervisor until nothing is left of it."""
+        """Start the registered process, and serve the supervisor until no process is left below
+        this one."""
         fault = self._start(config, request)
         if fault is not None:
             self._tell({"failed": fault})
             return
-        # Not earlier: its child could not have a higher priority again.
+        # Not earlier: the child would inherit this priority, and could not raise it again.
         os.setpriority(os.PRIO_PROCESS, 0, KEEPER_NICENESS)
         self._tell({"started": True, "gets_orphans": self._gets_orphans})
         self._selector.register(self._supervisor, selectors.EVENT_READ, self._on_supervisor)
@@ -138,8 +140,8 @@ class Keeper:
     # -- the process -----------------------------------------------------------------------
 
     def _start(self, config: dict[str, Any], request: dict[str, Any]) -> str | None:
-        """Start it. Returns why that failed, or None."""
-        with kernel.files_made_as(USER_ID):  # so that it can open /dev/stdout
+        """Start the registered process. Returns why this failed, or None."""
+        with kernel.files_made_as(USER_ID):  # so that the process can open /dev/stdout
             stdin_read, self._input = os.pipe()
             self._output, stdout_write = os.pipe()
         report_read, report_write = os.pipe()
@@ -150,7 +152,7 @@ class Keeper:
             os.close(descriptor)
         for descriptor in (self._input, self._output):
             os.set_blocking(descriptor, False)
-        report = os.read(report_read, CHUNK_BYTES)  # ends as the program begins
+        report = os.read(report_read, CHUNK_BYTES)  # returns b"" when the program starts
         os.close(report_read)
         return report[1:].decode("utf-8", "replace") if report.startswith(FAILED) else None
 
@@ -166,7 +168,7 @@ class Keeper:
 
     @staticmethod
     def _has_children() -> bool:
-        """Whether anything is left: an orphan below this process becomes its child."""
+        """Whether a process is left below this one. Orphans become this process's children."""
         try:
             os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         except ChildProcessError:
@@ -174,10 +176,10 @@ class Keeper:
         return True
 
     def _stop(self, grace_s: float) -> None:
-        """Ask all processes to end, and kill them later."""
+        """Send SIGTERM to all processes below this one. They are killed after `grace_s` seconds."""
         if self._kill_at == math.inf:
             for pid in trees.below(os.getpid()):
-                for number in (signal.SIGTERM, signal.SIGCONT):  # a stopped one would not see it
+                for number in (signal.SIGTERM, signal.SIGCONT):  # a stopped process must continue
                     with suppress(ProcessLookupError):
                         os.kill(pid, number)
         self._kill_at = min(self._kill_at, time.monotonic() + grace_s)
@@ -189,7 +191,7 @@ class Keeper:
             self._selector.unregister(self._output)
 
     def _read(self) -> bool:
-        """Read some output. False if there will be no more of it."""
+        """Read some output. Returns False if all writers have closed the pipe."""
         try:
             data = os.read(self._output, CHUNK_BYTES)
         except BlockingIOError:
@@ -199,13 +201,15 @@ class Keeper:
         return bool(data)
 
     def _read_the_rest(self) -> None:
-        """Read what a dead process left, which is little; others may have its stream, too."""
+        """Read the remaining output of a dead process, up to `RING_BYTES`: other processes may have
+        the same pipe open."""
         for _ in range(RING_BYTES // CHUNK_BYTES):
             if kernel.unread_bytes(self._output) == 0 or not self._read():
                 return
 
     def _write(self, data: bytes, *, close: bool) -> str | None:
-        """Write to its standard input, now or later. Returns why that is not possible, or None."""
+        """Write to the registered process's standard input, as soon as its pipe has room, and then
+        close it if `close`. Returns why this is not possible, or None."""
         if self._input < 0 or self._is_closing:
             return "Its standard input is closed."
         if len(self._waiting) + len(data) > MAX_WAITING_BYTES:
@@ -222,7 +226,7 @@ class Keeper:
                 del self._waiting[: os.write(self._input, self._waiting[:CHUNK_BYTES])]
         except BlockingIOError:
             pass
-        except OSError:  # nobody reads it any more
+        except OSError:  # all readers have closed the pipe
             is_over = True
         is_watched = self._input in self._selector.get_map()
         if self._waiting and not is_over:
@@ -240,7 +244,7 @@ class Keeper:
 
     def _on_supervisor(self) -> None:
         data = self._supervisor.recv(CHUNK_BYTES)
-        if not data:  # it is gone, and so is the container
+        if not data:  # the supervisor is gone, and so is the container
             os._exit(0)
         for order in self._decoder.feed(data):
             if order["do"] == "stop":
@@ -256,7 +260,7 @@ class Keeper:
 def _become_program(
     config: dict[str, Any], request: dict[str, Any], stdin: int, stdout: int, report: int
 ) -> NoReturn:
-    """Become the registered process, or report why not."""
+    """Replace this process by the registered program, or report why this failed and exit."""
     try:
         _seal(config, stdin, stdout, report)
         surround({"env": request.get("env"), "working_directory": request.get("working_directory")})
@@ -277,7 +281,7 @@ def _become_program(
 
 
 def _seal(config: dict[str, Any], stdin: int, stdout: int, report: int) -> None:
-    """Become as limited as a call's program. Raises OSError."""
+    """Give this process the streams, limits, filter and user of a program. Raises OSError."""
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     os.setsid()
@@ -296,24 +300,26 @@ def _seal(config: dict[str, Any], stdin: int, stdout: int, report: int) -> None:
     kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
     seccomp.install(the_filter())
     kernel.volunteer_for_oom()
-    # From here on it cannot be dumped until it becomes the program: it has the supervisor's memory.
+    # This process has a copy of the supervisor's memory. After the change of user it cannot be
+    # dumped until it becomes the program.
     become_user()
 
 
 RING_BYTES = 1 << 20
-"""Bytes of output that are kept."""
+"""Number of the last bytes of output that are kept."""
 
 _POSITION = struct.Struct("!Q")
 _WRITTEN, _ANNOUNCED = RING_BYTES, RING_BYTES + _POSITION.size
-"""Places of the number of bytes that were written, and of those that are being written."""
+"""Offsets in the file of two counters: the total number of bytes written, and what this number will
+be after the current write."""
 
 _CONTINUATION = bytes(range(0x80, 0xC0))
 """The bytes of a UTF-8 character after its first."""
 
 
 class Piece(NamedTuple):
-    """A part of the output. `skipped` bytes before it are not there any more, and `offset` is
-    where the next part begins.
+    """A part of the output. `skipped` is the number of requested bytes before it that were already
+    overwritten, and `offset` is where the next part begins.
     """
 
     text: str
@@ -323,11 +329,10 @@ class Piece(NamedTuple):
 
 
 class Ring:
-    """The end of an output of any length: the last megabyte that a registered process printed.
+    """The last `RING_BYTES` bytes that a registered process has printed.
 
-    The keeper writes it and the supervisor reads it, without a message between them: it is an
-    anonymous file that both have open. Invariant: what was overwritten during a read is not part of
-    the answer.
+    It is an anonymous file that the keeper writes and the supervisor reads, without exchanging
+    messages. Invariant: `read` returns no bytes that were overwritten while it was reading.
     """
 
     def __init__(self) -> None:
@@ -346,8 +351,8 @@ class Ring:
         self._set(_WRITTEN)
 
     def read(self, after: int, most_bytes: int, *, is_over: bool) -> Piece:
-        """Return the text from a byte on, or from the first that is still there. `is_over` says
-        that nothing will be appended. A character is never cut in two.
+        """Return the text from the byte `after` on, or from the first byte that is still kept.
+        `is_over` means that nothing more will be appended. A character is never split.
         """
         end = self._get(_WRITTEN)
         start = min(max(after, end - RING_BYTES, 0), end)
@@ -365,7 +370,7 @@ class Ring:
         return Piece(text, offset, max(0, start - after), is_last)
 
     def close(self) -> None:
-        """Forget it."""
+        """Close the file."""
         os.close(self.descriptor)
 
     def _copy(self, start: int, count: int) -> bytes:

@@ -1,9 +1,9 @@
-"""A link of a session's chain: a process that keeps its variables between calls.
+"""A link of a session's chain: a process that keeps the session's variables between calls.
 
-Guest side, in the child. When a call's program has ended, its process copies itself, without its
-threads, and waits for the next call. If that process is killed, the copy copies itself again and
-takes its place. Everything here runs in a process in which a program of the session ran, so the
-supervisor trusts none of it (see `chain`).
+Guest side, in the child. When a call's program has ended, its process forks a copy of itself,
+without its threads, and waits for the next call. If the process is killed, the copy forks another
+copy and takes the process's place. All of this runs in processes in which a program of the session
+ran, so the supervisor trusts nothing that they send (see `chain`).
 """
 
 from __future__ import annotations
@@ -47,11 +47,12 @@ BEHIND_SCORE = b"500"
 
 
 def hand_on(exit_code: int, claim: dict[str, Any]) -> None:
-    """Send this call's claim. Returns with the next call, in this process or in its copy."""
+    """Send this call's claim, and wait for the next call. Returns when the next call has arrived,
+    in this process or in its copy."""
     handlers = {number: signal.getsignal(number) for number in _IGNORED}
     for number in _IGNORED:
         signal.signal(number, signal.SIG_IGN)
-    for _ in children.reap():  # those that ended before; the kernel still counts them
+    for _ in children.reap():  # the kernel still counts children that ended earlier
         pass
     if not _make_copy():
         tell({**claim, "stays": True, "exit_code": exit_code})
@@ -61,12 +62,12 @@ def hand_on(exit_code: int, claim: dict[str, Any]) -> None:
 
 
 def _make_copy() -> bool:
-    """Copy this process. Returns False here, once the copy is ready or could not be made; returns
-    True in the copy, once it was woken and has a copy of its own.
+    """Fork a copy of this process. Returns False in this process, once the copy is ready or could
+    not be made. Returns True in the copy, once it was woken and has made its own copy.
     """
     readable, writable = os.pipe()
-    numbers = random.getstate()  # which Python itself would draw anew in a copy
-    has_threads = len(sys._current_frames()) > 1  # also those that `threading` does not know
+    numbers = random.getstate()  # Python would reseed `random` in the copy
+    has_threads = len(sys._current_frames()) > 1  # also threads that `threading` does not know
     try:
         with contextlib.nullcontext() if has_threads else HOOKS.skipped():
             pid = os.fork()
@@ -83,33 +84,34 @@ def _make_copy() -> bool:
         return True
     os.close(writable)
     if pid > 0:
-        os.read(readable, 1)  # or its end, where the copy has ended
+        os.read(readable, 1)  # returns b"" if the copy has ended
     os.close(readable)
     return False
 
 
 def _unlock_files() -> None:
-    """Unlock files in a copy. A file that a thread was writing stays locked, and writing or
-    flushing it would wait for ever; initializing it again makes a new lock. Output of the main
-    thread is already in the file; only what was in the lost thread's buffer is lost.
+    """Unlock files in a copy. A file that a thread was writing at the fork stays locked, and
+    writing or flushing it would block for ever; initializing it again makes a new lock. Output of
+    the main thread is already in the file; only output that a lost thread has buffered is lost.
     """
     for held in gc.get_objects():
         with contextlib.suppress(Exception):  # closed, detached
             if issubclass(type(held), io.BufferedWriter):
                 io.BufferedWriter.__init__(held, held.raw)
             elif issubclass(type(held), io.BufferedRandom):
-                held.raw.seek(min(held.tell(), held.raw.tell()))  # back over what was read ahead
+                held.raw.seek(min(held.tell(), held.raw.tell()))  # undoes reading ahead
                 io.BufferedRandom.__init__(held, held.raw)
 
 
 def _wait_behind(writable: int) -> None:
     """Report the copy as ready and wait until it is needed. Runs in the copy."""
-    # A session of its own: a process that is stopped while others of its session end, is hung up.
+    # A separate process session: the kernel sends SIGHUP to a stopped process if others of its
+    # session end.
     os.setsid()
     volunteer_for_oom(BEHIND_SCORE)
     kernel.prctl(kernel.PR_SET_DUMPABLE, 0)  # the next program must not reach this memory
     for descriptor in (ORDERS_FD, WAKE_FD):
-        os.set_blocking(descriptor, True)  # which a program may have changed, for all of them
+        os.set_blocking(descriptor, True)  # a program may have changed it, for all copies
     _say(READY)
     os.write(writable, READY)
     os.close(writable)
@@ -120,7 +122,7 @@ def _wait_behind(writable: int) -> None:
 
 
 def _await_call() -> None:
-    """Wait for a call, and replace the last call's descriptors by its own."""
+    """Wait for a call, and replace the last call's descriptors by the new call's."""
     orders = socket.socket(fileno=ORDERS_FD)
     orders.setblocking(True)
     while True:
@@ -142,7 +144,7 @@ def _await_call() -> None:
 def _say(message: bytes) -> None:
     orders = socket.socket(fileno=ORDERS_FD)
     orders.sendall(message)
-    orders.detach()  # the descriptor is this process's as long as it lives
+    orders.detach()  # keeps the descriptor open
 
 
 def _forget_the_peak() -> None:
@@ -151,4 +153,4 @@ def _forget_the_peak() -> None:
         with open("/proc/self/clear_refs", "wb", buffering=0) as own:
             own.write(b"5")
     except OSError:
-        pass  # the figure is too high then
+        pass  # then the reported peak is too high

@@ -30,8 +30,9 @@ Counter = Literal[
     "cpu_ns", "oom_kills", "peak_bytes", "refused_processes", "processes", "memory_limit",
     "process_limit",
 ]  # fmt: skip
-"""CPU time of every process that was ever in the container; processes killed because memory ran
-out; peak memory; refused starts of processes; processes and threads now; the two limits.
+"""In this order: CPU time of all processes that were ever in the container; number of processes
+killed because memory ran out; peak memory; number of refused process starts; current number of
+processes and threads; memory limit; limit of processes and threads.
 """
 
 _SOURCES: Mapping[Counter, tuple[_Source, ...]] = MappingProxyType(
@@ -64,7 +65,7 @@ class Counters:
         self.process_limit = self._limit("process_limit")
 
     def read(self, name: Counter) -> int | None:
-        """The present value of a counter."""
+        """Return the current value of a counter, or None."""
         return _read(self._opened[name])
 
     def _open(self, sources: Sequence[_Source]) -> tuple[int, _Source] | None:
@@ -84,8 +85,8 @@ class Counters:
 
 
 class Meter:
-    """Reads the counters before and after a run. `own_pids` returns the guest's other processes,
-    and `run_pids` those of a run.
+    """Measures runs by the counters. `own_pids` returns the ids of the guest's processes other than
+    this one, and `run_pids` those of a run's processes.
     """
 
     def __init__(
@@ -99,7 +100,7 @@ class Meter:
         self._run_pids = run_pids
 
     def read(self) -> Measures:
-        """All counters at this moment."""
+        """Return the current values of the counters."""
         own = [os.getpid(), *self._own_pids()]
         return Measures(
             cpu_ns=self._counters.read("cpu_ns"),
@@ -110,16 +111,18 @@ class Meter:
         )
 
     def is_out_of_memory(self, run: Run) -> bool:
-        """Whether the kernel has killed a process for memory since the run began."""
+        """Whether the kernel has killed a process because memory ran out since the run began."""
         before = run.before.oom_kills if run.before is not None else None
         return before is not None and (self._counters.read("oom_kills") or 0) > before
 
     def cpu_ms(self, run: Run) -> float | None:
-        """CPU time of the program and its descendants: the container's, minus the guest's own.
+        """Return the CPU time of the program and its descendants in milliseconds: the container's
+        CPU time minus the guest's.
 
-        Beside registered processes it is that of the program's own processes, because the kernel
-        keeps no sum of what registered ones have used: one that ignores SIGCHLD has children that
-        nobody is told of. The same is true of the program's, so it may hide some of its time then.
+        If registered processes ran during the run, the sum over the run's own processes is used if
+        it is lower. The kernel keeps no total for registered processes: children of a process that
+        ignores SIGCHLD are never reported. This also holds for the program's children, so the
+        program can then hide some of its CPU time.
         """
         used_ms = self._container_cpu_ms(run)
         if used_ms is None or not run.is_beside:
@@ -127,10 +130,10 @@ class Meter:
         return min(used_ms, self._own_cpu_ms(run))
 
     def left_cpu_s(self, run: Run) -> float:
-        """How much of its CPU time a run has left, at least."""
+        """Return a lower bound of the CPU time in seconds that a run has left."""
         used_ms = self._container_cpu_ms(run) or 0.0
         if run.is_beside and used_ms >= run.limits.cpu_s * 1e3:
-            used_ms = self.cpu_ms(run) or 0.0  # needs a look at all processes
+            used_ms = self.cpu_ms(run) or 0.0  # slower, because it lists all processes
         return run.limits.cpu_s - used_ms / 1e3
 
     def _own_cpu_ms(self, run: Run) -> float:
@@ -152,8 +155,8 @@ class Meter:
         return max(0.0, (after.cpu_ns - before.cpu_ns - own_ns) / 1e6)
 
     def peak_bytes(self, run: Run, *, ended_by: str) -> int | None:
-        """Memory of the largest process, or of the container if this run raised its peak and ran
-        out of memory.
+        """Return the peak memory of the run's largest process, or the container's peak memory if
+        this run has raised it and `ended_by` is "memory".
         """
         peak = self._counters.read("peak_bytes")
         before = run.before.peak_bytes if run.before is not None else None
@@ -162,7 +165,7 @@ class Meter:
         return run.largest_bytes or None
 
     def has_refused_processes(self, run: Run) -> bool:
-        """Whether a process was refused since the run began."""
+        """Whether the kernel has refused to start a process since the run began."""
         before = run.before.refused_processes if run.before is not None else None
         return before is not None and (self._counters.read("refused_processes") or 0) > before
 
@@ -179,6 +182,6 @@ def _read(opened: tuple[int, _Source] | None) -> int | None:
             key, _, value = line.partition(" ")
             if key == wanted:
                 return int(value) * unit
-    except (OSError, ValueError):  # `max` is no number: there is no limit
+    except (OSError, ValueError):  # for example `max`, if there is no limit
         pass
     return None

@@ -1,9 +1,9 @@
 """The prefork pools: each zygote's children that are ready or being made, and the standby Node
 process.
 
-Guest side, used by the supervisor. A spare child is root's until its program arrives, so no program
-can touch it. Invariants: a child is taken once, and only after it has reported that it is ready; no
-more than the limit of a standard stream is kept or passed on.
+Guest side, used by the supervisor. A spare child runs as root until its program arrives, so no
+program can touch it. Invariants: a child is taken once, and only after it has reported that it is
+ready; no more of a standard stream than its limit is kept or forwarded.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ if TYPE_CHECKING:
 READY_BYTES = 4096
 
 FAT_SPARES = 1
-"""Spares of the fat zygote. Each has pages of its own, many times those of a thin spare."""
+"""Number of spare children of the fat zygote. Each needs many times the memory of a thin one."""
 
 
 class PreforkFailed(Exception):
-    """No child can be made any more, so the container is useless."""
+    """No more children can be made, so the container is unusable."""
 
 
 @dataclass(eq=False)
@@ -53,7 +53,7 @@ class Child:
     )
 
     def close(self) -> None:
-        """Close this process's ends of its pipes."""
+        """Close the supervisor's ends of the child's pipes."""
         for descriptor in (
             self.request_fd, self.reply_fd, self.stdout.descriptor, self.stderr.descriptor,
         ):  # fmt: skip
@@ -62,14 +62,16 @@ class Child:
         self.request_fd = self.reply_fd = self.stdout.descriptor = self.stderr.descriptor = -1
 
     def limit(self, which: int, value: int) -> None:
-        """Lower one of its limits, while it still has the same user. Raises OSError."""
+        """Lower one of the child's resource limits. This works only while the child runs as root.
+        Raises OSError."""
         resource.prlimit(self.pid, which, (value, value))
 
 
 def make_child() -> tuple[Child, list[int]]:
-    """Make the pipes of a future child. Returns it and its ends: request, reply, stdout, stderr."""
+    """Create the pipes of a future child. Returns the child, and its ends of the pipes: request,
+    reply, stdout, stderr."""
     request_read, request_write = os.pipe()
-    # The program's own streams are made as its user's, so that it can open /dev/stdout.
+    # The other pipes are created as the programs' user, so that a program can open /dev/stdout.
     with kernel.files_made_as(USER_ID):
         others = [os.pipe() for _ in range(3)]
     ours = [request_write, *(read for read, _ in others)]
@@ -118,13 +120,14 @@ class PreforkPool:
         selector.register(self._orders, selectors.EVENT_READ, self.receive)
 
     def stock(self, wanted: int | None = None) -> None:
-        """Order missing children; by default up to the number of spares."""
+        """Order children until `wanted` are ready or ordered. The default is the number of
+        spares."""
         wanted = self._spares if wanted is None else wanted
         for _ in range(wanted - len(self._ordered) - len(self._coming) - len(self._ready)):
             self._order()
 
     def preload(self) -> None:
-        """Make the zygote load its modules, which takes a while."""
+        """Make the zygote load its modules. This does not wait for it."""
         self._orders.sendall(PRELOAD)
 
     @property
@@ -138,7 +141,7 @@ class PreforkPool:
         return not self._ordered
 
     def take(self) -> Child | None:
-        """A ready child, which now belongs to the caller, or None."""
+        """Remove a ready child from the pool and return it, or None if no child is ready."""
         return self._ready.popleft() if self._ready else None
 
     def _order(self) -> None:
@@ -158,7 +161,7 @@ class PreforkPool:
                 data = self._orders.recv(NOTICE_BYTES)
             except BlockingIOError:
                 return
-            except ConnectionError:  # it died with an order unread
+            except ConnectionError:  # the zygote died with an unread order
                 data = b""
             if len(data) != NOTICE_BYTES:
                 raise PreforkFailed("the zygote is gone")
@@ -177,7 +180,7 @@ class PreforkPool:
         )
 
     def _on_child_end(self, ended: Notice) -> None:
-        """Handle the end of a child. One that was not taken yet should have waited."""
+        """Handle the end of a child. Raises PreforkFailed if the child was not taken yet."""
         if ended.pid in self.pids:
             raise PreforkFailed("a child died before it was used")
         self._on_end(ended)
@@ -187,7 +190,7 @@ class PreforkPool:
             chunk = os.read(child.reply_fd, READY_BYTES)
         except BlockingIOError:
             return
-        if not chunk:  # dead; its exit tells the rest
+        if not chunk:  # the child is dead; the zygote will report its end
             self._unwatch(child)
             return
         for message in child.decoder.feed(chunk):
@@ -214,7 +217,7 @@ class PreforkPools:
         self._all = (thin,) if fat is None else (thin, fat)
 
     def load_fat(self) -> None:
-        """Make the fat zygote load its modules, unless it has."""
+        """Make the fat zygote load its modules, unless it has already been told to."""
         if not self.is_fat_loaded:
             self.is_fat_loaded = True
             self.fat.preload()
@@ -256,12 +259,12 @@ class Stream:
         self.descriptor = descriptor
         self.received_bytes = 0
         self.is_over = False
-        """The program wrote more than its limit."""
+        """Whether the program wrote more than its limit."""
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._text = ""
 
     def read(self, limit_bytes: int) -> bool:
-        """Read the available data; False if there is none or the other end is closed."""
+        """Read the available data. Returns False if there is none or the other end is closed."""
         try:
             chunk = os.read(self.descriptor, CHUNK_BYTES)
         except BlockingIOError:
@@ -275,8 +278,9 @@ class Stream:
         return True
 
     def take(self, *, last: bool = False) -> list[str]:
-        """New text, in pieces that fit a frame. An incomplete character is held back."""
-        if last and not self.is_over:  # what is cut off by the limit is not wrong UTF-8
+        """Return the new text in pieces that fit a frame. An incomplete character is held back
+        until the next call, unless this is the `last`."""
+        if last and not self.is_over:  # a character that the limit has cut is not invalid UTF-8
             self._text += self._decoder.decode(b"", final=True)
         text, self._text = self._text, ""
         return [
@@ -291,10 +295,10 @@ REQUEST = b"G" + framing.encode(
 
 
 class Standby:
-    """At most one Node process that has started and waits for its program. Unlike a spare child it
-    already is the programs' user, because Node cannot give up root by itself. It waits only while
-    that user has no other process, so no program can reach it; it is killed before any other
-    program starts, and serves once.
+    """At most one Node process that has started and waits for its program. Unlike a spare child, it
+    already runs as the programs' user, because Node cannot give up root by itself. It waits only
+    while this user has no other process, so no program can reach it. It is killed before any other
+    program starts, and runs only one program.
     """
 
     def __init__(
@@ -305,15 +309,15 @@ class Standby:
         self._child: Child | None = None
         self._child_cpu_s = 0
         self._expected_cpu_s: int | None = None
-        """CPU limit of the last JavaScript program, and probably of the next."""
+        """CPU limit of the last JavaScript program in seconds, or None if none is expected."""
         self._ended: set[int] = set()
 
     def expect(self, cpu_s: int) -> None:
-        """Note that a JavaScript program ran with this CPU limit; another may follow."""
+        """Note that a JavaScript program runs with this CPU limit, so that another may follow."""
         self._expected_cpu_s = cpu_s
 
     def prepare(self) -> None:
-        """Start a standby, if one is expected and a child is ready for it."""
+        """Start a standby, if a JavaScript program is expected and a spare child is ready."""
         cpu_s = self._expected_cpu_s
         if cpu_s is None or self._child is not None:
             return
@@ -325,7 +329,7 @@ class Standby:
         self._child, self._child_cpu_s = child, cpu_s
 
     def give(self, run: Run, cpu_s: int) -> Child | None:
-        """The standby for a program that it can run. For any other program it is killed."""
+        """Return the standby if it can run the program of `run`. Otherwise kill it, return None."""
         child = self._child
         if child is None:
             return None
@@ -337,9 +341,9 @@ class Standby:
         return None
 
     def end(self) -> None:
-        """Kill the standby and expect no other. Returns when it is gone.
+        """Kill the standby, wait until it is gone, and expect no JavaScript program any more.
 
-        Raises PreforkFailed if it does not end.
+        Raises PreforkFailed if the standby does not end.
         """
         child, self._child, self._expected_cpu_s = self._child, None, None
         if child is None:
@@ -359,7 +363,7 @@ class Standby:
         """Note the end of a process. Returns whether it was a standby."""
         if self._child is not None and self._child.pid == pid:
             self._child.close()
-            self._child = self._expected_cpu_s = None  # it ended by itself: not another one
+            self._child = self._expected_cpu_s = None  # it ended by itself: do not start another
             return True
         was_one = pid in self._ended
         self._ended.discard(pid)

@@ -27,19 +27,20 @@ EXITING = 0x4
 
 
 def strangers(spared: Collection[int] = ()) -> list[int]:
-    """Process ids of all processes that are not root's or vanished during the look, except `spared`
-    and their dead children, which no other process can reap.
+    """Return the ids of all processes that are not root's or that vanish while they are checked,
+    except `spared` and their dead children, which no other process can reap.
 
     A dead process counts until it is reaped: if only its first thread ended, the others still run.
-    A process that forks and exits again and again is always dead or gone when it is checked, while
-    its child did not exist yet when the list was made.
+    Processes that vanish count because of programs that fork and exit again and again: such a
+    process is always dead or gone when it is checked, and its child did not exist when the
+    processes were listed.
     """
     found = [pid for pid in all_pids() if pid not in spared and is_stranger(pid)]
     return [pid for pid in found if not is_dead_child(pid, spared)] if spared else found
 
 
 def kill(pids: Collection[int]) -> int:
-    """Send SIGKILL to processes. Returns their number, including those that are gone already."""
+    """Send SIGKILL to processes. Returns the number of `pids`, even if some are already gone."""
     for pid in pids:
         try:
             os.kill(pid, signal.SIGKILL)
@@ -49,14 +50,14 @@ def kill(pids: Collection[int]) -> int:
 
 
 def all_pids() -> list[int]:
-    """The ids of all processes, in order."""
+    """Return the ids of all processes, in ascending order."""
     return [int(name) for name in os.listdir("/proc") if name.isdigit()]
 
 
 def is_alive(pid: int) -> bool:
     """Whether a process is alive, even if stopped. One that was killed or is exiting is not."""
     is_killed = int(field(status(pid), b"SigPnd") or b"0", 16) & SIGKILL_PENDING
-    # Neither is a signal pending while the kernel ends it, nor is it a zombie yet.
+    # While the kernel ends a process, SIGKILL is no longer pending, and it is not a zombie yet.
     is_exiting = int(_stat(pid)[6]) & EXITING
     return not is_killed and not is_exiting and not has_ended(pid)
 
@@ -67,11 +68,11 @@ def has_ended(pid: int) -> bool:
 
 
 def is_stopped(pid: int) -> bool:
-    """Whether a process was stopped by a signal, and not continued.
+    """Whether a process was stopped by a signal, and not resumed.
 
-    One that has not had a processor since then still counts as running or asleep, but the signal is
+    The kernel shows a process that has not run since then as running or asleep, but its signal is
     pending, and its only thread stops before it executes another instruction. gVisor does not show
-    that.
+    pending signals.
     """
     shown = status(pid)
     if (field(shown, b"State") or b"X").startswith(b"T"):
@@ -82,51 +83,55 @@ def is_stopped(pid: int) -> bool:
 
 
 def works(pid: int) -> bool:
-    """Whether a process has work to do: it has a processor, or waits for one or for a disk."""
+    """Whether a process is running, ready to run, or waiting for a disk."""
     return (field(status(pid), b"State") or b"X")[:1] in b"RD"
 
 
 def runs(pid: int) -> bool:
-    """Whether a process has a processor, or waits for one."""
+    """Whether a process is running or ready to run."""
     return (field(status(pid), b"State") or b"X")[:1] == b"R"
 
 
 def threads_of(pid: int) -> int:
-    """A process's number of threads; 0 if it is gone."""
+    """Return the number of threads of a process, or 0 if it is gone."""
     return int(field(status(pid), b"Threads") or 0)
 
 
 def memory_bytes(pid: int) -> int | None:
-    """Resident memory of a process, without files if the kernel separates them, or None."""
+    """Return the resident memory of a process in bytes, without mapped files if the kernel shows
+    them separately, or None."""
     shown = status(pid)
     return size(field(shown, b"RssAnon") or field(shown, b"VmRSS"))
 
 
 def is_stranger(pid: int) -> bool:
-    """Whether a process is not root's, or gone.
+    """Whether a process has a user other than root, or is gone.
 
-    *Source*: proc_pid_status(5). The directory's owner is no evidence if a process is not dumpable.
+    *Source*: proc_pid_status(5). The owner of its directory in /proc is no evidence: it is root if
+    the process is not dumpable.
     """
     uids = field(status(pid), b"Uid")
     return uids is None or set(uids.split()) != {b"0"}
 
 
 def is_dead_child(pid: int, parents: Collection[int]) -> bool:
-    """Whether a child of these has ended with all its threads, not only the first."""
+    """Whether a process is a child of one of `parents`, and has ended with all its threads."""
     parent = field(status(pid), b"PPid")
     is_theirs = parent is not None and int(parent) in parents
     return is_theirs and has_ended(pid) and threads_of(pid) <= 1
 
 
 def parent_of(pid: int) -> int | None:
-    """The parent of a process, or None if it is gone. It is 0 for one from outside."""
+    """Return the parent of a process, or None if the process is gone. The parent is 0 if the
+    process was started from outside the container."""
     shown = field(status(pid), b"PPid")
     return None if shown is None else int(shown)
 
 
 def origin_of(pid: int) -> int | None:
-    """Where a process descends from: 1, the container's first process; or 0, one that Docker has
-    started here, which nothing inside can imitate; or None if one of them is gone.
+    """Return the origin of a process: 1 if it descends from the container's first process, 0 if it
+    is or descends from a process that Docker has started, which nothing inside can imitate, or None
+    if it or an ancestor is gone.
     """
     current: int | None = pid
     while current is not None and current > 1:
@@ -135,19 +140,20 @@ def origin_of(pid: int) -> int | None:
 
 
 def waited_cpu_ns(pid: int) -> int:
-    """CPU time of all descendants of a process that were reaped, in the kernel's ticks. *Source*:
-    proc_pid_stat(5), cutime and cstime.
+    """Return the CPU time of all reaped descendants of a process in nanoseconds, as precise as the
+    kernel's ticks. *Source*: proc_pid_stat(5), cutime and cstime.
     """
     return sum(map(int, _stat(pid)[13:15])) * (10**9 // os.sysconf("SC_CLK_TCK"))
 
 
 def has_terminal(pid: int) -> bool:
-    """Whether a process has a controlling terminal: at its end the kernel sends SIGCONT."""
+    """Whether a process has a controlling terminal, at whose closing the kernel sends SIGCONT."""
     return _stat(pid)[4] != b"0"
 
 
 def _stat(pid: int) -> list[bytes]:
-    """The fields of a process after its name; those of one that is gone are of one that exits."""
+    """Return the fields of a process's stat file after its name. If the process is gone, return
+    those of an exiting process."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as stat:
             return stat.read().rpartition(b")")[2].split()
@@ -156,9 +162,9 @@ def _stat(pid: int) -> list[bytes]:
 
 
 class Patience:
-    """Waits for killed processes to be gone. Judged by the processor time of this process, which
-    looks for them: on a busy machine neither gets much, and no time on the clock proves that a
-    process does not end.
+    """Bounds the wait until killed processes are gone, by the CPU time of this process, which
+    searches for them. On a busy machine neither this process nor they get much CPU time, so a wall
+    time limit would not prove that they do not end.
     """
 
     def __init__(self, cpu_s: float) -> None:
@@ -166,8 +172,8 @@ class Patience:
         self._looks = self._idle_looks = 0
 
     def rest(self) -> bool:
-        """Pause before the next look. False if this has taken too much processor time, or no other
-        process had anything to do at the last looks.
+        """Pause before the next search. Returns False if this process has used too much CPU time,
+        or all other processes were asleep at the last `IDLE_LOOKS` searches.
         """
         if time.process_time() >= self._until_s:
             return False
@@ -182,21 +188,22 @@ class Patience:
 
 
 KILL_CPU_S = 2.0
-"""Processor time for the end of a program's processes, however fast they make others."""
+"""CPU time in seconds for killing a program's processes, however fast they start others."""
 
 SHORT_PAUSE_S, SHORT_PAUSES, LONG_PAUSE_S = 0.0005, 1000, 0.01
-"""Killed is not yet dead, and dead not yet gone. After so many short pauses the killed processes
-need the processor more than another look does.
+"""Seconds of pauses between searches, and the number of short ones: killed processes take time to
+die and to be reaped. After the short pauses, longer ones leave them more CPU time.
 """
 
 IDLE_LOOKS = 200
-"""Looks in a row at which no process had a processor, or waited for one or for a disk."""
+"""Number of successive searches after which the wait ends if no other process was running, ready to
+run, or waiting for a disk at any of them."""
 
 USER_ID = 10_001
 """User and group id of programs; the image has a passwd entry for it."""
 
 REQUEST_FAILED = 71
-"""A child's exit code if the request could not be set up, such as a file that does not fit."""
+"""Exit code of a child that could not set up its request, for example if a file does not fit."""
 
 
 def become_user() -> None:

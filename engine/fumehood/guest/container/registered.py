@@ -1,8 +1,8 @@
-"""Registered processes as the supervisor sees them: their keepers, and what the host asks of them.
+"""The supervisor's side of registered processes: their keepers, and the host's requests.
 
-Guest side. The supervisor forks a keeper for each, passes requests on, and never waits: an answer
-comes later, or the host gives up. Invariants: each request gets at most one answer; at most
-`MAX_PROCESSES` run, and as many ended ones are kept.
+Guest side. The supervisor forks a keeper for each process, forwards requests to it, and never
+waits: an answer is sent when the keeper has reported, or the host gives up. Invariants: each
+request gets at most one answer; at most `MAX_PROCESSES` run, and as many ended ones are kept.
 """
 
 from __future__ import annotations
@@ -29,23 +29,23 @@ class _Process:
     name: str
     keeper_pid: int
     orders: socket.socket
-    """The socket to its keeper."""
+    """The socket to the keeper."""
     ring: Ring
     started_at: float
     state: str = "starting"
     exit_code: int | None = None
     signal: int | None = None
     is_lost: bool = False
-    """Whether its keeper was killed, and it with that."""
+    """Whether the process was lost, because its keeper was killed."""
     waiting: dict[int, str] = field(default_factory=dict)
-    """Request id → what it asks for."""
+    """Id of each request that was not answered yet → its kind, such as `stop`."""
     decoder: framing.Decoder = field(
         default_factory=lambda: framing.Decoder(framing.MAX_REQUEST_BYTES)
     )
     unsent: bytearray = field(default_factory=bytearray)
 
     def shown(self) -> dict[str, Any]:
-        """What the host gets of it."""
+        """Return the description of the process for the host."""
         return {
             "name": self.name, "state": self.state, "exit_code": self.exit_code,
             "signal": self.signal, "lost": self.is_lost, "started_at": self.started_at,
@@ -62,24 +62,25 @@ class Registered:
         limits: Callable[[], list[tuple[int, int]]],
         before_start: Callable[[], None],
     ) -> None:
-        """`limits` are those of a program's process; `before_start` is called before each start."""
+        """`limits` returns the resource limits of registered processes. `before_start` is called
+        before each start."""
         self._host = host
         self._selector = selector
         self._limits = limits
         self._before_start = before_start
         self._all: dict[str, _Process] = {}
-        """By name, in the order of their starts."""
+        """Name → process, in the order of their starts."""
         self._keepers: dict[int, _Process] = {}
-        """Keepers that exist, by process id."""
+        """Process id of each keeper that exists → the keeper's process."""
         self._told = 0
         self.has_lost = False
-        """Whether something of a tree may be left that has no keeper: that was killed, or gets no
-        orphans.
+        """Whether processes may be left that have no keeper, because it was killed or does not
+        become the parent of orphans.
         """
         self.get_orphans = True
-        """Whether keepers get the orphans below them."""
+        """Whether keepers become the parents of the orphans below them."""
         self.was_surprised = False
-        """Whether that was not done by this process."""
+        """Whether a keeper was killed that the supervisor did not kill."""
 
     @property
     def pids(self) -> set[int]:
@@ -118,25 +119,25 @@ class Registered:
         return True
 
     def kill_all(self) -> None:
-        """Kill all keepers. What is below them then belongs to nobody."""
+        """Kill all keepers. The processes below them then have no keeper, and are not spared."""
         for process in self._keepers.values():
             process.is_lost = True
             os.kill(process.keeper_pid, signal.SIGKILL)
 
     def leave(self) -> None:
-        """Answer no request of this host any more: it is gone."""
+        """Forget all requests without an answer, because the host that sent them is gone."""
         for process in self._all.values():
             process.waiting.clear()
 
     def tell(self) -> None:
-        """Tell a new host how many run."""
+        """Report the number of running processes to the host."""
         self._told = self.running
         self._host.send({"op": "processes", "running": self._told})
 
     # -- requests --------------------------------------------------------------------------
 
     def _handle(self, request: dict[str, Any]) -> dict[str, Any] | None:
-        """Return the answer, or None if it comes later. Raises Refused."""
+        """Handle a request. Return the answer, or None if it is sent later. Raises Refused."""
         if self._host.keep is None:
             raise Refused("unavailable", "Only the container of a session has processes.")
         if request["do"] == "list":
@@ -211,7 +212,7 @@ class Registered:
 
     def _on_event(self, process: _Process) -> None:
         if self._keepers.get(process.keeper_pid) is not process:
-            return  # its end was handled in the same turn of the loop
+            return  # the keeper's end was handled in the same turn of the loop
         self._read(process)
         if process.unsent:
             self._send(process)
@@ -221,7 +222,7 @@ class Registered:
             del process.unsent[: process.orders.send(process.unsent)]
         except BlockingIOError:
             pass
-        except OSError:  # it is gone, and will be reaped
+        except OSError:  # the keeper is gone, and will be reaped
             process.unsent.clear()
         if process.orders in self._selector.get_map():
             events = selectors.EVENT_READ | (selectors.EVENT_WRITE if process.unsent else 0)
@@ -232,7 +233,7 @@ class Registered:
             self._selector.unregister(process.orders)
 
     def _read(self, process: _Process) -> bool:
-        """Handle messages of a keeper. False if there is none now."""
+        """Read and handle a keeper's messages. Returns False if there are none now."""
         try:
             data = process.orders.recv(CHUNK_BYTES)
         except BlockingIOError:
@@ -242,7 +243,7 @@ class Registered:
         for message in process.decoder.feed(data):
             self._on_message(process, message)
         if not data:
-            self._unwatch(process)  # it is gone, and will be reaped
+            self._unwatch(process)  # the keeper is gone, and will be reaped
         return bool(data)
 
     def _on_message(self, process: _Process, message: dict[str, Any]) -> None:
@@ -268,7 +269,8 @@ class Registered:
             )
 
     def _on_over(self, process: _Process) -> None:
-        """Note the end of a process, answer who waits for it, and forget the oldest ended one."""
+        """Note the end of a process, answer the requests that wait for it, and forget the oldest
+        ended processes beyond the maximum."""
         process.state = "ended"
         lost = _fault("unavailable", "It was killed, because its keeper was.")
         self._settle(process, "stop", lost if process.is_lost else {"process": process.shown()})
@@ -281,7 +283,7 @@ class Registered:
             self.tell()
 
     def _settle(self, process: _Process, do: str, answer: dict[str, Any]) -> None:
-        """Answer all requests of a kind that wait for a process."""
+        """Send this answer to all requests of the kind `do` that wait for a process."""
         for number in [one for one, kind in process.waiting.items() if kind == do]:
             del process.waiting[number]
             self._answer(number, answer)

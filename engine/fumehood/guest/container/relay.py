@@ -1,16 +1,17 @@
 """Connections over the channel: those of programs to the gateway, and the host's to ports.
 
-Guest side, used by the supervisor and by a server's front. Programs find the relay as an HTTP proxy
-on loopback, but nothing here reads what they say: the host does. Invariants: bytes to the gateway
-pass only during a run with network, and a connection outside one is closed at once; of one
-connection at most `WINDOW_BYTES` are on their way in each direction, so no program fills this
-process or the channel; after the run no connection of it is left. The host's connections reach
-loopback only, and end with the channel.
+Guest side, used by the supervisor and by a server's front. For programs the relay is an HTTP proxy
+on loopback, but it does not parse their bytes; the host does. Invariants: bytes are relayed to the
+gateway only during a run with network, and connections at other times are closed at once; at most
+`WINDOW_BYTES` of one connection are in transit in each direction, so no program fills this process
+or the channel; after a run, none of its connections is left. The host's connections reach only
+loopback, and end with the channel.
 
-The front is the first process of a container with an operator's program that has network, and has
-no supervisor. It stands between the program and the host: the program's standard input and output
-are the first connection of its relay, so they and the program's connections to the gateway share
-the channel. It is of the program's own user and has no right that the program lacks.
+If an operator's program with network runs in a container, the front is the container's first
+process, instead of a supervisor. It relays between the program and the host: the program's standard
+input and output are the relay's first connection, so they share the channel with the program's
+connections to the gateway. The front runs as the program's user, and has no right that the program
+lacks.
 """
 
 from __future__ import annotations
@@ -60,16 +61,16 @@ class _Connection:
     unread: int = 0
     """Bytes that the host has not taken yet."""
     is_finished: bool = False
-    """Whether the program sends no more."""
+    """Whether the program has closed its sending side."""
     is_ending: bool = False
-    """Whether the program is to read an end as soon as nothing is unsent."""
+    """Whether the sending side to the program is to be shut down once `unsent` is empty."""
     is_closing: bool = False
-    """Whether it is closed as soon as nothing is unsent."""
+    """Whether the connection is to be closed once `unsent` is empty."""
     events: int = 0
 
 
 class _Streams:
-    """Connections of one id, whose bytes are passed on while there is such an id."""
+    """The connections of one run id. Bytes are relayed only while the run id is set."""
 
     def __init__(self, host: Host, selector: selectors.BaseSelector) -> None:
         self._host = host
@@ -83,7 +84,7 @@ class _Streams:
             self._drop(connection)
 
     def on_frame(self, frame: ConnectionFrame) -> None:
-        """Take a frame of the host. Frames of connections that are gone are dropped."""
+        """Process a frame from the host. Frames for closed connections are dropped."""
         connection = self._open.get(frame.number)
         if frame.run_id != self._run_id or connection is None:
             return
@@ -107,7 +108,7 @@ class _Streams:
         self._watch(connection)
 
     def _on_event(self, connection: _Connection) -> None:
-        """Read and write what goes without waiting: the selector does not say which it was."""
+        """Read and write as much as possible without blocking. Either event leads here."""
         if connection.number in self._open and not connection.is_finished:
             self._read(connection)
         if connection.number in self._open:
@@ -183,7 +184,7 @@ class _Streams:
 
 
 class Relay(_Streams):
-    """Accepts connections of programs to the gateway."""
+    """Accepts the connections of programs, and relays them to the gateway."""
 
     def __init__(self, host: Host, selector: selectors.BaseSelector) -> None:
         super().__init__(host, selector)
@@ -196,7 +197,8 @@ class Relay(_Streams):
         selector.register(self._listener, selectors.EVENT_READ, self._on_connection)
 
     def begin(self, run_id: int, trust: str) -> None:
-        """Pass bytes from now on. `trust` has the certificates in PEM. Raises OSError."""
+        """Relay the connections of this run from now on. `trust` has the certificates that clients
+        must trust, in PEM. Raises OSError if they cannot be stored."""
         if trust != self._trust:
             with open(f"{TRUST_FILE}.new", "w") as file:
                 file.write(trust)
@@ -206,12 +208,12 @@ class Relay(_Streams):
         self._run_id = run_id
 
     def end(self) -> None:
-        """Close all connections, and pass nothing on until `begin`."""
+        """Close all connections, and relay nothing until `begin`."""
         self._run_id = None
         super().end()
 
     def turn_away(self) -> None:
-        """Close the connections that wait: they are of an earlier program."""
+        """Close the connections that were not accepted yet, which are of an earlier program."""
         for _ in range(2 * BACKLOG):  # no more of them can wait
             accepted = self._accepted()
             if accepted is None:
@@ -219,7 +221,7 @@ class Relay(_Streams):
             accepted.close()
 
     def open(self, end: socket.socket) -> None:
-        """Pass the bytes of a socket on, as a connection of the program."""
+        """Relay the bytes of a socket, as if it were a connection of the program."""
         self._numbers += 1
         self._add(self._numbers, end)
 
@@ -230,7 +232,7 @@ class Relay(_Streams):
         if self._run_id is None or len(self._open) >= MAX_CONNECTIONS:
             accepted.close()
             return
-        accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # else 40 ms for two pieces
+        accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # else 2 pieces take 40 ms
         self.open(accepted)
 
     def _accepted(self) -> socket.socket | None:
@@ -244,7 +246,7 @@ LOOPBACK = ((socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1"))
 
 
 class Ports(_Streams):
-    """Connects to what listens on loopback, as the host wants."""
+    """Connects to ports on loopback at the host's request."""
 
     def __init__(self, host: Host, selector: selectors.BaseSelector) -> None:
         super().__init__(host, selector)
@@ -258,7 +260,7 @@ class Ports(_Streams):
         super().end()
 
     def on_frame(self, frame: ConnectionFrame) -> None:
-        """Take a frame of the host. Each `OPEN` is answered once."""
+        """Process a frame from the host. Each `OPEN` gets one answer."""
         if frame.kind == OPEN:
             port = int.from_bytes(frame.data, "big")
             are_many = len(self._open) + len(self._opening) >= MAX_PORT_CONNECTIONS
@@ -273,7 +275,7 @@ class Ports(_Streams):
     def _connect(
         self, number: int, port: int, places: list[tuple[socket.AddressFamily, str]]
     ) -> None:
-        """Connect to the first of these places that accepts, without waiting for it."""
+        """Connect to the first of `places` that accepts the connection, without blocking."""
         while places:
             family, address = places.pop(0)
             try:
@@ -320,14 +322,14 @@ class Ports(_Streams):
 # -- the front of an operator's program ------------------------------------------------------
 
 LAST_WORDS_S = 1.0
-"""Seconds for what the program printed at its end to be passed on."""
+"""Maximum number of seconds after the program's end in which its last output is relayed."""
 
 NOT_STARTED = 127
-"""Exit code if the program cannot be started, as a shell's."""
+"""Exit code if the program cannot be started, as in shells."""
 
 
 def front(config: dict[str, Any]) -> NoReturn:
-    """Run the program of the configuration, until it ends or the host is gone."""
+    """Run the configured program until it ends or the host is gone, and then exit."""
     import subprocess  # not at the top: the supervisor starts faster without it
 
     trust = _first_frame()["trust"]
@@ -357,7 +359,7 @@ def front(config: dict[str, Any]) -> NoReturn:
 
     selector.register(0, selectors.EVENT_READ, on_host)
     selector.register(woken, selectors.EVENT_READ, lambda: os.read(woken, 1 << 10))
-    # It also reaps the program's children, which are the first process's.
+    # This also reaps orphans of the program, because this is the container's first process.
     while not any(ended.pid == program.pid for ended in children.reap()):
         _serve(selector, None)
     ends_at = time.monotonic() + LAST_WORDS_S
@@ -367,7 +369,8 @@ def front(config: dict[str, Any]) -> NoReturn:
 
 
 def _first_frame() -> dict[str, Any]:
-    """The host's first message. It sends no other before it hears of the program's streams."""
+    """Return the host's first message. The host sends no other before the program's streams are
+    open."""
     decoder = framing.Decoder(framing.MAX_REQUEST_BYTES)
     while chunk := os.read(0, CHUNK_BYTES):
         for message in decoder.feed(chunk):
@@ -376,7 +379,7 @@ def _first_frame() -> dict[str, Any]:
 
 
 def _serve(selector: selectors.BaseSelector, timeout_s: float | None) -> bool:
-    """Handle what there is, waiting if there is nothing. Return whether there was something."""
+    """Wait for events and handle them. Return False if there was none within `timeout_s`."""
     events = selector.select(timeout_s)
     for key, _ in events:
         key.data()

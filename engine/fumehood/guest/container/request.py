@@ -1,5 +1,5 @@
-"""A request as its child reads it, and the environment that it sets up for its program: files,
-standard input, arguments, environment variables and working directory.
+"""Reads a child's request, and sets up what its program needs: files, standard input, arguments,
+environment variables and working directory.
 
 Guest side, in the child, which already is the programs' user, so files are written and read with
 only that user's rights.
@@ -20,7 +20,7 @@ from fumehood.protocol import framing
 
 
 class SetUpFailed(Exception):
-    """The request cannot be carried out. Raised before any of the program ran."""
+    """The request cannot be carried out. Raised before the program starts."""
 
 
 def read_request() -> dict[str, Any]:
@@ -31,13 +31,14 @@ def read_request() -> dict[str, Any]:
 
 
 def read_row() -> list[Any] | None:
-    """Read the next row that the host feeds after a request; None after the last one."""
+    """Read the next row that the host sends after a request. Returns None after the last row."""
     row: list[Any] | None = read_request()["row"]
     return row
 
 
 def fed_pieces(size: int) -> Iterator[bytes]:
-    """Read the bytes that follow a row."""
+    """Read the `size` bytes that follow a row, and yield them in pieces. If the supervisor is gone,
+    end the process."""
     while size:
         piece = os.read(REQUEST_FD, min(size, CHUNK_BYTES))
         if not piece:
@@ -51,13 +52,13 @@ def set_up(arguments: dict[str, Any]) -> Callable[[], None]:
     and working directory. Returns a function that restores the last three, for sessions.
 
     Raises:
-        SetUpFailed: a file cannot be written, or there is no such directory.
+        SetUpFailed: a file cannot be written, or the working directory cannot be entered.
     """
     for file in arguments.get("files") or []:
         _put(file)
     given = (arguments.get("stdin") or "").encode("utf-8")
     given = given or base64.b64decode(arguments.get("stdin_base64") or "")
-    # Without any it is the null device, which ends at once.
+    # Without content, standard input is the null device, which ends at once.
     stdin = memory_file("stdin", given) if given else os.open("/dev/null", os.O_RDONLY)
     os.dup2(stdin, 0)
     os.close(stdin)
@@ -83,7 +84,7 @@ def surround(arguments: dict[str, Any]) -> Callable[[], None]:
         os.environ[one["name"]] = one["value"]
 
     def restore() -> None:
-        with suppress(Exception):  # the program may have put anything in their place
+        with suppress(Exception):  # the program may have replaced these objects
             restoring.close()
 
     return restore
@@ -109,7 +110,8 @@ def _enter(path: str) -> int:
 
 
 def memory_file(name: str, content: bytes) -> int:
-    """Put content into an anonymous file, positioned at its beginning."""
+    """Create an anonymous file with this content. Returns its descriptor, positioned at the
+    beginning."""
     descriptor = os.memfd_create(name, 0)
     write_all(descriptor, content)
     os.lseek(descriptor, 0, os.SEEK_SET)

@@ -1,4 +1,4 @@
-"""A call's run in a container, and how its ending is named.
+"""A call's run in a container, and the rules that decide how it ended.
 
 Guest side; values and pure functions. Invariant: a claim may name a failure but never undo one. The
 supervisor's own reason for a kill has precedence, then the kernel's counters, then the exit status.
@@ -21,13 +21,14 @@ from fumehood.guest.core.pipes import SEAL_FAILED
 _CLAIMED_LIMITS: Mapping[int, str] = MappingProxyType(
     {errno.EMFILE: "open_files", errno.ENOSPC: "disk", errno.EFBIG: "file_size"}
 )
-"""Refused operations that no kernel counter shows; the program reports them as uncaught exceptions.
+"""Error number → limit, for refused operations that no kernel counter shows. A program reports them
+by its uncaught exception.
 """
 
 
 @dataclass
 class Measures:
-    """Counters before a run, each None if this host does not show it."""
+    """The container's counters at one moment. A counter is None if the kernel does not show it."""
 
     cpu_ns: int | None
     own_cpu_ns: int
@@ -46,8 +47,8 @@ class Answer:
 
 @dataclass(frozen=True)
 class Keep:
-    """The container is now a session's. `wait_s` is how long it waits for another engine when this
-    one is gone; `epoch` is this one's.
+    """The container is now a session's. If the current engine disappears, the container waits
+    `wait_s` seconds for another; `epoch` is the current engine's epoch.
     """
 
     epoch: int
@@ -63,55 +64,57 @@ class Run:
     limits: Limits
     request: bytearray
     keep: bool = False
-    """Files, and a Python program's variables, are kept for the next run."""
+    """Whether files, and a Python program's variables, are kept for the next run."""
     live: bool = False
-    """Its output is followed, so it is sent at once."""
+    """Whether the output is followed, so that it must be sent at once."""
     thin: bool = False
-    """It appears to need no module that the image preloads."""
+    """Whether the program appears to need none of the modules that the image preloads."""
     has_tools: bool = False
-    """Its program may call other tools."""
+    """Whether the program may call other tools."""
     calls: int = 0
-    """Tool calls that were forwarded."""
+    """Number of tool calls that the program has made."""
     left_s: float | None = None
-    """Seconds left while the clock is paused."""
+    """Seconds left until the deadline while the clock is paused, else None."""
     was_paused: bool = False
     trial: tuple[str, str] | None = None
     """What to do with the variables of a trial (`hold`, `adopt` or `drop`), and its token."""
     trust: str | None = None
-    """Certificates for its clients, if it has network; empty if the host feeds it bytes instead."""
+    """The certificates that the program's clients must trust, if it has network; "" if the host
+    sends bytes for the program instead; else None."""
     fed_bytes: int = 0
-    """Bytes of the host at the end of `request`."""
+    """Number of such bytes from the host at the end of `request`."""
     quiet: bool = False
-    """Only its figures are wanted, not its files."""
+    """Whether only the run's figures are sent to the host, and not its files."""
     is_left: bool = False
-    """Its host is gone, so nobody receives what it leaves."""
+    """Whether the host that began the run is gone, so that nothing of it is reported."""
     child: Child | None = None
     before: Measures | None = None
     deadline: float = 0.0
     killed_for: str | None = None
     look_at: float = 0.0
-    """When to look whether it is dead, once it was killed."""
+    """Time of the next check whether the killed program is dead."""
     since_ns: int = 0
-    """When it started, by the clock that stamps files."""
+    """Time of the start in nanoseconds, by the kernel's clock for files."""
     stayed: bool = False
-    """It reported that it is done, and stays alive with its variables."""
+    """Whether the program's process reported that it has finished and stays alive with its
+    variables."""
     is_over: bool = False
-    """It is being concluded."""
+    """Whether the run is being concluded."""
     lost_variables: bool = False
-    """There were variables before it, and they are lost."""
+    """Whether the session had variables before the run, and they were lost."""
     reports: int = 0
     claim: dict[str, Any] | None = None
     sent_bytes: int = 0
     has_begun: bool = False
-    """Whether its child read any of the request, which it does once it is sealed."""
+    """Whether the child has read any of the request, which it does once it is sealed."""
     received_bytes: int = 0
     status: int | None = None
     child_cpu_ns: int = 0
     """CPU time of the child before its program began."""
     waited_cpu_ns: int = 0
-    """CPU time of the processes that the child had reaped before."""
+    """CPU time of the processes that the child had reaped before its program began."""
     is_beside: bool = False
-    """Whether registered processes ran at any time during it."""
+    """Whether registered processes existed at any time during the run."""
     reaped_cpu_ns: int = 0
     largest_bytes: int = 0
     limits_hit: set[str] = field(default_factory=set)
@@ -125,7 +128,7 @@ def ending_of(
     out_of_memory: bool,
     cpu_ms: float | None = None,
 ) -> tuple[str, dict[str, Any] | None]:
-    """How a run ended, and the part of its claim that is forwarded."""
+    """Return how a run ended, such as "ok", and the part of its claim to forward, or None."""
     claimed = _error_of(run).get("kind")
     if run.killed_for is not None:
         return run.killed_for, None
@@ -151,13 +154,13 @@ def stays(run: Run) -> bool:
 
 
 def claimed_exit(run: Run) -> int:
-    """The exit code that a living process claims; 1 if it is invalid."""
+    """Return the exit code that a living process claims, or 1 if the claim is invalid."""
     code = (run.claim or {}).get("exit_code")
     return code if isinstance(code, int) and not isinstance(code, bool) and 0 <= code < 256 else 1
 
 
 def claimed_limits(run: Run) -> set[str]:
-    """Limits that an uncaught exception names."""
+    """Return the names of the limits that a claimed exception shows to have been reached."""
     number = _error_of(run).get("errno")
     name = _CLAIMED_LIMITS.get(number) if isinstance(number, int) else None
     return set() if name is None else {name}
@@ -166,17 +169,17 @@ def claimed_limits(run: Run) -> set[str]:
 def _ending_of_signal(run: Run, number: int, cpu_ms: float | None) -> str:
     if number == signal.SIGSYS:
         return "policy"
-    # A process may send it to itself.
+    # A process may send SIGXCPU to itself.
     is_spent = cpu_ms is None or cpu_ms >= run.limits.cpu_s * 1e3
     return "cpu_time" if number == signal.SIGXCPU and is_spent else "signal"
 
 
 def _told(run: Run) -> dict[str, Any]:
-    """The part of a failure that is forwarded: the host reads exactly these three fields."""
+    """Return the part of a claimed failure to forward. The host reads exactly these fields."""
     return {"error": {key: _error_of(run).get(key) for key in ("kind", "message", "exception")}}
 
 
 def _error_of(run: Run) -> dict[str, Any]:
-    """The claimed failure, empty if there is none."""
+    """Return the claimed failure, or {} if there is none."""
     error = (run.claim or {}).get("error")
     return error if isinstance(error, dict) else {}

@@ -1,8 +1,8 @@
 """The self-check: before a container takes a call, its wall is inspected and attacked once.
 
 Guest side, used by the supervisor. The probe reads its own limits from the kernel, before anything
-untrusted is here; everything else is read outside it. A limit that did not visibly hold is not
-published, and the host uses no container that lacks a required limit.
+untrusted is in the container; the supervisor reads everything else. Only limits that have been seen
+to hold are reported as enforced, and the host uses no container that lacks a required limit.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from fumehood.guest.core.limits import Limits
 from fumehood.protocol import framing
 
 PROBE_PATIENCE_S = 60.0
-"""Seconds for the probe's attempts: more than the host waits for a container, so that a busy
-machine is never taken for one that does not enforce its limits.
+"""Time limit of the probe's attacks in seconds. It exceeds the time that the host waits for a
+container, so that a busy machine is never taken for one that does not enforce its limits.
 """
 PROBE_WALL_S = 0.03
-"""Seconds that remain for the probe after it reported its attempts."""
+"""Seconds after its report at which the probe must be killed."""
 PROBE_OUTPUT_BYTES = 1024
 CHECK_ID = -1
 
@@ -49,13 +49,13 @@ class SelfCheck:
         )
 
     def look_at(self, pid: int, claim: dict[str, Any]) -> None:
-        """Inspect the probe from outside, after it has tried its attacks."""
+        """Inspect the probe from outside, after it has reported its attacks in `claim`."""
         self._held = claim.get("probe", {})
         self._sealed = _is_sealed(pid)
         self._limits = claim.get("limits", {})
 
     def result(self, run: Run, after: Measures) -> tuple[dict[str, bool], list[str]]:
-        """The limits that hold here, and the reasons why this container cannot serve."""
+        """Return for each limit whether it holds, and the reasons why the container is unusable."""
         faults = []
         if self._sealed is not True:
             why = (run.claim or {}).get("fault", "it does not say why")
@@ -68,7 +68,7 @@ class SelfCheck:
         seen = self._counters.memory_limit
         enforces = {
             "wall_time": was_killed,
-            "output": was_killed,  # by the same kill
+            "output": was_killed,  # enforced by the same kill
             "cpu_time": was_killed and (after.cpu_ns is not None or run.reaped_cpu_ns > 0),
             "memory": seen is None or seen <= memory_bytes + int(self._config["guest_bytes"]),
             "processes": self._limits_processes(),
@@ -84,11 +84,11 @@ class SelfCheck:
 
     def _limits_processes(self) -> bool:
         limit = self._counters.process_limit or self._limits.get("Max processes", 0)
-        return 0 < limit <= 2 * int(self._config["processes"])  # with the guest's own
+        return 0 < limit <= 2 * int(self._config["processes"])  # includes the guest's processes
 
     def _limits_disk(self, memory_bytes: int) -> bool:
-        """Whether all mounts in memory hold at most half of the memory limit, and a workspace on a
-        disk holds at most the size of that.
+        """Whether all mounts in memory together hold at most half of the memory limit, and a
+        workspace on a disk at most the configured `disk_bytes`.
         """
         found = {path: os.statvfs(path) for path in self._mounts.paths}
         sizes = {path: one.f_blocks * one.f_frsize for path, one in found.items()}
@@ -111,7 +111,7 @@ def _is_sealed(pid: int) -> bool:
         users == {b"%d" % USER_ID}
         and field(shown, b"Groups") == b""
         and all(set(mask) == {ord("0")} for mask in capabilities)
-        # Without it the filter would have been refused; some runtimes do not show it.
+        # Without NoNewPrivs the kernel would have refused the filter. Some runtimes do not show it.
         and field(shown, b"NoNewPrivs") in (b"1", None)
         and children.is_filtered(shown, children.own_filters())
     )

@@ -6,11 +6,11 @@ counts the output of a program, kills, measures, and restores the container.
 host ──frames── supervisor ──one byte── zygotes ──fork── child, of another user
                         └── request, reply, stdout, stderr ──┘
 
-Invariants: no program decides how its run ended; `ended` is sent only when nothing of the program
-is alive; `reset` reports a clean container only if it was verified; when the channel closes or the
-lifetime ends, so does the container, but a session's waits for a while for its next engine; of a
-run whose engine is gone nothing is sent to the next. Single-threaded, one selector: no call in this
-file waits for a program.
+Invariants: no program decides how its run ended; `ended` is sent only when no process of the
+program is alive; `reset` reports a clean container only if this was verified; when the channel
+closes or the lifetime ends, the container ends, except that a session's container waits some time
+for another engine; nothing of a run whose engine is gone is sent to the next engine.
+Single-threaded, one selector: no call in this file waits for a program.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ from fumehood.guest.core.pipes import CHUNK_BYTES, MAX_CLAIM_BYTES
 from fumehood.protocol import framing
 
 MAX_UNREAD_BYTES = 16 << 20
-"""Bytes of unread answers to a program's tool calls."""
+"""Maximum number of bytes of answers to tool calls that a program has not read yet."""
 
 FILE_CLOCK = getattr(time, "CLOCK_REALTIME_COARSE", 5)
 """The clock that stamps files. *Source*: clock_gettime(2), <linux/time.h>."""
@@ -68,12 +68,12 @@ FILE_CLOCK = getattr(time, "CLOCK_REALTIME_COARSE", 5)
 OUTPUT_PAUSE_S = 0.02
 """Seconds that printed text may wait for more before it is forwarded."""
 MEMORY_LOOK_S = 0.1
-"""Seconds between checks whether the kernel killed a process of the program for memory; unless it
-was the first one, there is no other sign.
+"""Seconds between checks whether the kernel killed a process of the program because memory ran out.
+Unless this was the program's first process, nothing else shows it.
 """
 
 HIDDEN_S = 2.0
-"""Seconds between looks whether a killed process is dead though nobody has reported its end."""
+"""Seconds between checks whether a killed process is dead although its end was not reported."""
 
 QUIET_S = 0.25
 """Seconds without a program after which the fat zygote loads its modules, which takes most of a
@@ -93,7 +93,7 @@ def supervise(config: dict[str, Any]) -> None:
     has_fat = bool(read_image().preload)
     gc.collect()
     gc.freeze()  # present objects are shared with the zygotes, and stay so
-    # Both before anything of a call is here: a fork has all that its parent ever read.
+    # Both are forked before the first call arrives: a fork has a copy of all its parent's data.
     thin = _start_zygote(config, thin=True)
     fat = _start_zygote(config, thin=False) if has_fat else None
     Supervisor(thin, fat, config).loop()
@@ -118,22 +118,22 @@ class Supervisor:
 
     def __init__(self, thin: Zygote, fat: Zygote | None, config: dict[str, Any]) -> None:
         self._load_at = math.inf
-        """When the fat zygote should load its modules, unless it has."""
+        """Time at which the fat zygote should load its modules, unless it already has."""
         self._max_processes = int(config["processes"])
         self._ends_at = time.monotonic() + float(config["lifetime_s"])
         self._host = Host()
         self._takeover: Takeover | None = None
         self._left_at: float | None = None
-        """When the host went, until another takes over."""
+        """Time at which the host disappeared, or None while there is a host."""
         self._enforces: dict[str, bool] = {}
         self._run: Run | None = None
         self._output_due: float | None = None
         self._output_told = 0.0
         self._watch_at = 0.0
         self._frozen = contextlib.ExitStack()
-        """Lets registered processes continue that were stopped for the end of a run."""
+        """Closing it resumes the registered processes that were stopped so that a run could end."""
         self._orphaned: Run | None = None
-        """A session's run whose process has ended and that is not concluded yet."""
+        """A session's run whose first process has ended but that is not concluded yet, or None."""
         self._mounts = Mounts(kept=[WORKSPACE] if config["disk_bytes"] else [])
         self._counters = Counters()
         self._selector = selectors.DefaultSelector()
@@ -172,7 +172,7 @@ class Supervisor:
     # -- the loop ---------------------------------------------------------------
 
     def loop(self) -> None:
-        """Serve until the channel ends. Never returns otherwise."""
+        """Serve until the container must end, and then exit. Never returns."""
         self._selector.register(0, selectors.EVENT_READ, self._on_host)
         self._selector.register(self._wakeup, selectors.EVENT_READ, self._on_sigchld)
         assert self._check is not None
@@ -212,7 +212,7 @@ class Supervisor:
         for request in self._host.read():
             if isinstance(request, Run):
                 if self._run is not None:
-                    end()  # one at a time; the host knows that
+                    end()  # the host never sends a second run
                 self._run = request
                 self._begin()
             elif isinstance(request, Answer):
@@ -246,7 +246,7 @@ class Supervisor:
             self._stop(run, "cancelled")
 
     def _keep(self, keep: Keep) -> None:
-        """Be a session's container, which another engine may take over."""
+        """Become a session's container, which another engine may take over."""
         self._host.keep = keep
         if self._takeover is None:
             self._takeover = Takeover()
@@ -255,17 +255,18 @@ class Supervisor:
             )
 
     def _relays(self) -> int | None:
-        """Number of relays that are held; None if the container is not a session's."""
+        """Return the number of relay processes in use, or None if this is not a session's
+        container."""
         return None if self._takeover is None else self._takeover.processes
 
     def _leave_host(self) -> None:
-        """Wait for another engine: this one is gone. What it runs has nobody to answer to."""
+        """Cancel the current run, and wait for another engine, because the host is gone."""
         self._left_at = time.monotonic()
         self._unwatch(0)
         self._relay.end()
         self._ports.end()
         self._registered.leave()
-        self._chain.drop()  # the next engine knows nothing of trials
+        self._chain.drop()  # the next engine does not know of trials
         if self._run is not None:
             self._run.is_left, self._run.live = True, False
             self._stop(self._run, "cancelled")
@@ -307,7 +308,7 @@ class Supervisor:
             self._flush_request()
 
     def _feed(self, frame: framing.ConnectionFrame) -> None:
-        """Forward bytes of the host to a program of the engine that reads them."""
+        """Forward bytes from the host to the run's program, which is one of the engine's own."""
         run = self._run
         if run is not None and run.id == frame.run_id and _is_running(run):
             run.request += frame.data
@@ -317,7 +318,7 @@ class Supervisor:
     # -- a run --------------------------------------------------------------------
 
     def _begin(self) -> None:
-        """Give the waiting run a child, if one is ready."""
+        """Start the waiting run, if a child is ready for it."""
         run = self._run
         if run is None or run.child is not None or run.status is not None:
             return
@@ -330,7 +331,7 @@ class Supervisor:
         if run.trust:
             self._relay.begin(run.id, run.trust)
         elif run.trust is not None:
-            with contextlib.suppress(OSError):  # it only takes longer
+            with contextlib.suppress(OSError):  # without this it only takes longer
                 fcntl.fcntl(child.request_fd, fcntl.F_SETPIPE_SZ, framing.FEED_BYTES)
             self._host.send_bytes(framing.taken(run.id, framing.FED, framing.FEED_BYTES))
         run.child_cpu_ns = kernel.process_cpu_ns(child.pid) or 0
@@ -367,28 +368,30 @@ class Supervisor:
             self._reporter.zygote_pid = pool.zygote_pid
         self._limit(
             child,
-            None if self._is_chained(run) else cpu_s,  # whose later calls may have more
+            None if self._is_chained(run) else cpu_s,  # later calls may have a higher limit
             None if run.program == "javascript" else run.limits.memory_bytes,
         )
         run.request[:0] = b"G"
         return True
 
     def _limit(self, child: Child, cpu_s: int | None, memory_bytes: int | None = None) -> None:
-        """Lower the limits that depend on the call. Raises OSError.
+        """Lower a child's limits that depend on the call. None leaves a limit as it is. Raises
+        OSError.
 
-        Node has no memory limit of its own: it reserves far more than it uses, so only the
-        container's applies.
+        Node gets no memory limit: it reserves far more address space than it uses, so only the
+        container's memory limit applies to it.
         """
         if cpu_s is not None:
             child.limit(resource.RLIMIT_CPU, cpu_s)
         if memory_bytes is not None and self._counters.memory_limit is None:
             preloaded_bytes = max(map(address_space_bytes, self._pools.zygote_pids))
             child.limit(resource.RLIMIT_AS, preloaded_bytes + memory_bytes)
-        if self._counters.process_limit is None:  # this one counts all containers together
+        if self._counters.process_limit is None:  # RLIMIT_NPROC counts over all containers
             child.limit(resource.RLIMIT_NPROC, self._max_processes)
 
     def _begin_next_link(self, run: Run) -> bool:
-        """Give the run to the process with the session's variables, if there is one."""
+        """Give the run to the process that holds the session's variables. Returns False if there is
+        no such process."""
         had_any = bool(self._chain.pids) or self._chain.tell_end()
         child, theirs = make_child()
         pid = self._chain.begin(*theirs)
@@ -403,7 +406,7 @@ class Supervisor:
         return True
 
     def _flush_request(self) -> None:
-        """Write as much of the request as fits, and the rest when there is room."""
+        """Write as much of the request as the pipe takes, and the rest when it has room."""
         run = self._run
         if run is None or run.child is None or run.child.request_fd < 0:
             return
@@ -419,7 +422,7 @@ class Supervisor:
         except BlockingIOError:
             pass
         except BrokenPipeError:
-            run.request.clear()  # dead: its exit status has the reason
+            run.request.clear()  # the child is dead: its exit status has the reason
         watched = descriptor in self._selector.get_map()
         if run.request and not watched:
             self._selector.register(descriptor, selectors.EVENT_WRITE, self._flush_request)
@@ -431,20 +434,20 @@ class Supervisor:
         if run is None:
             return
         if not stream.read(run.limits.output_bytes):
-            self._unwatch(stream.descriptor)  # closed; it may be written to no more
+            self._unwatch(stream.descriptor)  # all writers have closed it
             return
         if stream.is_over:
             self._unwatch(stream.descriptor)
             self._stop(run, "output")
         elif self._output_due is None:
             now = time.monotonic()
-            # A followed run shows its first text at once; any other sends fewer, longer pieces.
+            # A followed run's first text is sent at once. Other runs send fewer, longer pieces.
             wait_from = self._output_told if run.live else now
             self._output_due = max(now, wait_from + OUTPUT_PAUSE_S)
 
     def _on_reply(self) -> None:
-        """Read a program's messages. Its last valid message is its claim, and counts only after its
-        end.
+        """Read a program's messages. The last valid one is the program's claim, which counts only
+        after its end.
         """
         run = self._run
         if run is None or run.child is None:
@@ -464,7 +467,7 @@ class Supervisor:
             run.claim = None
             self._unwatch(run.child.reply_fd)
             if run.has_tools and _is_running(run):
-                self._stop(run, "policy")  # it would wait for answers until its time is over
+                self._stop(run, "policy")  # it would wait for answers until its time limit
         if self._check is not None and run.claim is not None:
             self._check.look_at(run.child.pid, run.claim)
             run.deadline = time.monotonic() + selfcheck.PROBE_WALL_S
@@ -482,7 +485,8 @@ class Supervisor:
             self._stop(run, "policy")
 
     def _fail(self, why: str) -> NoReturn:
-        """End the container. A run that exhausted a zygote's memory counts as out of memory."""
+        """End the container because of a fault. If memory ran out during a run, report first that
+        the run ended for lack of memory."""
         run = self._run
         if self._check is not None:
             self._host.fail(why)
@@ -497,7 +501,7 @@ class Supervisor:
         end()
 
     def _stop(self, run: Run, reason: str) -> None:
-        """Kill the program; its ending is reported when the kernel confirms the death."""
+        """Kill the program. The ending is reported once the kernel confirms the death."""
         if run.killed_for is None:
             run.killed_for = reason
             run.look_at = time.monotonic() + HIDDEN_S
@@ -537,10 +541,10 @@ class Supervisor:
             self._pools.stock()
 
     def _reap(self) -> None:
-        """Reap every dead process: orphans of the program, or a zygote.
+        """Reap every dead child: orphans of the program, keepers, and zygotes.
 
         Raises:
-            PreforkFailed: the zygote is dead.
+            PreforkFailed: a zygote is dead.
         """
         for ended in children.reap():
             if ended.pid in self._pools.zygote_pids:
@@ -551,7 +555,8 @@ class Supervisor:
                 self._on_orphan(ended)
 
     def _on_orphan(self, ended: children.Ended) -> None:
-        """Count a dead process whose parent is gone; in a session it may be the first one."""
+        """Count the resources of a dead process whose parent is gone. In a session, it may be the
+        run's first process."""
         run = self._run
         if run is None:
             return
@@ -564,7 +569,8 @@ class Supervisor:
                 self._orphaned = run
 
     def _conclude(self, run: Run) -> None:
-        """End the run. Nothing of the program but a session's processes may be alive then."""
+        """End a run: kill its remaining processes, except those that keep a session's variables,
+        clean up, and report its ending."""
         run.is_over = True
         state = self._settle(run)
         self._relay.end()
@@ -582,7 +588,7 @@ class Supervisor:
             housekeeper = self._cleaner.keep_house(run, is_over=is_over)
         self._output_due = None
         if run.is_left and state == "reset":
-            self._chain.end()  # the next call tells it, since nobody heard of this one
+            self._chain.end()  # the next call reports the loss, because this run reports nothing
         if self._check is None and not run.is_left:
             self._reporter.ended(run, housekeeper.left_out, state)
         if not is_quick:
@@ -601,7 +607,8 @@ class Supervisor:
         self._load_at = time.monotonic() + QUIET_S
 
     def _finish(self, run: Run, why: str | None) -> None:
-        """Report whether the container is clean; end it if not."""
+        """Report whether the container is clean, and end it if it is not. `why` is None, or why it
+        is not clean."""
         if not run.is_left:
             self._host.send({"op": "reset", "id": run.id, "clean": why is None, "why": why})
         elif not self._host.is_gone:
@@ -610,12 +617,13 @@ class Supervisor:
             end()
 
     def _prepare_standby(self) -> None:
-        """Prepare a standby if no process of the programs' user and none of a session is left."""
+        """Prepare a standby if no process of a session and no registered process is left."""
         if not self._chain.pids and not self._registered.pids:
             self._standby.prepare()
 
     def _settle(self, run: Run) -> str | None:
-        """The state of a session's variables after this run, if the run could change it."""
+        """Update the chain after a run, and return the state of the session's variables: `kept`,
+        `rolled_back`, `reset`, or None if the run could not change them."""
         if not run.keep:
             return None
         action, token = run.trial or ("", "")
@@ -629,7 +637,7 @@ class Supervisor:
             return "kept" if self._chain.adopt(token) else "reset"
         if action == "drop":
             self._chain.drop(token)
-        if run.program == "files":  # an answer about files says nothing of variables
+        if run.program == "files":  # file operations do not report the state of variables
             return None
         return None if self._chain.look() else "reset"
 
@@ -643,7 +651,7 @@ class Supervisor:
                 pass
             if stream.is_over and run.killed_for is None:
                 run.killed_for = "output"
-        # The most that a pipe can hold (pipe-max-size): other processes may go on writing.
+        # A pipe's maximum size (pipe-max-size), because other processes may still be writing.
         most = run.received_bytes + (1 << 20)
         while child.reply_fd in self._selector.get_map():
             before = run.received_bytes
@@ -666,7 +674,7 @@ class Supervisor:
     # -- registered processes ----------------------------------------------------------
 
     def _limits(self, config: dict[str, Any]) -> list[tuple[int, int]]:
-        """The limits of a registered process: those of a program that runs for ever."""
+        """Return the limits of a registered process: those of a program, without limits of time."""
         limits = limits_of(config)
         if self._counters.memory_limit is None:
             preloaded_bytes = max(map(address_space_bytes, self._pools.zygote_pids))
@@ -676,15 +684,16 @@ class Supervisor:
         return limits
 
     def _pids_of(self, run: Run) -> list[int]:
-        """The processes of a run beside registered ones."""
+        """Return the ids of a run's processes, without registered processes."""
         child = run.child.pid if run.child is not None else 0
-        if run.is_over:  # it was cleaned up
+        if run.is_over:  # all other processes were killed
             return [child] if run.stayed else []
         return self._trees.strangers(self._chain.pids - {child})
 
     def _look_after_registered(self, run: Run | None) -> None:
-        """Kill what keepers that are gone have left: nothing tells it from the processes of a call
-        now. Only lack of memory kills a keeper, unless the supervisor did.
+        """Handle the processes that dead keepers have left, which cannot be told apart from a
+        call's processes any more: kill them, or let the current run's cleaning do so. Unless the
+        supervisor has killed a keeper, the kernel has for lack of memory, which also ends the run.
         """
         if not self._registered.has_lost:
             return
@@ -704,14 +713,15 @@ class Supervisor:
         return run is not None and run.keep and run.program == "python"
 
     def _watch_chain(self, run: Run | None, now: float) -> None:
-        """Kill a session's processes if one of them was woken between calls."""
+        """Kill the processes that hold a session's variables if one of them was woken between
+        calls."""
         if now < self._watch_at or not self._chain.pids or self._is_chained(run):
             return
         self._watch_at = now + WATCH_S
         if self._chain.are_asleep() and (run is not None or self._cleaner.is_left_alone()):
             return
         self._chain.end()
-        # Else the rest goes with the run.
+        # During a run, the cleaning after the run kills the rest.
         if run is None and not self._cleaner.end_the_rest():
             end()
 
@@ -736,7 +746,8 @@ class Supervisor:
         return max(0.0, min(times) - now)
 
     def _waits_until(self) -> float:
-        """When a session that another engine has not taken over ends."""
+        """Return the time at which a session without an engine ends, or infinity if there is a
+        host."""
         if self._left_at is None or self._host.keep is None:
             return math.inf
         return self._left_at + self._host.keep.wait_s
@@ -772,30 +783,32 @@ class Supervisor:
             self._stop(run, "cpu_time")
 
     def _look_at_killed(self, run: Run, pid: int, now: float) -> None:
-        """Conclude a run whose first process is dead, if another of its processes hides that, or
-        let it end if registered ones keep the processors from it.
+        """Conclude a killed run if its first process is dead although its end was not reported,
+        which another of its processes can cause. If it is still alive and there are registered
+        processes, stop these, because they may use all CPU time.
         """
         if now >= run.look_at:
             run.look_at = now + HIDDEN_S
             if processes.has_ended(pid):
                 self._conclude(run)
             elif self._registered.pids:
-                # It needs a processor to end, and may have given up its share (SCHED_IDLE).
+                # The process needs CPU time to end, and may have the lowest priority (SCHED_IDLE).
                 self._frozen.enter_context(self._trees.frozen(self._chain.pids))()
 
 
 def _is_running(run: Run) -> bool:
-    """Whether its first process is alive, as far as known, and was not killed."""
+    """Whether a run's first process was not killed and, as far as known, has not ended."""
     return run.killed_for is None and not run.is_over and run.status is None
 
 
 def _has_cpu_limit(run: Run) -> bool:
-    """Whether the wall time limit alone does not bound the CPU time of all its processes."""
+    """Whether a run's CPU time must be checked, because it can reach its limit before the wall time
+    limit ends the run."""
     return run.was_paused or run.limits.cpu_s < run.limits.wall_s
 
 
 def _pause(run: Run, *, is_paused: bool) -> None:
-    """Pause or resume the clock of a run. The host's own clock decides."""
+    """Pause or resume the wall clock of a run."""
     now = time.monotonic()
     if is_paused and run.left_s is None:
         run.left_s, run.deadline, run.was_paused = run.deadline - now, math.inf, True

@@ -1,9 +1,9 @@
-"""A survey of a write or a deletion: the present state of everything that it looks at or changes.
+"""A survey of a write or a deletion: the current state of everything that the operation affects.
 
 Guest side, in the child that carries out file operations; used by `files`. Nothing is changed. The
-same survey is made twice: for the human who decides, and in the request that acts, where it must
-have the hash that was decided on. Invariants: a survey is complete or refused; what it cannot see,
-an approved request leaves alone.
+same survey is made twice: for the approver, and in the approved request, where its hash must be the
+approved one. Invariants: a survey is complete or refused; an approved request does not change what
+its survey could not see.
 """
 
 from __future__ import annotations
@@ -32,13 +32,11 @@ from fumehood.guest.core.pipes import held
 from fumehood.protocol.framing import MAX_DIRECTORY_DEPTH
 
 FORMAT = b"fumehood.survey.1\n"
-"""Version of the manifest. Changing it changes every hash, so earlier approvals must be asked for
-again.
-"""
+"""Version of the manifest. Changing it changes every hash, so earlier approvals become invalid."""
 
 MAX_HASHED_BYTES = 1 << 30
-"""Total size of the hashed files; twice the largest workspace. Sparse files may be larger, and are
-identified by their version.
+"""Maximum total size of the hashed files: twice the largest workspace. Sparse files can exceed it;
+those are identified by their version instead.
 """
 
 CHUNK_BYTES = 1 << 20
@@ -56,7 +54,7 @@ _OTHERS = {
 
 @dataclass(frozen=True)
 class Outcome:
-    """The outcome for one named path: done, or refused for a reason."""
+    """The outcome for one path of the request. `fault` is the kind of refusal, or None."""
 
     path: str
     fault: str | None = None
@@ -86,8 +84,9 @@ class Survey:
         return total.hexdigest()
 
     def told(self, most: int) -> dict[str, Any]:
-        """The answer: at most so many entries, as many as fit, the hash of all, and how much would
-        be deleted: existing entries at or below a given path.
+        """Return the answer: at most `most` entries, as many as fit; the hash of all entries; and
+        the number and size of the existing entries at or below the request's paths, which a
+        deletion would remove.
         """
         shown: list[Entry] = []
         room = MAX_ANSWER_BYTES
@@ -157,7 +156,8 @@ class Survey:
     # -- a deletion ---------------------------------------------------------------------
 
     def _look_before_deleting(self, paths: list[str], recursive: bool) -> None:
-        """Survey paths in the order of deletion: what one path removes is missing for the next."""
+        """Survey the paths in the order of deletion: entries that an earlier path removes count as
+        missing for later ones."""
         gone: set[str] = set()
         for path in paths:
             try:
@@ -203,8 +203,9 @@ class Survey:
 
     @contextmanager
     def _parent(self, path: str, *, may_lack: bool = False) -> Iterator[tuple[int, str]]:
-        """The directory of a path, with every step recorded. With `may_lack`, the last existing
-        directory on the way, and the first missing name.
+        """Record each directory above a path, and yield a descriptor of the path's directory and
+        the last name. With `may_lack`, a directory may be missing: then yield the last existing
+        directory and the first missing name.
         """
         *above, last = path.split("/")
         if any(name in ("", ".", "..") for name in (*above, last)):
@@ -232,7 +233,7 @@ class Survey:
                 os.close(directory)
 
     def _note(self, path: str, name: str, directory: int, status: os.stat_result) -> Any:
-        """Record an entry. Returns the hash state of a file that was read now."""
+        """Record an entry. Returns the file's hash object if the file was read now, else None."""
         if path in self._entries:
             return None
         if len(os.fsencode(path)) > MAX_PATH_BYTES:
@@ -247,7 +248,7 @@ class Survey:
             if digest is not None:
                 entry["sha256"] = digest.hexdigest()
             else:
-                # The kernel's own mark, which no program sets; in memory, it can miss a write.
+                # No program can set the change time, but in memory it can miss a write.
                 entry["version"] = f"{status.st_ino}:{status.st_mtime_ns}:{status.st_ctime_ns}"
         elif kind == "link":
             entry.update(_text(os.readlink(name, dir_fd=directory), "target"))
@@ -256,7 +257,7 @@ class Survey:
         return digest
 
     def _digest(self, name: str, directory: int, path: str, status: os.stat_result) -> Any:
-        """SHA-256 of a file, read piece by piece, or None if it is unreadable or too large."""
+        """Return the SHA-256 hash object of a file, or None if it is unreadable or too large."""
         if status.st_size > self._left_to_hash:
             return None
         self._left_to_hash -= status.st_size
@@ -272,10 +273,10 @@ class Survey:
 
 
 def hold_to(request: dict[str, Any]) -> dict[str, Outcome]:
-    """The refused paths of a request, if the workspace is as `expected`.
+    """Return the refused paths of a request, if the hash of its survey is still `expected`.
 
     Raises:
-        Refused: it is not.
+        Refused: the workspace has changed.
     """
     survey = Survey(request)
     if survey.base() != request["expected"]:
@@ -284,7 +285,7 @@ def hold_to(request: dict[str, Any]) -> dict[str, Outcome]:
 
 
 def _require_change(directory: int) -> None:
-    """Raises Refused if no name in a directory can be created or removed."""
+    """Raise Refused unless names in a directory can be created and removed."""
     if not os.access(".", os.W_OK | os.X_OK, dir_fd=directory):
         raise Refused("no_right", "The directory cannot be written.")
 
@@ -302,7 +303,7 @@ def _opened(name: str, directory: int, path: str) -> Iterator[int]:
 
 
 def _is_within(path: str, tops: set[str]) -> bool:
-    """Whether a path is one of these or below one."""
+    """Whether a path is one of `tops`, or below one of them."""
     while path:
         if path in tops:
             return True
@@ -315,7 +316,7 @@ def _shown(path: str, kind: str) -> Entry:
 
 
 def _text(name: str, field: str) -> Entry:
-    """A name as text. If it is not UTF-8, it is escaped, and its bytes are added in base64."""
+    """Return a name as text. If it is not UTF-8, escape it and add its bytes in base64."""
     raw = os.fsencode(name)
     try:
         return {field: raw.decode("utf-8")}
@@ -325,6 +326,6 @@ def _text(name: str, field: str) -> Entry:
 
 
 def _line(value: Entry) -> bytes:
-    """A canonical encoding of a value, the same here and on the host."""
+    """Return the canonical encoding of a value, which is the same here and on the host."""
     text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
     return text.encode("ascii") + b"\n"

@@ -1,11 +1,11 @@
 """Takeover: another engine becomes the host of a session whose own engine is gone.
 
-Guest side. The next engine runs `relay` in the container (`docker exec`); it hands its own standard
-input and output to the supervisor, through a socket in the container's network namespace, and waits
-until the supervisor lets go. Programs reach that socket too, so the kernel's word counts: only a
-message of root counts, from a process that Docker started. The message names its sender
-(SCM_CREDENTIALS), because gVisor gives for a peer (SO_PEERCRED) the asker's. Invariant: a host with
-a lower or equal epoch is refused.
+Guest side. The next engine runs `relay` in the container (`docker exec`). The relay passes its
+standard input and output to the supervisor, through a socket in the container's network namespace,
+and waits until the supervisor releases it. Programs can also reach this socket, so the kernel must
+confirm that a message comes from root, and from a process that Docker has started. The sender is
+read from each message (SCM_CREDENTIALS), because gVisor's SO_PEERCRED returns the credentials of
+the reader. Invariant: a host with a lower or equal epoch is refused.
 """
 
 from __future__ import annotations
@@ -18,14 +18,15 @@ from fumehood.guest.container import processes
 from fumehood.guest.core.pipes import receive
 
 ADDRESS = "\0fumehood-takeover"
-"""Abstract: it needs no directory that is writable and out of the programs' reach."""
+"""An abstract socket, because no writable directory is inaccessible to programs."""
 
 DESCRIPTORS = 3
-"""Input, output, and the end of a socket that stays open until the relay is let go."""
+"""Number of descriptors in a relay's message: its input, its output, and one end of a socket that
+stays open until the relay is released."""
 
 EPOCH_BYTES = 16
 REFUSED = 3
-"""Exit code of a relay that was refused or let go."""
+"""Exit code of a relay that was refused or released."""
 
 
 class Takeover:
@@ -40,17 +41,18 @@ class Takeover:
 
     @property
     def processes(self) -> int:
-        """Number of processes of the current relay."""
+        """Number of processes of the current relay: 1, or 0 if there is none."""
         return int(self._held is not None)
 
     def accept(self, epoch: int) -> tuple[int, int, int] | None:
-        """The epoch, input and output of a new host whose epoch is above `epoch`, or None."""
+        """Receive a relay's message. Return the new host's epoch, input and output, or None if the
+        message is refused, for example because its epoch is not above `epoch`."""
         try:
             said, descriptors, sender = receive(self.listener, EPOCH_BYTES, DESCRIPTORS)
         except OSError:
             return None
         is_higher = said.isdigit() and int(said) > epoch
-        # Root alone proves nothing: the guest's own processes are root's as well.
+        # The user root alone proves nothing: the guest's own processes also run as root.
         is_hosts = sender is not None and sender[1] == 0 and processes.origin_of(sender[0]) == 0
         if not is_hosts or len(descriptors) != DESCRIPTORS or not is_higher:
             for descriptor in descriptors:
@@ -68,7 +70,8 @@ class Takeover:
 
 
 def relay(config: dict[str, Any]) -> None:
-    """Hand this process's standard input and output to the supervisor, and wait for its end."""
+    """Pass this process's standard input and output to the supervisor, and exit once it refuses or
+    releases this relay."""
     ours, theirs = socket.socketpair()
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as end:
         end.connect(ADDRESS)

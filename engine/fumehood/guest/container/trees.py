@@ -1,13 +1,13 @@
 """The trees of registered processes, which survive the end of a call.
 
 Guest side, used by the supervisor and by keepers. A registered process has the same user as the
-programs of calls, so only the kernel's word tells them apart: its chain of parents reaches its
-keeper, a process of root to which the kernel gives the orphans below it. Invariants: nothing that
-a program chooses (name, group, session, files) counts; a process whose chain cannot be read, for
+programs of calls, so only information from the kernel tells them apart: its ancestors include its
+keeper, a root process that becomes the parent of all orphans below it. Invariants: nothing that a
+program chooses (name, group, session, files) counts; a process whose ancestors cannot be read, for
 example because it vanished meanwhile, is not spared.
 
-What belongs to a tree belongs to it for ever, so those that were found are not looked up again:
-their status files stay open, and such a file never shows another process with the same id.
+A process never leaves its tree, so processes that were found are not looked up again: their status
+files stay open, and such a file never shows another process with the same id.
 """
 
 from __future__ import annotations
@@ -24,16 +24,19 @@ from fumehood.guest.core import kernel
 from fumehood.guest.core.children import status
 
 MAX_CLIMBS = 5
-"""Tries to climb from a process to its keeper, if its ancestors end meanwhile."""
+"""Maximum number of attempts to follow a process's ancestors to its keeper, if some of them end
+meanwhile."""
 
 STAT_BYTES = 1024
 THREADS_FIELD = 17
-"""Place of the number of threads after the name. *Source*: proc_pid_stat(5), num_threads."""
+"""Index of the number of threads in the fields after the name. *Source*: proc_pid_stat(5),
+num_threads."""
 
 END_PAUSE_S = 0.001
 
 MAX_LOOKS = 200
-"""Looks for new processes of a tree before it is killed: some could let others continue for ever.
+"""Maximum number of searches for new processes of a tree before it is killed. Its processes could
+resume each other for ever.
 """
 
 
@@ -45,12 +48,12 @@ class _Known:
     """Its open status file."""
     threads: int = 0
     cpu_ns: int | None = None
-    """CPU time at the last count, of one with several threads."""
+    """CPU time at the last count, or None for a process with a single thread."""
 
 
 class Trees:
-    """All processes below the keepers, whose process ids `keepers` returns; `own` returns those of
-    the guest's other processes.
+    """All processes below the keepers. `keepers` returns the keepers' process ids, and `own` those
+    of the guest's other processes.
     """
 
     def __init__(
@@ -67,11 +70,11 @@ class Trees:
         self._known: dict[int, _Known] = {}
 
     def count(self) -> tuple[int, bool]:
-        """Number of threads of the known processes, and whether it was the same at every moment
-        since the last count. Those that are gone are forgotten.
+        """Return the number of threads of the known processes, and whether it has certainly not
+        changed since the last count. Processes that are gone are forgotten.
 
-        A process that is there now was there before; a thread does not come or go while its process
-        uses no CPU time.
+        A known process that exists now existed at the last count. The threads of a process do not
+        change while it uses no CPU time.
         """
         count, is_same = 0, True
         for pid, known in list(self._known.items()):
@@ -90,14 +93,14 @@ class Trees:
         return count, is_same
 
     def strangers(self, spared: Collection[int] = ()) -> list[int]:
-        """As `processes.strangers`, without those below a keeper."""
+        """Return `processes.strangers` without the processes below a keeper."""
         if not self._keepers():
             return processes.strangers(spared)
         return self._look(spared)[0]
 
     def intruders(self) -> list[int]:
-        """Process ids of root's processes that neither the guest nor Docker has started. Looked up
-        while no child of a zygote is on its way.
+        """Return the ids of root's processes that neither the guest nor Docker has started. Call
+        this only while no zygote is forking a child.
         """
         keepers = self._keepers()
         found = [
@@ -108,20 +111,20 @@ class Trees:
         return [pid for pid in found if not self._is_below(pid, keepers, ())] if keepers else found
 
     def kill_all(self, spared: Collection[int] = ()) -> int:
-        """Send SIGKILL to each of them once. Returns their number."""
+        """Send SIGKILL to all `strangers`. Returns their number."""
         return processes.kill(self.strangers(spared))
 
     def kill_living(self, spared: Collection[int]) -> int:
-        """Kill the same, and return the number of those that were still there to be killed: others
-        that come and go would be counted for ever.
+        """Send SIGKILL to all `strangers`. Returns the number of those that still existed, which
+        becomes 0 even if registered processes start and end all the time.
         """
         return sum(processes.kill([pid]) for pid in self.strangers(spared) if status(pid))
 
     @contextmanager
     def frozen(self, spared: Collection[int]) -> Iterator[Callable[[], None]]:
-        """Let the block stop all processes below keepers, each time that it calls the function that
-        it gets. Afterwards those that were not stopped before continue. Without `cached` it stops
-        none: gVisor hangs up a group that was stopped.
+        """Yield a function that stops all processes below keepers. After the block, those that were
+        not stopped before are resumed. Without `cached` the function does nothing, because gVisor
+        sends SIGHUP to process groups that were stopped.
         """
         seen: set[int] = set()
         stopped: set[int] = set()
@@ -143,14 +146,15 @@ class Trees:
                     os.kill(pid, signal.SIGCONT)
 
     def forget(self) -> None:
-        """Look all processes up again: a keeper is gone, and those below it have no other."""
+        """Forget all known processes, because a keeper is gone and those below it have no keeper
+        any more."""
         for known in self._known.values():
             os.close(known.descriptor)
         self._known.clear()
 
     def _look(self, spared: Collection[int]) -> tuple[list[int], list[int]]:
         """Return the strangers, and the processes below keepers."""
-        self.count()  # a process id counts only while its file says that it is the same process
+        self.count()  # forgets processes that are gone, whose ids may be used again
         keepers = self._keepers()
         kept = set(self._known)
         skipped = {*spared, *kept, *keepers, *self._own()}
@@ -167,7 +171,7 @@ class Trees:
 
     def _remember(self, pid: int) -> None:
         if self._is_cached:
-            with suppress(OSError):  # it is gone; or there are too many, and it is looked up again
+            with suppress(OSError):  # the process is gone, or there are too many open files
                 self._known[pid] = _Known(os.open(f"/proc/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC))
 
     def _is_below(self, pid: int, keepers: Collection[int], kept: Collection[int]) -> bool:
@@ -179,12 +183,12 @@ class Trees:
                     return True
             if current is not None:
                 return False
-            # It is gone, or an ancestor is, so there is another one now.
+            # The process or an ancestor is gone. Its descendants have a new parent now.
         return False
 
 
 def below(root: int) -> set[int]:
-    """All processes below one, without itself. One whose parent ends meanwhile may be missing."""
+    """Return the ids of all descendants of `root`. Those whose parent ends now may be missing."""
     children: dict[int, list[int]] = {}
     for pid in processes.all_pids():
         parent = processes.parent_of(pid)
@@ -200,9 +204,9 @@ def below(root: int) -> set[int]:
 
 
 def _kill_below(root: int) -> int:
-    """Send SIGKILL to all processes below one. Returns their number.
+    """Send SIGKILL to all descendants of `root`. Returns their number.
 
-    Each is stopped before the next look, so none goes on forking while the others are killed.
+    Each is stopped before the next search, so none can fork while the others are killed.
     """
     found: set[int] = set()
     for _ in range(MAX_LOOKS):
@@ -217,7 +221,7 @@ def _kill_below(root: int) -> int:
 
 
 def end_below(root: int, reap: Callable[[], object]) -> None:
-    """Kill all processes below one until there is none."""
+    """Kill all descendants of `root`, and call `reap`, until none is left."""
     while _kill_below(root):
         reap()
-        time.sleep(END_PAUSE_S)  # killed is not yet dead, and dead not yet gone
+        time.sleep(END_PAUSE_S)  # a killed process takes time to die and to be reaped

@@ -18,8 +18,8 @@ from fumehood.guest.core.pipes import held
 WORKSPACE = "/workspace"
 
 MAX_PATH_BYTES = 4096 - len(f"{WORKSPACE}/") - 1
-"""Bytes of a path below the workspace, as for the host. Programs can create longer ones step by
-step, which nobody can name.
+"""Maximum number of bytes of a path below the workspace, as on the host. Programs can create longer
+paths step by step, but the host cannot name them.
 """
 
 MAX_ANSWER_BYTES = 200 * 1024
@@ -29,7 +29,7 @@ UPLOAD_PREFIX = ".fumehood-upload-"
 """Name prefix of an unfinished file, which no listing shows."""
 
 WRITE_PREFIX = f"{UPLOAD_PREFIX}new-"
-"""The same of a file that one request writes. An upload takes several."""
+"""Name prefix of an unfinished file that a single request writes. An upload takes several."""
 
 DIRECTORY_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 NEW_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -45,7 +45,8 @@ class Refused(Exception):
 
 @contextmanager
 def directory_at(path: str, *, make: bool = False, named: str = "") -> Iterator[int]:
-    """Open a directory of the workspace name by name; `named` is the path for refusals."""
+    """Open a directory of the workspace, name by name, and yield its descriptor. With `make`,
+    create missing directories. `named` is the path in the messages of refusals."""
     directory = os.open(WORKSPACE, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         for name in path.split("/") if path else ():
@@ -58,10 +59,11 @@ def directory_at(path: str, *, make: bool = False, named: str = "") -> Iterator[
 
 
 def enter(name: str, directory: int, path: str, *, make: bool = False) -> int:
-    """Open a directory in a directory. `path` is the whole path, for the refusal.
+    """Open a directory in an open directory, and return its descriptor. With `make`, create it if
+    it is missing. `path` is the whole path, for messages.
 
     Raises:
-        Refused: it is missing, a link, not a directory, or closed to this user.
+        Refused: it is missing, a link, not a directory, or this user may not enter it.
     """
     if name in ("", ".", ".."):
         raise Refused("invalid", "The path is not made of plain names.")
@@ -85,7 +87,7 @@ def enter(name: str, directory: int, path: str, *, make: bool = False) -> int:
 
 @contextmanager
 def parent_of(path: str, *, make: bool = False) -> Iterator[tuple[int, str]]:
-    """Open the parent directory of a path. Returns its descriptor and the last name."""
+    """Open the parent directory of a path. Yields its descriptor and the path's last name."""
     above, _, name = path.rpartition("/")
     if name in ("", ".", ".."):
         raise Refused("invalid", "The path is not made of plain names.")
@@ -103,21 +105,23 @@ def status_of(name: str, directory: int, path: str) -> os.stat_result:
 
 
 def open_plain(name: str, directory: int, path: str, flags: int = os.O_RDONLY) -> int:
-    """Open a plain file. Anything else is refused without blocking or following it."""
+    """Open a plain file, and return its descriptor. Raises Refused for anything else, without
+    blocking and without following a link."""
     status = status_of(name, directory, path)
     if stat.S_ISLNK(status.st_mode):
         raise Refused("link", f"{path} is a symbolic link, which is not followed.")
     if not stat.S_ISREG(status.st_mode):
         raise Refused("not_a_file", f"{path} is not a plain file.")
-    # No program of the session runs now that could put something else in its place.
+    # No program of the session runs now, so the file cannot be replaced in between.
     return os.open(name, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=directory)
 
 
 @contextmanager
 def new_file(directory: int, mode: int = 0o644) -> Iterator[tuple[int, str]]:
-    """Create a file that no listing shows, until the block renames it; removed if the block fails.
+    """Create a file that no listing shows until the block renames it. If the block fails, the file
+    is removed.
 
-    Returns its descriptor and its name, which a program could not have foreseen and taken.
+    Yields the file's descriptor and its name, which programs cannot predict.
     """
     name = f"{WRITE_PREFIX}{os.urandom(16).hex()}"
     with held(os.open(name, NEW_FLAGS, mode, dir_fd=directory)) as descriptor:
@@ -143,7 +147,7 @@ def empty(directory: int) -> None:
                 for below in os.listdir(inner):
                     if is_directory(below, inner):
                         os.chmod(below, 0o700, dir_fd=inner)
-                        # A name that a program could not have foreseen and taken.
+                        # A name that a program could not predict and use.
                         name_at_top = os.urandom(12).hex()
                         os.rename(below, name_at_top, src_dir_fd=inner, dst_dir_fd=directory)
                     else:
@@ -156,7 +160,7 @@ def is_directory(name: str, directory: int) -> bool:
 
 
 def is_nameable(path: str) -> bool:
-    """Whether the host can name a path: it is UTF-8, and not too long."""
+    """Whether the host can name a path: the path must be UTF-8 and not too long."""
     try:
         return len(path.encode("utf-8")) <= MAX_PATH_BYTES
     except UnicodeEncodeError:

@@ -1,9 +1,9 @@
 """The writable mounts: their state, the files that a program left, and their removal.
 
 Guest side. The supervisor inspects the mounts itself. It cannot read or remove their content,
-because it is root without the right to bypass permissions. A housekeeper does: a short-lived
-process of the programs' user, forked when no process of the program is left, which runs only this
-file. Every path is walked by descriptors, one name at a time, without following links.
+because it runs as root without the capability to bypass permissions. A housekeeper does this: a
+short-lived process of the programs' user, forked when no process of the program is left, which runs
+only this file. Every path is walked by descriptors, one name at a time, without following links.
 """
 
 from __future__ import annotations
@@ -29,23 +29,24 @@ from fumehood.protocol.framing import MAX_DIRECTORY_DEPTH
 MOUNTS = (WORKSPACE, "/tmp", "/dev/shm")  # noqa: S108  # the container's own
 
 PICTURES = DIRECTORY
-"""The directory of a program's figures, which are handed over as pictures."""
+"""The directory of a program's figures, which are sent to the host as images."""
 
 MAX_FILES = 100
 MAX_TOTAL_BYTES = 64 << 20
-"""Total size of the files of one run; further files are counted and left out."""
+"""Maximum total size of the files of one run. Further files are counted and left out."""
 
 QUICK_LOOKS = 200
-"""Entries that the supervisor examines itself; with more, a housekeeper does."""
+"""Maximum number of entries that the supervisor examines itself. If there are more, it starts a
+housekeeper."""
 
 DATA_BYTES = 48 * 1024
-"""Bytes of a file in one frame."""
+"""Maximum number of a file's bytes in one frame."""
 
 Tell = Callable[[dict[str, Any]], None]
 
 
 def _usage(path: str) -> tuple[int, int, int]:
-    """Used blocks, used inodes, and all inodes of a file system."""
+    """Return the used blocks, used inodes, and total inodes of a file system."""
     found = os.statvfs(path)
     return found.f_blocks - found.f_bfree, found.f_files - found.f_ffree, found.f_files
 
@@ -54,7 +55,7 @@ class Mounts:
     """The state of the writable mounts before any run."""
 
     def __init__(self, paths: Sequence[str] = MOUNTS, *, kept: Sequence[str] = ()) -> None:
-        """`kept` are those whose files outlive the container, which are never emptied."""
+        """`kept` are the mounts whose files outlive the container. They are never emptied."""
         self.paths = tuple(path for path in paths if os.path.ismount(path))
         self.emptied = tuple(path for path in self.paths if path not in kept)
         self._clean = {path: _usage(path) for path in self.emptied}
@@ -65,15 +66,15 @@ class Mounts:
         self._changes.register(self._watched, select.POLLPRI)
 
     def are_clean(self) -> bool:
-        """Whether the counts of inodes are unchanged; if the file system does not count, whether
-        nothing is listed. The mounts are root's and readable by all.
+        """Whether used blocks and inodes of the mounts are unchanged, except of `kept` ones. If a
+        file system does not count inodes, whether the mounts are empty.
         """
         if not self._count_inodes:
             return not any(os.listdir(path) for path in self.emptied)
         return all(_usage(path) == usage for path, usage in self._clean.items())
 
     def are_full(self) -> bool:
-        """Whether one of them has no space or no inode left."""
+        """Whether a mount has no space or no inodes left."""
         for path in self.paths:
             found = os.statvfs(path)
             if found.f_bavail == 0 or (found.f_files and found.f_favail == 0):
@@ -88,7 +89,7 @@ class Mounts:
 
 
 def message_queues(path: str = "/dev/mqueue") -> list[str]:
-    """POSIX message queues, which outlive processes. The filter allows creating none."""
+    """Return the POSIX message queues, which outlive processes. The filter forbids making any."""
     try:
         return os.listdir(path)
     except OSError:
@@ -101,10 +102,10 @@ def _mount_table() -> bytes:
 
 
 def keep_house(run_id: int, tell: Tell, mounts: Sequence[str], since_ns: int | None = None) -> int:
-    """Hand over the workspace's files, then empty every mount. Returns the number of files left
-    out.
+    """Send the workspace's files and the figures to the host, then empty `mounts`. Returns the
+    number of files left out.
 
-    With `since_ns`, only files changed since then are handed over, and only pictures are removed.
+    With `since_ns`, only files changed since then are sent, and only figures are removed.
     """
     handing = _Handing(run_id, tell)
     if WORKSPACE in mounts:
@@ -119,8 +120,8 @@ def keep_house(run_id: int, tell: Tell, mounts: Sequence[str], since_ns: int | N
 
 
 def has_changed(since_ns: int) -> bool:
-    """Whether anything changed since then must be handed over, or that cannot be determined. Looks
-    only at names and times, so the supervisor may call it.
+    """Whether there are figures, or files changed since `since_ns`, to send to the host, or whether
+    this cannot be determined. Reads only names and times, so the supervisor may call it.
     """
     left = QUICK_LOOKS
     waiting = [WORKSPACE]
@@ -156,11 +157,11 @@ class _Handing:
         self._bytes = 0
 
     def all_below(self, root: str, kind: str, since_ns: int) -> None:
-        """Send each plain file that has changed since then, sorted by path, but nothing of what git
-        keeps for itself.
+        """Send each plain file below `root` that has changed since `since_ns`, sorted by path,
+        except files in `.git` directories.
         """
         for path, directory, name, found in _walk(root):
-            is_old = found.st_ctime_ns < since_ns  # nobody but the kernel sets this time
+            is_old = found.st_ctime_ns < since_ns  # only the kernel sets this time
             is_upload = bool(since_ns) and name.startswith(UPLOAD_PREFIX)
             if is_old or is_upload or "/.git/" in f"/{path}":
                 continue
@@ -197,8 +198,8 @@ def _hand_over(run_id: int, tell: Tell, path: str, descriptor: int, size: int, k
 
 
 def _walk(root: str) -> Iterator[tuple[str, int, str, os.stat_result]]:
-    """All entries except directories, sorted by path: (path, directory's descriptor, name, status).
-    A directory that cannot be walked is returned itself.
+    """Yield all entries except directories, sorted by path: (path, directory's descriptor, name,
+    status). A directory that cannot be walked is itself yielded.
     """
     top = os.open(root, os.O_RDONLY | os.O_DIRECTORY)
     open_directories = [("", top, os.fstat(top), _names(top))]
@@ -224,7 +225,7 @@ def _walk(root: str) -> Iterator[tuple[str, int, str, os.stat_result]]:
 
 
 def _names(directory: int) -> list[str]:
-    """The names in a directory, to be popped in order."""
+    """Return the names in a directory in reverse order, so that `pop` returns them in order."""
     return sorted(os.listdir(directory), reverse=True)
 
 
@@ -234,7 +235,7 @@ def _open(name: str, directory: int, found: os.stat_result) -> int:
     """
     is_directory = stat.S_ISDIR(found.st_mode)
     if _is_closed(found):
-        # No process is left that could put a link in its place.
+        # No process is left that could replace it by a link.
         os.chmod(name, 0o700, dir_fd=directory)
     flags = os.O_DIRECTORY if is_directory else os.O_NONBLOCK
     return os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | flags, dir_fd=directory)
@@ -247,7 +248,7 @@ def _close(descriptor: int, found: os.stat_result) -> None:
 
 
 def _is_closed(found: os.stat_result) -> bool:
-    """Whether the mode denies its owner reading, or entering a directory."""
+    """Whether the mode forbids its owner to read the file, or to read or enter the directory."""
     needed = 0o500 if stat.S_ISDIR(found.st_mode) else 0o400
     return found.st_mode & needed != needed
 

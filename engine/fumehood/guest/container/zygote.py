@@ -3,9 +3,9 @@
 Guest side. If an image preloads modules, there are two zygotes. The thin one has only the standard
 library, so that a program that needs no more avoids copying the pages of the fat one, which also
 has the image's modules. Invariant: a zygote never receives a byte of any call. It receives one
-constant byte with a child's descriptors, answers with the child's process id, and later reports how
-the kernel says that the child ended and what it used. The zygote is the parent of its children,
-which saves each of them a second fork; orphans of a program belong to the supervisor, the
+constant byte with a child's descriptors, answers with the child's process id, and later reports the
+child's exit status and resource usage from the kernel. The zygote is the parent of its children,
+which saves each of them a second fork; the parent of a program's orphans is the supervisor, the
 container's first process.
 """
 
@@ -26,8 +26,8 @@ from fumehood.guest.core.pipes import REPLY_FD, REQUEST_FD, receive
 
 FORK = b"F"
 PRELOAD = b"P"
-"""The command that tells the fat zygote to import the image's modules. It is forked before the
-supervisor knows of any call, so no call's bytes are in its memory.
+"""The command at which the fat zygote imports the image's modules. The fat zygote is forked before
+the first call arrives, so no call's bytes are in its memory.
 """
 
 PLACES = (REQUEST_FD, REPLY_FD, link.ORDERS_FD, link.WAKE_FD, child.OUT_FD, child.ERR_FD)
@@ -36,7 +36,7 @@ and error.
 """
 
 FIRST_OWN = 64
-"""Descriptors of the zygote itself have numbers from here on."""
+"""Lowest number of the zygote's own descriptors."""
 
 AGAIN_S = 0.01
 """Seconds until a refused fork is tried again."""
@@ -63,7 +63,7 @@ class Notice(NamedTuple):
 
 
 def order_child(orders: socket.socket, *descriptors: int) -> None:
-    """Order a child. Called by the supervisor."""
+    """Order a child with these descriptors, in the order of `PLACES`. Called by the supervisor."""
     socket.send_fds(orders, [FORK], descriptors)
 
 
@@ -92,7 +92,7 @@ def run_zygote(orders: socket.socket, config: dict[str, Any], *, thin: bool) -> 
     gc.freeze()
     has_order = False
     while True:
-        # A program may have taken every process that there may be; it will not have them long.
+        # If a program has used up all processes, forking fails until the program ends.
         watched = [readable] if has_order else [orders, readable]
         ready, _, _ = select.select(watched, [], [], AGAIN_S if has_order else None)
         if readable in ready:
@@ -114,7 +114,7 @@ def run_zygote(orders: socket.socket, config: dict[str, Any], *, thin: bool) -> 
 
 
 def _out_of_the_way(end: socket.socket) -> socket.socket:
-    """The same socket under a number that no child uses."""
+    """Return the same socket with a descriptor number that no child uses."""
     with end:
         return socket.socket(fileno=fcntl.fcntl(end.fileno(), fcntl.F_DUPFD_CLOEXEC, FIRST_OWN))
 
@@ -128,8 +128,8 @@ def _fork() -> int | None:
 
 
 def _receive(orders: socket.socket) -> None:
-    """Receive the descriptors of one order, which get the lowest free numbers: their places in the
-    child. End if the supervisor is gone.
+    """Receive the descriptors of one order. They get the lowest free numbers, which are those in
+    `PLACES`. End this process if the supervisor is gone.
     """
     try:
         order, descriptors, _ = receive(orders, 1, len(PLACES), socket.MSG_CMSG_CLOEXEC)
