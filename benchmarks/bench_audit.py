@@ -13,10 +13,10 @@ from sqlalchemy import Connection
 
 from benchmarks.line import Line
 from fumehood import Config, Engine
-from fumehood.audit.chain import AuditEntry
 from fumehood.audit.service import verify_state
 from fumehood.engine import parse_call_body
 from fumehood.storage import calls
+from fumehood.storage.audit_chain import AuditEntry
 from fumehood.storage.database import Database, open_database
 from fumehood.testing import FakeWall
 

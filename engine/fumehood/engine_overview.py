@@ -19,7 +19,6 @@ from typing import Any, BinaryIO, TypeVar
 import anyio
 
 from fumehood.answers import CallDetails
-from fumehood.audit.chain import chain_of
 from fumehood.budgets.model import AllUsageQuery
 from fumehood.compose import Composition
 from fumehood.core.call import DECIDING_OPTIONS, CallBody, CallOptions, CallRequest
@@ -58,6 +57,7 @@ from fumehood.policy.model import CallFacts, PolicyError, Rule
 from fumehood.policy.rules import compile_rule
 from fumehood.protocol.messages import decode_envelope
 from fumehood.sandbox.session_use import SessionProcesses
+from fumehood.storage.audit_chain import chain_of
 from fumehood.storage.blobs import Blob
 from fumehood.storage.calls import AllCalls, CallGroup, FoundCall, Recorded
 from fumehood.storage.changes import recorded, stamp

@@ -1,7 +1,6 @@
-"""The audit chain: rows that cannot be changed, removed or reordered unnoticed.
+"""The audit chain as a service: anchors, verification and rotation of its key.
 
-Host side. `chain.py` appends rows in the transaction of the change that they record, `keys.py`
-keeps the keys outside the database, and `verify.py` checks a chain using only the standard library.
-This package and `storage` are on the same level, because the database and the chain write in the
-same transaction.
+Host side. `storage/audit_chain` appends rows in the transaction of the change that they record,
+`storage/audit_keys` keeps the keys outside the database, and `protocol/audit_verify` checks a chain
+using only the standard library.
 """

@@ -25,14 +25,14 @@ import anyio
 import anyio.to_thread
 from sqlalchemy import Connection
 
-from fumehood.audit.chain import all_rows, head_of, rows_after
-from fumehood.audit.keys import all_keys, keep_key, make_current, new_key
 from fumehood.audit.model import AuditRecord, AuditRotation, AuditSettings, AuditVerdict
-from fumehood.audit.verify import Anchor, AuditRow, Verdict, read_anchors, verify
 from fumehood.core.identity import Principal
 from fumehood.core.json_types import JsonObject
 from fumehood.observe.log import Logger
 from fumehood.observe.subscriber import Subscribers, no_subscribers
+from fumehood.protocol.audit_verify import Anchor, AuditRow, Verdict, read_anchors, verify
+from fumehood.storage.audit_chain import all_rows, head_of, rows_after
+from fumehood.storage.audit_keys import all_keys, keep_key, make_current, new_key
 from fumehood.storage.changes import stamp
 from fumehood.storage.database import Database, reading
 from fumehood.storage.directory import private

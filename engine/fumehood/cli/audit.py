@@ -17,8 +17,6 @@ from typing import Annotated
 
 import typer
 
-from fumehood.audit import verify as audit_verify
-from fumehood.audit.keys import all_keys
 from fumehood.audit.model import AuditRotation
 from fumehood.audit.service import (
     ANCHORS_NAME,
@@ -27,15 +25,6 @@ from fumehood.audit.service import (
     own_anchors,
     shown_verdict,
     verify_state,
-)
-from fumehood.audit.verify import (
-    Anchor,
-    Unreadable,
-    Verdict,
-    export_line,
-    read_export,
-    read_key,
-    report,
 )
 from fumehood.cli.exits import ExitCode, fail, say
 from fumehood.cli.options import AsJson, Until, moment
@@ -47,6 +36,17 @@ from fumehood.cli.show import (
     wants_json,
 )
 from fumehood.core.escaping import visible
+from fumehood.protocol import audit_verify
+from fumehood.protocol.audit_verify import (
+    Anchor,
+    Unreadable,
+    Verdict,
+    export_line,
+    read_export,
+    read_key,
+    report,
+)
+from fumehood.storage.audit_keys import all_keys
 from fumehood.storage.errors import StoreError
 
 audit = typer.Typer(help="The audit chain: verify, export, rotate its key.", no_args_is_help=True)

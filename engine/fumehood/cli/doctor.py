@@ -28,8 +28,6 @@ import psutil
 import typer
 from sqlalchemy import Connection
 
-from fumehood.audit.chain import head_of, key_id_after
-from fumehood.audit.keys import CURRENT, all_keys
 from fumehood.cli.exits import ExitCode, say
 from fumehood.cli.findings import Finding, Verdict
 from fumehood.cli.options import AsJson, SocketPath, counted
@@ -66,6 +64,8 @@ from fumehood.sandbox.images.recipe import image_names
 from fumehood.sandbox.process.wall import InterpreterWall, JailWall
 from fumehood.sandbox.settings import ContainerSettings, SessionSettings
 from fumehood.sandbox.wall import WallStatus
+from fumehood.storage.audit_chain import head_of, key_id_after
+from fumehood.storage.audit_keys import CURRENT, all_keys
 from fumehood.storage.database import FILE_NAME, reading
 from fumehood.storage.directory import StateError, private_directory
 from fumehood.storage.errors import StoreError, understood

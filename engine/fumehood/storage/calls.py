@@ -40,7 +40,6 @@ from sqlalchemy import (
 from sqlalchemy.engine import RowMapping
 from sqlalchemy.exc import DatabaseError
 
-from fumehood.audit.chain import AuditEntry, chain_of
 from fumehood.core.call_log import (
     AllCallsQuery,
     CallPage,
@@ -58,6 +57,7 @@ from fumehood.core.errors import NO_FAULT, InvalidParams, ResourceNotFound
 from fumehood.core.json_types import JsonObject
 from fumehood.core.limits import MB
 from fumehood.protocol import strict_json
+from fumehood.storage.audit_chain import AuditEntry, chain_of
 from fumehood.storage.database import Database
 from fumehood.storage.idempotency import MAX_ANSWER_BYTES
 from fumehood.storage.schema import CALLS, MAX_INTEGER, RECORDS

@@ -14,9 +14,9 @@ from typing import Any
 import anyio
 from sqlalchemy import Connection, insert, select
 
-from fumehood.audit.chain import chain_of
 from fumehood.core.errors import StateUnavailable
 from fumehood.core.json_types import JsonObject
+from fumehood.storage.audit_chain import chain_of
 from fumehood.storage.errors import RETRY_AFTER_MS, StoreError
 from fumehood.storage.schema import CHANGES
 

@@ -16,7 +16,7 @@ from typing import Any
 from sqlalchemy import Connection, Integer, Table, func, select
 from sqlalchemy.exc import DBAPIError
 
-from fumehood.audit.chain import all_rows
+from fumehood.storage.audit_chain import all_rows
 from fumehood.storage.backend import Backend
 from fumehood.storage.database import FILE_NAME
 from fumehood.storage.directory import hold_lock

@@ -17,15 +17,15 @@ import anyio.to_thread
 from sqlalchemy import Column, Connection, delete
 from sqlalchemy.exc import DBAPIError
 
-from fumehood.audit.chain import (
+from fumehood.core.errors import ResourceNotFound
+from fumehood.storage.audit_chain import (
     IN_MEMORY_KEPT,
     AuditChain,
     attach_chain,
     head_of,
     key_id_after,
 )
-from fumehood.audit.keys import new_key, open_key
-from fumehood.core.errors import ResourceNotFound
+from fumehood.storage.audit_keys import new_key, open_key
 from fumehood.storage.backend import READ_THREADS, Backend
 from fumehood.storage.errors import DamagedState, ReadFailed, ReadUnavailable, Standby
 from fumehood.storage.schema import UnstorableText

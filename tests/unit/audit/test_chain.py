@@ -14,11 +14,9 @@ from pathlib import Path
 import pytest
 from sqlalchemy import Connection
 
-from fumehood.audit import verify as audit_verify
-from fumehood.audit.chain import all_rows
-from fumehood.audit.keys import all_keys, keep_key, new_key, open_key
 from fumehood.audit.service import add_anchor, own_anchors
-from fumehood.audit.verify import (
+from fumehood.protocol import audit_verify
+from fumehood.protocol.audit_verify import (
     GENESIS,
     Anchor,
     AuditKey,
@@ -28,6 +26,8 @@ from fumehood.audit.verify import (
     read_export,
     verify,
 )
+from fumehood.storage.audit_chain import all_rows
+from fumehood.storage.audit_keys import all_keys, keep_key, new_key, open_key
 from fumehood.storage.calls import CallLog
 from fumehood.storage.changes import recorded, stamp
 from fumehood.storage.database import open_database
