@@ -290,9 +290,10 @@ def refused_by(names: Iterable[str], limits: Limits, subject: Subject = PROGRAM)
         else "allow more memory (memory_limit_mb)"
     )
     workspace_mb, *others = container_writable_mb(limits.memory_mb or 0).values()
-    larger = f"{more_memory}, of which they are a part"
+    more_room, larger = more_memory, f"{more_memory}, of which they are a part"
     if limits.disk_mb is not None:
-        workspace_mb, larger = limits.disk_mb, "start a session with a larger disk"
+        workspace_mb = limits.disk_mb
+        more_room = larger = "start a session with a larger disk"
     words = {
         Limit.PROCESSES: f"processes: more than {CONTAINER_PROCESSES} processes and threads at "
         "once were refused; start fewer, or wait for some to end",
@@ -302,7 +303,7 @@ def refused_by(names: Iterable[str], limits: Limits, subject: Subject = PROGRAM)
         f"MB, /tmp {others[0]} MB and /dev/shm {others[1]} MB, each in a limited number of files; "
         f"write less or fewer, or {larger}",
         Limit.FILE_SIZE: f"file_size: a file of more than {workspace_mb} MB was refused; write "
-        f"smaller ones, or {more_memory}",
+        f"smaller ones, or {more_room}",
         Limit.NETWORK: "network: it is not available; send data as files",
         Limit.MEMORY: f"memory: a process of the {subject.language.noun} ran out of memory and "
         "was killed; "

@@ -100,6 +100,15 @@ class SessionFiles:
         """The capacity of the workspace in bytes, which is also the size limit of each file."""
         return workspace_mb(self._record.memory_mb, self._record.disk_mb) * MB
 
+    def require_room(self, size: int) -> None:
+        """Raise RequestTooLarge if a file of `size` bytes is larger than the workspace."""
+        if size > self.most_bytes:
+            more = "more memory" if self._record.disk_mb is None else "a larger disk"
+            raise RequestTooLarge(
+                "The file is larger than what this session's workspace holds "
+                f"({self.most_bytes // MB} MB). Send less, or start a session with {more}."
+            )
+
     async def page(
         self,
         path: str = "",
@@ -269,7 +278,8 @@ class SessionFiles:
         """
         turn = await self._sessions.files(self._principal, self.session_id)
         async with turn as lease:
-            limits = replace(REQUEST_LIMITS, disk_mb=self._record.disk_mb)
+            memory_mb, disk_mb = self._record.memory_mb, self._record.disk_mb
+            limits = replace(REQUEST_LIMITS, memory_mb=memory_mb, disk_mb=disk_mb)
             said = await ask(lease, request, limits, model)
         return said.required
 
@@ -333,13 +343,11 @@ class Upload:
         self._path = path
         self._mode = mode
         self._token = secrets.token_hex(TOKEN_BYTES)
-        self._most = 0
         self._sent = 0
         self._has_begun = False
         self._is_finished = False
 
     async def __aenter__(self) -> Self:
-        self._most = self._files.most_bytes
         return self
 
     async def __aexit__(self, *exc: object) -> None:
@@ -354,8 +362,7 @@ class Upload:
         Raises:
             RequestTooLarge: the file is larger than the workspace.
         """
-        if self._sent + len(data) > self._most:
-            raise too_large(self._most)
+        self._files.require_room(self._sent + len(data))
         for start in range(0, len(data), UPLOAD_PIECE_BYTES):
             await self._put(data[start : start + UPLOAD_PIECE_BYTES])
 
@@ -401,14 +408,6 @@ class Upload:
         if written.size != self._sent:
             raise not_as_agreed()
         return written.size
-
-
-def too_large(most: int) -> RequestTooLarge:
-    """Return the error for a file that is larger than the workspace, which has `most` bytes."""
-    return RequestTooLarge(
-        f"The file is larger than what this session's workspace holds ({most // MB} MB). Send "
-        "less, or start a session with more memory."
-    )
 
 
 def _require_as_listed(one: Entry, size: int) -> None:

@@ -39,7 +39,7 @@ from fumehood.core.pages import DEFAULT_PAGE, MAX_PAGE
 from fumehood.core.session import WorkspaceEntry
 from fumehood.core.workspace_path import path_fault
 from fumehood.executors.claims import Claim, read_claim
-from fumehood.executors.endings import refused_by, session_lost
+from fumehood.executors.endings import Subject, refused_by, session_lost
 from fumehood.observe.clock import timestamp
 from fumehood.protocol import strict_json
 from fumehood.protocol.cursors import Cursors
@@ -280,7 +280,7 @@ def _ended(ending: RunEnding, limits: Limits) -> EngineError:
     if ending.ended_by is EndedBy.SANDBOX_LOST:
         return session_lost({}, ending, has_disk=limits.disk_mb is not None)
     error_class = ENDING_ERRORS[ending.ended_by] or ExecutionError
-    why: Any = " ".join(refused_by(ending.limits_hit, limits))
+    why: Any = " ".join(refused_by(ending.limits_hit, limits, Subject(in_session=True)))
     return error_class(
         f"The work on the files was ended ({ending.ended_by.value}). Ask for less at a time."
         + (f" {why}" if why else "")

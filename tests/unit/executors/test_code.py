@@ -19,6 +19,7 @@ from fumehood.core.limits import MAX_BODY_BYTES, Limits
 from fumehood.core.tool import ToolDefinition
 from fumehood.executors.base import CallHandle, ToolRun
 from fumehood.executors.claims import NO_VALUE, FailureClaim, read_claim, read_value
+from fumehood.executors.endings import PROGRAM, Subject, refused_by
 from fumehood.executors.outcome import Outcome
 from fumehood.pipeline.plan import executor_of
 from fumehood.protocol.strict_json import MAX_VALUE_DEPTH
@@ -37,6 +38,7 @@ EXCEPTION = {
     "traceback": "Traceback …\nKeyError: 'a'",
 }
 FAILURE = {"kind": "exception", "message": "KeyError: 'a'", "exception": EXCEPTION}
+IN_SESSION = Subject(in_session=True)
 
 
 @pytest.fixture(scope="module")
@@ -268,6 +270,23 @@ async def test_limits_that_refused_an_operation_are_named_with_a_remedy(place: P
     assert "3 files were not returned; the limits are 100 files and 64 MB in total" in warnings[-1]
     error = await failed(place, EndedBy.EXIT, exit_code=1, limits_hit=("disk",))
     assert error.details["limits_hit"] == ["disk"]
+
+
+@pytest.mark.row("S4")
+@pytest.mark.parametrize(
+    ("limits", "subject", "advice"),
+    [
+        (Limits(1, 1, 128, 1), PROGRAM, "allow more memory (memory_limit_mb)"),
+        (Limits(1, 1, 128, 1), IN_SESSION, "start a session with more memory"),
+        (Limits(1, 1, 128, 1, disk_mb=32), IN_SESSION, "start a session with a larger disk"),
+    ],
+)
+def test_refused_file_has_the_remedy_that_gives_its_directory_room(
+    limits: Limits, subject: Subject, advice: str
+) -> None:
+    for warning in refused_by(["disk", "file_size"], limits, subject):
+        assert "32 MB" in warning
+        assert advice in warning
 
 
 @pytest.mark.row("S4", "S7")

@@ -18,6 +18,7 @@ from fumehood.core.arguments import argument_faults
 from fumehood.core.errors import (
     EndedBy,
     EngineError,
+    RequestTooLarge,
     ResourceNotFound,
 )
 from fumehood.core.identity import Principal, TrustDomain
@@ -328,12 +329,13 @@ ANN = Principal("ann")
 class Keeper:
     """One session of 128 MB."""
 
-    def __init__(self, lease: Any) -> None:
+    def __init__(self, lease: Any, disk_mb: int | None = None) -> None:
         self.lease = lease
+        self.disk_mb = disk_mb
 
     def find(self, principal: Principal, session_id: str) -> Any:
         assert (principal, session_id) == (ANN, "sess_1")
-        return type("Record", (), {"memory_mb": 128, "disk_mb": None})
+        return type("Record", (), {"memory_mb": 128, "disk_mb": self.disk_mb})
 
     async def files(self, principal: Principal, session_id: str) -> Any:
         @asynccontextmanager
@@ -343,9 +345,43 @@ class Keeper:
         return turn()
 
 
-def files_of(lease: Any) -> SessionFiles:
-    keeper: Any = Keeper(lease)
+def files_of(lease: Any, disk_mb: int | None = None) -> SessionFiles:
+    keeper: Any = Keeper(lease, disk_mb)
     return SessionFiles(keeper, Cursors(b"k" * 32), ANN, "sess_1")
+
+
+ROOM = pytest.mark.parametrize(
+    ("disk_mb", "size_mb", "advice"), [(None, 32, "more memory"), (1, 1, "a larger disk")]
+)
+"""A session's disk, the size of its workspace, and how to get a larger one."""
+
+
+@ROOM
+@pytest.mark.row("S4")
+async def test_upload_larger_than_the_workspace_is_told_how_to_get_room(
+    tmp_path: Path, disk_mb: int | None, size_mb: int, advice: str
+) -> None:
+    files = files_of(FakeFiles(tmp_path), disk_mb)
+    with pytest.raises(RequestTooLarge) as refused:
+        await files.write("a", b"x" * ((size_mb << 20) + 1))
+    assert refused.value.message.endswith(
+        f"({size_mb} MB). Send less, or start a session with {advice}."
+    )
+    await files.write("a", b"x" * (1 << 20))  # the twin
+
+
+@ROOM
+@pytest.mark.row("S4")
+async def test_file_that_is_refused_outside_of_calls_names_the_sessions_own_limit(
+    disk_mb: int | None, size_mb: int, advice: str
+) -> None:
+    lease = Says(RunEnding(EndedBy.EXIT, "call", exit_code=1, limits_hit=("file_size",)))
+    with pytest.raises(EngineError) as refused:
+        await files_of(lease, disk_mb).read("a")
+    assert refused.value.message.endswith(
+        f"file_size: a file of more than {size_mb} MB was refused; write smaller ones, or start a "
+        f"session with {advice}"
+    )
 
 
 class Lies(FakeFiles):

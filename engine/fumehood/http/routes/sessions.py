@@ -60,7 +60,7 @@ from fumehood.core.value import Value
 from fumehood.core.workspace_path import path_fault
 from fumehood.engine import Engine
 from fumehood.executors.program import content_type_of
-from fumehood.executors.session_files import FileChanged, SessionFiles, too_large
+from fumehood.executors.session_files import FileChanged, SessionFiles
 from fumehood.http.answers import engine_of
 from fumehood.http.bodies import (
     FileBody,
@@ -623,8 +623,7 @@ async def stop_session_process(
 
 
 def _require_room_for(request: Request, files: SessionFiles) -> None:
-    if int(request.headers.get("content-length", "0")) > files.most_bytes:  # digits, by h11
-        raise too_large(files.most_bytes)
+    files.require_room(int(request.headers.get("content-length", "0")))  # digits, by h11
 
 
 def _log_break(engine: Engine, why: str) -> None:
