@@ -31,7 +31,7 @@ LIFETIME = timedelta(days=3650)
 """Validity of the authority. The certificates of hosts expire together with the authority."""
 
 SKEW = timedelta(days=2)
-"""How far a sandbox's clock may be behind the engine's."""
+"""Maximum time by which a sandbox's clock may be behind the engine's."""
 
 
 class Authority:
@@ -155,7 +155,8 @@ def _key_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
 
 
 def _load(context: ssl.SSLContext, pem: bytes) -> None:
-    """Load a certificate and its key from memory, though the library only reads files."""
+    """Load a certificate and its key through an anonymous file, because the library only reads
+    files."""
     descriptor = os.memfd_create("certificate")
     try:
         os.write(descriptor, pem)

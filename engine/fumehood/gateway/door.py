@@ -287,8 +287,8 @@ class Door:
         return await self._ask(shown_request(request, body), send, port)
 
     def hold_back(self, request: ProgramRequest, body: bytes) -> Refusal:
-        """Add a request to those that the trial holds back, and return the program's answer. The
-        answer is also a refusal if the request cannot be held back."""
+        """Hold back a request of a trial, and return the refusal that the program gets. It also
+        gets a refusal if the request cannot be held back."""
         assert self.trial is not None
         if request.is_upgrade or request.method == TUNNEL:
             return self.refused(

@@ -148,7 +148,8 @@ class Placeholders:
         return [placeholder for placeholder in self._bound if placeholder in plain]
 
     def _fault(self, request: ProgramRequest, header: bytes, placeholder: bytes) -> str | None:
-        """Return why a secret may not be sent in a header of a request, as a clause, or None."""
+        """Return why a secret may not be sent in a header of a request, as a clause, or None if it
+        may."""
         name, settings = self._bound[placeholder]
         place = request.place
         origin = Origin(place.scheme, place.host.strip("[]"), place.port)

@@ -26,7 +26,7 @@ _PAGES = ("simple", "pypi")
 
 _WHEEL = re.compile(r"([^-/]+)-[^/]*\.whl(\.metadata)?")
 _SOURCE = re.compile(r"([^/]+)-[^-/]+\.(tar\.gz|tar\.bz2|zip)(\.metadata)?")
-"""With `_WHEEL`, the file names of packages. *Source*: PEP 427, 625 and 658."""
+"""File names of source packages; `_WHEEL` matches those of wheels. *Source*: PEP 427, 625, 658."""
 
 
 class ListedPackages(BaseModel):
@@ -71,7 +71,7 @@ def _plain(name: str) -> str:
 
 
 class GatewaySettings(BaseModel):
-    """The network access of programs. Without hosts and indexes, programs have no network."""
+    """Settings of programs' network access. Without hosts and indexes, programs have no network."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 

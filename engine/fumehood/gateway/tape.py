@@ -32,7 +32,7 @@ class Following(Protocol):
     """Receives one answer as the program receives it."""
 
     def add(self, piece: bytes) -> None:
-        """Take the next bytes of the body."""
+        """Add the next bytes of the answer's body."""
 
     def finish(self, digest: str | None) -> None:
         """Mark the answer as complete. `digest` is the SHA-256 of the request's body, or None if

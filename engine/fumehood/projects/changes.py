@@ -341,7 +341,7 @@ Texts = Mapping[str, bytes]
 
 class _Diffs:
     """Makes the diffs of a project. After `MAX_ALL_STEPS` line comparisons in total, each further
-    diff replaces the whole file as one change."""
+    diff shows its file as one large change."""
 
     def __init__(self) -> None:
         self._steps_left = MAX_ALL_STEPS

@@ -1,8 +1,8 @@
 """Files of a project that common tools execute just because they are present.
 
-Host side, a table. A diff of such a file looks like any other diff, so the approver is warned of
-it. It is not refused, because most projects contain such files. The table lists what common tools
-execute when they start in a directory or only look into it. It cannot be complete.
+Host side, a table. A diff of such a file looks like any other diff, so the approver is warned about
+the file. Such files are not refused, because most projects contain some. The table lists what
+common tools execute when they start in a directory or only read it. It cannot be complete.
 """
 
 from __future__ import annotations

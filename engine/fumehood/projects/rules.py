@@ -90,7 +90,7 @@ def git_directories(paths: Iterable[str]) -> tuple[str, ...]:
 
 
 def plain(path: str) -> str:
-    """Return a path in a form that is equal for all paths that some file system takes for the same.
+    """Normalize a path, so that paths that some file system takes for the same path become equal.
     *Source*: is_hfs_dotgit and is_ntfs_dotgit of git.
     """
     if not path.isascii():

@@ -94,7 +94,7 @@ FEED_S = 300.0
 """Maximum number of seconds for copying a project into a session."""
 
 SETTLED_S = 0.05
-"""Seconds after a file is written from which the guest reports the file's version."""
+"""Seconds that must pass after a write before the guest reports a file's version."""
 
 APPLIED = "is not as it was last applied"
 CHANGED = "The project has changed since the diff was shown. Nothing was written."
@@ -225,8 +225,8 @@ class SessionProject:
         return Effect(told, digest_of(judged.changes), digest_of(judged.changes), error)
 
     async def apply(self, lease: Lease, expected: str | None, call_id: str) -> JsonObject:
-        """Write the changes into the host directory, if their digest is `expected` or that is None.
-        If the engine is killed meanwhile, the next engine finds the outcome by `call_id`.
+        """Write the changes into the host directory, if their digest is `expected` or `expected` is
+        None. If the engine is killed meanwhile, the next engine finds the outcome by `call_id`.
 
         Raises:
             WorkspaceChanged: the digest of the changes is not `expected`; nothing was written.
@@ -372,7 +372,8 @@ def _left_out(baseline: Baseline) -> Callable[[str], bool]:
 
 
 def _with_base(conflicts: dict[str, str], baseline: Baseline) -> dict[str, str]:
-    """Return conflicts whose reason distinguishes applied files from copied files."""
+    """Return the conflicts, with the reason `APPLIED` instead of `ANOTHER` for files whose baseline
+    was applied, not copied."""
     return {
         path: APPLIED if why == ANOTHER and path in baseline.applied else why
         for path, why in conflicts.items()
@@ -596,7 +597,7 @@ class Feed(Connections):
         return self
 
     def on_frame(self, frame: ConnectionFrame) -> None:
-        """Process a frame from the guest. Raises FrameError unless it acknowledges bytes."""
+        """Process a frame from the guest. Raises FrameError unless the frame acknowledges bytes."""
         if (frame.kind, frame.number) != (TAKEN, FED):
             raise FrameError("a connection that no program can have made")
         super().on_frame(frame)

@@ -305,8 +305,8 @@ def _open_plain(name: str, directory: int) -> FileIO:
 
 
 def entry_of(name: str, directory: int) -> Entry | None:
-    """Return the file or link with a name in a directory, or None for anything else. Raises OSError
-    also if nothing has this name."""
+    """Return the entry of the file or link `name` in a directory, or None for anything else. Raises
+    OSError, also if `name` does not exist."""
     status = os.stat(name, dir_fd=directory, follow_symlinks=False)
     if stat.S_ISLNK(status.st_mode):
         return Entry(LINK, False, os.readlink(name, dir_fd=directory))

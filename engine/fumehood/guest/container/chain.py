@@ -84,9 +84,9 @@ class Chain:
         self._aside: dict[str, int] = {}
         """Token of a trial → the process with the trial's variables."""
         self._seen_awake: dict[int, int] = {}
-        """Process that was not stopped at the last check → its CPU time then."""
+        """Id of each process that was not stopped at the last check → its CPU time then."""
         self._used_ns: dict[int, int] = {}
-        """Waiting process → its CPU time when it was first seen stopped."""
+        """Id of each waiting process → its CPU time when it was first seen stopped."""
         self._are_ended = False
         """Whether the processes were killed between two calls and `tell_end` must report it."""
 
@@ -228,14 +228,15 @@ class Chain:
                 os.kill(pid, signal.SIGKILL)
 
     def tell_end(self) -> bool:
-        """Return whether the waiting processes were killed between two calls. True only once."""
+        """Return whether the waiting processes were killed between two calls. Returns True only
+        once."""
         are_ended, self._are_ended = self._are_ended, False
         return are_ended
 
     def stop(self) -> None:
         """Stop the waiting processes. Call this once every process that could wake them is gone.
-        If one of them has a terminal, all are killed: the kernel wakes it when the terminal is
-        closed, which may happen at any time.
+        If one of them has a terminal, all are killed: the kernel wakes such a process when its
+        terminal is closed, which may happen at any time.
         """
         self._used_ns.clear()
         self._seen_awake.clear()

@@ -65,8 +65,8 @@ enough CPU time to end it.
 """
 
 HOME = {"HOME": WORKSPACE}
-"""Not part of the zygotes' environment: libraries read settings from there, and programs write to
-it.
+"""The home directory. It is not set in the zygotes, because libraries read settings from it, and
+programs can write to it.
 """
 
 ENVIRONMENT = {

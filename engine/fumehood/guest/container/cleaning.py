@@ -35,7 +35,7 @@ CALM_CPU_S = 0.03
 and end all the time.
 """
 TELL_S = 0.002
-"""Seconds in which a zygote reports a process that it has reaped."""
+"""Seconds within which a zygote reports a process that it has reaped."""
 
 HOUSEKEEPER_CPU_S = 20.0
 """Maximum CPU time of a housekeeper in seconds."""
@@ -111,8 +111,8 @@ class Cleaner:
         return False
 
     def _count(self, *, looks: bool) -> tuple[bool, bool]:
-        """Return whether the kernel's count is as expected, and whether both numbers are certainly
-        of the same moment."""
+        """Return whether the kernel's count of processes is as expected, and whether the number of
+        threads of registered processes has certainly not changed since the last count."""
         counted = self._counters.read("processes")
         threads, is_certain = self._trees.count()
         return self._fits(counted, threads, looks=looks), is_certain
@@ -163,8 +163,8 @@ class Cleaner:
             return self._kill_the_rest(before_look=freeze)
 
     def _kill_uncounted(self) -> bool:
-        """Do the same on gVisor, which does not count processes, and sends SIGHUP to process groups
-        that were stopped.
+        """Kill the program's processes, but not registered ones, on gVisor. It does not count
+        processes, and sends SIGHUP to process groups that were stopped.
 
         A process that vanishes while the processes are listed may be a registered one that its
         parent has reaped. A process of the program can vanish undetected only if a zygote reaps it,
@@ -207,7 +207,8 @@ class Cleaner:
         return True
 
     def is_left_alone(self) -> bool:
-        """Whether only the guest, a session's waiting processes and registered ones exist."""
+        """Whether no processes exist except those of the guest, a session's waiting ones, and
+        registered ones."""
         for _ in range(2):  # a process that vanished during the first check may be Docker's
             if self.is_alone():
                 return True

@@ -123,7 +123,8 @@ class Host:
     @staticmethod
     def dismiss(former: int) -> None:
         """Send a former host, which may still be connected, a frame that it does not expect, so
-        that it gives up. Closing is not enough: a zygote has the same standard error open.
+        that the host gives up. Closing the channel is not enough: a zygote still has the same
+        standard error open.
         """
         with contextlib.suppress(OSError):
             os.write(former, framing.encode({"op": "ready", "enforces": {}, "faults": []}))

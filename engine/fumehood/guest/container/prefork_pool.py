@@ -137,7 +137,7 @@ class PreforkPool:
 
     @property
     def is_settled(self) -> bool:
-        """Whether no child is being forked, so every process id is known."""
+        """Whether no child is being forked, so that the process ids of all children are known."""
         return not self._ordered
 
     def take(self) -> Child | None:
@@ -329,7 +329,8 @@ class Standby:
         self._child, self._child_cpu_s = child, cpu_s
 
     def give(self, run: Run, cpu_s: int) -> Child | None:
-        """Return the standby if it can run the program of `run`. Otherwise kill it, return None."""
+        """Return the standby if it can run the program of `run`. Otherwise kill the standby and
+        return None."""
         child = self._child
         if child is None:
             return None

@@ -163,8 +163,8 @@ def _stat(pid: int) -> list[bytes]:
 
 class Patience:
     """Bounds the wait until killed processes are gone, by the CPU time of this process, which
-    searches for them. On a busy machine neither this process nor they get much CPU time, so a wall
-    time limit would not prove that they do not end.
+    searches for them. On a busy machine neither this process nor the killed ones get much CPU time,
+    so exceeding a wall time limit would not prove that they never end.
     """
 
     def __init__(self, cpu_s: float) -> None:
@@ -191,8 +191,8 @@ KILL_CPU_S = 2.0
 """CPU time in seconds for killing a program's processes, however fast they start others."""
 
 SHORT_PAUSE_S, SHORT_PAUSES, LONG_PAUSE_S = 0.0005, 1000, 0.01
-"""Seconds of pauses between searches, and the number of short ones: killed processes take time to
-die and to be reaped. After the short pauses, longer ones leave them more CPU time.
+"""Length of a short pause between searches in seconds, number of short pauses, and length of a long
+pause. Killed processes take time to die and to be reaped; long pauses leave them more CPU time.
 """
 
 IDLE_LOOKS = 200

@@ -80,7 +80,7 @@ class Registered:
         self.get_orphans = True
         """Whether keepers become the parents of the orphans below them."""
         self.was_surprised = False
-        """Whether a keeper was killed that the supervisor did not kill."""
+        """Whether a keeper was killed by something other than the supervisor."""
 
     @property
     def pids(self) -> set[int]:
@@ -119,7 +119,8 @@ class Registered:
         return True
 
     def kill_all(self) -> None:
-        """Kill all keepers. The processes below them then have no keeper, and are not spared."""
+        """Kill all keepers. The processes below them then have no keeper, so the cleaning kills
+        them as well."""
         for process in self._keepers.values():
             process.is_lost = True
             os.kill(process.keeper_pid, signal.SIGKILL)

@@ -108,7 +108,7 @@ class _Streams:
         self._watch(connection)
 
     def _on_event(self, connection: _Connection) -> None:
-        """Read and write as much as possible without blocking. Either event leads here."""
+        """Read and write as much as possible without blocking. Called for both kinds of events."""
         if connection.number in self._open and not connection.is_finished:
             self._read(connection)
         if connection.number in self._open:

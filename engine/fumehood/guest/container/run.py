@@ -82,7 +82,7 @@ class Run:
     """The certificates that the program's clients must trust, if it has network; "" if the host
     sends bytes for the program instead; else None."""
     fed_bytes: int = 0
-    """Number of such bytes from the host at the end of `request`."""
+    """Number of bytes at the end of `request` that the host has sent for the program."""
     quiet: bool = False
     """Whether only the run's figures are sent to the host, and not its files."""
     is_left: bool = False

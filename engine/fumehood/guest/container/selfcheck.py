@@ -26,13 +26,13 @@ PROBE_PATIENCE_S = 60.0
 container, so that a busy machine is never taken for one that does not enforce its limits.
 """
 PROBE_WALL_S = 0.03
-"""Seconds after its report at which the probe must be killed."""
+"""Seconds after the probe's report at which the probe must be killed."""
 PROBE_OUTPUT_BYTES = 1024
 CHECK_ID = -1
 
 
 class SelfCheck:
-    """One inspection of the wall: `run` is the probe, `result` the findings."""
+    """One inspection of the wall. `run` is the probe's run, and `result` returns the findings."""
 
     def __init__(self, config: dict[str, Any], counters: Counters, mounts: Mounts) -> None:
         self._config = config

@@ -131,7 +131,8 @@ class Supervisor:
         self._output_told = 0.0
         self._watch_at = 0.0
         self._frozen = contextlib.ExitStack()
-        """Closing it resumes the registered processes that were stopped so that a run could end."""
+        """An exit stack that resumes the registered processes that were stopped so that a run could
+        end."""
         self._orphaned: Run | None = None
         """A session's run whose first process has ended but that is not concluded yet, or None."""
         self._mounts = Mounts(kept=[WORKSPACE] if config["disk_bytes"] else [])
@@ -607,8 +608,8 @@ class Supervisor:
         self._load_at = time.monotonic() + QUIET_S
 
     def _finish(self, run: Run, why: str | None) -> None:
-        """Report whether the container is clean, and end it if it is not. `why` is None, or why it
-        is not clean."""
+        """Report whether the container is clean, and end it if it is not. `why` is the reason why
+        it is not clean, or None."""
         if not run.is_left:
             self._host.send({"op": "reset", "id": run.id, "clean": why is None, "why": why})
         elif not self._host.is_gone:
@@ -692,8 +693,8 @@ class Supervisor:
 
     def _look_after_registered(self, run: Run | None) -> None:
         """Handle the processes that dead keepers have left, which cannot be told apart from a
-        call's processes any more: kill them, or let the current run's cleaning do so. Unless the
-        supervisor has killed a keeper, the kernel has for lack of memory, which also ends the run.
+        call's processes any more: kill them, or let the current run's cleaning do so. A keeper that
+        the supervisor has not killed was killed for lack of memory, so the run is ended for this.
         """
         if not self._registered.has_lost:
             return
@@ -709,7 +710,7 @@ class Supervisor:
 
     @staticmethod
     def _is_chained(run: Run | None) -> bool:
-        """Whether the run belongs to the chain, so that the chain's processes do not wait."""
+        """Whether a run uses the chain's processes, so that these are not waiting meanwhile."""
         return run is not None and run.keep and run.program == "python"
 
     def _watch_chain(self, run: Run | None, now: float) -> None:
@@ -784,8 +785,8 @@ class Supervisor:
 
     def _look_at_killed(self, run: Run, pid: int, now: float) -> None:
         """Conclude a killed run if its first process is dead although its end was not reported,
-        which another of its processes can cause. If it is still alive and there are registered
-        processes, stop these, because they may use all CPU time.
+        which another of its processes can cause. If the first process is still alive and there are
+        registered processes, stop these, because they may use all CPU time.
         """
         if now >= run.look_at:
             run.look_at = now + HIDDEN_S

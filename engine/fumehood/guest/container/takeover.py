@@ -18,7 +18,7 @@ from fumehood.guest.container import processes
 from fumehood.guest.core.pipes import receive
 
 ADDRESS = "\0fumehood-takeover"
-"""An abstract socket, because no writable directory is inaccessible to programs."""
+"""The address of an abstract socket, because programs can access every writable directory."""
 
 DESCRIPTORS = 3
 """Number of descriptors in a relay's message: its input, its output, and one end of a socket that

@@ -45,7 +45,7 @@ class _Known:
     """A process that was found below a keeper."""
 
     descriptor: int
-    """Its open status file."""
+    """The descriptor of the process's open status file."""
     threads: int = 0
     cpu_ns: int | None = None
     """CPU time at the last count, or None for a process with a single thread."""
@@ -183,7 +183,7 @@ class Trees:
                     return True
             if current is not None:
                 return False
-            # The process or an ancestor is gone. Its descendants have a new parent now.
+            # The process or an ancestor is gone, so parents have changed: try again.
         return False
 
 

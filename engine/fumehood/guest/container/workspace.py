@@ -66,8 +66,8 @@ class Mounts:
         self._changes.register(self._watched, select.POLLPRI)
 
     def are_clean(self) -> bool:
-        """Whether used blocks and inodes of the mounts are unchanged, except of `kept` ones. If a
-        file system does not count inodes, whether the mounts are empty.
+        """Whether the used blocks and inodes of all mounts except `kept` ones are unchanged. If a
+        file system does not count inodes, whether these mounts are empty.
         """
         if not self._count_inodes:
             return not any(os.listdir(path) for path in self.emptied)

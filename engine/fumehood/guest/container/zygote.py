@@ -120,7 +120,8 @@ def _out_of_the_way(end: socket.socket) -> socket.socket:
 
 
 def _fork() -> int | None:
-    """`os.fork`, or None if there are too many processes or too little memory now."""
+    """Fork as `os.fork` does. Return None if there are too many processes or too little memory
+    now."""
     try:
         return os.fork()
     except OSError:

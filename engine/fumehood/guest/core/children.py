@@ -29,7 +29,7 @@ class Ended(NamedTuple):
 
 
 def watch() -> socket.socket:
-    """A socket that becomes readable when a child has ended. Empty it with `drain`."""
+    """Return a socket that becomes readable when a child has ended. Empty it with `drain`."""
     readable, writable = socket.socketpair()
     readable.setblocking(False)
     writable.setblocking(False)
@@ -104,7 +104,8 @@ STATE = b"\nState:"
 
 
 def peak_bytes(pid: int) -> int | None:
-    """Peak resident memory of a process according to the kernel."""
+    """Return the peak resident memory of a process in bytes, or None if the kernel does not show
+    it."""
     return size(field(status(pid), b"VmHWM"))
 
 
@@ -126,7 +127,7 @@ def is_filtered(shown: bytes, own_filters: int | None) -> bool:
 
 
 def own_filters() -> int | None:
-    """The number of this process's system-call filters, or None on kernels before 5.9."""
+    """Return the number of this process's system-call filters, or None on kernels before 5.9."""
     filters = field(status("self"), b"Seccomp_filters")
     return None if filters is None else int(filters)
 
@@ -156,17 +157,18 @@ def field(shown: bytes, name: bytes) -> bytes | None:
 
 
 def size(value: bytes | None) -> int | None:
-    """The value of a field such as `1024 kB`, in bytes."""
+    """Return the value of a field such as `1024 kB` in bytes, or None if the field is missing."""
     return None if value is None else int(value.split()[0]) * 1024
 
 
 def kill_below(pid: int) -> set[int]:
     """Kill all descendants of a process, but not the process itself. Returns their process ids.
 
-    Used by the jail's supervisor, the subreaper of all processes below it. Never by user id: on a
-    host that would kill the operator's own processes. Each process is stopped before its children
-    are listed, so none is missed, and is killed through a descriptor, so a reused process id is
-    harmless. The process stays stopped if it had descendants, because its own kill follows.
+    Used by the jail's supervisor, the subreaper of all processes below it. Processes are not found
+    by their user, because on a host this would kill the operator's own processes. Each process is
+    stopped before its children are listed, so none is missed, and is killed through a descriptor,
+    so a reused process id is harmless. If it had descendants, the process `pid` stays stopped,
+    because the caller kills it next.
     """
     children = _children(pid)
     if not children:
@@ -188,7 +190,8 @@ def kill_below(pid: int) -> set[int]:
 
 
 def _children(pid: int) -> list[int]:
-    """The child process ids of all threads of a process. *Source*: proc_pid_task(5)."""
+    """Return the process ids of the children of all threads of a process. *Source*:
+    proc_pid_task(5)."""
     children: list[int] = []
     try:
         for thread in os.listdir(f"/proc/{pid}/task"):

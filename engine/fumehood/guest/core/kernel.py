@@ -68,7 +68,7 @@ def fork_for_parent() -> int:
 
 @contextmanager
 def files_made_as(user_id: int) -> Iterator[None]:
-    """Create files as another user within this context. The thread's other rights stay."""
+    """Create files as another user within this context. The thread keeps its other rights."""
     _libc.setfsuid(user_id)
     try:
         yield
@@ -98,7 +98,7 @@ _NO_CAPABILITIES = (_CapabilitySets * 2)()
 
 
 def warm_up() -> None:
-    """Touch the pages that the calls of this module need, without changing anything."""
+    """Touch the memory pages that the calls of this module need, without changing anything."""
     found = (_CapabilitySets * 2)()
     _checked(_libc.capget(_OWN_CAPABILITIES, found), "capget")
     syscall(_GETPID)
@@ -158,7 +158,7 @@ def unread_bytes(pipe: int) -> int:
 
 
 def process_cpu_ns(pid: int) -> int | None:
-    """CPU time of a whole process so far, in nanoseconds, or None if unreadable.
+    """Return the CPU time of a whole process so far in nanoseconds, or None if it is unreadable.
 
     *Source*: `clock_getcpuclockid(3)`; the clock's number is built from the process id.
     """

@@ -4,8 +4,8 @@ Guest side. RestrictedPython compiles `a.b` to `_getattr_(a, "b")`; a program ca
 functions allow. Invariants: attributes are read by the table of the object's type; only containers,
 a few library objects, and the program's own classes and their instances can be changed; and every
 refusal is remembered, even if the program swallows it. A program's class has `type` as its
-metaclass and only `object`, exceptions and other classes of the program as bases; it cannot take
-part in attribute access, class creation or copying.
+metaclass and only `object`, exceptions and other classes of the program as bases; its methods
+cannot take part in attribute access, class creation or copying.
 """
 
 from __future__ import annotations
@@ -307,7 +307,8 @@ class Guards(Uncopied):
         raise self.refused(f"the type {kind.__name__[:40]} is not for programs")
 
     def total_ordering(self, *values: Any, **keywords: Any) -> Any:
-        """Implement `functools.total_ordering`. Raises Refused for classes of a library."""
+        """Implement `functools.total_ordering`. Raises Refused for a class that is not the
+        program's."""
         kind = _one_class(*values, **keywords)
         if kind not in self.classes:
             raise self.refused("only a class of the program can be ordered")

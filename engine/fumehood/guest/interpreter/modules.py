@@ -68,7 +68,7 @@ Module.__name__ = Module.__qualname__ = "module"  # as Python's errors call it
 
 
 class Hint:
-    """A placeholder for a name of `typing`. Annotations are not evaluated, so it does nothing."""
+    """A placeholder for a name of `typing`. It does nothing, as annotations are not evaluated."""
 
     __slots__ = ("_name",)
 

@@ -330,7 +330,7 @@ def check_names(nodes: list[ast.AST]) -> None:
     NameError when it uses one.
 
     Raises:
-        Refused: the program uses such a built-in name. The message has an alternative if any.
+        Refused: the program uses such a built-in name. The message names an alternative if any.
     """
     bound = set(_bound(nodes))
     for node in nodes:

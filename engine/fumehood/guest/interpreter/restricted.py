@@ -55,7 +55,7 @@ def run(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def warm_up() -> None:
-    """Run a small program, so that the memory pages that every program needs are ready."""
+    """Run a small program, to touch the memory pages that every program needs."""
     strict_json.dumps(run({"arguments": {"code": _WARM_UP}, "output_bytes": 4096}))
 
 
@@ -361,7 +361,7 @@ def json_value(value: Any, max_bytes: int) -> Any:
 
 
 def short_repr(value: Any) -> str:
-    """Return `repr(value)`, cut after 4,000 characters. Long containers are only walked so far."""
+    """Return `repr(value)`, cut after 4,000 characters. Stops walking long containers there."""
     text = _repr(value, MAX_REPR_CHARACTERS + 1, MAX_VALUE_DEPTH)
     return utf8(whole_words(text, MAX_REPR_CHARACTERS))
 

@@ -161,9 +161,8 @@ def fonts_found_late() -> Iterator[None]:
 
 @contextmanager
 def _fonts_of_image() -> Iterator[None]:
-    """Make Matplotlib use `FONTS` as its configuration directory. If that were not writable,
-    Matplotlib would create another directory, so `FONTS` is reported as writable. Nothing needs to
-    be written to it.
+    """Make Matplotlib use `FONTS` as its configuration directory within this context. `FONTS` is
+    reported as writable, or Matplotlib would create another directory. Nothing is written there.
     """
     access, chosen = os.access, os.environ.get(CONFIGURATION)
     os.access = lambda path, *rest, **more: str(path) == FONTS or access(path, *rest, **more)

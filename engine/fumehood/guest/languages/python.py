@@ -44,7 +44,7 @@ FILENAME = "<code>"
 """File name of the first program; later ones of a session are `<code 2>` and so on."""
 
 KEY_BEGINS, KEY_ENDS = "-----BEGIN ", "-----END "
-"""The beginnings of the lines before and after a private key. *Source*: RFC 7468."""
+"""How the lines before and after a private key begin in PEM. *Source*: RFC 7468."""
 
 MAX_MESSAGE_CHARACTERS = 2000
 MAX_TRACEBACK_CHARACTERS = 16_000
@@ -101,14 +101,15 @@ def _set_up_pandas() -> None:
 
 
 def _add_site_names() -> None:
-    """Add `exit`, `quit` and `help`, which come from `site`; the guest runs without it."""
+    """Add `exit`, `quit` and `help`, as the module `site` would; the guest runs without `site`."""
     for name in ("exit", "quit"):
         setattr(builtins, name, _sitebuiltins.Quitter(name, "Ctrl-D (i.e. EOF)"))
     setattr(builtins, "help", _sitebuiltins._Helper())  # noqa: B010  # unknown to type checkers
 
 
 def warm_up() -> None:
-    """Run a small program on a null device, to touch the pages that every program needs."""
+    """Run a small program, to touch the memory pages that every program needs. Standard output
+    should be a null device."""
     dummy = Program(memory_bytes=0)
     dummy.run(_DUMMY)
     if "pandas" in sys.modules:

@@ -176,7 +176,7 @@ def _refused(message: str) -> ToolError:
 
 
 def make_module(tools: Sequence[dict[str, Any]], call: Send) -> types.ModuleType:
-    """Return the module `tools` with a function for each tool description. They use `call`."""
+    """Return the module `tools`, with a function for each tool description that uses `call`."""
     module = types.ModuleType("tools", "Other tools. A call that fails raises ToolError.")
     functions = [_function(tool, call) for tool in tools]
     for function in functions:

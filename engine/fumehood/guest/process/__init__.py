@@ -1,1 +1,1 @@
-"""The guest of the process walls, interpreter and jail: many children of one supervisor."""
+"""The guest of the process walls (interpreter and jail): one supervisor with many children."""

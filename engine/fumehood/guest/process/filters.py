@@ -110,7 +110,8 @@ _FCNTL_COMMANDS = (0, 1, 2, 3, 4, 1030)
 processes."""
 
 _IOCTL_COMMANDS = (0x5421, 0x5450, 0x5451)
-"""FIONBIO, FIONCLEX, FIOCLEX. FIOSETOWN is excluded for the same reason."""
+"""FIONBIO, FIONCLEX, FIOCLEX. FIOSETOWN is excluded, because it could send signals to other
+processes."""
 
 _PROT_WRITE = 2
 _PROT_EXEC = 4

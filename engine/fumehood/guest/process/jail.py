@@ -3,7 +3,7 @@
 Guest side, between zygote and child. The child gives up its file access in two steps. Before it
 reads its request, it restricts itself to the interpreter, the libraries and the import paths of all
 tools. Once it knows the requested function, it keeps only the libraries and that function's import
-path, and gives up the system calls with which it did so. Only then is the tool's code imported.
+path, and gives up the system calls for such restrictions. Only then is the tool's code imported.
 
 The zygote preloads the public names of `fumehood` that a tool's module needs. It loads them by
 name, because a guest module may import nothing of the engine but framing.
@@ -117,7 +117,7 @@ def _tell_part(text: str) -> None:
 
 
 def _warm_up() -> None:
-    """Touch the pages that every function needs, before a call waits for them."""
+    """Touch the memory pages that every function needs, before a call waits for them."""
     os.environ.update(ENVIRONMENT)
     asyncio.run(asyncio.sleep(0))
 

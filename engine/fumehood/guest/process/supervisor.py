@@ -57,7 +57,7 @@ READY_FRAME_BYTES = 4096
 REPLY_OVERHEAD_BYTES = 4096
 """Bytes by which a reply may exceed the output limit, for keys and escapes."""
 CHECKOUT = struct.Struct("!qi")
-"""The checkout's id and the child's process id, sent with the two descriptors."""
+"""A checkout's id and the child's process id, which are sent with the child's two pipes."""
 
 DIED_UNSEALED = "a child died before it was sealed"
 ZYGOTE_GONE = "the zygote is gone"
@@ -499,7 +499,7 @@ class Supervisor:
             self._on_reply(child, message, child.decoder.last_size)
 
     def _pass_on_parts(self, run: Run) -> None:
-        """Forward all parts of one read together, because a child can send very small ones."""
+        """Forward all received parts in one frame, because a child can send very small parts."""
         parts, run.parts = run.parts, []
         if parts and run.killed_for is None:
             self._tell_host({"op": "part", "id": run.id, "text": "".join(parts)})
