@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -14,14 +14,15 @@ import pytest
 from fumehood.core.errors import ENDING_ERRORS, EndedBy
 from fumehood.core.identity import TrustDomain
 from fumehood.core.json_types import JsonObject
-from fumehood.core.limits import Limit, Limits
+from fumehood.core.limits import Limit, Limits, least_limits
 from fumehood.sandbox.container.docker_api import Docker
 from fumehood.sandbox.container.wall import ContainerWall
 from fumehood.sandbox.images.catalog import Image
 from fumehood.sandbox.process.wall import InterpreterWall, JailWall
 from fumehood.sandbox.settings import ContainerSettings, EngineIdentity
 from fumehood.sandbox.wall import RunEnding, Wall
-from fumehood.testing import FakeWall, SeenRun
+from fumehood.testing import INTERPRETER_LIMITS, FakeWall, SeenRun
+from support.cloud import example_module, running_service
 from support.nodes import cluster_wall
 
 pytestmark = pytest.mark.anyio
@@ -44,6 +45,8 @@ class Case:
     isolation: str
     isolation_if_fresh: str = "call"
     memory_mb: int = 64
+    name: str = "interpreter"
+    """The name by which the engine knows what the wall must enforce."""
 
 
 def expression(text: str) -> JsonObject:
@@ -77,6 +80,7 @@ PROGRAMS = {
     "isolation": "call",
     "isolation_if_fresh": "container_per_call",
     "memory_mb": 128,
+    "name": "container",
 }  # fmt: skip
 FUNCTIONS = {
     "program": "function",
@@ -85,6 +89,7 @@ FUNCTIONS = {
     "breaks_a_rule": function("import os; os.fork()"),
     "takes_long": function("while True: pass"),
     "isolation": "call",
+    "name": "jail",
 }
 
 
@@ -112,6 +117,7 @@ def anyio_backend() -> str:
         pytest.param("runsc", marks=pytest.mark.needs("docker", "runsc")),
         pytest.param("nodes", marks=pytest.mark.needs("docker")),
         "fake",
+        "documented",
     ],
 )
 async def case(
@@ -119,6 +125,14 @@ async def case(
 ) -> AsyncIterator[Case]:
     if request.param == "fake":
         yield Case(FakeWall(answer=pretend), **EXPRESSIONS)
+    elif request.param == "documented":
+        of_cloud = {**EXPRESSIONS, "isolation": "call", "name": "cloud"}
+        async with (
+            InterpreterWall() as behind,
+            running_service(behind) as url,
+            example_module().CloudWall(url, INTERPRETER_LIMITS) as cloud,
+        ):
+            yield Case(cloud, **of_cloud)
     elif request.param == "jail":
         async with JailWall([TESTS]) as jail:
             yield Case(jail, **FUNCTIONS)
@@ -155,7 +169,8 @@ async def run(
 @pytest.mark.row("S1", "S4")
 async def test_wall_enforces_at_least_its_required_limits(case: Case) -> None:
     status = case.wall.status
-    assert status.required <= status.enforced <= frozenset(Limit)
+    assert least_limits(case.name) <= status.required <= status.enforced <= frozenset(Limit)
+    assert status.lacking(case.name) == frozenset()
     assert case.wall.limits.default_wall_s <= case.wall.limits.max_wall_s
 
 
@@ -200,3 +215,32 @@ async def test_concurrent_leases_are_all_served(case: Case) -> None:
             group.start_soon(one)
     assert len(endings) == 12
     assert all(ending.ended_by is EndedBy.OK for ending in endings)
+
+
+# -- controls ---------------------------------------------------------------------------------
+
+
+def lies_about_time(run: SeenRun) -> RunEnding:
+    return RunEnding(EndedBy.OK, "call", cpu_ms=1, result={"value": 4, "text": "4"})
+
+
+@pytest.mark.parametrize(
+    ("lying", "test"),
+    [
+        (FakeWall(required=frozenset()), test_wall_enforces_at_least_its_required_limits),
+        (FakeWall(enforced=frozenset()), test_wall_enforces_at_least_its_required_limits),
+        (FakeWall(lies_about_time), test_program_that_breaks_a_rule_has_no_result),
+        (
+            FakeWall(lies_about_time),
+            test_program_over_its_time_ends_as_wall_time_and_the_next_succeeds,
+        ),
+        (FakeWall(lies_about_time), test_fresh_lease_reports_its_stronger_isolation),
+    ],
+    ids=["requires", "enforces", "rules", "time", "isolation"],
+)
+async def test_wall_that_lies_fails_the_contract(
+    lying: FakeWall, test: Callable[[Case], Awaitable[None]]
+) -> None:
+    with pytest.raises(AssertionError):
+        await test(Case(lying, **EXPRESSIONS))
+    await test(Case(FakeWall(answer=pretend), **EXPRESSIONS))  # the same test, and an honest wall
