@@ -3,9 +3,9 @@
 Host side, in a thread. The new contents are staged in a directory of the project, on the same file
 system. Then each old file is moved into the staging directory, checked there under its new name,
 and replaced by the new file without overwriting anything. A journal in the engine's own state
-records the changes. If writing fails, or the journal of a killed engine is not marked as done, all
-changes are undone, in the latter case by the next engine. Invariants: no link is followed; if any
-file differs from the copied one, nothing changes; nothing outside the project is touched.
+records the changes. If writing fails, all changes are undone. If the engine is killed before the
+journal is marked as done, the next engine undoes them. Invariants: no link is followed; if any file
+differs from the copied one, nothing changes; nothing outside the project is touched.
 """
 
 from __future__ import annotations

@@ -6,10 +6,10 @@ guards check it; they read attributes by a separate table. Invariant: a program 
 is in these tables; if they fail, the wall around the process still holds.
 
 Output: printed text never exceeds the output limit. A program that prints more ends with the error
-"output", whatever it does afterwards. Values: only containers of exact built-in types are examined;
-everything else is shown by its own `repr`, whose exceptions count as the program's. Failures: only
-lines of the program are shown, no other files and functions. The program can choose an exception's
-type and message, so they are shortened.
+"output", whatever it does afterwards, or "policy" if the guards have refused it something. Values:
+only containers of exact built-in types are examined; everything else is shown by its own `repr`,
+whose exceptions count as the program's. Failures: only lines of the program are shown, no other
+files and functions. The program can choose an exception's type and message, so they are shortened.
 """
 
 from __future__ import annotations
