@@ -1,10 +1,11 @@
-"""Approve: let a call pass if it needs no consent, and ask for the consent to any other call.
+"""Approve: let a call pass if it needs no consent, and request consent for any other call.
 
 Fifth stage. Takes a `ClaimedCall`, returns an `ApprovedCall`, or the final answer if the caller
-waited for the decision. Whoever decides is an `Asker`, which is all that the pipeline knows of it:
-`HumanAsker` in `approvals/stored_calls` stores the call while it waits. Invariant: a call that the
-policy asks about passes only with a `Consent` that was given for this very value, or as a trial; an
-asker that raises, or returns anything else, ends the call before it starts.
+waited for the decision. Consent comes from an `Asker`; the pipeline knows only this interface.
+`HumanAsker` in `approvals/stored_calls` stores the call while it waits. Invariant: a call for which
+the policy requires approval passes only as a trial, or with a `Consent` that was given for the same
+`PermittedCall` object. If the asker raises, or returns anything else, the call ends before it
+starts.
 """
 
 from __future__ import annotations
@@ -31,17 +32,17 @@ MAX_READ_VALUES = 20_000
 
 @dataclass(frozen=True, slots=True)
 class Consent:
-    """A yes to one call."""
+    """Permission to run one call, by a human's approval or by a remembered rule."""
 
     permitted: PermittedCall
-    """The call, as it will run."""
+    """The call as it will run."""
     use: Callable[[Plan], Awaitable[None]]
-    """Awaited just before the call starts: uses the consent up. What it raises ends the call, such
-    as when the consent no longer covers the call, or is used up."""
+    """Awaited just before the call starts, to mark the consent as used. If it raises, the call
+    ends, for example because the consent no longer covers the call or has already been used."""
     expected: str | None = None
-    """The state of the workspace for which the call's effect was shown."""
+    """The state of the workspace when the effect that a human approved was computed."""
     is_let_pass: bool = False
-    """Whether the call may pass a gate in spite of an `Excess` with a `record`."""
+    """Whether the call may pass a gate despite an `Excess` with a `record`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,54 +54,58 @@ class Asked:
     at: datetime
     decided_at: datetime | None
     has_begun: bool
-    """Whether the call had started when this was read."""
+    """Whether the call had started when this value was read from the database."""
     edit_warning: str | None
-    """The warning for its caller if its arguments were changed, to be given if it has run."""
+    """If an approver edited the arguments: the warning for the caller, given only if the call
+    ran."""
 
     @property
     def waited_ms(self) -> float | None:
-        """The milliseconds that the call waited for the decision, or None without one."""
+        """The milliseconds that the call waited for the decision, or None if it was not decided."""
         waited = self.decided_at - self.at if self.decided_at is not None else None
         return round(waited.total_seconds() * 1e3, 3) if waited is not None else None
 
 
 class Asker(Protocol):
-    """Decides about calls, or stores them until somebody has decided."""
+    """Decides on calls, or stores them until a decision is made."""
 
     async def ask(
         self, claimed: ClaimedCall, plan: Plan, call: CallContext, services: PipelineServices
     ) -> Consent | Envelope:
         """Return the consent to a call, or its final answer after it was stored and has ended.
 
-        Sets `call.parked_as` once the call is stored, and hands its claim over to the stored call.
+        Set `call.parked_as` once the call is stored, and transfer its claim to the stored call.
 
         Raises:
-            RequiresHumanApproval: the call waits, or nobody could decide.
-            CallInProgress: the call was approved meanwhile and still runs.
-            EngineError: the call is refused, or it would fail with this error.
+            RequiresHumanApproval: the call waits for a decision, or has too few approvers.
+            CallInProgress: the call was approved meanwhile and is still running.
+            EngineError: the call is refused, or its preview shows that it would fail.
         """
 
     async def wait_for(self, approval_id: str, call: CallContext) -> Envelope:
-        """Return the answer of a stored call, within the time that the option of `call` allows.
+        """Wait for a stored call, as long as the options of `call` allow, and return its answer.
 
         Raises:
-            RequiresHumanApproval: the stored call still waits.
-            CallInProgress: it is running.
+            RequiresHumanApproval: the stored call still waits for a decision.
+            CallInProgress: the stored call is still running.
         """
 
     def wait_s(self, wanted: bool | float | None) -> float:
-        """Return how many seconds a call may wait for its answer, given the option that it sent."""
+        """Return how many seconds a call with the option `wait_for_approval=wanted` may wait."""
 
     async def same_call(self, repeat_key: str, tool: str) -> str | None:
-        """Return the id of the approval of the call that a new call repeats, or None."""
+        """Return the approval id of the stored call that a call with this key repeats, or None."""
 
     async def take_back(
         self, approval_id: str, call: CallContext, services: PipelineServices
     ) -> None:
-        """Withdraw a stored call whose caller was cancelled, unless others wait for it."""
+        """Cancel a stored call whose caller was cancelled, unless its answer is still wanted."""
 
     async def ending_of(self, call_id: str, principal_id: str) -> Envelope | EngineError | None:
-        """Return the answer of a caller's stored call, an error with its state, or None."""
+        """Return a caller's stored call: its answer, or an error if it has not ended.
+
+        Return None if the caller has no such call.
+        """
 
 
 # -- the stage ------------------------------------------------------------------------------
@@ -108,11 +113,11 @@ class Asker(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ApprovedCall:
-    """A call with consent, or that needs none."""
+    """A call that needs no consent, or has it."""
 
     permitted: PermittedCall
     consent: Consent | None = None
-    """The consent to it, which is used up when the call starts."""
+    """Marked as used when the call starts. None if the call needs no consent."""
 
 
 def require_readable(permitted: PermittedCall) -> None:
@@ -135,11 +140,13 @@ def require_readable(permitted: PermittedCall) -> None:
 async def approve(
     claimed: ClaimedCall, services: PipelineServices, call: CallContext
 ) -> ApprovedCall | Envelope:
-    """Pass a call that needs no consent, or becomes a trial. Ask about any other call.
+    """Pass a call that needs no consent or becomes a trial, and request consent for any other.
+
+    Return the approved call, or the final answer of a call that was stored and has ended.
 
     Raises:
         EngineError: as `Asker.ask`.
-        TypeError: the asker has failed, as in `with_consent`.
+        TypeError: as `with_consent`.
     """
     permitted, decision = claimed.permitted, claimed.permitted.decision
     if decision.verdict is Verdict.ALLOW:
@@ -155,10 +162,10 @@ async def approve(
 
 
 def with_consent(permitted: PermittedCall, consent: object) -> ApprovedCall:
-    """Return a call with the consent to it.
+    """Return the call with its consent.
 
     Raises:
-        TypeError: it is not a consent, or was given for another call.
+        TypeError: `consent` is not a `Consent`, or was given for another call.
     """
     if not isinstance(consent, Consent) or consent.permitted is not permitted:
         raise TypeError("The asker returned no consent to this call.")

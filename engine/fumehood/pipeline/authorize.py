@@ -34,7 +34,8 @@ class PermittedCall:
     principal: Principal
     decision: Decision
     session_env: Mapping[str, str] = field(default_factory=dict, repr=False)
-    """Environment variables that its program has from its session. Their values may be secret."""
+    """Environment variables that the session gives to the call's program. The values may be
+    secret."""
 
     @property
     def request(self) -> CallRequest:
@@ -55,7 +56,7 @@ class PermittedCall:
 
     @property
     def trust_domain(self) -> TrustDomain:
-        """The trust domain of the call: it may share processes with calls of the same domain."""
+        """The call's trust domain. Only calls of the same domain may share processes."""
         options = self.request.options
         return TrustDomain(self.principal.id, options.agent_id, options.session_id)
 
@@ -66,13 +67,14 @@ def authorize(
     is_over_budget: Callable[[], bool],
     env_of: Callable[[Principal, str], Mapping[str, str]] = lambda principal, session_id: {},
 ) -> PermittedCall:
-    """Check the caller's scope and its credential, then the policy.
+    """Check the caller's scope and credential, then the policy.
 
-    `env_of` returns the environment variables that a caller has chosen for a session. Rules see
-    them as if the call had sent them: a variable such as PATH decides what a command runs.
+    `env_of` returns the environment variables that a caller has chosen for a session. Policy rules
+    see them as if the call had sent them, because a variable such as PATH decides what a command
+    runs.
 
     Raises:
-        Unauthorized: the caller is unknown, or has presented no token for a tool that needs one.
+        Unauthorized: the caller is unknown, or presented no token and the tool requires one.
         PermissionDenied: the caller lacks the scope, or a rule denies the call.
     """
     resolved = validated.resolved
@@ -126,7 +128,7 @@ def facts_of(
 def facts_to_explain(
     query: ExplainWish, registry: ToolIndex, agents: Agents, now: Callable[[], datetime]
 ) -> CallFacts:
-    """Resolve and validate a call whose policy decision is to be explained. Ignores budgets.
+    """Return the facts of a call whose policy decision is to be explained, without budgets.
 
     Raises:
         EngineError: as for a real call, before its policy decision.

@@ -1,8 +1,8 @@
 """Batches: several calls in one request, each run by the pipeline as if it had been sent alone.
 
-Host side, created by the engine; below it `Calls.run`. Invariants: each member has exactly one
-answer, at its own position; a member's failure never affects another; a member whose turn comes
-after the batch was ended is never started; when `run` returns, no member is running.
+Host side. The engine creates batches; they use `Calls.run`. Invariants: each member has exactly one
+answer, at its own position; a member's failure never affects another; no member starts after the
+batch was ended; when `run` returns, no member is running.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class Batch:
             if timer is not None:
                 timer.cancel()
         if not isinstance(self._ended_by, Cancelled):  # otherwise the caller has left
-            # Equal members can be one call, so all have run before any counts as delivered.
+            # Equal members can share one call, so none counts as delivered until all have run.
             for handle in self._ended:
                 self._delivered(handle)
         return [self._answers[place] for place in range(len(self._members))]
@@ -111,9 +111,9 @@ class Batch:
             handle.cancel()
 
     async def _work(self, waiting: Iterator[tuple[int, Any]]) -> None:
-        """Answer one member after the other. Several of these tasks share the iterator."""
+        """Answer one member after the other. Several tasks run this and share the iterator."""
         for place, member in waiting:
-            # Refused members never wait, so without this they would block other callers.
+            # Refused members never yield to the event loop, so without this they would block it.
             await anyio.lowlevel.checkpoint()
             self._answers[place] = answer = await self._answer(member)
             self._texts[place] = text = encode_envelope(answer)

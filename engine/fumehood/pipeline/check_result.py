@@ -25,7 +25,7 @@ GROUP = "fumehood.result_checkers"
 """The entry point group in which packages offer checkers."""
 
 CHECK_S = 5.0
-"""Seconds for all checkers of one call together."""
+"""Timeout in seconds for all checkers of one call together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,8 +82,10 @@ def load_checkers(
 ) -> list[ResultChecker]:
     """Load the checkers that installed packages offer under these names.
 
+    `found` replaces the search of the installed packages.
+
     Raises:
-        ConfigError: no package offers one of them, or it cannot be loaded.
+        ConfigError: a name is not offered by any package, or its checker cannot be loaded.
     """
     if not names:
         return []  # searching all installed packages is slow
@@ -105,7 +107,7 @@ def load_checkers(
 def _together(opinions: Sequence[ResultCheck], *, is_whole: bool) -> Metacognition | None:
     """Combine the checkers' results. Correction is needed if any checker requests it.
 
-    `is_whole` tells whether all checkers succeeded. None if there is nothing to report.
+    `is_whole` means that all checkers succeeded. Return None if there is nothing to report.
     """
     if not opinions and is_whole:
         return None

@@ -50,7 +50,7 @@ from fumehood.protocol.framing import MAX_CALLS, MAX_OPEN_CALLS
 from fumehood.sandbox.wall import CallPort
 
 ANSWER_BYTES = 1024
-"""Bytes reserved for the parts of an answer around its result."""
+"""Bytes reserved for everything in an answer except its result."""
 
 _TAKEN = frozenset({"ToolError", "ABSENT"})
 """Names in the guest's module `tools` that are not tools."""
@@ -69,11 +69,12 @@ def require_for_program(tool: ToolDefinition) -> None:
 
 
 def tools_of(permitted: PermittedCall, services: PipelineServices) -> list[JsonObject] | None:
-    """Return the tools that a program may call, in the form for its guest, or None without tools.
+    """Return the tools that a program may call, as its guest receives them, or None without tools.
 
     Raises:
-        InvalidParams: the caller cannot use one of them, or two would have the same name.
-        ToolDisabled: the agent's configuration names one that the agent cannot use.
+        InvalidParams: the caller cannot use one of the tools, or two of them would get the same
+            function name.
+        ToolDisabled: the agent's configuration names a tool that the agent cannot use.
     """
     asked = permitted.validated.arguments.get("tools")
     if not asked or permitted.tool.definition.executor != "code:python":
@@ -169,8 +170,9 @@ class ChildCalls:
         send: Callable[[], Awaitable[EngineError | None]],
         port: CallPort,
     ) -> EngineError | None:
-        """Let a human decide on a request of the program, which `send` sends after a yes. Return
-        why it was not sent, or None.
+        """Ask for approval of a request that the program wants to send, and send it by `send`.
+
+        Return None if the request was sent, otherwise the error.
         """
         if len(self._open) >= MAX_OPEN_CALLS:
             return RateLimited(
@@ -183,7 +185,7 @@ class ChildCalls:
             return PermissionDenied("It needs a human's approval, and its call waits for none.")
         self._made += 1
         request = self._request(self._made, NET_TOOL, arguments)
-        # Each request is one of its own, however much it is like another.
+        # Every request is a call of its own, even if it equals an earlier one.
         own: JsonObject = {"new_call": True, "enable_cache": False, "wait_for_approval": patience_s}
         one = _HeldRequest(send, lambda is_waiting: self._on_waiting(port, is_waiting))
         request = replace(
@@ -199,7 +201,7 @@ class ChildCalls:
         timer = asyncio.get_running_loop().call_later(patience_s, one.give_up, handle)
         try:
             answer = await self._run_call(request, self._services, handle)
-            if one.has_begun:  # also if nobody waited for the end any more
+            if one.has_begun:  # even if the call was cancelled meanwhile
                 return await one.sent()
         finally:
             timer.cancel()
@@ -210,8 +212,9 @@ class ChildCalls:
         return PermissionDenied(answer.error.message if answer.error else "It was not sent.")
 
     async def ask_about(self, decision: HeldAction) -> EngineError | None:
-        """Let a human decide on the effect of a trial, which `decision` then applies. Return why it
-        was not applied, if that did not begin.
+        """Ask for approval of a trial's effect, which `decision` then applies.
+
+        Return None once `decision` has begun to apply the effect, otherwise the error.
         """
         patience_s = self._patience_s(wanted=True)
         if patience_s <= 0:
@@ -255,14 +258,14 @@ class ChildCalls:
         return PermissionDenied(answer.error.message if answer.error else "It was not put in.")
 
     def spend(self, *, requests: int = 0, network_bytes: int = 0) -> bool:
-        """Take what the program sends or gets from what gates hold. False if it is too much."""
+        """Charge the program's requests and bytes to the gates. Return False if one refuses."""
         return all(
             hold.take(requests=requests, passed_bytes=network_bytes)
             for _, hold in self._parent.holds
         )
 
     def cancel(self, task: asyncio.Task[None]) -> bool:
-        """Cancel what a task asks a human about. False if it asks nothing."""
+        """Cancel the request for approval on which a task waits. Return whether there was one."""
         handle = self._open.get(task)
         return handle is not None and handle.cancel()
 
@@ -305,7 +308,7 @@ class ChildCalls:
                 session_id=options.session_id,
                 enable_cache=options.enable_cache,
                 enable_retry=options.enable_retry,
-                max_length=MAX_RESULT_BYTES,  # cached apart from answers that are shortened
+                max_length=MAX_RESULT_BYTES,  # keeps its cached answer separate from shortened ones
                 wait_for_approval=self._patience_s(),
             ),
             principal=self._caller(parent.principal),
@@ -316,7 +319,7 @@ class ChildCalls:
         )
 
     def _caller(self, principal: Principal | None) -> Principal | None:
-        """Return the caller with its present authority, as its token may have been revoked."""
+        """Return the caller with its current authority, because its token may have been revoked."""
         if principal is None:
             return None
         agents, now = self._services.agents, self._services.clock.now()
@@ -326,8 +329,9 @@ class ChildCalls:
         )  # fmt: skip
 
     def _patience_s(self, *, wanted: bool | None = None) -> float:
-        """Return the seconds that the program's call may still spend waiting for approvals, of
-        those that its caller wants, or of `wanted` if that did not say.
+        """Return how many more seconds the program's call may wait for approvals.
+
+        `wanted` is used if the caller did not send the option `wait_for_approval`.
         """
         asker, options = self._services.asker, self._parent.request.options
         waited_s = self._waited_s
@@ -388,7 +392,7 @@ def _encoded(number: int, data: JsonObject, error: ErrorInfo | None) -> bytes:
 
 
 class _HeldRequest(HeldAction):
-    """A request of a program that a human decides on. The gateway sends it, without its tool."""
+    """A program's network request that a human decides on. The gateway sends it; no tool runs."""
 
     needs = "program"
     gone = "The program that wanted to send this request has ended, so nothing was sent."
@@ -408,29 +412,29 @@ class _HeldRequest(HeldAction):
         self._is_waiting = False
 
     def give_up(self, handle: CallHandle) -> None:
-        """Withdraw the question, unless it is being sent."""
+        """Stop waiting for the approval, unless the request is already being sent."""
         if not self.has_begun:
             self.is_given_up = handle.cancel()
 
     def on_waiting(self, is_waiting: bool) -> None:
-        """Stop the program's clock until it is sent."""
+        """Pause the program's clock while the request waits for approval."""
         is_waiting = is_waiting and not self.has_begun
         if is_waiting is not self._is_waiting:
             self._is_waiting = is_waiting
             self._on_waiting(is_waiting)
 
     async def carry_out(self, run: ToolRun) -> Outcome:
-        """Send it. The rest is the program's own time."""
+        """Resume the program's clock, and send the request."""
         self.on_waiting(False)
         error = await self._send()
         data = {"sent": True} if error is None else None
         return Outcome(EndedBy.OK, "none", data=data, error=error)
 
     async def sent(self) -> EngineError | None:
-        """Wait until it is sent, and return what went wrong, or None.
+        """Wait until the request has been sent. Return the error, or None.
 
         Raises:
-            CancelledError: sending was cut short, and what was sent is not known.
+            CancelledError: sending was interrupted, so it is unknown what was sent.
         """
         await self.over.wait()
         if self.result is None:

@@ -1,13 +1,13 @@
 """Claim: make sure that no other call with this idempotency key is running or has been answered.
 
-Fourth stage, a lease. Takes a `PermittedCall`, yields a `ClaimedCall`. A call with a key (from the
+Fourth stage. Takes a `PermittedCall`, returns a `ClaimedCall`. A call with a key (from the
 option, from the tool's own parameter, or derived from the call on request) claims it in one durable
 step. It does so after authorization, so that no caller gets another's answer. A call without a key
-costs nothing here. A fingerprint, the hash of everything that decides what a call does, tells
-whether two calls with the same key are the same call. Invariants: at most one call per key runs at
-a time; the answer is on disk before the caller gets it; the key of a call that may have acted is
-never released, unless acting twice is harmless; calls with different arguments have different
-fingerprints, except that equal numbers (1 and 1.0) count as the same.
+costs nothing here. Two calls with the same key are the same call if they have the same fingerprint,
+which is the hash of everything that decides what a call does. Invariants: at most one call per key
+runs at a time; the answer is on disk before the caller gets it; the key of a call that may have
+acted is never released, unless acting twice is harmless; calls with different arguments have
+different fingerprints, except that equal numbers (1 and 1.0) count as the same.
 """
 
 from __future__ import annotations
@@ -62,10 +62,10 @@ NOT_KEPT = (
 )
 
 _NO_ENDINGS = frozenset({Cancelled.code, InternalError.code})
-"""Errors that do not tell whether the call had an effect."""
+"""Codes of errors that leave open whether the call had an effect."""
 
 _LATER = frozenset({RequiresHumanApproval.code})
-"""Errors after which the same call may succeed later, because a human can resolve them."""
+"""Codes of errors after which the same call may succeed later, because a human can resolve them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,13 +77,13 @@ class Replay:
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """An earlier call with the same key needed approval, which is pending or has the answer."""
+    """The approval of an earlier call with the same key, which still waits or has been answered."""
 
     approval_id: str
 
 
 class Claim:
-    """The claim of a call on its key. `settle` or `handed_over` must end it."""
+    """A call's claim on its key. It must be ended by `settle` or `handed_over`."""
 
     def __init__(self, call: KeyedCall, keys: Keys) -> None:
         self._call = call
@@ -97,7 +97,7 @@ class Claim:
     async def settle(self, envelope: Envelope, *, acted: bool) -> Envelope:
         """End the call, and return the caller's answer once it is on disk.
 
-        `acted` tells whether execution had begun. If the answer cannot be stored, the key stays
+        `acted` means that execution had begun. If the answer cannot be stored, the key stays
         claimed: repeats get `OUTCOME_UNKNOWN`, and this caller's answer gets a warning.
         """
         if self._is_over:
@@ -142,10 +142,10 @@ class Keys:
     ) -> Claim | Replay | Waiting | None:
         """Claim the call's key, or return the earlier call with the same key.
 
-        Return None if the call has no key. If this is cancelled, the key is released.
+        Return None if the call has no key. If this method is cancelled, the key is released.
 
         Raises:
-            InvalidParams: the option and the tool's own parameter differ, or are no valid key.
+            InvalidParams: the option and the tool's own parameter differ, or are not a valid key.
             IdempotencyConflict: the key was used for a different call.
             CallInProgress: the call with this key is still running.
             OutcomeUnknown: the call with this key may have acted, and its answer is lost.
@@ -184,7 +184,7 @@ class Keys:
         return await self._database.repeat(lambda connection: rows.forget_old(connection, now))
 
     async def end(self, call: KeyedCall, job: Callable[[Connection], None]) -> bool:
-        """Write the ending of a held call and return whether it is on disk. For `Claim`.
+        """Write the ending of a call that holds a key. Return whether it is on disk. For `Claim`.
 
         The write is queued before the first wait, and cancelling the wait does not stop it.
         """
@@ -220,9 +220,9 @@ class Keys:
     def _last(
         self, call: KeyedCall, job: Callable[[Connection], None]
     ) -> Callable[[Connection], None]:
-        """Return `job` extended to let the call go afterwards, even if the job fails.
+        """Return a job that runs `job` and then lets the call go, even if `job` fails.
 
-        Later jobs of the writer then see what it wrote, or a lost call if it failed.
+        Later jobs of the writer then see what `job` wrote, or a lost call if `job` failed.
         """
 
         def run(connection: Connection) -> None:
@@ -380,7 +380,7 @@ def key_made_of(permitted: PermittedCall) -> str:
 async def repeat_key_of(permitted: PermittedCall) -> str | None:
     """Return the key by which a call without an idempotency key is recognized as a repeat.
 
-    None if the caller marks the call as new, or sends a key, which is then used instead.
+    Return None if the caller marks the call as new, or sends a key, which is then used instead.
     """
     if permitted.request.options.new_call or key_of(permitted) is not None:
         return None

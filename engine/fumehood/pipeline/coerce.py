@@ -1,8 +1,8 @@
 """Coercion of arguments, with a warning for each change. Part of the stage `validate`.
 
-Also used by the offline policy commands, so it must not import the engine's services. It corrects
-wrong types that models often send, and only in top-level properties that have one plain type. The
-arguments of strict tools are not coerced; nor are those of dangerous tools, because a human
+Also used by the offline policy commands, so it must not import the engine's services. Coercion
+corrects wrong types that models often send, only in top-level properties that have one plain type.
+The arguments of strict tools are not coerced; nor are those of dangerous tools, because a human
 approves exactly the arguments that were sent. Numbers are clamped to their bounds only for
 read-only tools.
 """
@@ -66,7 +66,7 @@ def coerce(arguments: JsonObject, tool: ToolDefinition) -> tuple[JsonObject, tup
 
 
 def is_marked(arguments: JsonObject, tool: ToolDefinition) -> bool:
-    """Whether the tool's program begins with a byte order mark."""
+    """Whether the program in the arguments begins with a byte order mark."""
     program = arguments.get(source_of(tool.executor))
     return isinstance(program, str) and program.startswith(BYTE_ORDER_MARK)
 
@@ -77,7 +77,7 @@ def refuses_unknown(tool: ToolDefinition) -> bool:
 
 
 def _drops_unknown(parameters: JsonObject) -> bool:
-    # A schema with rules of its own for further parameters decides by itself.
+    # If the schema has its own rules for unknown parameters, those apply.
     return "additionalProperties" not in parameters and "patternProperties" not in parameters
 
 

@@ -1,4 +1,4 @@
-"""Conclude: every call ends here, with the one envelope of its ending.
+"""Conclude: every call ends here, with exactly one envelope.
 
 A failure of the engine itself is logged, and its cause is hidden from the caller. A cancelled task
 records the call's end and is then cancelled.
@@ -22,9 +22,9 @@ CONCLUDE_S = 5.0
 async def conclude(
     call: CallContext, ending: Outcome | EngineError, services: PipelineServices
 ) -> Envelope:
-    """Build the envelope of one ending, release what the call holds, and record the ending.
+    """Build and return the call's envelope, settle what the call holds, and record the ending.
 
-    Return the envelope. If the call has an idempotency key, this waits until the answer is on disk.
+    If the call has an idempotency key, this waits until the answer is on disk.
     """
     envelope = await call.settle(await build_envelope(call, ending, services))
     try:

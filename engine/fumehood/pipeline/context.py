@@ -1,9 +1,10 @@
 """The context of one call, which is what is known about it so far, and the services of all calls.
 
 A context is created once for each call, by `run` or when an approved call is resumed, and passed
-from stage to stage. `result` and `record` read it when the call has ended. Invariant: it never
-decides whether a call may continue; that takes the value of the stage before (`PermittedCall`,
-`AdmittedCall`). `CallTrace` measures the stages and logs them; it has no state of the call.
+from stage to stage. `result` and `record` read it when the call has ended. Invariant: a context
+never decides whether a call may continue; each stage requires the previous stage's value for that
+(`PermittedCall`, `AdmittedCall`). `CallTrace` measures and logs the stages, and has no state of the
+call.
 `compose` creates the `PipelineServices` once for each engine.
 """
 
@@ -52,7 +53,7 @@ FALLBACK_SUFFIX = "_fallback"
 
 @dataclass(frozen=True, slots=True)
 class FallbackAnswer:
-    """The ending of the fallback's call, made after the first tool failed."""
+    """The answer of the fallback, which was called after the first tool failed."""
 
     tool: str
     envelope: Envelope
@@ -68,34 +69,36 @@ class CallContext:
     trace: CallTrace
     handle: CallHandle
     asked: Asked | None = None
-    """Set if the call was stored until somebody decided, and now continues or ends."""
+    """Set if the call was stored to wait for a decision, and now continues or ends."""
     resolved: ResolvedCall | None = None
     validated: ValidatedCall | None = None
     tools: list[JsonObject] | None = None
-    """The tools that a program may call, in the form for its guest."""
+    """The tools that the call's program may call, as its guest receives them."""
     claim: Claim | None = None
-    """The claim on its idempotency key, held until `settle`."""
+    """The claim on the call's idempotency key, held until `settle`."""
     repeat_key: str | None = None
     """Set if the call needs approval and has no idempotency key. A later call with the same repeat
     key counts as the same call."""
     holds: list[tuple[Gate, Hold]] = field(default_factory=list)
-    """What gates hold for it, until `close`."""
+    """What gates hold for the call until `close`."""
     plan: Plan | None = None
     """Set once the call holds its place in the sandbox."""
     queue_ms: float | None = None
-    """Milliseconds that it waited for that place."""
+    """Milliseconds that the call waited for its place in the sandbox."""
     is_approved: bool = False
-    """Whether it passed the stage `approve` in this run."""
+    """Whether the call passed the stage `approve` in this run."""
     parked_as: str | None = None
-    """The id of its approval if it is stored, and continues without its caller after it."""
+    """The approval id, once this call is stored or waits for the stored call that it repeats. The
+    stored call continues without its caller."""
     has_begun: bool = False
-    """Whether it may have had an effect."""
+    """Whether the call may have had an effect."""
     has_record: bool = False
-    """Whether `record` was made before its answer, because the call is long."""
+    """Whether `record` was set before the answer was sent, because the call is long. `record` may
+    still be None."""
     record: Record | None = None
     attempts: Attempts = field(default_factory=Attempts)
     fallback: FallbackAnswer | None = None
-    """Set if its tool failed and its fallback was called."""
+    """Set if the tool failed and its fallback was called."""
 
     def begin(self) -> None:
         """Note, also for the gates, that the call may have an effect from now on."""
@@ -108,13 +111,13 @@ class CallContext:
         self._end_holds(lambda hold: hold.release())
 
     def close(self) -> None:
-        """Note for the gates that the call is over."""
+        """Close what gates hold for the call, because the call is over."""
         self._end_holds(lambda hold: hold.close())
 
     async def settle(self, envelope: Envelope) -> Envelope:
         """Settle what gates hold, store the answer under the call's key, and return it.
 
-        If it could not be stored, the returned answer has a warning.
+        If the answer could not be stored, the returned envelope has a warning.
         """
         if not self.has_begun:
             self.release()
@@ -136,7 +139,7 @@ class CallContext:
         )
 
     def _end_holds(self, act: Callable[[Hold], None]) -> None:
-        """End each hold, also after the fault of another one."""
+        """Call `act` with each hold. If it raises for one hold, log that and continue."""
         for _, hold in self.holds:
             try:
                 act(hold)
@@ -248,7 +251,7 @@ class PipelineServices:
     def excesses(
         self, validated: ValidatedCall, but: Container[Gate] = ()
     ) -> Iterator[tuple[Gate, Excess]]:
-        """Yield the gates that would refuse a call now, but for some, and why."""
+        """Yield each gate that would refuse a call now, and why. Skip the gates in `but`."""
         for gate in self.gates:
             excess = gate.excess(validated) if gate not in but else None
             if excess is not None:

@@ -1,4 +1,4 @@
-"""Decide a trial: a human sees the effect of a program that has run. It is applied or dropped."""
+"""Decide a trial: a human decides whether to apply or drop the effect of a program that has run."""
 
 from __future__ import annotations
 

@@ -5,8 +5,7 @@ place behind the wall that its plan (`plan.py`) names. Only `admit` creates one.
 `execute` takes it and returns the `Outcome` of the last attempt, even of a failed program, because
 its envelope also reports what the call used. `retry` decides whether another attempt follows. Each
 attempt needs a permit from the circuit of the tool's service. `dry_run` takes a `PermittedCall` and
-describes what would happen and why; faults in the request itself are refused as in a
-real call before it is reached.
+describes what would happen and why; invalid requests are refused before that, as in a real call.
 """
 
 from __future__ import annotations
@@ -54,7 +53,7 @@ class AdmittedCall:
     plan: Plan
     lease: Lease
     expected: str | None = None
-    """The `base` of the effect that a human approved; the call must find it unchanged."""
+    """The `base` of the effect that a human approved. The call fails if it has changed since."""
     permit: Permit | None = None
     """Permit of the first request to the tool's service, if it calls one."""
 
@@ -126,9 +125,10 @@ def _lease(
 async def execute(
     admitted: AdmittedCall, *, call: CallContext, services: PipelineServices, run_call: RunCall
 ) -> Outcome:
-    """Run the call in its tool's executor, and again as often as `retry` allows.
+    """Run the call in its tool's executor, and retry as often as `retry` allows.
 
-    `run_call` is the pipeline's entry, for the calls that a program makes.
+    Return the outcome of the last attempt. `run_call` is the pipeline's entry, for the calls that a
+    program makes.
     """
     permitted, tools = admitted.permitted, call.tools
     has_calls = tools is not None or admitted.plan.network
@@ -158,7 +158,7 @@ async def execute(
 async def _attempts(
     run: ToolRun, admitted: AdmittedCall, call: CallContext, services: PipelineServices
 ) -> Outcome:
-    """Run attempts until one succeeds or no further one is allowed."""
+    """Run attempts until one succeeds or no retry is allowed. Return the last one's outcome."""
     tool, clock, retries = run.tool.definition, services.clock, services.retries
     circuit = services.circuits.of(admitted.plan.upstream)
     deadline = clock.monotonic() + run.limits.wall_s
@@ -225,7 +225,7 @@ def _tell(error: EngineError, delay_s: float, max_retries: int, call: CallContex
 
 
 def _with_time(run: ToolRun, left_s: float) -> ToolRun:
-    """Return the run limited to the rest of the call's time. If none is left, it times out."""
+    """Return the run limited to `left_s`. If no time is left, the run times out at once."""
     wall_s = max(left_s, 0.001)
     limits = replace(run.limits, wall_s=wall_s, cpu_s=min(run.limits.cpu_s, wall_s))
     return replace(run, limits=limits)

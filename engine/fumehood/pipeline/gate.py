@@ -1,10 +1,10 @@
 """Gates: what parts require of a call that the policy permits, and what they hold while it runs.
 
-Host side. `pass_gates` asks the gates of an engine in their order, which is that of the parts.
-Invariants: a gate sees a call only after `authorize`, and can only refuse it, let it wait, or give
-it the result of an equal call, which takes a call that the policy allows without asking. It gets
-values that it cannot change, and what it raises ends the call. It never sees a refusal, so it
-cannot take one back. What it holds ends once, whatever happens to the call.
+Host side. `pass_gates` calls the gates of an engine in the order of their parts. Invariants: a gate
+sees a call only after `authorize`. It can only refuse the call, delay it, or answer it with the
+result of an equal call, which requires that the policy allows the call without asking. A gate gets
+values that it cannot change, and an exception from it ends the call. A gate never sees a refusal,
+so it cannot revoke one. Each hold ends exactly once, whatever happens to the call.
 """
 
 from __future__ import annotations
@@ -27,23 +27,23 @@ class Excess:
 
     error: EngineError
     shown: JsonObject
-    """What a dry run says of it."""
+    """What a dry run reports about the excess."""
     record: JsonObject | None = None
-    """If a human may let the call pass in spite of it: what the approval records."""
+    """What the approval records if a human may let the call pass despite the excess, else None."""
     words: str | None = None
-    """Then also a sentence for the human."""
+    """If there is a `record`: a sentence about the excess for the human."""
 
 
 @dataclass(frozen=True, slots=True)
 class KnownAnswer:
-    """The successful result of an equal call, as its caller got it."""
+    """The successful result of an earlier, equal call, as that call's caller received it."""
 
     data: bytes
-    """As JSON."""
+    """The result as JSON."""
     warnings: tuple[str, ...]
-    """Warnings of its run, without those about its arguments or options."""
+    """Warnings of the earlier run, without those about its arguments or options."""
     metadata: Mapping[str, Any]
-    """The part's own fields of `Metadata`."""
+    """Fields of the answer's `Metadata` that the gate's part fills in."""
     redacted: int = 0
     metacognition: Metacognition | None = None
 
@@ -54,62 +54,63 @@ class Ended:
 
     envelope: Envelope
     is_whole: bool
-    """Whether it is the whole answer of the call's own tool, which succeeded."""
+    """Whether the call's own tool succeeded and `envelope` has its complete result."""
     warnings: tuple[str, ...]
-    """Warnings of its run, as in `KnownAnswer`."""
+    """Warnings of the run, as in `KnownAnswer`."""
 
 
 class Hold:
-    """What a gate holds for one call. Each method may be overridden; none of these does anything.
+    """What a gate holds for one call. Every method may be overridden; the defaults do nothing.
 
-    After `begin` it gets `settle`, otherwise `release`, and in any case `close`.
+    After `begin`, the hold gets `settle`, otherwise `release`, and `close` at the end in any
+    case.
     """
 
     metadata: Mapping[str, Any] = MappingProxyType({})
-    """The part's own fields of `Metadata`."""
+    """Fields of the answer's `Metadata` that the gate's part fills in."""
 
     def begin(self) -> None:
-        """The call may have an effect from now on. What this raises ends the call before."""
+        """Note that the call may have an effect from now on. If this raises, nothing runs."""
 
     def take(self, *, requests: int, passed_bytes: int) -> bool:
-        """Take what a running program sends or gets. False if that is too much."""
+        """Charge what a running program sends or receives. Return False if that is too much."""
         return True
 
     def settle(self, ended: Ended) -> None:
-        """The call has ended, and is not answered yet."""
+        """Settle the hold: the call has ended, but its answer has not been sent yet."""
 
     def release(self) -> None:
-        """The call uses nothing. It may still be answered by its fallback."""
+        """Release the hold: the call used nothing. The tool's fallback may still answer it."""
 
     def close(self) -> None:
-        """The call is over."""
+        """Note that the call is over."""
 
 
 class Gate:
-    """One gate of an engine. It overrides what it needs."""
+    """One gate of an engine. Subclasses override the methods that they need."""
 
     name: str | None = None
-    """The key of `Excess.shown` in dry runs, if the gate has an excess."""
+    """The field for `Excess.shown` in the answer of a dry run, or None to leave it out."""
 
     def excess(self, validated: ValidatedCall) -> Excess | None:
-        """Return why the gate would refuse a call now, or None. Changes nothing."""
+        """Return why the gate would refuse a call now, or None. This changes nothing."""
         return None
 
     async def answer(
         self, permitted: PermittedCall, limit_s: Callable[[], float]
     ) -> KnownAnswer | Hold | None:
-        """Return the result of an equal call, what is held until this one has ended, or None.
+        """Return an equal call's result, or a hold that lasts until this call has ended, or None.
 
-        Only for new calls without an idempotency key that the policy allows without asking.
-        `limit_s` returns the time limit of the call in seconds, or raises the EngineError for
-        which it cannot run.
+        Called only for new calls without an idempotency key that the policy allows without asking.
+        `limit_s` returns the call's time limit in seconds, or raises the EngineError that prevents
+        the call from running.
         """
         return None
 
     async def hold(self, permitted: PermittedCall, *, is_let_pass: bool) -> Hold | None:
         """Hold what the call needs to run, or return None if it needs nothing.
 
-        `is_let_pass` says that a human lets it pass in spite of an `Excess` with a `record`.
+        `is_let_pass` means that a human lets the call pass despite an `Excess` with a `record`.
 
         Raises:
             EngineError: the gate refuses the call.

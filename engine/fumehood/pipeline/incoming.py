@@ -1,6 +1,6 @@
 """Incoming: parse calls and queries from outside into values, or refuse them.
 
-Runs before the pipeline; used by the engine, HTTP and the other ways in. Calls of an embedding
+Runs before the pipeline; used by the engine, HTTP and the other entry points. Calls of an embedding
 program are parsed as strictly as requests over a socket.
 """
 
@@ -34,7 +34,10 @@ _MISPLACED = "It is an option: put it into `options`"
 def parse_own_call(
     tool: str, arguments: JsonObject | None, options: JsonObject
 ) -> tuple[str, CallBody]:
-    """Parse a call of this process as strictly as one over a socket."""
+    """Parse a call made in this process as strictly as one over a socket.
+
+    Return its tool and its body. Raises InvalidParams.
+    """
     call = {"arguments": arguments if arguments is not None else {}, "options": options}
     raw = as_sent({"tool": str(tool), "call": call}, "call")
     return raw["tool"], parse_call_body(raw["call"])
@@ -55,7 +58,7 @@ def as_sent(value: Any, part: str) -> Any:
 def validated(model: type[M], document: JsonObject) -> M:
     """Validate JSON with a strict model. As in JSON Schema, `269.0` counts as an integer.
 
-    Such numbers are replaced in `document`. Raises ValidationError if it is invalid.
+    Such numbers are replaced in `document`. Raises ValidationError if the document is invalid.
     """
     try:
         return model.model_validate(document)
@@ -98,7 +101,7 @@ def parse_batch(document: Any) -> RawBatch:
     """Parse the body of a batch from a JSON document. Its calls are not parsed yet.
 
     Raises:
-        InvalidParams: some fields of the batch itself are invalid; the error names each.
+        InvalidParams: some fields of the batch itself are invalid; the error names each of them.
     """
     return parsed(RawBatch, document, "batch")
 
@@ -120,20 +123,24 @@ def parse_batch_call(document: Any) -> tuple[str, CallBody]:
 
 
 def parse_own_batch_call(call: Any) -> tuple[str, CallBody]:
-    """Parse one call of a batch of this process as strictly as one over a socket."""
-    return parse_batch_call(as_sent([call], "call")[0])  # in a list: as deep as in a real batch
+    """Parse one call of a batch made in this process as strictly as one over a socket."""
+    # In a list, so that it is nested as deeply as in a batch.
+    return parse_batch_call(as_sent([call], "call")[0])
 
 
 def parse_own_decision(document: JsonObject) -> DecisionBody:
-    """Parse a decision of this process as strictly as one over a socket. Raises InvalidParams."""
+    """Parse a decision made in this process as strictly as one over a socket.
+
+    Raises InvalidParams.
+    """
     return parsed(DecisionBody, as_sent(document, "decision"), "decision")
 
 
 def parsed(model: type[M], document: JsonObject, part: str) -> M:
-    """Validate a part of a request: its body, its query.
+    """Validate the part of a request that `part` names, such as its body or query.
 
     Raises:
-        InvalidParams: some fields are invalid; the error names them, at most 20.
+        InvalidParams: some fields are invalid; the error names at most 20 of them.
     """
     try:
         return validated(model, document)

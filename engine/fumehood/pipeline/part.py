@@ -21,22 +21,22 @@ if TYPE_CHECKING:
 
 
 class CallPart:
-    """What a part does in calls. Each method may be overridden; none of these does anything."""
+    """What a part does in calls. Every method may be overridden; the defaults do nothing."""
 
     @asynccontextmanager
     async def around(self, run: ToolRun, before: Sequence[Given]) -> AsyncIterator[Given | None]:
-        """Surround a run of a program, and yield what the part gives to it.
+        """Surround the run of a program, and yield what this part adds to the run, or None.
 
-        `before` is what earlier parts give. Raises EngineError if the program must not run.
+        `before` has what earlier parts add. Raises EngineError if the program must not run.
         """
         yield None
 
     async def answered(
         self, call: CallContext, outcome: Outcome, data: JsonObject
     ) -> Mapping[str, Any]:
-        """Return fields of the answer's metadata that nobody else fills in.
+        """Return fields to add to the answer's metadata. Fields that are already set stay.
 
-        `data` is not shortened yet. `outcome.kept` has what the part's `Share` kept.
+        `data` is not shortened yet. `outcome.kept` has the values that parts kept from the run.
         """
         return {}
 
@@ -50,7 +50,7 @@ class CallParts:
 
     @classmethod
     def of(cls, parts: Iterable[CallPart]) -> CallParts:
-        """Return those of some parts that override a method."""
+        """Return the parts that override `around`, and those that override `answered`."""
         found = tuple(parts)
         return cls(
             tuple(one.around for one in found if type(one).around is not CallPart.around),
@@ -60,9 +60,10 @@ class CallParts:
     async def answered(
         self, call: CallContext, outcome: Outcome, data: JsonObject
     ) -> dict[str, Any]:
-        """Return the fields of the answer's metadata that parts fill in. The first one wins.
+        """Return the fields that parts add to the answer's metadata.
 
-        The fault of a part is logged, and does not cost the call its answer.
+        If several parts return the same field, the first part wins. If a part raises, that is
+        logged, and the call still gets its answer.
         """
         added: dict[str, Any] = {}
         for part in self.answering:

@@ -1,7 +1,7 @@
-"""Ask the gates of an engine (`gate.py`): before a call is claimed, before it asks, before it runs.
+"""Pass a call through the gates (`gate.py`): for a known answer, before approval, before the run.
 
-Invariant: every gate is asked, in their order, and the first that refuses ends the call. Only a
-call that the policy allows without asking can be answered with the result of an equal one.
+Invariant: the gates are called in order, and the first refusal ends the call. Only a call that the
+policy allows without asking can be answered with the result of an equal call.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from fumehood.policy.model import Decision, Verdict
 async def answer_of_gates(
     permitted: PermittedCall, call: CallContext, services: PipelineServices
 ) -> Envelope | None:
-    """Return the answer of an equal call, or None if this call must run itself.
+    """Return the answer of an equal call, or None if this call must itself run.
 
     Raises:
         EngineError: a gate refuses the call.
@@ -47,7 +47,7 @@ async def answer_of_gates(
 
 
 def refuses(excess: Excess, decision: Decision) -> bool:
-    """Whether an excess refuses a call, even if a human approves it."""
+    """Whether a gate's excess refuses a call even if a human approves the call."""
     return excess.record is None or not decision.may_exceed_budget
 
 
@@ -55,7 +55,7 @@ def refuse_early(permitted: PermittedCall, services: PipelineServices) -> None:
     """Refuse a call before approval if a gate would refuse it now, even after approval.
 
     Raises:
-        EngineError: a gate refuses it.
+        EngineError: a gate refuses the call.
     """
     if permitted.decision.verdict is not Verdict.ASK:
         return
@@ -68,7 +68,7 @@ async def hold_gates(approved: ApprovedCall, call: CallContext, services: Pipeli
     """Let every gate hold what the call needs to run.
 
     Raises:
-        EngineError: a gate refuses it.
+        EngineError: a gate refuses the call.
     """
     is_let_pass = approved.consent is not None and approved.consent.is_let_pass
     for gate in services.gates:

@@ -25,7 +25,7 @@ def permit(call: CallContext, services: PipelineServices) -> PermittedCall:
 
 
 async def permit_apart(call: CallContext, services: PipelineServices) -> PermittedCall:
-    """As `permit`, with long arguments validated in a thread."""
+    """Do the same as `permit`, but validate long arguments in a thread."""
     resolved = _resolved(call, services)
     if not is_long(call.request.arguments):
         return _authorized(call, validate(resolved), services)

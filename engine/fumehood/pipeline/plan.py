@@ -24,7 +24,7 @@ from fumehood.sandbox.sessions import SessionKeeper
 from fumehood.sandbox.wall import HasImages, ImageMissing, Wall, Walls
 
 RETRY_AFTER_MS = 1000
-"""Delay in milliseconds suggested to callers while a wall is down that can recover."""
+"""Delay in milliseconds suggested to callers if a wall is down but can recover."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class Plan:
     session: SessionRecord | None = None
     """The call's session, even if its tool runs outside of the session's container."""
     image: str | None = None
-    """The image of the container in which it runs, or None if the wall has no images."""
+    """The image of the container in which the call runs, or None if the wall has no images."""
     network: tuple[str, ...] = ()
     """Hosts that the program may reach, as far as the operator allows them."""
     upstream: str | None = None
@@ -70,7 +70,10 @@ async def plan_now(
 
 
 async def _with_packages(plan: Plan, permitted: PermittedCall) -> Plan:
-    """Return the plan with the packages that the call asks for."""
+    """Return the plan with an image that has the packages of the call's options.
+
+    Raises InvalidParams if the call does not run in a container.
+    """
     packages = permitted.request.options.packages
     if not packages:
         return plan
@@ -126,7 +129,7 @@ def _check_options(
 
 
 def can_be_tried(permitted: PermittedCall, plan: Plan) -> bool:
-    """Whether a call that needs approval can be a trial instead, if it is none."""
+    """Whether the call can run as a trial instead of asking for approval first."""
     return (
         plan.session is not None
         and plan.session.durable
@@ -236,7 +239,7 @@ def make_plan(
 
 
 def can_run_now(tool: ToolDefinition, walls: Walls) -> bool:
-    """Whether the wall and the image for a call outside a session are known to be available."""
+    """Whether the wall and the image for the tool outside a session are known to be available."""
     try:
         executor = executor_of(tool)
         placement = executor.placement(tool, in_session=False)
@@ -250,12 +253,14 @@ def can_run_now(tool: ToolDefinition, walls: Walls) -> bool:
 
 
 def _require_enforcing(wall: Wall, placement: Placement) -> frozenset[Limit]:
-    """Return the limits that the wall needs, after checking that it enforces them: those that it
-    requires, and at least those that the engine does.
+    """Check that the wall enforces all required limits, and return them.
+
+    They are the limits that the wall requires, and those that the engine requires of every wall of
+    this kind.
 
     Raises:
-        WallDown: it enforces none of them.
-        SandboxUnavailable: it does not enforce all of them.
+        WallDown: the wall enforces no limits at all.
+        SandboxUnavailable: the wall does not enforce all required limits.
     """
     status = wall.status
     missing = status.lacking(placement.wall)
@@ -277,12 +282,13 @@ def _require_enforcing(wall: Wall, placement: Placement) -> frozenset[Limit]:
 
 
 async def place_of(plan: Plan, sessions: SessionKeeper) -> JsonObject | None:
-    """Return the image and the runtime in which a call would run, or None without an image. An
-    approval is bound to both.
+    """Return the image and the runtime in which a call would run, or None without an image.
+
+    An approval is bound to this image and runtime.
 
     Raises:
-        ResourceNotFound: its session is over.
-        SandboxUnavailable: the image is missing, or its identity cannot be found out now.
+        ResourceNotFound: the call's session is over.
+        SandboxUnavailable: the image is missing, or its identity cannot be determined now.
     """
     if plan.image is None or not isinstance(plan.wall, HasImages):
         return None
@@ -298,7 +304,7 @@ def _session(
     offered: WallLimits,
     sessions: SessionKeeper | None,
 ) -> SessionRecord | None:
-    """Return the call's session, or None. Its memory size is fixed; a call cannot change it."""
+    """Return the call's session, or None. A call cannot change the session's memory size."""
     tool, options = permitted.tool.definition, permitted.request.options
     if tool.executor == DECISION:
         return None  # a decision is about a session of the caller's own system

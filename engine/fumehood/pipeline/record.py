@@ -50,7 +50,7 @@ def record_ending(call: CallContext, envelope: Envelope, services: PipelineServi
 async def make_long_record(
     call: CallContext, envelope: Envelope, services: PipelineServices
 ) -> None:
-    """Make the record of a long call in a thread. Cancelled meanwhile, the call gets none."""
+    """Make the record of a long call in a thread. If cancelled meanwhile, it has no record."""
     error = envelope.error
     told = envelope.data if error is None else error.details
     is_kept = services.calls.keeps_record_of(error.code if error is not None else "OK")
@@ -154,8 +154,10 @@ def _waited_s(call: CallContext, services: PipelineServices) -> float | None:
 def _trace(
     call: CallContext, metadata: Metadata, code: str, tool: str, services: PipelineServices
 ) -> EndedTrace:
-    """Return the data for a call's trace spans. A program's call is a child of its parent's
-    span."""
+    """Return the data for a call's trace spans.
+
+    The span of a call that a program made is a child of the span of the program's call.
+    """
     request, now = call.request, services.clock.now().timestamp()
     stages = [
         EndedStage(name, now + began, now + ended, _placement(metadata, name))
@@ -201,7 +203,7 @@ def _placement(metadata: Metadata, stage: str) -> dict[str, str] | None:
 
 
 def _record(call: CallContext, envelope: Envelope, services: PipelineServices) -> Record | None:
-    """Return what the call was given and what it answered, or None if that is too long."""
+    """Return the record of the call's arguments and answer, or None if they are too long."""
     given = _given(call)
     texts = texts_in(given)
     if not services.redactor.is_clean(texts):

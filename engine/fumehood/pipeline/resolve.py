@@ -30,7 +30,7 @@ class ResolvedCall:
     warnings: tuple[str, ...]
     binding: Binding | None = None
     network: tuple[str, ...] = ()
-    """Hosts that the call, its tool and its agent ask for."""
+    """Hosts that the call's options, its tool and its agent request."""
 
 
 def resolve(
@@ -41,7 +41,7 @@ def resolve(
     Raises:
         ResourceNotFound: there is no such agent, or the principal may not act for it.
         PermissionDenied: the agent does not have this tool, or has another version of it.
-        ToolNotFound: there is no such tool or version, or only its caller can run it.
+        ToolNotFound: there is no such tool or version, or the engine does not run it itself.
         ToolDisabled: the tool is disabled, or it is host code that the operator did not allow.
         ToolDeprecated: the tool's sunset date has passed.
     """

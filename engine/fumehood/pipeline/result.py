@@ -1,11 +1,11 @@
 """Result: turn the ending of a call into its envelope, whether it ran, failed or was refused.
 
 Eighth stage; `build_envelope` fills the metadata from the call's context, and records nothing.
-`shape` turns the data into a JSON object that keeps its size limit and its output schema, or into
-an error. `shorten` cuts long texts in `data` and `error.details` to head and tail, and stores each
-whole text as a blob of the caller; contents of files do not count as texts.
-`account` computes tokens and cost from measurements, in decimal arithmetic; `budgets/ledger` adds
-them up. Parts may fill in further fields of the metadata (`part.py`).
+`shape` turns the data into a JSON object within the size limit and the output schema, or into an
+error. `shorten` cuts long texts in `data` and `error.details` to head and tail, and stores each
+whole text as a blob of the caller; the contents of files are never cut. `account` computes tokens
+and cost from measurements, in decimal arithmetic; `budgets/ledger` adds them up. Parts may add
+fields to the metadata (`part.py`).
 """
 
 from __future__ import annotations
@@ -178,7 +178,7 @@ def redact_error(error: EngineError, redactor: Redactor) -> int:
 def brief_error(error: EngineError, redact: Callable[[str], str]) -> ErrorInfo:
     """Return the error of one attempt for an event: redacted, and without its details."""
     told = shape_error(_shape_tool_error(error) if isinstance(error, ToolError) else error)
-    # The whole message is redacted, before it is cut: half a key would not be found.
+    # Redact before the message is cut: a key that was cut in half would not be found.
     message = redact(_whole_text(error.message))[:MAX_MESSAGE_CHARACTERS]
     code = redact(told.code)
     return told.model_copy(update={"code": code, "message": message, "details": None})
@@ -187,7 +187,7 @@ def brief_error(error: EngineError, redact: Callable[[str], str]) -> ErrorInfo:
 def _shape_tool_error(error: ToolError) -> EngineError:
     """Return a tool's own error with a message and details that fit an envelope.
 
-    Unsuitable details give another error instead.
+    If the details do not fit, return an error about them instead.
     """
     message = _whole_text(error.message)[:MAX_MESSAGE_CHARACTERS]
     try:
@@ -230,7 +230,7 @@ def _as_json_object(value: Any, *, is_result: bool) -> tuple[JsonObject, bytes]:
         # data with this many brackets can be nested too deeply.
         if b"\\ud" in encoded or encoded.count(b"[") + encoded.count(b"{") > MAX_DATA_DEPTH:
             strict_json.loads(encoded, max_depth=MAX_DATA_DEPTH)
-    except Exception:  # also whatever the value's own code raises
+    except Exception:  # the value's own code may raise anything
         raise unfit(is_result=is_result) from None
     return data, encoded
 
@@ -265,7 +265,7 @@ class _Long:
 
     @property
     def name(self) -> str:
-        """The path with dots."""
+        """The path as text, joined by dots."""
         return ".".join(map(str, self.path))[:200]
 
 
@@ -523,7 +523,7 @@ async def build_envelope(
 async def _shaped(
     outcome: Outcome, tool: RegisteredTool, max_bytes: int, redactor: Redactor
 ) -> ShapedOutcome:
-    """As `shape`, in a thread if the outcome is long."""
+    """Call `shape`, in a thread if the outcome is long."""
     error = outcome.error
     told = outcome.data if error is None else (error.message, error.details)
     if not is_long(told):
@@ -737,7 +737,7 @@ def _with_added(envelope: Envelope, added: dict[str, Any]) -> Envelope:
 def _with_fallback(envelope: Envelope, answer: FallbackAnswer) -> Envelope:
     """Return the envelope of a failed call with the fallback's answer.
 
-    If the fallback also failed, the first tool's error stays the answer.
+    If the fallback also failed, the answer is still the first tool's error.
     """
     other, told = answer.envelope, envelope.error
     warnings = tuple(f"fallback: {warning}" for warning in other.metadata.warnings)

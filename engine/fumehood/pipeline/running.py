@@ -1,6 +1,6 @@
 """The running calls of an engine: start, follow and cancel them, and drain them at the end.
 
-Host side. Above it `engine`; below it `run`. The events of a followed call go into a recording, and
+Host side. Used by `engine`; uses `run`. The events of a followed call go into a recording, and
 from there to readers; the call never waits for readers. A call that is refused before it begins has
 no recording: its caller gets the answer immediately. If the engine ends before the call, the call's
 last event is an error, which this process writes when it stops, or the next process after a crash.
@@ -71,7 +71,7 @@ class LiveCall(NamedTuple):
     def record(
         self, now: datetime, currency: str, redactor: Redactor, *, with_output: bool = False
     ) -> CallRecord:
-        """Return what is known of it."""
+        """Return the call as the call log shows it. `with_output` adds its latest output."""
         request, handle = self.request, self.handle
         tool, _, version = request.tool.partition("@")
         progress, message = handle.progress or (None, "")
@@ -108,7 +108,7 @@ class LiveCall(NamedTuple):
 class Intake:
     """Whether an engine accepts calls: from its start until it drains.
 
-    It is created before the pipeline's services, which query it.
+    An intake is created before the pipeline's services, which query it.
     """
 
     def __init__(self) -> None:
@@ -325,9 +325,9 @@ class StreamedCall:
         )
 
     async def begun(self) -> Envelope | None:
-        """Wait until the call has begun, and return None, or the answer if it ended before that.
+        """Wait until the call begins. Return None, or the answer if the call ended before that.
 
-        If this is cancelled, the `reader` is closed. Otherwise the caller must close it.
+        If this method is cancelled, the `reader` is closed. Otherwise the caller must close it.
         """
         try:
             await self._settled.wait()
@@ -339,7 +339,7 @@ class StreamedCall:
         return self._answer
 
     def reader(self) -> RecordingReader:
-        """Return the reader of all events of a call that has begun. The user must close it."""
+        """Return the reader of all events of a call that has begun. The caller must close it."""
         assert self._reader is not None
         return self._reader
 
@@ -413,7 +413,7 @@ async def events_of(call: StreamedCall) -> AsyncIterator[Event]:
 async def lost_answer(call: RecordedCall, services: PipelineServices) -> tuple[str, bytes]:
     """Return the last event of a recorded call that was running when the previous process ended.
 
-    Its answer is the stored one if there is one, otherwise an error.
+    The event has the call's stored answer, or an error if no answer was stored.
     """
     # This principal only names the caller in the log, so it has no scopes.
     principal = Principal(call.principal_id, frozenset(), frozenset())

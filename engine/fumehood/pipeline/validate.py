@@ -25,8 +25,8 @@ from fumehood.registry.json_schema import UNKNOWN, TooCostly, Violation
 MISFIT = (
     "The agent's configuration of this tool is invalid. The operator must fix it. Do not retry."
 )
-"""The message if a fixed argument does not fit. It does not name the argument, because fixed
-arguments are hidden from the caller."""
+"""The message if a fixed argument does not fit the tool. It does not name the argument, because
+fixed arguments are hidden from the caller."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +102,7 @@ def validate(resolved: ResolvedCall) -> ValidatedCall:
 def mask_fixed_arguments(error: EngineError | None, validated: ValidatedCall) -> EngineError | None:
     """Replace an error about a fixed argument, which the caller must not see, by `ToolDisabled`.
 
-    Such an error can come from a tool's function, if its own types refuse the argument.
+    Such an error can come from a host function whose own parameter types refuse the argument.
     """
     binding = validated.binding
     if binding is None or not isinstance(error, ArgumentsRefused):
@@ -114,8 +114,8 @@ def _given(resolved: ResolvedCall) -> JsonObject:
     """Return the agent's defaults, overridden by the caller's arguments.
 
     Raises:
-        InvalidParams: the caller gave a fixed argument. Those are hidden from it, so the message
-            is the same as for an unknown parameter.
+        InvalidParams: the caller gave a fixed argument. Fixed arguments are hidden from the
+            caller, so the message is the same as for an unknown parameter.
     """
     arguments, binding = resolved.request.arguments, resolved.binding
     if binding is None:
