@@ -41,7 +41,7 @@ from fumehood.core.call import ResultChecker
 from fumehood.core.errors import FumehoodError, ShuttingDown
 from fumehood.core.identity import Principal
 from fumehood.core.limits import MB
-from fumehood.core.part import Part, PartError, imported
+from fumehood.core.part import Part, PartError, imported, named_faults
 from fumehood.core.usage import EstimatingCounter, TokenCounter
 from fumehood.engine_part import EnginePart, Kernel, walls_of
 from fumehood.executors.session_saver import SessionSaver
@@ -362,12 +362,8 @@ def compose(
 
 def _make(part: Part, kernel: Kernel) -> EnginePart:
     """Make what a part does in an engine. Raises PartError, with its name, for its own faults."""
-    try:
+    with named_faults(f"The part {part.name!r} could not be made"):
         made: EnginePart = imported(part.in_engine)(kernel)
-    except FumehoodError:
-        raise
-    except Exception as fault:
-        raise PartError(f"The part {part.name!r} could not be made: {fault}") from fault
     return made
 
 

@@ -15,7 +15,7 @@ from sqlalchemy import Connection
 
 from fumehood.core.json_types import JsonObject
 from fumehood.core.limits import KERNEL_WALLS, least_limits
-from fumehood.core.part import PartError
+from fumehood.core.part import PartError, named_faults
 from fumehood.observe.clock import Clock
 from fumehood.observe.figures import Figure
 from fumehood.observe.log import Logger
@@ -102,17 +102,19 @@ def walls_of(parts: Iterable[EnginePart], own: OwnWalls) -> Mapping[str, Wall]:
     """Return the walls of parts by name.
 
     Raises:
-        PartError: a wall replaces another one, or does not require the limits on which the engine
-            insists.
+        PartError: a wall cannot be made, replaces another one, or does not require the limits on
+            which the engine insists.
         ConfigError: a setting of the part cannot be used.
     """
     found: dict[str, Wall] = {}
     for part in parts:
-        for name, wall in part.walls(own).items():
+        with named_faults(f"The walls of {type(part).__name__} could not be made"):
+            added = {name: (wall, wall.status) for name, wall in part.walls(own).items()}
+        for name, (wall, status) in added.items():
             words = f"{type(part).__name__} adds the wall {name!r}, which"
             if name in found or name in KERNEL_WALLS:
                 raise PartError(f"{words} exists.")
-            if lacking := least_limits(name) - wall.status.required:
+            if lacking := least_limits(name) - status.required:
                 raise PartError(f"{words} does not require {', '.join(sorted(lacking))}.")
             found[name] = wall
     return found

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from fumehood import Config, Engine, compose
+from fumehood import Config, ConfigError, Engine, compose
 from fumehood.core.limits import PROCESS_WALL_LIMITS, Limit
 from fumehood.core.part import Part, PartError
 from fumehood.engine_part import EnginePart
@@ -165,4 +165,30 @@ def test_two_parts_cannot_add_one_wall(home: Path, monkeypatch: pytest.MonkeyPat
     for part in (Giving, GivingAlso):
         monkeypatch.setattr(part, "given", {"cloud": FakeWall()})
     with pytest.raises(PartError, match="GivingAlso adds the wall 'cloud', which exists"):
+        engine_in(home)
+
+
+class Broken(Giving):
+    def walls(self, own: OwnWalls) -> Mapping[str, Wall]:
+        raise LookupError("no")
+
+
+class Unconfigured(Giving):
+    def walls(self, own: OwnWalls) -> Mapping[str, Wall]:
+        raise ConfigError("cloud.url is missing.")
+
+
+@pytest.mark.parametrize(
+    ("part", "error", "words"),
+    [
+        (Broken, PartError, "The walls of Broken could not be made: no"),
+        (Unconfigured, ConfigError, "^cloud.url is missing.$"),
+    ],
+)
+def test_part_whose_walls_cannot_be_made_is_named(
+    home: Path, monkeypatch: pytest.MonkeyPatch, part: type[Giving], error: Any, words: str
+) -> None:
+    made = (Part(name="a", in_engine=f"{HERE}:{part.__name__}"),)
+    monkeypatch.setattr(compose, "parts", lambda: made)
+    with pytest.raises(error, match=words):
         engine_in(home)

@@ -7,7 +7,8 @@ run. `fumehood/parts.py` finds them.
 from __future__ import annotations
 
 import pkgutil
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from graphlib import CycleError, TopologicalSorter
 from typing import Any
@@ -135,6 +136,17 @@ class Part:
     policy may name them before."""
     in_engine: Named | None = None
     """A subclass of `EnginePart` (`fumehood.engine_part`)."""
+
+
+@contextmanager
+def named_faults(what: str) -> Iterator[None]:
+    """Raise PartError, beginning with `what`, instead of an exception that is not the engine's."""
+    try:
+        yield
+    except FumehoodError:
+        raise
+    except Exception as fault:
+        raise PartError(f"{what}: {fault}") from fault
 
 
 def ordered(found: Iterable[Part]) -> tuple[Part, ...]:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from fumehood.core.json_types import JsonObject
-from fumehood.core.part import PartError
+from fumehood.core.part import PartError, named_faults
 from fumehood.core.status import WallReadiness
 from fumehood.observe.log import Logger
 from fumehood.sandbox.container.disks import Disks
@@ -128,9 +128,10 @@ class EngineWalls:
         async with AsyncExitStack() as started:  # which end if a later one does not start
             if self._own is not None:
                 await started.enter_async_context(self._own)
-            for wall in self._added.values():
+            for name, wall in self._added.items():
                 if isinstance(wall, AbstractAsyncContextManager):
-                    await started.enter_async_context(wall)
+                    with named_faults(f"The wall {name!r} could not be started"):
+                        await started.enter_async_context(wall)
             if isinstance(self._interpreter, InterpreterWall):
                 await started.enter_async_context(self._interpreter)
             if isinstance(self._jail, JailWall) and self._jailed_paths:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from fumehood.config import Config
+from fumehood.core.part import PartError
 from fumehood.sandbox.walls import EngineWalls, WallSettings
 from fumehood.testing import FakeWall
 
@@ -48,7 +49,7 @@ async def test_wall_that_has_started_ends_if_a_later_one_does_not_start(fails: b
     )  # fmt: skip
     walls._own = Started(noted, "own")
     if fails:
-        with pytest.raises(OSError, match="no room"):
+        with pytest.raises(PartError, match="The wall 'another' could not be started: no room"):
             await walls.__aenter__()
         assert noted == ["own starts", "own ends"]
     else:
