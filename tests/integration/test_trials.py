@@ -14,8 +14,10 @@ import pytest
 
 from fumehood import Config, Engine, Envelope
 from fumehood.approvals.model import Approval, ApprovalQuery, NewDecision
+from fumehood.executors.session_saver import SessionSaver
 from fumehood.gateway.settings import GatewaySettings
 from fumehood.registry.secrets import SecretSettings
+from fumehood.sandbox.session import NotSaved
 from fumehood.sandbox.settings import ContainerSettings, LanguageImages
 from fumehood.storage.database import open_database
 from support.asking import ALICE, NO, YES, add_approvers
@@ -182,6 +184,34 @@ print(os.environ['A'])
         ".", "./n", "./a:changed", "./c:c", "./n/f:f",
     ]  # fmt: skip
     assert await value(engine, session, "x") == ["old", "new"]
+
+
+async def test_effect_that_is_put_in_but_not_saved_has_the_warning_of_a_call(
+    engine: Engine, session: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put_in = SessionSaver.put_in
+
+    async def away(*_: Any) -> None:
+        raise NotSaved("the bucket is away")
+
+    async def put_in_once_more(*given: Any) -> None:
+        await put_in(*given)
+        monkeypatch.setattr(SessionSaver, "save", away)
+
+    monkeypatch.setattr(SessionSaver, "put_in", put_in_once_more)
+    async with trial(engine, session, "open('a', 'w').write('a')") as tried:
+        answer = await tried.decide(YES)
+    warning = (
+        "session: its files were not saved after this call (the bucket is away); a restored "
+        "session has those of an earlier copy"
+    )
+    assert (answer.success, answer.metadata.warnings) == (True, (warning,))
+    call = await engine.call("run_python", {"code": "open('b', 'w')"}, session_id=session)
+    assert call.metadata.warnings == (warning,)  # the control
+    monkeypatch.undo()
+    async with trial(engine, session, "open('b', 'w').write('b')") as tried:
+        answer = await tried.decide(YES)
+    assert (answer.success, answer.metadata.warnings) == (True, ())  # the twin
 
 
 async def test_no_leaves_the_session_as_it_was(engine: Engine, session: str) -> None:

@@ -385,12 +385,18 @@ def state_words(ending: RunEnding) -> tuple[str, ...]:
         )
     elif ending.state in _STATES:
         words.append(_STATES[ending.state])
-    if ending.not_saved is not None:
-        words.append(
-            f"session: its files were not saved after this call ({ending.not_saved}); a "
-            "restored session has those of an earlier copy"
-        )
-    return tuple(words)
+    return (*words, *unsaved_words(ending.not_saved))
+
+
+def unsaved_words(not_saved: str | None) -> tuple[str, ...]:
+    """Return the warning that files could not be saved, with the reason, if any."""
+    if not_saved is None:
+        return ()
+    words = (
+        f"session: its files were not saved after this call ({not_saved}); a "
+        "restored session has those of an earlier copy"
+    )
+    return (words,)
 
 
 def _reason(claim: FailureClaim | None) -> str:

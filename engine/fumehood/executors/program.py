@@ -49,6 +49,7 @@ from fumehood.executors.endings import (
     refused_by,
     session_lost,
     state_words,
+    unsaved_words,
 )
 from fumehood.executors.outcome import MAX_DATA_BYTES, CutText, HeldTrial, Outcome
 from fumehood.observe.clock import timestamp
@@ -259,7 +260,8 @@ class TrialDecision(HeldAction):
     async def carry_out(self, run: ToolRun) -> Outcome:
         """Apply changes to files and variables, then the actions that parts have held back."""
         outcome = replace(self._trial.outcome, isolation="session")
-        await _trials(run).put_in(self._trial.files)
+        not_saved = await _trials(run).put_in(self._trial.files)
+        outcome = replace(outcome, warnings=outcome.warnings + unsaved_words(not_saved))
         for one in self._trial.held_back:
             error = await one.apply(run)
             if error is not None:

@@ -301,8 +301,9 @@ class SessionTrials:
             return None
         return held
 
-    async def put_in(self, held: HeldFiles) -> None:
-        """Apply an effect to the session, and release it. Must be called once.
+    async def put_in(self, held: HeldFiles) -> str | None:
+        """Apply an effect to the session, and release it. Return why the files could not be saved
+        afterwards, as a clause, or None. Must be called once.
 
         Raises:
             ApprovalExpired: files or variables that the effect changes have changed since, so
@@ -326,11 +327,12 @@ class SessionTrials:
                     f"Since the trial these have changed, so nothing was put in: {names}."
                 )
             with anyio.CancelScope(shield=True):
-                await self._put_in(held)
+                not_saved = await self._put_in(held)
         finally:
             await self._saver.let_go(held.changes)
+        return not_saved
 
-    async def _put_in(self, held: HeldFiles) -> None:
+    async def _put_in(self, held: HeldFiles) -> str | None:
         session = self._session
         source = source_of(session)
         session.in_trial = True
@@ -348,7 +350,7 @@ class SessionTrials:
             except NotSaved as error:
                 session.container.end(f"the effect of a trial was not put in: {error}")
                 raise try_later(f"It could not be put in: {error}.") from None
-            await self._save()
+            return await self._save()
         finally:
             session.in_trial = False
             with suppress(EngineError):

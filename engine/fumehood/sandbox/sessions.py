@@ -422,7 +422,11 @@ class SessionKeeper:
     ) -> SessionRecord:
         """Replace the files of a principal's session with those of its snapshot, after the current
         and waiting calls. Everything that runs in the session is ended, and its variables are lost.
-        Raises as `resume`, and ResourceNotFound if there is no such snapshot.
+        Raises as `resume`, and:
+
+        Raises:
+            ResourceNotFound: there is no such snapshot.
+            SandboxUnavailable: the new files of a durable session could not be saved.
         """
         async with self._turn(principal, session_id) as session:
             found = _snapshot_of(self._record(session), snapshot_id)
@@ -432,7 +436,13 @@ class SessionKeeper:
             self._leave_place(session)
             if session.copy is not None:  # it has the earlier files: save the new ones
                 await self._until_ready(session)
-                await self._save(session)
+                not_saved = await self._save(session)
+                if not_saved is not None:
+                    raise try_later(
+                        f"The snapshot was restored, but its files could not be saved: {not_saved}."
+                        " If the container is lost before they are, the earlier files come back. "
+                        "Repeat the call."
+                    )
         return self.find(principal, session.id)
 
     async def fork(

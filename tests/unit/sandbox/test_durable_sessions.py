@@ -504,6 +504,22 @@ async def test_snapshot_that_is_restored_is_saved_and_a_fork_is_not_durable(tmp_
         assert made.keeper.find(ALICE, session.id).durable
 
 
+async def test_restored_snapshot_that_cannot_be_saved_is_reported(tmp_path: Path) -> None:
+    async with bench(tmp_path) as made:
+        session = await made.keeper.create(ALICE, durable=True, disk_mb=16)
+        snapshot = await made.keeper.snapshot(ALICE, session.id)
+        await made.run(session, write(a="1"))
+        write(a="0")(made.workspace())  # what the disk's copy had
+        made.store.failure = StateUnavailable("Away.")
+        with pytest.raises(SandboxUnavailable, match="restored, but its files could not be saved"):
+            await made.keeper.restore(ALICE, session.id, snapshot.id)
+        assert await made.lose_and_read(session) == {"a": b"1"}  # as the error says
+        made.store.failure = None
+        write(a="0")(made.workspace())
+        await made.keeper.restore(ALICE, session.id, snapshot.id)
+        assert await made.lose_and_read(session) == {"a": b"0"}
+
+
 async def test_saved_workspaces_have_a_quota_for_each_principal_and_in_total(
     tmp_path: Path,
 ) -> None:
