@@ -13,7 +13,7 @@ MADE := $(wildcard $(FRAMEWORKS)/.installed $(FRAMEWORKS)-mcp1/.installed $(GENE
 PYTEST_ARGS ?=
 DEMO_ARGS ?=
 
-.PHONY: demo cluster-demo test check lint bench compare fuzz soak release docker image lock clean frameworks
+.PHONY: demo cluster-demo test check lint bench compare fuzz planted soak release docker image lock clean frameworks
 
 demo: $(STAMP) docker
 	@$(BIN)/python scripts/demo.py $(DEMO_ARGS)
@@ -42,6 +42,9 @@ compare: $(STAMP) docker
 
 fuzz: $(STAMP)
 	@scripts/fuzz $(BIN)
+
+planted: $(STAMP)
+	$(BIN)/python scripts/planted.py
 
 soak: $(STAMP)
 	PYTHONPATH=tests $(BIN)/python -m benchmarks.soak

@@ -192,6 +192,15 @@ async def test_attack_run_without_the_part_that_it_needs_does_not_begin(name: st
     assert twin.error is None
 
 
+async def test_run_that_two_parts_want_to_listen_to_does_not_begin() -> None:
+    wall, network = Wall(), Network(lambda *_, **__: None, "certificates")  # type: ignore[arg-type, return-value]
+    with pytest.raises(InternalError):
+        await run(wall, around(Given(network=network)), around(Given(network=network)))
+    assert wall.runs == []
+    await run(wall, around(Given(network=network)), around(Given()))  # the twin
+    assert len(wall.runs) == 1
+
+
 async def test_part_can_refuse_a_run() -> None:
     @asynccontextmanager
     async def refuses(run: ToolRun, before: Sequence[Given]) -> AsyncIterator[None]:
