@@ -6,6 +6,9 @@ its contract (`tests/contract`).
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from collections.abc import Iterator
 from functools import cache
 from importlib.metadata import distributions
@@ -13,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from conftest import AVAILABLE
+from conftest import AVAILABLE, CLEAN_ENVIRONMENT
 from support.parts import PACKAGE, Code, Line, Part, module_of, read_parts
 from support.unplugged import Importer, Tree, Unfit, copy_of_checkout, importing
 
@@ -70,6 +73,45 @@ def test_rest_of_the_engine_works_without_a_part(name: str, tree: Tree, importer
     assert importing or not ending.broken, why
     assert not (part.deletable and ending.broken), why
     assert ending.contract is None, f"The kernel fails without {name}:\n{ending.contract}"
+
+
+NODES = "10.0.0.1:6379"
+
+
+@pytest.mark.parametrize(
+    ("file", "variables", "arguments", "words"),
+    [
+        (f"[cluster]\naddress = '{NODES}'", {}, [], "cluster: there is no such key in "),
+        (
+            "",
+            {"FUMEHOOD_CLUSTER__ADDRESS": NODES},
+            [],
+            "cluster: there is no such key (variable FUMEHOOD_CLUSTER__ADDRESS)",
+        ),
+        (
+            "",
+            {"FUMEHOOD_CLUSTER": json.dumps({"address": NODES})},
+            [],
+            "cluster: there is no such key (variable FUMEHOOD_CLUSTER)",
+        ),
+        ("", {}, ["--cluster", NODES], "No such option: --cluster"),
+    ],
+    ids=["file", "variable", "json", "option"],
+)
+def test_configuration_that_names_nodes_is_refused_without_the_cluster(
+    file: str, variables: dict[str, str], arguments: list[str], words: str, tree: Tree, home: Path
+) -> None:
+    tree.delete(PARTS["cluster"])
+    (home / "config.toml").write_text(file)
+    known = {
+        **CLEAN_ENVIRONMENT, "FUMEHOOD_HOME": str(home), "PYTHONPATH": ":".join(tree.import_path),
+        "FUMEHOOD_CONFIG": str(home / "config.toml"), **variables,
+    }  # fmt: skip
+    command = [sys.executable, "-m", "fumehood.cli.main", "serve", *arguments]
+    refused = subprocess.run(command, env=known, capture_output=True, text=True, timeout=600)
+    assert refused.returncode == 2, refused.stderr
+    assert words in refused.stderr
+    assert not (home / "state.db").exists()
 
 
 # -- controls ---------------------------------------------------------------------------------
