@@ -74,6 +74,10 @@ PACKAGES_FROM = "fumehood.packages-from"
 NEW_S = 3600
 """Seconds for which an unneeded root file system is kept, because a running build may use it."""
 
+FRESH_S = 300
+"""Seconds for which a layer of packages is kept in any case, because the container for which it was
+made may not have started yet."""
+
 KEPT_S = 7 * 24 * 3600
 """Seconds for which another engine's image is kept, because that engine may need it again."""
 
@@ -253,7 +257,8 @@ def useless(client: docker.APIClient, own: Path) -> set[str]:
 
 def old_layers(client: docker.APIClient, most_bytes: int, own: Path | None = None) -> set[str]:
     """Return the ids of layers of packages that are over a week old and whose image is not current.
-    Add those of the oldest layers if the total size exceeds `most_bytes`.
+    Add those of the oldest layers if the total size exceeds `most_bytes`. Layers that were made in
+    the last minutes are excluded.
     """
     current = {image.id: image.size_bytes for image in list_images(client, own=own) if image.is_own}
     rows = client.images(filters={"label": LAYER_BASE})
@@ -263,8 +268,9 @@ def old_layers(client: docker.APIClient, most_bytes: int, own: Path | None = Non
             continue  # an image that somebody made from a layer
         below = current.get(row["Labels"][LAYER_BASE])
         total += int(row["Size"]) - (below or 0)
-        is_left = below is None and time.time() - int(row["Created"]) > KEPT_S
-        if is_left or total > most_bytes or not row["RepoTags"]:
+        age_s = time.time() - int(row["Created"])
+        is_left = below is None and age_s > KEPT_S
+        if age_s > FRESH_S and (is_left or total > most_bytes or not row["RepoTags"]):
             found.add(str(row["Id"]))
     return found
 
