@@ -17,7 +17,12 @@ from typing import Any
 from sqlalchemy import Connection, insert, select, update
 
 from fumehood.approvals.eligibility import may_decide
-from fumehood.approvals.model import RememberedRule, RememberWish, StoredApproval
+from fumehood.approvals.model import (
+    DecisionRecord,
+    RememberedRule,
+    RememberWish,
+    StoredApproval,
+)
 from fumehood.core.call import DECIDING_OPTIONS
 from fumehood.core.errors import InvalidParams, PermissionDenied, ResourceNotFound
 from fumehood.core.identity import Principal
@@ -108,6 +113,28 @@ class RememberedRules:
 
     def _load(self, rules: Sequence[RememberedRule]) -> None:
         self._rules = {rule.id: rule for rule in rules}
+
+
+def wished_rule(
+    wish: RememberWish | None,
+    stored: StoredApproval,
+    record: DecisionRecord,
+    new_id: Callable[[], str],
+) -> RememberedRule | None:
+    """Return the rule that the approver wants to be remembered with a decision, or None.
+
+    Raises:
+        InvalidParams: the decision cannot create such a rule.
+    """
+    if wish is None:
+        return None
+    if stored.approval.quorum > 1 or record.edited:
+        raise InvalidParams(
+            "An approval by several approvers, or with edited arguments, leaves no rule.",
+            fields=["remember"],
+        )
+    rule_id = new_id().replace("apr_", "rul_")
+    return remembered_rule(stored, wish, rule_id, record.approver, record.at)
 
 
 def remembered_rule(

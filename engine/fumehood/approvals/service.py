@@ -32,7 +32,7 @@ from fumehood.approvals.model import (
     StoredApproval,
     own_view,
 )
-from fumehood.approvals.remembered import remembered_rule
+from fumehood.approvals.remembered import remembered_rule, wished_rule
 from fumehood.approvals.scheduler import ApprovalScheduler
 from fumehood.approvals.store import Step
 from fumehood.core.envelope import Envelope
@@ -353,29 +353,10 @@ class ApprovalService:
             version=one.version,
             start_by=now + start_within,
             edited=edited,
-            remember=self._rule_of(one, stored, record),
+            remember=wished_rule(decision.remember, stored, record, self.requests.new_id),
             counts=self._eligibility.counts,
         )
         return step, None
-
-    def _rule_of(
-        self, one: OneOfSeveral, stored: StoredApproval, record: DecisionRecord
-    ) -> RememberedRule | None:
-        """Return the rule that the approver wants to be remembered, or None.
-
-        Raises:
-            InvalidParams: the decision cannot create such a rule.
-        """
-        wish = one.decision.remember
-        if wish is None:
-            return None
-        if stored.approval.quorum > 1 or record.edited:
-            raise InvalidParams(
-                "An approval by several approvers, or with edited arguments, leaves no rule.",
-                fields=["remember"],
-            )
-        rule_id = self.requests.new_id().replace("apr_", "rul_")
-        return remembered_rule(stored, wish, rule_id, record.approver, record.at)
 
     async def _require_approver(self, approval: Approval, by: Principal, peer: str | None) -> bool:
         """Require that a principal may decide. Return whether it would be a self-approval.
