@@ -34,6 +34,7 @@ class Hostile:
     """An asker whose answer `answers` makes. It notes what it is asked, and each use."""
 
     answers: Callable[[PermittedCall, Hostile], object]
+    repeats: Callable[[], str | None] = lambda: None
     asked: list[PermittedCall] = field(default_factory=list)
     used: list[Plan] = field(default_factory=list)
 
@@ -43,8 +44,11 @@ class Hostile:
         self.asked.append(claimed.permitted)
         return self.answers(claimed.permitted, self)
 
-    async def same_call(self, repeat_key: str, tool: str) -> None:
-        return None
+    async def same_call(self, repeat_key: str, tool: str) -> str | None:
+        return self.repeats()
+
+    async def wait_for(self, approval_id: str, call: CallContext) -> object:
+        raise RuntimeError("broken")
 
     async def use(self, plan: Plan) -> None:
         self.used.append(plan)
@@ -127,6 +131,15 @@ async def test_call_never_runs_if_there_is_no_asker() -> None:
     async with asking() as desk:
         assert await outcome(desk, None) == (InternalError.code, 0)
         assert await outcome(desk, object()) == (InternalError.code, 0)
+
+
+@pytest.mark.parametrize("repeats", [fails(RuntimeError("broken")), lambda: "apr_1"])
+async def test_asker_that_fails_over_a_repeat_lets_nothing_run(
+    repeats: Callable[[], str | None],
+) -> None:
+    async with asking() as desk:
+        found = await outcome(desk, Hostile(consent, repeats=repeats))
+    assert found == (InternalError.code, 0)
 
 
 async def test_consent_to_this_call_is_used_once_and_lets_it_run_once() -> None:
