@@ -14,7 +14,8 @@ from typing import Any
 
 from benchmarks.line import Line
 from fumehood import Config, Engine
-from fumehood.core.call import CallOptions, CallRequest
+from fumehood.call_options import CallOptions
+from fumehood.core.call import CallRequest
 from fumehood.core.identity import Principal, Scope
 from fumehood.identity.model import Agent, Binding
 from fumehood.pipeline.resolve import resolve

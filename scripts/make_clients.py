@@ -23,6 +23,7 @@ import io
 import re
 import subprocess
 import sys
+import textwrap
 import tokenize
 import types
 from collections.abc import Mapping, Sequence
@@ -37,7 +38,8 @@ from pydantic import AwareDatetime, BaseModel
 
 from fumehood.answers import Done
 from fumehood.budgets.model import UsageQuery
-from fumehood.core.call import BatchOptions, CallOptions
+from fumehood.call_options import OF_PARTS, CallOptions
+from fumehood.core.call import BatchOptions
 from fumehood.core.call_log import CallQuery
 from fumehood.core.decision import DecisionOptions
 from fumehood.core.json_types import Written
@@ -202,7 +204,7 @@ class Types:
 
 
 def keyword_types() -> str:
-    """The TypedDicts of `KEYWORDS`."""
+    """The TypedDicts of `KEYWORDS`, and `CallOptions` with the options of parts."""
     written, made = Types("Sequence"), ""
     for name, (model, left_out) in KEYWORDS.items():
         made += f"\n\nclass {name}(TypedDict, total=False):\n"
@@ -212,8 +214,20 @@ def keyword_types() -> str:
                 made += f"    {field}: {written.parameter(info)}\n"
     docstring = '"""The keyword arguments of the public methods, for type checkers."""\n'
     written.name("typing", "TypedDict")
+    written.name("typing", "TYPE_CHECKING")
     future = "\nfrom __future__ import annotations\n\n"
-    return GENERATED.format(source="the models") + docstring + future + written.imports + made
+    # Without a part, this module still works.
+    lines = written.imports.splitlines()
+    theirs = [line for line in lines if re.match(r"from fumehood\.(?!core\.)", line)]
+    imports = "\n".join(line for line in lines if line not in theirs)
+    of_parts = "from fumehood.core.call import CallOptions as KernelOptions\n"
+    of_parts += "".join(f"{line}\n" for line in theirs)
+    of_parts += f'\nclass CallOptions(KernelOptions):\n    """{CallOptions.__doc__}"""\n\n'
+    for name, option in OF_PARTS.items():
+        kind = written.text(option.type)
+        of_parts += f"    {name}: {kind} = {option.default!r}\n"
+    made = f"{imports}\n\nif TYPE_CHECKING:\n{textwrap.indent(of_parts, '    ')}{made}"
+    return GENERATED.format(source="the models") + docstring + future + made
 
 
 # -- One method for each operation ---------------------------------------------------------

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from fumehood.call_options import CallOptions as CallOptions
     from fumehood.client import AsyncClient as AsyncClient
     from fumehood.client import AsyncControlClient as AsyncControlClient
     from fumehood.client import Client as Client
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
     from fumehood.config import ConfigError as ConfigError
     from fumehood.config import load_config as load_config
     from fumehood.core.arguments import argument_schema as argument_schema
-    from fumehood.core.call import CallOptions as CallOptions
     from fumehood.core.call import CheckedResult as CheckedResult
     from fumehood.core.call import ResultCheck as ResultCheck
     from fumehood.core.call import ToolResult as ToolResult
@@ -53,7 +53,7 @@ _HOMES = {
     "AsyncControlClient": "fumehood.client",
     "CODE_OUTPUT": "fumehood.core.tool",
     "CallFailed": "fumehood.core.envelope",
-    "CallOptions": "fumehood.core.call",
+    "CallOptions": "fumehood.call_options",
     "CheckedResult": "fumehood.core.call",
     "Client": "fumehood.client",
     "Config": "fumehood.config",

@@ -17,9 +17,10 @@ from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, Unpack
 from fumehood.answers import ToolDetails
 from fumehood.budgets.model import AllUsageQuery, UsageQuery, UsageTable
 from fumehood.budgets.store import usage_table
+from fumehood.call_options import CallOptions
 from fumehood.compose import EngineLife, compose
 from fumehood.config import Config
-from fumehood.core.call import BatchOptions, CallBody, CallOptions, RawBatch, ResultChecker
+from fumehood.core.call import BatchOptions, CallBody, RawBatch, ResultChecker
 from fumehood.core.call_log import CallPage, CallQuery, CallRecord
 from fumehood.core.decision import Decision, decided
 from fumehood.core.envelope import Envelope, Metadata, Performance, Resources, UsageReport

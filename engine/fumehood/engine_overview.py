@@ -19,9 +19,11 @@ from typing import Any, BinaryIO, TypeVar
 import anyio
 
 from fumehood.answers import CallDetails
+from fumehood.approvals.refusals import require_known_options
 from fumehood.budgets.model import AllUsageQuery
+from fumehood.call_options import CallOptions, deciding, read_stored
 from fumehood.compose import Composition
-from fumehood.core.call import DECIDING_OPTIONS, CallBody, CallOptions, CallRequest
+from fumehood.core.call import CallBody, CallRequest
 from fumehood.core.call_log import (
     AllCallsQuery,
     CallPage,
@@ -261,6 +263,7 @@ class Overview:
         Raises:
             ResourceNotFound: its arguments are not kept.
             PermissionDenied: its caller may no longer call.
+            InvalidParams: this engine does not know one of its options.
         """
         stored = await self._made.approvals.requests.table.of_call(call_id)
         if stored is None or stored.approval.tool.startswith(EXTERNAL):
@@ -272,9 +275,10 @@ class Overview:
         principal = requests.eligibility.caller_of(stored)
         if principal is None:
             raise PermissionDenied("The caller of this call may not make it any more.")
-        given = CallOptions.model_validate(stored.request.options)
-        kept = {"agent_id", "session_id", *DECIDING_OPTIONS}
-        options = CallOptions(dry_run=True, **given.model_dump(include=kept))
+        require_known_options(stored.request.options)
+        given, _ = read_stored(stored.request.options)
+        whose = given.model_dump(include={"agent_id", "session_id"})
+        options = CallOptions(dry_run=True, **whose, **deciding(given))
         body = CallBody(arguments=stored.request.arguments, options=options)
         tool = f"{stored.approval.tool}@{stored.approval.tool_version}"
         return await self._made.calls.run(tool, body, principal, CallHandle())

@@ -20,6 +20,7 @@ import pytest
 from fumehood import Config, Engine, Envelope
 from fumehood.approvals.model import ApprovalQuery, NewDecision
 from fumehood.core.identity import Principal, Scope
+from fumehood.parts import parts
 from fumehood.sandbox.settings import ContainerSettings
 from fumehood.storage.database import open_database
 from support.http import SocketClient
@@ -93,6 +94,33 @@ async def test_unknown_tool_or_argument_is_refused(home: Path) -> None:
         assert code_of(await engine.call("greet", {"nick": "Ada"})) == "INVALID_PARAMS"
         assert code_of(await engine.call("greet", {"name": 21 * "a"})) == "INVALID_PARAMS"
         assert (await engine.call("greet", {"name": 20 * "a"})).success  # twin
+
+
+OF_PARTS: dict[str, dict[str, Any]] = {
+    "cache": {"enable_cache": False},
+    "receipts": {"receipt": True, "replay": {"exchanges": []}},
+}
+"""Options by the part that adds them."""
+
+
+@pytest.mark.parametrize(
+    ("part", "option"), [(part, option) for part, options in OF_PARTS.items() for option in options]
+)
+async def test_option_of_an_absent_part_is_refused_before_anybody_is_asked(
+    home: Path, part: str, option: str
+) -> None:
+    given = {option: OF_PARTS[part][option]}
+    async with engine_in(home) as engine:
+        for more in ({}, {"dry_run": True}):
+            for tool in ("note", "greet"):
+                refused = await engine.call(tool, {}, **{**given, **more})
+                message = refused.error.message if refused.error is not None else ""
+                if part in [one.name for one in parts()]:
+                    assert "The call is wrong" not in message
+                else:
+                    assert code_of(refused) == "INVALID_PARAMS"
+                    assert f"The call is wrong: options.{option}: " in message
+        assert (await engine.approvals.list(ApprovalQuery())).items == ()
 
 
 async def test_dangerous_call_runs_once_and_only_after_a_yes(home: Path) -> None:

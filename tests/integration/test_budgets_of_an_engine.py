@@ -11,7 +11,7 @@ import pytest
 from fumehood import Config, Engine
 from fumehood.budgets.model import BudgetStanding
 from fumehood.budgets.settings import BudgetRule
-from fumehood.core.call import CallBody
+from fumehood.call_options import CallBody
 from fumehood.core.usage import Prices
 from fumehood.executors.base import CallHandle
 from fumehood.testing import FakeWall

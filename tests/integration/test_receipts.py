@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from fumehood import Config, Engine, Envelope
-from fumehood.core.receipt import Receipt, differences
 from fumehood.gateway.authority import Authority
 from fumehood.gateway.in_engine import part_of
 from fumehood.gateway.settings import GatewaySettings
+from fumehood.receipts.receipt import Receipt, differences
 from fumehood.registry.secrets import SecretSettings
 from fumehood.sandbox.settings import ContainerSettings, LanguageImages
 from support.gateway import FETCH, names_here

@@ -15,7 +15,7 @@ import pytest
 
 from fumehood import Config, Engine
 from fumehood.approvals.model import ApprovalQuery, ApprovalState, NewDecision
-from fumehood.core.call import CallBody
+from fumehood.call_options import CallBody
 from fumehood.executors.base import CallHandle
 from fumehood.storage.database import FILE_NAME, open_database
 from fumehood.testing import ManualClock

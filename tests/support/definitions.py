@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from fumehood import ToolDefinition
-from fumehood.core.call import CallOptions, CallRequest
+from fumehood.call_options import CallOptions
+from fumehood.core.call import CallRequest
 from fumehood.core.identity import Principal, Scope
 from fumehood.core.json_types import JsonObject
 from fumehood.policy.model import Decision, Verdict

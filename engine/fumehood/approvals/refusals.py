@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from fumehood.approvals.model import OPEN_STATES, PROGRAM, SESSION, Approval, ApprovalState
 from fumehood.approvals.wording import outlived_in_words
+from fumehood.call_options import read_stored
 from fumehood.core.call import Need
 from fumehood.core.errors import (
     ApprovalDenied,
@@ -23,8 +24,21 @@ from fumehood.core.errors import (
     ResourceNotFound,
     StateUnavailable,
 )
+from fumehood.core.json_types import JsonObject
 
 # For callers.
+
+
+def require_known_options(options: JsonObject) -> None:
+    """Raise InvalidParams if this engine lacks an option of a stored call."""
+    _, lost = read_stored(options)
+    if lost:
+        raise InvalidParams(
+            f"The call has the option {lost[0]!r}, which this engine does not know: a part of it "
+            "is missing, or another version stored the call. Nothing runs without the option. Do "
+            "not retry; tell the user what you wanted to do.",
+            fields=[f"options.{name}" for name in lost],
+        )
 
 
 def no_approvers(tool: str, remedy: str) -> RequiresHumanApproval:

@@ -23,7 +23,7 @@ from fumehood.approvals.model import (
     RememberWish,
     StoredApproval,
 )
-from fumehood.core.call import DECIDING_OPTIONS
+from fumehood.call_options import is_deciding
 from fumehood.core.errors import InvalidParams, PermissionDenied, ResourceNotFound
 from fumehood.core.identity import Principal
 from fumehood.core.json_types import JsonObject
@@ -223,9 +223,7 @@ def _with_options(tool: str, definition: str, options: JsonObject) -> str:
     which no other request has.
     """
     definition = definition if tool != NET.definition.name else ""
-    given = {
-        name: options[name] for name in DECIDING_OPTIONS if options.get(name) not in (None, False)
-    }
+    given = {name: value for name, value in options.items() if is_deciding(name, value)}
     return digest_of({"definition": definition, "options": given}) if given else definition
 
 

@@ -134,10 +134,12 @@ class ApprovalScheduler:
         Raises:
             PermissionDenied: the caller has no authority any more.
             ApprovalExpired: what it was to do was in the memory of another engine.
+            InvalidParams: this engine does not know one of its options.
             EngineError: a gate refuses the call.
         """
         if stored.request.needs is not None and call.request.held is None:
             raise refusals.lost_with_engine(stored.approval, stored.request.needs)
+        refusals.require_known_options(stored.request.options)
         if call.request.principal is None:
             raise PermissionDenied(
                 "The caller of this call is no longer allowed to make it. Do not retry."

@@ -38,7 +38,9 @@ from fumehood.approvals.preview import (
 )
 from fumehood.approvals.requests import ApprovalRequests
 from fumehood.approvals.store import Step
-from fumehood.core.call import CallOptions, CallRequest
+from fumehood.call_options import read_stored
+from fumehood.call_options import stored as stored_options
+from fumehood.core.call import CallRequest
 from fumehood.core.envelope import Envelope
 from fumehood.core.errors import (
     CallInProgress,
@@ -235,7 +237,7 @@ class HumanAsker:
         )
         kept = StoredRequest(
             arguments=request.arguments,
-            options=options.model_dump(mode="json"),
+            options=stored_options(options),
             token_id=permitted.principal.token_id,
             expected=effect.base if effect is not None else None,
             may_exceed_budget=decision.may_exceed_budget,
@@ -299,12 +301,13 @@ class StoredCalls:
         """Return the request of a stored call, with its caller's current authority.
 
         `arguments` replace the stored ones. The principal is None if the caller may no longer call.
+        Options that this engine does not know are left out; `permit_again` refuses such a call.
         """
         approval, request = stored.approval, stored.request
         return CallRequest(
             tool=f"{approval.tool}@{approval.tool_version}",
             arguments=request.arguments if arguments is None else arguments,
-            options=CallOptions.model_validate(request.options),
+            options=read_stored(request.options)[0],
             principal=self.asker.requests.eligibility.caller_of(stored),
             call_id=approval.call_id,
             trace_id=approval.trace_id,

@@ -13,7 +13,9 @@ from types import MappingProxyType
 from typing import Any
 
 from fumehood.approvals.preview import definition_digest
+from fumehood.cache.options import ENABLE_CACHE
 from fumehood.cache.store import CachedAnswer, Flight, ResultCache
+from fumehood.call_options import chosen_options
 from fumehood.core.call import replaced
 from fumehood.core.envelope import CacheReport
 from fumehood.core.errors import Timeout
@@ -80,12 +82,11 @@ class CacheGate(Gate):
         tool, options = permitted.tool, permitted.request.options
         if (
             not tool.definition.cacheable
-            or not options.enable_cache
+            or not ENABLE_CACHE.of(options)
             or options.debug
             or options.session_id is not None
             or options.packages is not None
-            or options.receipt
-            or options.replay is not None
+            or any(option.decides for option in chosen_options(options))
             or permitted.validated.resolved.network
         ):
             return None

@@ -16,5 +16,6 @@ PART = Part(
     },
     control_operations="fumehood.cache.routes:CONTROL_OPERATIONS",
     definitions="fumehood.cache.definitions:faults",
+    call_options="fumehood.cache.options:OPTIONS",
     in_engine="fumehood.cache.in_engine:Cache",
 )

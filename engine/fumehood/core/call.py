@@ -15,7 +15,6 @@ from pydantic import BaseModel, Field
 from fumehood.core.identity import Principal
 from fumehood.core.json_types import JsonObject
 from fumehood.core.limits import MIN_INTERPRETER_MB
-from fumehood.core.receipt import Cassette
 from fumehood.core.tool import Megabytes, Seconds
 from fumehood.core.value import StrictValue
 
@@ -63,7 +62,8 @@ NetworkHosts = Annotated[
 class CallOptions(StrictValue):
     """Options of one call. Absent limits are the tool's or the wall's."""
 
-    enable_cache: bool = True
+    # `fumehood.call_options` adds the options of parts.
+
     enable_streaming: bool = True
     enable_retry: bool = True
     debug: bool = False
@@ -87,22 +87,18 @@ class CallOptions(StrictValue):
     network: NetworkHosts | None = None
     preview: bool = False
     """Run it as a trial: a human sees its effect before it is put into the session."""
-    receipt: bool = False
-    replay: Cassette | None = None
-    """From a receipt: what the program sends is answered from it, and nothing goes out."""
 
 
 DECIDING_OPTIONS = (
     "timeout_seconds", "memory_limit_mb", "isolation", "packages", "network", "preview",
-    "receipt", "replay",
 )  # fmt: skip
-"""Options that change what a call does. `agent_id` and `session_id` also do."""
+"""Options of the kernel that change what a call does. `agent_id` and `session_id` also do."""
 
 _NO_OPTIONS = CallOptions()
 
 
 class CallBody(StrictValue):
-    """The body of `POST /v1/tools/{name}/call`."""
+    """A call's arguments and options."""
 
     arguments: dict[str, Any] = Field(
         default_factory=dict, json_schema_extra={"maxProperties": MAX_KEYS}
@@ -123,18 +119,6 @@ class RawBatch(StrictValue):
 
     calls: list[Any] = Field(min_length=1, max_length=MAX_CALLS)
     options: BatchOptions = Field(default_factory=BatchOptions)
-
-
-class BatchCall(CallBody):
-    """One call of a batch."""
-
-    tool: str = Field(max_length=MAX_TOOL_CHARACTERS)
-
-
-class BatchBody(RawBatch):
-    """The body of `POST /v1/calls`. A malformed call has an envelope that says so."""
-
-    calls: list[BatchCall | Any] = Field(min_length=1, max_length=MAX_CALLS)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,16 +6,25 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import date, datetime
 from decimal import Decimal
-from typing import Literal, TypedDict
+from typing import TYPE_CHECKING, Literal, TypedDict
 
 from fumehood.core.json_types import JsonObject
-from fumehood.core.receipt import Cassette
+
+if TYPE_CHECKING:
+    from fumehood.core.call import CallOptions as KernelOptions
+    from fumehood.receipts.receipt import Cassette
+
+    class CallOptions(KernelOptions):
+        """Options of one call. Absent limits are the tool's or the wall's."""
+
+        enable_cache: bool = True
+        receipt: bool = False
+        replay: Cassette | None = None
 
 
 class CallKeywords(TypedDict, total=False):
     """The fields of `CallOptions`."""
 
-    enable_cache: bool
     enable_streaming: bool
     enable_retry: bool
     debug: bool
@@ -35,6 +44,7 @@ class CallKeywords(TypedDict, total=False):
     packages: list[str] | None
     network: list[str] | None
     preview: bool
+    enable_cache: bool
     receipt: bool
     replay: Cassette | None
 
@@ -52,7 +62,6 @@ class DecisionKeywords(TypedDict, total=False):
 class HandleKeywords(TypedDict, total=False):
     """The fields of `HandleOptions`."""
 
-    enable_cache: bool
     enable_streaming: bool
     enable_retry: bool
     debug: bool
@@ -72,6 +81,7 @@ class HandleKeywords(TypedDict, total=False):
     packages: list[str] | None
     network: list[str] | None
     preview: bool
+    enable_cache: bool
     receipt: bool
     replay: Cassette | None
     max_parallel: int

@@ -7,13 +7,15 @@ run. `fumehood/parts.py` finds them.
 from __future__ import annotations
 
 import pkgutil
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from graphlib import CycleError, TopologicalSorter
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from fumehood.core.errors import FumehoodError
+
+V = TypeVar("V")
 
 Named = str
 """Where something is: `package.module:name`. It is imported when it is used."""
@@ -29,6 +31,28 @@ class Setting:
 
     type: Any
     default: Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallOption(Generic[V]):
+    """An option of a call. The kernel only passes its value on: it opens no gate."""
+
+    name: str
+    type: Any
+    default: V
+    decides: bool = True
+    """Whether it changes what a call does. Then a key, an approval and a remembered rule are for
+    its value, and no result of an equal call answers a call with it."""
+    inherited: bool = False
+    """Whether the calls that a program makes also have its value."""
+    check: Callable[[Any, Any], None] | None = None
+    """Takes a permitted call with another value than the default, and its plan. Raises EngineError
+    if they do not go together."""
+
+    def of(self, options: object) -> V:
+        """Return its value in the options of a call."""
+        value: V = getattr(options, self.name, self.default)
+        return value
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +129,8 @@ class Part:
     """Commands by name; `GROUP NAME` is one of a group of the kernel."""
     options: tuple[Options, ...] = ()
     """Options of commands that are not the part's own."""
+    call_options: Named | None = None
+    """A sequence of `CallOption`s."""
     checks: tuple[Check, ...] = ()
     approvers: Named | None = None
     """Takes the configuration, and returns names of what else than people may approve calls."""

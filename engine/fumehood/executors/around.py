@@ -101,12 +101,10 @@ If entering raises an EngineError, the run does not begin.
 
 def needs_of(run: ToolRun) -> frozenset[str]:
     """Return the names of features that the call requests and that only parts can provide."""
-    options = run.request.options
     is_python = run.tool.definition.executor == "code:python"
     asked = {
         "network": run.network,
         "tools": is_python and run.arguments.get("tools"),
-        "receipt": options.receipt or options.replay is not None,
     }
     return frozenset(name for name, value in asked.items() if value)
 

@@ -14,13 +14,12 @@ from typing import Any
 import anyio
 import anyio.to_thread
 
+from fumehood.call_options import CallBody, CallOptions
 from fumehood.core.call import (
     MAX_CALLS,
     MAX_KEYS,
     MAX_TOOL_CHARACTERS,
     BatchOptions,
-    CallBody,
-    CallOptions,
 )
 from fumehood.core.envelope import Envelope
 from fumehood.core.errors import InvalidParams, ToolNotFound

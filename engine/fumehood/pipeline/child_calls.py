@@ -17,7 +17,8 @@ from dataclasses import replace
 
 import anyio
 
-from fumehood.core.call import CallOptions, CallRequest
+from fumehood.call_options import CallOptions, inherited
+from fumehood.core.call import CallRequest
 from fumehood.core.envelope import Envelope, ErrorInfo
 from fumehood.core.errors import (
     EndedBy,
@@ -186,7 +187,7 @@ class ChildCalls:
         self._made += 1
         request = self._request(self._made, NET_TOOL, arguments)
         # Every request is a call of its own, even if it equals an earlier one.
-        own: JsonObject = {"new_call": True, "enable_cache": False, "wait_for_approval": patience_s}
+        own: JsonObject = {"new_call": True, "wait_for_approval": patience_s}
         one = _HeldRequest(send, lambda is_waiting: self._on_waiting(port, is_waiting))
         request = replace(
             request,
@@ -221,8 +222,7 @@ class ChildCalls:
             return PermissionDenied("It needs a human's approval, and its call waits for none.")
         parent = self._parent.request
         own: JsonObject = {
-            "new_call": True, "enable_cache": False, "wait_for_approval": patience_s,
-            "receipt": False, "idempotency_key": None,
+            "new_call": True, "wait_for_approval": patience_s, "idempotency_key": None,
         }  # fmt: skip
         request = replace(
             parent,
@@ -306,10 +306,10 @@ class ChildCalls:
             options=CallOptions(
                 agent_id=options.agent_id,
                 session_id=options.session_id,
-                enable_cache=options.enable_cache,
                 enable_retry=options.enable_retry,
                 max_length=MAX_RESULT_BYTES,  # keeps its cached answer separate from shortened ones
                 wait_for_approval=self._patience_s(),
+                **inherited(options),
             ),
             principal=self._caller(parent.principal),
             call_id=f"{parent.call_id}_{count}",

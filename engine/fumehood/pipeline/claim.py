@@ -23,7 +23,8 @@ import anyio
 import anyio.to_thread
 from sqlalchemy import Connection
 
-from fumehood.core.call import DECIDING_OPTIONS, MAX_KEY_CHARACTERS, CallRequest
+from fumehood.call_options import deciding
+from fumehood.core.call import MAX_KEY_CHARACTERS, CallRequest
 from fumehood.core.envelope import Envelope, ErrorInfo
 from fumehood.core.errors import (
     CallInProgress,
@@ -360,9 +361,8 @@ def fingerprint(permitted: PermittedCall) -> str:
     Raises:
         InvalidParams: the arguments have no canonical form.
     """
-    options = permitted.request.options
-    given = options.model_dump(mode="json", include=set(DECIDING_OPTIONS))
-    for name in ("packages", "network", "preview", "receipt", "replay"):
+    given = deciding(permitted.request.options)
+    for name in ("packages", "network", "preview"):
         if not given[name]:  # stored fingerprints may be older than these options
             del given[name]
     return _digest(_action(permitted) | {"options": given})

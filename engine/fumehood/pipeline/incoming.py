@@ -12,13 +12,8 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from fumehood.core.call import (
-    MAX_KEYS,
-    MAX_TOOL_CHARACTERS,
-    CallBody,
-    RawBatch,
-    replaced,
-)
+from fumehood.call_options import CallBody
+from fumehood.core.call import MAX_KEYS, MAX_TOOL_CHARACTERS, RawBatch, replaced
 from fumehood.core.decision import DecisionBody
 from fumehood.core.errors import InvalidParams, faults_of
 from fumehood.core.json_types import JsonObject

@@ -1,7 +1,7 @@
 """Pass a call through the gates (`gate.py`): for a known answer, before approval, before the run.
 
-Invariant: the gates are called in order, and the first refusal ends the call. Only a call that the
-policy allows without asking can be answered with the result of an equal call.
+Invariant: the gates are called in order, and the first refusal ends the call. Only a call of a tool
+that the policy allows without asking can be answered with the result of an equal call.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ async def answer_of_gates(
     Raises:
         EngineError: a gate refuses the call.
     """
-    if permitted.decision.verdict is not Verdict.ALLOW:
+    if permitted.decision.verdict is not Verdict.ALLOW or permitted.request.held is not None:
         return None
 
     def limit_s() -> float:

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from fumehood.call_options import chosen_options
 from fumehood.core.call import CallOptions
-from fumehood.core.errors import InvalidParams, SandboxUnavailable
+from fumehood.core.errors import EngineError, InvalidParams, SandboxUnavailable
 from fumehood.core.hosts import network_wish
 from fumehood.core.json_types import JsonObject
 from fumehood.core.limits import Limit, Limits, WallLimits, least_limits, smallest
@@ -86,17 +87,10 @@ async def _with_packages(plan: Plan, permitted: PermittedCall) -> Plan:
     )
 
 
-def _check_options(
-    permitted: PermittedCall,
-    executor: Executor,
-    placement: Placement,
-    session: SessionRecord | None,
-) -> None:
-    """Raise InvalidParams if the call asks for something that its tool or session cannot have."""
+def _check_options(permitted: PermittedCall, executor: Executor, placement: Placement) -> None:
+    """Raise InvalidParams if the call asks for something that its tool cannot have."""
     options, language = permitted.request.options, executor.language
     has_tools = bool(permitted.arguments.get("tools"))
-    wants_receipt = options.receipt or options.replay is not None
-    receipt = "receipt" if options.receipt else "replay"
     for field, is_wrong, words in (
         ("network", options.network and language is None,
          "Network is for programs that run in containers."),
@@ -104,18 +98,10 @@ def _check_options(
          "Only programs can be tried: other tools show what they will change by themselves."),
         ("preview", options.preview and has_tools,
          "What tools do cannot be held back: leave the argument tools out."),
-        (receipt, wants_receipt and language is None, "Only programs have receipts."),
-        (receipt, wants_receipt and options.preview, "A trial has no receipt."),
-        (receipt, wants_receipt and has_tools,
-         "A receipt does not hold the answers of tools: leave the argument tools out."),
-        (receipt, wants_receipt and session is not None and session.env,
-         "A receipt does not hold environment variables of a session, and this one has some."),
         ("packages", options.packages and placement.is_of_session,
          "A session has the packages that it was made with: sessions new --package."),
         ("packages", options.packages and language == "javascript",
          "Packages are those of Python, and JavaScript cannot use them."),
-        ("preview", options.preview and (session is None or not session.durable),
-         "A trial needs a session whose files are saved: sessions new --durable."),
     ):  # fmt: skip
         if is_wrong:
             raise InvalidParams(words, fields=[f"options.{field}"])
@@ -128,16 +114,32 @@ def _check_options(
             ) from None
 
 
+def _check_plan(permitted: PermittedCall, plan: Plan) -> None:
+    """Raise EngineError if an option does not go with the plan."""
+    options, session = permitted.request.options, plan.session
+    for option in chosen_options(options):
+        if option.check is not None:
+            option.check(permitted, plan)
+    if options.preview and (session is None or not session.durable):
+        raise InvalidParams(
+            "A trial needs a session whose files are saved: sessions new --durable.",
+            fields=["options.preview"],
+        )
+
+
 def can_be_tried(permitted: PermittedCall, plan: Plan) -> bool:
     """Whether the call can run as a trial instead of asking for approval first."""
-    return (
-        plan.session is not None
-        and plan.session.durable
-        and plan.executor.language is not None
-        and not permitted.arguments.get("tools")
-        and not permitted.request.options.preview
-        and not permitted.request.options.receipt
-    )
+    request = permitted.request
+    if request.options.preview:
+        return False
+    options = request.options.model_copy(update={"preview": True})
+    tried = permitted.with_request(replace(request, options=options))
+    try:
+        _check_options(tried, plan.executor, plan.placement)
+        _check_plan(tried, plan)
+    except EngineError:
+        return False
+    return True
 
 
 def _executor(permitted: PermittedCall) -> Executor:
@@ -185,6 +187,7 @@ def make_plan(
             language.
         InvalidParams: an option is impossible for this wall or session.
         ResourceNotFound: this caller and agent have no such session, or it has ended.
+        EngineError: a part refuses its option.
     """
     tool, options = permitted.tool.definition, permitted.request.options
     executor = _executor(permitted)
@@ -202,7 +205,7 @@ def make_plan(
     _check_isolation(placement, options)
     offered, language = wall.limits, executor.language
     session = _session(permitted, placement, language, offered, sessions)
-    _check_options(permitted, executor, placement, session)
+    _check_options(permitted, executor, placement)
     place = session if placement.is_of_session else None
     wall_s = smallest(
         offered.default_wall_s, offered.max_wall_s, tool.timeout_seconds, options.timeout_seconds
@@ -235,7 +238,9 @@ def make_plan(
     network = permitted.validated.resolved.network
     if place is not None and language is not None:
         network += place.network
-    return Plan(placement, limits, wall, executor, warnings, session, image, network, upstream)
+    plan = Plan(placement, limits, wall, executor, warnings, session, image, network, upstream)
+    _check_plan(permitted, plan)
+    return plan
 
 
 def can_run_now(tool: ToolDefinition, walls: Walls) -> bool:

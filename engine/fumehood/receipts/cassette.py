@@ -10,9 +10,9 @@ import base64
 from collections import defaultdict, deque
 from dataclasses import dataclass, field
 
-from fumehood.core.receipt import MAX_EXCHANGES, MAX_RECORDED_BYTES, Cassette, Exchange
 from fumehood.gateway.request import ProgramRequest, Refusal
 from fumehood.gateway.tape import Headers, Tape, TapedAnswer
+from fumehood.receipts.receipt import MAX_EXCHANGES, MAX_RECORDED_BYTES, Cassette, Exchange
 
 HEADER_BYTES = 32
 """What a header counts besides its name and value. *Source*: RFC 9113, 6.5.2."""

@@ -18,7 +18,7 @@ from fumehood.core.escaping import json_document, visible
 from fumehood.core.json_types import JsonObject
 
 if TYPE_CHECKING:
-    from fumehood.core.receipt import Receipt
+    from fumehood.receipts.receipt import Receipt
 
 
 def replay(
@@ -38,7 +38,7 @@ def replay(
     Exit status: 0 nothing differs, 1 something does, 2 wrong usage, 3 waiting for approval,
     4 engine or sandbox unavailable.
     """
-    from fumehood.core.receipt import differences
+    from fumehood.receipts.receipt import differences
 
     before = [_read(json_object(read_bytes(one, "The receipt"), "The receipt")) for one in receipts]
     shown: list[JsonObject] = []
@@ -58,7 +58,7 @@ def replay(
 @contextmanager
 def _sessions(socket: Path | None, *, as_json: bool) -> Iterator[Callable[[Receipt], JsonObject]]:
     """Yield what returns the option of a receipt's session. New ones are ended afterwards."""
-    from fumehood.core.receipt import SESSION_WISHES
+    from fumehood.receipts.receipt import SESSION_WISHES
 
     made: dict[str, str] = {}
 
@@ -85,7 +85,7 @@ def _repeated(
     before: Receipt, session: JsonObject, socket: Path | None, *, as_json: bool
 ) -> Receipt:
     """Run a program again, and return its new receipt. Ends the command without one."""
-    from fumehood.core.receipt import REPEATED_OPTIONS
+    from fumehood.receipts.receipt import REPEATED_OPTIONS
 
     replayed = {"receipt": True, "replay": before.network.model_dump(mode="json")}
     known = {*REPEATED_OPTIONS, "network"}  # the file may be anybody's
@@ -118,7 +118,7 @@ def _say(before: Receipt, after: Receipt, found: list[str]) -> None:
 def _read(document: JsonObject) -> Receipt:
     from pydantic import ValidationError
 
-    from fumehood.core.receipt import Receipt
+    from fumehood.receipts.receipt import Receipt
 
     try:
         return Receipt.model_validate(document)

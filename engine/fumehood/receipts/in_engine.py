@@ -18,7 +18,6 @@ import anyio.to_thread
 from fumehood.core.envelope import ReceiptLink
 from fumehood.core.errors import EngineError, code_of
 from fumehood.core.json_types import JsonObject
-from fumehood.core.receipt import REPEATED_OPTIONS, SESSION_WISHES, Cassette, Exchange, Receipt
 from fumehood.engine_part import EnginePart
 from fumehood.executors.around import Given, Ran, Share
 from fumehood.executors.base import ToolRun
@@ -27,6 +26,8 @@ from fumehood.observe.clock import timestamp
 from fumehood.pipeline.context import CallContext, PipelineServices
 from fumehood.pipeline.plan import Plan, place_of
 from fumehood.receipts.cassette import CassetteTape, Player, Recorder
+from fumehood.receipts.options import RECEIPT, REPLAY
+from fumehood.receipts.receipt import REPEATED_OPTIONS, SESSION_WISHES, Cassette, Exchange, Receipt
 from fumehood.redaction.redactor import Redactor
 from fumehood.storage.blobs import NotKept
 
@@ -59,8 +60,9 @@ class Receipts(EnginePart):
     async def around(self, run: ToolRun, before: Sequence[Given]) -> AsyncIterator[Given | None]:
         """Offer a tape for the run, if the call asks for a receipt or repeats one."""
         options = run.request.options
-        recorder = Recorder() if options.receipt else None
-        player = Player(options.replay) if options.replay is not None else None
+        recorder = Recorder() if RECEIPT.of(options) else None
+        replayed = REPLAY.of(options)
+        player = Player(replayed) if replayed is not None else None
         if recorder is None and player is None:
             yield None
             return
@@ -71,8 +73,7 @@ class Receipts(EnginePart):
             return Share(kept=Recorded(recorder.cassette, ran.digests))
 
         yield Given(
-            needs=frozenset({"receipt"}),
-            with_digests=options.receipt,
+            with_digests=recorder is not None,
             offer=CassetteTape(recorder, player),
             share=share,
         )

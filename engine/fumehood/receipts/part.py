@@ -13,5 +13,6 @@ PART = Part(
             after="run",
         )
     },
+    call_options="fumehood.receipts.options:OPTIONS",
     in_engine="fumehood.receipts.in_engine:Receipts",
 )

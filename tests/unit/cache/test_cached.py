@@ -13,7 +13,7 @@ import pytest
 
 from fumehood import Envelope, ToolError, ToolResult, tool
 from fumehood.cache.in_engine import Cache
-from fumehood.core.call import CallBody
+from fumehood.call_options import CallBody
 from fumehood.core.identity import Principal
 from fumehood.pipeline import conclude
 from fumehood.registry.declare import FunctionTool

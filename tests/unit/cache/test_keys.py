@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from fumehood.approvals.preview import definition_digest
 from fumehood.cache.store import MAX_ARGUMENT_BYTES, CacheKeys
-from fumehood.core.call import CallOptions
+from fumehood.call_options import CallOptions
 from fumehood.registry.index import RegisteredTool
 from support.definitions import function_definition, registered
 

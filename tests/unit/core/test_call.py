@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from fumehood.core.call import CallBody, CallOptions
+from fumehood.call_options import CallBody, CallOptions
 from fumehood.core.call_log import CallQuery
 from fumehood.core.events import (
     ErrorEvent,

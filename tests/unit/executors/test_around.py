@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any
 
 import anyio
@@ -13,7 +14,8 @@ import anyio.lowlevel
 import pytest
 from hypothesis import given, strategies
 
-from fumehood.core.call import CallOptions, CallRequest
+from fumehood.call_options import CallOptions
+from fumehood.core.call import CallRequest
 from fumehood.core.envelope import NetworkReport
 from fumehood.core.errors import (
     EndedBy,
@@ -175,20 +177,17 @@ async def test_partial_outcome_of_a_cancelled_run_has_the_share() -> None:
 ASKED: dict[str, dict[str, Any]] = {
     "network": {"network": ("api.example.test",)},
     "tools": {"arguments": {"tools": ["calculator"]}},
-    "receipt": {"options": {"receipt": True}},
-    "replay": {"options": {"replay": {"exchanges": []}}},
 }
 
 
 @pytest.mark.parametrize("name", ASKED)
 async def test_attack_run_without_the_part_that_it_needs_does_not_begin(name: str) -> None:
-    need = "receipt" if name == "replay" else name
-    others = frozenset({"network", "tools", "receipt"} - {need})
+    others = frozenset({"network", "tools"} - {name})
     wall = Wall()
-    with pytest.raises(SandboxUnavailable, match=need) as refused:
+    with pytest.raises(SandboxUnavailable, match=name) as refused:
         await run(wall, around(Given(needs=others)), **ASKED[name])
     assert (wall.runs, refused.value.may_retry) == ([], False)
-    twin = await run(wall, around(Given(needs=frozenset({need}))), **ASKED[name])
+    twin = await run(wall, around(Given(needs=frozenset({name}))), **ASKED[name])
     assert twin.error is None
 
 
@@ -233,6 +232,16 @@ _networks = Network(lambda *_, **__: None, "")  # type: ignore[arg-type, return-
 def failed(fields: JsonObject) -> EngineError:
     return ExecutionError("part", details=fields)
 
+
+_options = strategies.fixed_dictionaries(
+    {},
+    optional={
+        "enable_cache": strategies.booleans(),
+        "receipt": strategies.booleans(),
+        "replay": strategies.none() | strategies.just({"exchanges": []}),
+    },
+)
+"""Options of parts: the kernel does nothing with them."""
 
 _shares = strategies.builds(
     Share,
@@ -285,11 +294,13 @@ def _parts(draw: Callable[..., Any]) -> Around:
 
 
 async def tried(
-    ended_by: EndedBy, parts: Sequence[Callable[..., AbstractAsyncContextManager[Any]]]
+    ended_by: EndedBy,
+    parts: Sequence[Callable[..., AbstractAsyncContextManager[Any]]],
+    options: Mapping[str, Any] = MappingProxyType({}),
 ) -> tuple[Wall, Outcome | Exception]:
     wall = Wall(ended_by)
     try:
-        return wall, await run(wall, *parts)
+        return wall, await run(wall, *parts, options=options)
     except (EngineError, ValueError) as error:
         return wall, error
 
@@ -300,13 +311,19 @@ ENDINGS = [one for one in EndedBy if one is not EndedBy.CANCELLED]
 @given(
     ended_by=strategies.just(EndedBy.OK) | strategies.sampled_from(ENDINGS),
     parts=strategies.lists(_parts(), min_size=1, max_size=3),
+    options=_options,
 )
 def test_random_parts_never_make_a_run_more_permissive(
-    ended_by: EndedBy, parts: list[Around]
+    ended_by: EndedBy, parts: list[Around], options: dict[str, Any]
 ) -> None:
     async def compare() -> None:
         bare, without = await tried(ended_by, ())
-        wall, outcome = await tried(ended_by, parts)
+        optional, with_options = await tried(ended_by, (), options)
+        assert isinstance(with_options, Outcome)
+        assert with_options.data == without.data
+        assert with_options.ended_by is without.ended_by
+        assert optional.runs[0][0] == bare.runs[0][0]
+        wall, outcome = await tried(ended_by, parts, options)
         assert isinstance(without, Outcome)
         if isinstance(outcome, Outcome):
             if without.error is not None:

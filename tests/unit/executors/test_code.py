@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from fumehood import Config, Engine
+from fumehood.call_options import CallOptions
 from fumehood.core.arguments import MAX_FILES, argument_faults
-from fumehood.core.call import CallOptions, CallRequest
+from fumehood.core.call import CallRequest
 from fumehood.core.envelope import Envelope
 from fumehood.core.errors import EndedBy
 from fumehood.core.identity import TrustDomain

@@ -16,7 +16,7 @@ import anyio
 import pytest
 
 from fumehood import Config, Engine
-from fumehood.core.call import CallBody
+from fumehood.call_options import CallBody
 from fumehood.core.envelope import Envelope
 from fumehood.core.identity import Principal, Scope
 from fumehood.http.app import CONTROL_OPERATIONS, OPERATIONS

@@ -17,7 +17,7 @@ from starlette.requests import Request
 
 from fumehood import Config, Engine, tool
 from fumehood.answers import Deleted
-from fumehood.core.call import CallBody
+from fumehood.call_options import CallBody
 from fumehood.core.errors import EngineError, Unauthorized
 from fumehood.core.part import PartError
 from fumehood.http import peer, routes

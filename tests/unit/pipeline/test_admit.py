@@ -20,7 +20,7 @@ from fumehood.core.limits import WallLimits
 from fumehood.core.tool import ToolDefinition
 from fumehood.executors.base import ToolRun
 from fumehood.pipeline.authorize import PermittedCall
-from fumehood.pipeline.plan import Plan, WallDown, can_run_now, make_plan, plan_now
+from fumehood.pipeline.plan import Plan, WallDown, can_be_tried, can_run_now, make_plan, plan_now
 from fumehood.pipeline.resolve import ResolvedCall
 from fumehood.pipeline.validate import ValidatedCall
 from fumehood.policy.service import HARMLESS_PASSES
@@ -313,6 +313,31 @@ async def test_call_in_a_session_with_variables_has_no_receipt(bench: Bench) -> 
         session = await bench.engine.sessions.create(bench.engine.owner, env=env)
         codes.append(code_of(await bench.run(session_id=session.id, receipt=True)))
     assert codes == ["OK", "INVALID_PARAMS"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options", "is_possible"),
+    [
+        ({}, {}, True),
+        ({}, {"packages": []}, True),
+        ({"tools": ["calculator"]}, {}, False),
+        ({}, {"preview": True}, False),
+        ({}, {"receipt": True}, False),
+        ({}, {"replay": {"exchanges": []}}, False),
+    ],
+)
+async def test_call_becomes_a_trial_only_if_its_options_go_with_one(
+    bench: Bench, arguments: dict[str, Any], options: dict[str, Any], is_possible: bool
+) -> None:
+    session = await bench.engine.sessions.create(bench.engine.owner)
+    durable = session.model_copy(update={"durable": True})
+    python = bench.engine._made.services.registry.get("run_python")
+    plan = replace(bench.plan_of(python), session=durable)
+    permitted = PermittedCall(
+        ValidatedCall(ResolvedCall(request(**options), python, ()), arguments, ()),
+        bench.engine.owner, by_default(python.definition),
+    )  # fmt: skip
+    assert can_be_tried(permitted, plan) is is_possible
 
 
 @pytest.mark.row("S6", "S1")

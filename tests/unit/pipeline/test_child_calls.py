@@ -18,7 +18,7 @@ import pytest
 
 from fumehood import Config, Engine, tool
 from fumehood.approvals.model import ApprovalQuery, ApprovalState, NewDecision
-from fumehood.core.call import CallBody, CallOptions
+from fumehood.call_options import CallBody, CallOptions
 from fumehood.core.call_log import CallQuery
 from fumehood.core.envelope import Envelope
 from fumehood.core.identity import Principal, Scope

@@ -13,7 +13,8 @@ import pytest
 from sqlalchemy import Connection, select
 
 from fumehood import tool
-from fumehood.core.call import DECIDING_OPTIONS, CallOptions
+from fumehood.call_options import OF_PARTS, CallOptions
+from fumehood.core.call import DECIDING_OPTIONS
 from fumehood.core.envelope import Envelope, ErrorInfo
 from fumehood.core.errors import (
     CallInProgress,
@@ -417,7 +418,8 @@ async def test_prune_removes_all_expired_keys(
 
 def test_every_call_option_is_classified_for_the_fingerprint() -> None:
     elsewhere = {"agent_id", "session_id", "idempotency_key", "dry_run"}
-    groups = [set(DECIDING_OPTIONS), set(SHOWN), elsewhere]
+    of_parts = {name for name, option in OF_PARTS.items() if option.decides}
+    groups = [set(DECIDING_OPTIONS), of_parts, set(SHOWN), elsewhere]
     assert set().union(*groups) == CallOptions.model_fields.keys()
     assert sum(map(len, groups)) == len(CallOptions.model_fields)
 
@@ -434,6 +436,8 @@ CHANGES: dict[str, dict[str, Any]] = {
     "timeout": {"timeout_seconds": 3},
     "memory": {"memory_limit_mb": 64},
     "isolation": {"isolation": "container_per_call"},
+    "receipt": {"receipt": True},
+    "replay": {"replay": {"exchanges": []}},
 }
 
 
@@ -441,6 +445,20 @@ CHANGES: dict[str, dict[str, Any]] = {
 def test_fingerprint_changes_with_every_deciding_option(change: str) -> None:
     changed = permitted(**{"arguments": {"text": "a"}, **CHANGES[change]})
     assert fingerprint(changed) != fingerprint(permitted({"text": "a"}))
+
+
+def test_fingerprint_is_that_of_earlier_versions() -> None:
+    known = {
+        "plain": {},
+        "receipt": {"receipt": True},
+        "replay": {"replay": {"exchanges": []}},
+    }
+    found = {name: fingerprint(permitted({"text": "a"}, **one))[:12] for name, one in known.items()}
+    assert found == {
+        "plain": "b10f59641f83",
+        "receipt": "685fdb9adecd",
+        "replay": "c715085142f7",
+    }
 
 
 SHOWN: dict[str, Any] = {
@@ -475,7 +493,7 @@ def test_generated_key_depends_on_action_and_caller_but_not_limits(change: str) 
     changed = permitted(**{"arguments": {"text": "a"}, **CHANGES[change]})
     is_same = key_made_of(changed) == key_made_of(permitted({"text": "a"}))
     # Another limit is no other action: the repeat is a conflict, and runs nothing.
-    assert is_same is (change in ("timeout", "memory", "isolation"))
+    assert is_same is (change in ("timeout", "memory", "isolation", "receipt", "replay"))
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), "\ud800", {"\udfff": 1}, object()])

@@ -12,7 +12,7 @@ import pytest
 
 from fumehood import ToolError
 from fumehood.approvals.model import ApprovalQuery, ApprovalState
-from fumehood.core.call import CallBody, CallOptions
+from fumehood.call_options import CallBody, CallOptions
 from fumehood.core.call_log import CallQuery
 from fumehood.core.errors import ERROR_CODES, EngineError, RateLimited, UpstreamTimeout
 from fumehood.executors.base import CallHandle, ToolRun

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -12,10 +13,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fumehood import Engine, tool
+from fumehood import Engine, call_options, tool
+from fumehood.core.call import CallBody
 from fumehood.core.errors import EngineError, InternalError, PermissionDenied, RateLimited
+from fumehood.core.part import CallOption
 from fumehood.pipeline.authorize import PermittedCall
 from fumehood.pipeline.gate import Ended, Excess, Gate, Hold, KnownAnswer
+from fumehood.pipeline.plan import Plan
 from fumehood.pipeline.validate import ValidatedCall
 from fumehood.policy.model import Verdict
 from support.recording import bench
@@ -86,7 +90,9 @@ class Held(Hold):
         self._gate.note("close")
 
 
-async def outcome(decision: str, *gates: Hostile) -> tuple[str, int, dict[str, Any]]:
+async def outcome(
+    decision: str, *gates: Hostile, options: Any = None
+) -> tuple[str, int, dict[str, Any]]:
     """The code of a call, how often its tool ran, and its data."""
     ran = 0
 
@@ -103,7 +109,8 @@ async def outcome(decision: str, *gates: Hostile) -> tuple[str, int, dict[str, A
             engine: Engine = made.engine
             services = engine._made.services
             object.__setattr__(services, "gates", (*gates, *services.gates))
-            envelope = await engine.call("act", {})
+            body = CallBody() if options is None else CallBody(options=options)
+            envelope = await engine.run("act", body, engine.owner)
     return envelope.error.code if envelope.error is not None else "OK", ran, dict(envelope.data)
 
 
@@ -156,6 +163,73 @@ def test_allowed_call_runs_at_most_once_and_what_is_held_ends(
 )
 def test_control_call_without_such_a_gate(decision: str, code: str, ran: int) -> None:
     assert anyio.run(outcome, decision)[:2] == (code, ran)
+
+
+# -- options of parts ---------------------------------------------------------------------------
+
+
+def change(permitted: PermittedCall, plan: Plan) -> None:
+    permitted.decision = None  # type: ignore[misc, assignment]
+
+
+def refuse(permitted: PermittedCall, plan: Plan) -> None:
+    raise refused("denied")
+
+
+def fail(permitted: PermittedCall, plan: Plan) -> None:
+    raise LookupError("a bug of the part")
+
+
+CHECKS = [None, lambda permitted, plan: None, change, refuse, fail]
+KINDS: list[tuple[Any, Any, Any]] = [
+    (bool, False, True), (bool, True, False), (int, 0, 7), (str | None, None, "allow"),
+    (dict[str, Any], {}, {"decision": "allow"}),
+]  # fmt: skip
+
+OPTION = st.builds(
+    lambda kind, name, decides, inherited, check: (
+        CallOption(
+            name=name, type=kind[0], default=kind[1], decides=decides, inherited=inherited,
+            check=check,
+        ),
+        kind[2],
+    ),
+    st.sampled_from(KINDS),
+    st.sampled_from(["approved", "decision", "wait", "verdict", "held", "principal"]),
+    st.booleans(),
+    st.booleans(),
+    st.sampled_from(CHECKS),
+)  # fmt: skip
+"""An option of a part, and a value that a caller gives."""
+
+
+@pytest.mark.row("P2", "A1")
+@settings(deadline=None)
+@given(
+    st.sampled_from(["allow", "ask", "deny"]),
+    st.lists(OPTION, min_size=1, max_size=3, unique_by=lambda one: one[0].name),
+    st.booleans(),
+)
+def test_option_of_a_part_can_only_make_a_call_stricter(
+    decision: str, options: list[tuple[CallOption[Any], Any]], is_given: bool
+) -> None:
+    added = {option.name: option for option, _ in options}
+    chosen = {option.name: value for option, value in options} if is_given else {}
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(call_options, "OF_PARTS", added)
+        code, ran, _ = anyio.run(
+            partial(outcome, decision, options=call_options.with_options(added)(**chosen))
+        )
+    checks = [option.check for option, _ in options] if is_given else []
+    stricter = {change: "INTERNAL_ERROR", fail: "INTERNAL_ERROR", refuse: "PERMISSION_DENIED"}
+    allowed = {
+        "allow": "OK", "ask": "REQUIRES_HUMAN_APPROVAL", "deny": "PERMISSION_DENIED",
+    }[decision]  # fmt: skip
+    expected = [stricter[check] for check in checks if check in stricter]
+    if decision == "deny" or not expected:
+        assert (code, ran) == (allowed, int(decision == "allow"))
+    else:
+        assert (code, ran) == (expected[0], 0)
 
 
 def test_call_that_a_hold_ends_before_it_begins_uses_nothing() -> None:

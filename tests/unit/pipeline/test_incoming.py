@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from fumehood.core.call import BatchOptions, CallOptions
+from fumehood.call_options import CallOptions
+from fumehood.core.call import BatchOptions
 from fumehood.core.errors import InvalidParams
 from fumehood.pipeline.incoming import (
     parse_batch,

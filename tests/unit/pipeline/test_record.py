@@ -9,7 +9,8 @@ import anyio
 import pytest
 
 from fumehood import tool
-from fumehood.core.call import MAX_TOOL_CHARACTERS, CallBody
+from fumehood.call_options import CallBody
+from fumehood.core.call import MAX_TOOL_CHARACTERS
 from fumehood.core.call_log import CallRecord
 from support.answers import code_of
 from support.recording import Bench, bench

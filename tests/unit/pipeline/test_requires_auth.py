@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from fumehood.approvals.model import ApprovalState
-from fumehood.core.call import CallBody
+from fumehood.call_options import CallBody
 from fumehood.core.identity import Principal
 from support.answers import code_of, error_of
 from support.asking import add_approvers, approve

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fumehood import ToolError
-from fumehood.core.call import CallBody, CallOptions
+from fumehood.call_options import CallBody, CallOptions
 from fumehood.core.errors import (
     ERROR_CODES,
     MAX_MESSAGE_CHARACTERS,

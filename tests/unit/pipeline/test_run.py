@@ -15,7 +15,7 @@ import anyio.lowlevel
 import pytest
 
 from fumehood import Config, Engine, Envelope, ToolResult, tool
-from fumehood.core.call import CallBody
+from fumehood.call_options import CallBody
 from fumehood.core.errors import ENDING_ERRORS, EndedBy, InvalidParams
 from fumehood.core.identity import Principal, Scope, TrustDomain
 from fumehood.core.limits import PROCESS_WALL_LIMITS, Limit

@@ -13,7 +13,7 @@ import anyio
 import pytest
 
 from fumehood import Config, Engine, progress, tool
-from fumehood.core.call import CallBody
+from fumehood.call_options import CallBody
 from fumehood.core.envelope import Envelope
 from fumehood.core.errors import EndedBy, ResourceNotFound
 from fumehood.core.events import Event, ProgressEvent

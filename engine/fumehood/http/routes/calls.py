@@ -16,7 +16,9 @@ from starlette.responses import Response
 
 from fumehood.answers import BatchAnswer, CallAnswer, CallList, Pagination
 from fumehood.approvals.model import Approval, ApprovalState
-from fumehood.core.call import BatchBody, CallBody, RawBatch
+from fumehood.call_options import BatchBody, CallBody
+from fumehood.core.call import CallBody as AnyCallBody
+from fumehood.core.call import RawBatch
 from fumehood.core.call_log import CallQuery, CallRecord
 from fumehood.core.decision import Decision, DecisionBody, decided
 from fumehood.core.envelope import Envelope, UsageReport
@@ -78,7 +80,7 @@ async def run_plainly(
     request: Request,
     engine: Engine,
     tool: str,
-    body: CallBody,
+    body: AnyCallBody,
     caller: Principal | None,
     shown: Callable[[Envelope], Envelope] | None = None,
 ) -> Response:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from fumehood.core.receipt import Cassette, Exchange, Receipt, differences
+from fumehood.receipts.receipt import Cassette, Exchange, Receipt, differences
 
 
 def exchange(url: str, status: int = 200) -> Exchange:

@@ -114,7 +114,7 @@ def _changed(name: str, before: Any, after: Any) -> Iterator[str]:
     if "\n" not in old + new:
         yield f"{name}: {old} → {new}"
         return
-    from difflib import unified_diff  # not at the top: jails load this module
+    from difflib import unified_diff  # not at the top: the engine loads this module
 
     yield f"{name}:"
     diff = list(unified_diff(old.splitlines(), new.splitlines(), lineterm="", n=1))[2:]

@@ -1,0 +1,39 @@
+"""The options of a call that the receipts add."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fumehood.core.errors import InvalidParams
+from fumehood.core.part import CallOption
+from fumehood.receipts.receipt import Cassette
+
+if TYPE_CHECKING:
+    from fumehood.pipeline.authorize import PermittedCall
+    from fumehood.pipeline.plan import Plan
+
+
+def require_repeatable(permitted: PermittedCall, plan: Plan) -> None:
+    """Raise InvalidParams if a receipt could not hold what the call depends on."""
+    options = permitted.request.options
+    for is_wrong, words in (
+        (plan.executor.language is None, "Only programs have receipts."),
+        (options.preview, "A trial has no receipt."),
+        (permitted.arguments.get("tools"),
+         "A receipt does not hold the answers of tools: leave the argument tools out."),
+        (plan.session is not None and plan.session.env,
+         "A receipt does not hold environment variables of a session, and this one has some."),
+    ):  # fmt: skip
+        if is_wrong:
+            option = RECEIPT if RECEIPT.of(options) else REPLAY
+            raise InvalidParams(words, fields=[f"options.{option.name}"])
+
+
+RECEIPT = CallOption(name="receipt", type=bool, default=False, check=require_repeatable)
+
+REPLAY: CallOption[Cassette | None] = CallOption(
+    name="replay", type=Cassette | None, default=None, check=require_repeatable
+)
+"""From a receipt: what the program sends is answered from it, and nothing goes out."""
+
+OPTIONS = (RECEIPT, REPLAY)
