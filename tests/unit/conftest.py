@@ -1,13 +1,23 @@
-"""A cheap hash of approvers' secrets, and a database in memory."""
+"""A cheap hash of approvers' secrets, and a database in memory.
+
+It also loads the calculator before any test does: that hides NumPy, which Hypothesis would stumble
+over.
+"""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 
 import pytest
 
+import fumehood.guest.interpreter.calculator as _loaded
 from fumehood.identity import credential_hashes
 from fumehood.storage.database import Database, open_database
+
+for _name in ("numpy", "numpy_financial"):
+    if sys.modules.get(_name, _loaded) is None:
+        del sys.modules[_name]
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -1,4 +1,4 @@
-"""Loads the calculator before its tests: it hides NumPy, which Hypothesis would stumble over."""
+"""Keeps the recursion limit of the process."""
 
 from __future__ import annotations
 
@@ -6,12 +6,6 @@ import sys
 from collections.abc import Iterator
 
 import pytest
-
-import fumehood.guest.interpreter.calculator as _loaded
-
-for _name in ("numpy", "numpy_financial"):
-    if sys.modules.get(_name, _loaded) is None:
-        del sys.modules[_name]
 
 
 @pytest.fixture(autouse=True)
