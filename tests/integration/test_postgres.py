@@ -55,7 +55,7 @@ from fumehood.storage.errors import (
     WriteUnavailable,
 )
 from fumehood.storage.postgres import FENCE, PatientConnection, open_postgres
-from fumehood.storage.schema import CHANGES, SESSIONS
+from fumehood.storage.schema import CHANGES, SESSIONS, STEPS
 from fumehood.storage.settings import FileSettings
 from support.authority import make_first_approver
 from support.network import own_network
@@ -466,9 +466,16 @@ async def test_blob_of_the_engine_before_is_found_in_shared_files_only(
 def test_foreign_newer_or_damaged_state_is_refused_and_stays(
     opened: Any, url: str, home: Path
 ) -> None:
+    def read() -> None:
+        with reading(home, url):
+            pass
+
+    with pytest.raises(StoreError, match="No engine of this version has started"):
+        read()
     sql(url, text("CREATE TABLE theirs (id int)"))
-    with pytest.raises(ForeignState):
-        opened()
+    for use in (opened, read):
+        with pytest.raises(ForeignState):
+            use()
     sql(url, text("DROP TABLE theirs"))
     for wrong in ("mysql://a@b/c", "postgresql://a@b", "postgresql://me:se@cret@127.0.0.1/db"):
         with pytest.raises(StoreError, match=r"has the form postgresql://.* as %40"):
@@ -477,11 +484,16 @@ def test_foreign_newer_or_damaged_state_is_refused_and_stays(
         open_database(home / "state.db", url=f"{url}x")
     opened().close()
     sql(url, update(FENCE).values(schema=99))
-    with pytest.raises(NewerState):
-        opened()
+    for use in (opened, read):
+        with pytest.raises(NewerState, match=r"newer engine wrote this state \(schema 99"):
+            use()
+    sql(url, update(FENCE).values(schema=len(STEPS) - 1))
+    with pytest.raises(StoreError, match="No engine of this version has started"):
+        read()
     sql(url, delete(FENCE))
-    with pytest.raises(DamagedState):
-        opened()
+    for use in (opened, read):
+        with pytest.raises(DamagedState):
+            use()
 
 
 def test_url_that_leads_nowhere_is_refused_without_showing_it(home: Path) -> None:

@@ -296,13 +296,20 @@ def open_postgres(url: str) -> Postgres | None:
 
 
 def open_to_read(url: str) -> Engine:
-    """Open a state for reading, even while an engine is active on it. Raises StoreError."""
+    """Open a state for reading, even while an engine is active on it. Creates and migrates nothing.
+
+    Raises:
+        NewerState, ForeignState, DamagedState: this engine cannot use the state.
+        StoreError: the state cannot be opened, or no engine of this version has started on it.
+    """
     engine = _reading_engine(parse_url(url))
-    with _opening(), engine.connect() as connection:
-        version = _version(connection)
-    if version != len(STEPS):
+    try:
+        with _opening(), engine.connect() as connection:
+            if _version(connection) != len(STEPS):
+                raise StoreError("No engine of this version has started on this state yet.")
+    except BaseException:
         engine.dispose()
-        raise StoreError("No engine of this version has started on this state yet.")
+        raise
     return engine
 
 
@@ -385,19 +392,10 @@ def _activate(engine: Engine) -> int:
     with engine.connect() as connection, connection.begin():
         version = _version(connection)
         if version is None:
-            if inspect(connection).get_table_names():
-                raise ForeignState(
-                    "The database has tables that are not fumehood's. Use an empty database."
-                )
             METADATA.create_all(connection)
             FENCE.create(connection)
             version = len(STEPS)
             connection.execute(FENCE.insert().values(schema=version, active=0, commits=0))
-        if version > len(STEPS):
-            raise NewerState(
-                f"A newer engine wrote this state (schema {version}, this one knows {len(STEPS)}). "
-                "Start that one."
-            )
         for step in STEPS[version:]:
             step(connection)
         # Random: after a failover that lost this start, a counter would reuse its number.
@@ -408,12 +406,23 @@ def _activate(engine: Engine) -> int:
 
 
 def _version(connection: Connection) -> int | None:
-    """Return the schema version of a state, or None if there is no state. Raises DamagedState."""
+    """Return the schema version of a state, or None if there is no state. Raises NewerState,
+    ForeignState or DamagedState if this engine cannot use it.
+    """
     if not inspect(connection).has_table(FENCE.name):
+        if inspect(connection).get_table_names():
+            raise ForeignState(
+                "The database has tables that are not fumehood's. Use an empty database."
+            )
         return None
     version: int | None = connection.execute(select(FENCE.c.schema)).scalar()
     if version is None:
         raise DamagedState("The table fence of the state is empty. Restore a copy of it.")
+    if version > len(STEPS):
+        raise NewerState(
+            f"A newer engine wrote this state (schema {version}, this one knows {len(STEPS)}). "
+            "Start that one."
+        )
     return version
 
 
