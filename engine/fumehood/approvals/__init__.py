@@ -1,8 +1,8 @@
-"""Approvals: calls that wait for a human, from the question to the run after the approval.
+"""Approvals: calls that wait for a human, from the request for approval to the run after it.
 
-Host side. The pipeline uses `requests.py`: a call asks, waits, starts and ends. Above the pipeline,
-`service.py` serves approvers and callers, and `scheduler.py` runs approved calls and handles time
-and crashes; `requests.py` knows neither. `channels/` notifies approvers. `model.py` has the values,
-`store.py` the state changes and their SQL. Invariant: every state change is one transaction, and
-nothing acts on a state before that transaction is durable.
+Host side. `stored_calls.py` has the pipeline's `Asker`, and `requests.py` stores calls and lets
+them wait, start and end. `service.py` serves approvers and callers, and `scheduler.py` runs
+approved calls and handles time and crashes; `requests.py` uses neither of them. `model.py` has the
+values, `store.py` the state changes and their SQL. Invariant: every state change is one
+transaction, and nothing acts on a state before that transaction is durable.
 """

@@ -1,8 +1,8 @@
 """Eligibility: who can approve now, whose approval counts, and what authority a caller has left.
 
-Host side, above `identity`. Used to count the quorum, to show an approval, and when a call asks or
-starts. Invariants: an approval counts only while its approver may still approve; no call waits for
-approvers who do not exist.
+Host side, uses `identity`. Needed to count the quorum, to show an approval, and when a call
+requests approval or starts. Invariants: an approval counts only while its approver may still
+approve; no call waits for approvers who do not exist.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from fumehood.policy.model import Decision
 
 
 class Eligibility:
-    """Answers these questions for one engine.
+    """The approvers and callers of one engine, with their current authority.
 
-    `others` are principals who can also approve: that of the webhook's decisions.
+    `others` are further principals that can approve, such as the one of the webhook's decisions.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class Eligibility:
         return principal_id in self.approver_ids()
 
     def remedy_without_approvers(self) -> str | None:
-        """Return how the operator can add an approver, or None if there is one already."""
+        """Return how the operator can add an approver, or None if one exists."""
         return None if self.approver_ids() else self._approvers.cure
 
     def require_enough(self, tool: str, decision: Decision, principal_id: str) -> None:
@@ -83,7 +83,7 @@ class Eligibility:
     def caller_of(self, stored: StoredApproval) -> Principal | None:
         """Return the caller of a stored call with its current authority.
 
-        None if the caller's token is no longer valid.
+        Return None if the caller's token is no longer valid.
         """
         principal_id, request = stored.approval.principal_id, stored.request
         return self._tokens.present_authority(
@@ -114,6 +114,6 @@ def _votes(quorum: int) -> str:
 
 
 def may_decide(approvers: Sequence[str], principal_id: str) -> bool:
-    """Whether rules that name these approvers let this principal decide. Without names, all may."""
+    """Whether rules that name these approvers let a principal decide. Without names, all may."""
     names = (principal_id, principal_id.removeprefix("approver:"))
     return not approvers or any(name in approvers for name in names)

@@ -1,9 +1,9 @@
 """Approvals: the record of each call that needs a human's approval, and the settings. Values only.
 
-`approvals/store.py` stores them, and has each change. The states, and their order:
+`approvals/store.py` stores approvals and defines each change. The states and their order:
 
     pending → approved | denied | expired | cancelled
-    approved → started | failed (a gate refused it by then) | expired | cancelled
+    approved → started | failed (a gate refused the call) | expired | cancelled
     started → done | failed | cancelled | interrupted | expired (the workspace had changed, and
         nothing was done)                               interrupted → done | failed (by a human)
 """
@@ -23,13 +23,13 @@ from fumehood.core.value import Value
 
 MAX_REASON_CHARACTERS = 1000
 LONGEST_POLL_S = 25.0
-"""The longest wait of one request for changes of approvals."""
+"""Maximum seconds that one request waits for a change of an approval."""
 
 SESSION = "session"
 PROGRAM: Need = "program"
 TRIAL: Need = "trial"
-"""In `changed`, what a waiting call needed and outlived: its session, the program whose request it
-is, or the effect of its trial."""
+"""Values in `Approval.changed` if something that a waiting call needs has ended: its session, the
+program whose request it is, or the effect of its trial."""
 
 
 class ApprovalState(StrEnum):
@@ -37,18 +37,18 @@ class ApprovalState(StrEnum):
 
     PENDING = "pending"
     APPROVED = "approved"
-    """The call has not started yet."""
+    """Approved, but the call has not started yet."""
     DENIED = "denied"
     EXPIRED = "expired"
-    """Not decided in time, or the call changed, or its session ended."""
+    """Not decided or not started in time, or the action changed, or what the call needs ended."""
     CANCELLED = "cancelled"
     STARTED = "started"
     """The approval is used up; the call runs."""
     DONE = "done"
     FAILED = "failed"
-    """The call ran, or a later gate refused it, and its answer is an error."""
+    """The call ran, or a gate refused it after its approval, and its answer is an error."""
     INTERRUPTED = "interrupted"
-    """The engine ended while the call ran, so it may have acted. Only a human resolves it."""
+    """The engine ended while the call ran, so it may have acted. Only a human can resolve it."""
 
 
 OPEN_STATES = frozenset({ApprovalState.PENDING, ApprovalState.APPROVED, ApprovalState.STARTED})
@@ -62,10 +62,10 @@ class DecisionRecord(Value):
     approver: str
     """The principal, such as `approver:alice`."""
     channel: str
-    """`control`, `webhook`, …"""
+    """Where the decision came from, such as `control` or `webhook`."""
     decision: Literal["approve", "deny"]
     action_digest: str
-    """Digest of the call as decided: an edited call is another action."""
+    """Digest of the action that was decided: for an edited call, the edited action."""
     reason: str | None = None
     edited: bool = False
     is_self_approval: bool = False
@@ -89,23 +89,24 @@ class Approval(Value):
     agent_id: str | None
     session_id: str | None
     arguments: JsonObject
-    """The effective arguments, complete; after an edit the edited ones."""
+    """All effective arguments of the call; after an edit, the edited ones."""
     asked_arguments: JsonObject | None = None
-    """The effective arguments of the original call; null if no approver has edited it."""
+    """The effective arguments of the original call; null if no approver has edited them."""
     sends: JsonObject | None = None
-    """What the call sends to another service: of a REST tool the request, of a tool of an MCP
-    server the server. Secrets appear as `${secret:NAME}`."""
+    """What the call sends to another service: the request of a REST tool, or the server of an MCP
+    tool. Secrets appear as `${secret:NAME}`."""
     preview: JsonObject | None
-    """The changes to the workspace, if the tool has a preview."""
+    """The changes to the workspace if the tool has a preview, or the context of a call of an
+    `external:` tool."""
     previewed_at: AwareDatetime | None = None
     """When the preview was computed."""
     rule: str
     asked_by: tuple[str, ...] = ()
-    """The ids of all rules that ask; empty if a default asks."""
+    """The ids of all policy rules that require the approval; empty if a default requires it."""
     reason: str | None
-    """The reason that the policy gives."""
+    """The reason in the policy rule, the budget that would be exceeded, and missing secrets."""
     budget: JsonObject | None = None
-    """The budget that the approval lets the call exceed, as it was when the call asked."""
+    """The budget that the approval lets the call exceed, as it was when approval was requested."""
     dangerous: bool
     approvers: tuple[str, ...]
     quorum: int
@@ -122,28 +123,29 @@ class Approval(Value):
     code: str | None = None
     """The error code of the call's answer, `OK` if it succeeded; null without an answer."""
     changed: tuple[str, ...] = ()
-    """The parts of the action that changed before the start; or `session`, `program` or `trial`,
-    if that ended before anybody decided."""
+    """The parts of the action that changed before the call started; or `session`, `program` or
+    `trial` if that ended before then."""
     counted: tuple[str, ...] = ()
-    """Approvers of the current action; while pending, only those who may still approve."""
+    """Principals who approved the current action; while the approval is pending, only those who may
+    still approve."""
     stuck: str | None = None
-    """Why the quorum cannot be reached now."""
+    """Why the quorum cannot be reached now, or None if it can."""
     has_answer: bool = False
     """Whether the call's envelope is stored."""
 
     @property
     def outlived(self) -> str | None:
-        """What ended before anybody decided, so that the call can no longer run, or None."""
+        """`session`, `program` or `trial` if the call needs it and it has ended, else None."""
         return next((one for one in self.changed if one in (SESSION, PROGRAM, TRIAL)), None)
 
     @property
     def yes_votes(self) -> frozenset[str]:
-        """The approvers of the current action."""
+        """The principals who approved the current action."""
         return yes_votes(self.decisions, self.action_digest)
 
 
 def yes_votes(decisions: Iterable[DecisionRecord], action_digest: str) -> frozenset[str]:
-    """The approvers whose newest decision approves this action. An edit approves another one."""
+    """Return the approvers whose newest decision approves exactly this action."""
     newest = {one.approver: one for one in decisions}
     return frozenset(
         one.approver
@@ -203,7 +205,7 @@ class OneOfSeveral(Value):
 
     approval_id: str = Field(max_length=100)
     version: int | None = Field(default=None, strict=True)
-    """As in `If-Match`."""
+    """The version of the approval that the approver saw, as in `If-Match`. None accepts any."""
     decision: NewDecision
 
 
@@ -254,7 +256,7 @@ class RememberedRule(Value):
     any_others: bool = False
     """Whether a matching call may have additional arguments."""
     rule: str
-    """The policy rules that it satisfies, separated by `, `, and no others."""
+    """The policy rules that the remembered rule satisfies, separated by `, `, and no others."""
     definition: str
     """Hash of the tool's definition, the call's context, and the options that affect how it runs.
     If any of them changes, the call asks again."""
@@ -272,24 +274,25 @@ class StoredRequest:
     """A call as it was made, to be run later."""
 
     arguments: JsonObject
-    """The arguments that the caller sent, without the agent's defaults and fixed ones."""
+    """The arguments that the caller sent, without the agent's defaults and fixed arguments."""
     options: JsonObject
     token_id: str | None
     expected: str | None = None
-    """The state of the workspace for which the call's effect was previewed."""
+    """The state of the workspace when the call's effect was previewed."""
     may_exceed_budget: bool = False
     hidden: tuple[str, ...] = ()
     """Arguments that the agent's configuration fixes and hides from the caller."""
     is_program: bool = False
-    """Whether the program that embeds the engine made it."""
+    """Whether the program that embeds the engine made the call."""
     parent_id: str | None = None
-    """The call whose program made it."""
+    """The id of the call whose program made this call, or None."""
     context: JsonObject | None = None
     """The context of a call of an `external:` tool."""
     traceparent: str | None = None
-    """The caller's span that it belongs to."""
+    """The caller's trace span to which the call belongs."""
     needs: Need | None = None
-    """What its held action needs, or None if it runs its tool, which outlives the engine."""
+    """What the call's held action needs, which ends with the engine; None if the call runs its
+    tool."""
 
     @property
     def document(self) -> JsonObject:
@@ -307,12 +310,15 @@ class StoredApproval:
     answer: str | None = None
     """The call's envelope, as JSON."""
     repeat_key: str | None = None
-    """A call with the same key is a repeat of this call; null if it cannot be repeated."""
+    """A later call with the same repeat key is a repeat of this call; None if no call is."""
 
 
 def own_view(stored: StoredApproval) -> Approval:
-    """An approval as its caller sees it: without the arguments that its agent's configuration
-    fixes, and without its binding, its approvers and what it sends."""
+    """Return an approval as its caller sees it.
+
+    It lacks the arguments that the agent's configuration fixes, the binding, the approvers, their
+    decisions and what the call sends.
+    """
     approval = stored.approval
 
     def shown(arguments: JsonObject) -> JsonObject:
@@ -336,24 +342,24 @@ def own_view(stored: StoredApproval) -> Approval:
 
 
 class ApprovalSettings(Value):
-    """How long approvers have, how many calls may wait, and what an approval permits."""
+    """Settings of approvals: time limits, quotas of waiting calls, and self-approval."""
 
     expire_seconds: float = Field(default=3600, ge=1, le=30 * 86_400)
     """A call that is not decided in this time expires."""
     start_within_seconds: float = Field(default=300, ge=1, le=86_400)
-    """An approval that could not be used in this time expires."""
+    """An approved call that has not started in this time expires."""
     warn_seconds: float = Field(default=300, ge=0, le=86_400)
     """How long before expiry a warning is sent."""
     max_wait_seconds: float = Field(default=600, ge=1, le=3600)
-    """The longest that one call's `wait_for_approval` holds its connection."""
+    """Maximum time that a call with `wait_for_approval` waits, and holds its connection."""
     max_pending: int = Field(default=10_000, ge=1, le=1_000_000)
     max_pending_per_principal: int = Field(default=1000, ge=1, le=1_000_000)
     max_pending_mb_per_principal: int = Field(default=64, ge=1, le=100_000)
-    """The disk space that the records of one principal's waiting calls may take."""
+    """Maximum disk space of the records of one principal's waiting calls."""
     kept_days: int = Field(default=90, ge=1, le=3650)
     repeat_seconds: float = Field(default=86_400, ge=0, le=30 * 86_400)
-    """How long after the call's end a repeat gets its unfetched answer."""
+    """How long after a call has ended a repeat still gets the call's answer, if not fetched."""
     allow_self_approval: bool = False
     """A principal may approve its own call, which is recorded as such."""
     url: str | None = Field(default=None, max_length=500)
-    """Address of the page of one approval, with `{id}` for its id. It becomes `approval_url`."""
+    """Address of an approval's page, with `{id}` for its id. It becomes `approval_url`."""

@@ -1,11 +1,11 @@
-"""Preview: the action that a call will perform, as approvers see it and as its start is checked.
+"""Preview: the action of a call, as approvers see it and as it is checked when the call starts.
 
-Host side, used by `asker` and `scheduler`. An approval is bound to the *action*: one document
-with everything that affects the call's execution, and its hash. If the document differs when the
-call starts, the approval is invalid. Descriptive fields (a trace id, a reason) are not in it.
-Approvers also see the call's effect on the workspace, and the budget that it would exceed. A call
-with edited arguments is another action. Invariant: an edit never lowers the quorum, and never
-admits approvers whom the original call did not admit.
+Host side, used by `stored_calls` and `scheduler`. An approval is bound to the *action*: one
+document with everything that affects the call's execution, and its hash. If the document differs
+when the call starts, the approval is invalid. Descriptive fields (a trace id, a reason) are not in
+the document. Approvers also see the call's effect on the workspace, and the budget that it would
+exceed. A call with edited arguments is another action. Invariant: an edit never lowers the quorum,
+and never admits approvers whom the original call did not admit.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def action_of(
 ) -> Action:
     """Return the action that a call would perform now.
 
-    `place` is as `plan.place_of`, `sends` as `sends_of`.
+    `place` is the result of `plan.place_of`, `sends` that of `sends_of`.
     """
     tool, options = permitted.tool.definition, permitted.request.options
     binding = permitted.validated.binding
@@ -98,7 +98,7 @@ def changed_fields(before: Mapping[str, Any], after: Mapping[str, Any]) -> tuple
 def is_same(before: Mapping[str, Any], after: Mapping[str, Any], name: str) -> bool:
     """Whether a field has the same value in both documents, as their digests compare it.
 
-    They compare canonical texts, in which true differs from 1, and 1.0 does not.
+    Canonical texts are compared, so true differs from 1, but 1.0 equals 1.
     """
     if name not in before or name not in after:
         return False
@@ -108,8 +108,9 @@ def is_same(before: Mapping[str, Any], after: Mapping[str, Any], name: str) -> b
 def definition_digest(
     tool: RegisteredTool, context: JsonObject | None = None, sends: JsonObject | None = None
 ) -> str:
-    """Return a hash of a tool's definition, its function's source or the server that runs it (in
-    `sends`), and the call's context.
+    """Return a hash of a tool's definition, its code and the call's context.
+
+    The code is the source of the tool's function, or the server that runs the tool (in `sends`).
     """
     document: JsonObject = {"definition": tool.definition.model_dump(mode="json")}
     if context is not None:
@@ -124,10 +125,10 @@ def definition_digest(
 
 
 async def preview(permitted: PermittedCall, plan: Plan, sessions: SessionKeeper) -> Effect | None:
-    """Compute the effect of a call on its session's workspace. None if its tool has no preview.
+    """Return the effect of a call on its session's workspace, or None if its tool has no preview.
 
-    Waits until the session is free, and changes nothing. After the approval, the executor refuses
-    to run if the workspace is no longer as in `Effect.base`.
+    Wait until the session is free, and change nothing. After the approval, the executor refuses
+    to run if the workspace no longer matches `Effect.base`.
 
     Raises:
         EngineError: the preview failed for a reason for which the call would also fail now: the
@@ -138,15 +139,17 @@ async def preview(permitted: PermittedCall, plan: Plan, sessions: SessionKeeper)
         return plan.executor.effect
     if not plan.executor.has_preview or plan.session is None:
         return None
-    # Like the owner's own access to the files: this is no call of the session.
+    # This is not a call in the session; it reads the files as the session's owner may.
     turn = await sessions.files(permitted.principal, plan.session.id)
     async with turn as lease:
         return await plan.executor.preview(tool, permitted.arguments, plan.limits, lease)
 
 
 def full_reason(decision: Decision, excess: str | None, unusable: Sequence[str]) -> str | None:
-    """Return the rule's reason, followed by the gate that a yes lets it pass, if any, and by the
-    secrets for lack of which it would fail.
+    """Return the reason that approvers see, or None if there is nothing to report.
+
+    It consists of the rule's reason, the excess that an approval permits, and the secrets without
+    a usable value.
     """
     parts = [
         decision.reason,
@@ -180,7 +183,7 @@ def _network(plan: Plan, sends: JsonObject | None) -> str | None:
 def _source_of_module(address: FunctionAddress) -> str:
     """Return a hash of the file from which another process imports the function.
 
-    For a function of the started program, return the digest that its address has.
+    For a function of the started program, return the digest in its address.
     """
     if address.pickled:
         return address.digest
@@ -218,7 +221,7 @@ def with_action(stored: StoredApproval, new: StoredApproval) -> StoredApproval:
 def edited(stored: StoredApproval, new: StoredApproval, *, is_asked: bool) -> StoredApproval:
     """Return the stored approval, edited to the arguments and the action of `new`.
 
-    `is_asked` tells whether the policy also asks about the new call.
+    `is_asked` means that the policy also requires approval of the new call.
 
     Raises:
         PermissionDenied: the rules of both calls together admit too few approvers.
@@ -248,9 +251,10 @@ def _taking(stored: StoredApproval, new: StoredApproval, names: Sequence[str]) -
 
 
 def edit_warning(stored: StoredApproval) -> str | None:
-    """Return the warning for the caller of an edited call, or None if it was not edited.
+    """Return the warning for the caller of an edited call, or None if the call was not edited.
 
-    It names the changed arguments without their values, and omits those that the agent fixes.
+    The warning names the changed arguments without their values, and omits arguments that the
+    agent's configuration fixes.
     """
     approval = stored.approval
     asked, done = approval.asked_arguments, approval.arguments

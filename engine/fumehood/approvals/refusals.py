@@ -1,4 +1,4 @@
-"""Refusals: the errors that callers and approvers get. Each function returns one; none is raised.
+"""Refusals: the errors that callers and approvers get. The functions return them, and raise none.
 
 Host side, pure.
 """
@@ -42,7 +42,7 @@ def require_known_options(options: JsonObject) -> None:
 
 
 def no_approvers(tool: str, remedy: str) -> RequiresHumanApproval:
-    """The engine has no approvers. `remedy` is how the operator can add one."""
+    """Return the error if the engine has no approvers. `remedy` is how the operator can add one."""
     return RequiresHumanApproval(
         f"{tool} needs approval, and this engine has no approvers. The operator has to add one "
         f"({remedy}). The call was not stored. Do not retry; tell the user what you wanted to do."
@@ -50,7 +50,7 @@ def no_approvers(tool: str, remedy: str) -> RequiresHumanApproval:
 
 
 def too_few_approvers(tool: str, lack: str) -> RequiresHumanApproval:
-    """The quorum of the policy rules cannot be reached."""
+    """Return the error if the quorum cannot be reached. `lack` is the reason, as a clause."""
     return RequiresHumanApproval(
         f"{tool} cannot be approved: {lack}. The operator has to change the rule or add approvers "
         "(`fumehood approvers add`). Do not retry; tell the user what you wanted to do."
@@ -58,7 +58,7 @@ def too_few_approvers(tool: str, lack: str) -> RequiresHumanApproval:
 
 
 def too_many_wait(of_this_caller: int) -> RateLimited:
-    """The quota of waiting calls is full."""
+    """Return the error if the caller's quota of waiting calls is full."""
     return RateLimited(
         f"{of_this_caller} of your calls already wait for approval, which is the limit. Wait until "
         "some of them are decided, or cancel them.",
@@ -67,7 +67,7 @@ def too_many_wait(of_this_caller: int) -> RateLimited:
 
 
 def waits(approval: Approval, url: str | None) -> RequiresHumanApproval | CallInProgress:
-    """The stored call has not ended. `url` is that of the page that shows the approval."""
+    """Return the error if a stored call has not ended. `url` is the approval's page."""
     if approval.state is not ApprovalState.PENDING:
         return CallInProgress(
             f"This call of {approval.tool} was approved and is running. Fetch its answer with the "
@@ -86,7 +86,7 @@ def waits(approval: Approval, url: str | None) -> RequiresHumanApproval | CallIn
 
 
 def denial(approval: Approval, *, again: bool = False) -> ApprovalDenied:
-    """The call was denied; `again`: the same call was denied recently."""
+    """Return the error of a denied call. `again` means that an earlier, equal call was denied."""
     newest = next((one for one in reversed(approval.decisions) if one.decision == "deny"), None)
     reason = f" The reason: {newest.reason}" if newest is not None and newest.reason else ""
     if reason and reason[-1].isalnum():
@@ -100,7 +100,7 @@ def denial(approval: Approval, *, again: bool = False) -> ApprovalDenied:
 
 
 def expired(approval: Approval) -> ApprovalExpired:
-    """The approval has expired, undecided or approved but not started."""
+    """Return the error if the call was not decided, or approved but not started, in time."""
     was = (
         "Nobody decided in time"
         if approval.decided_at is None
@@ -114,7 +114,7 @@ def expired(approval: Approval) -> ApprovalExpired:
 
 
 def session_over(approval: Approval) -> ApprovalExpired:
-    """The call's session ended before anybody decided."""
+    """Return the error if the call's session ended before a decision."""
     return ApprovalExpired(
         f"The session of this call of {approval.tool} ended before anybody decided, so the call "
         "can no longer run. It was not denied. Make a new session, and ask again if the call is "
@@ -125,7 +125,7 @@ def session_over(approval: Approval) -> ApprovalExpired:
 
 
 def lost_with_engine(approval: Approval, what: Need) -> ApprovalExpired:
-    """The engine ended, and with it the program (or the effect of a trial) of a waiting call."""
+    """Return the error if a waiting call's program or trial ended with its engine."""
     lost, done, then = (
         ("the program that wanted to send this request", "sent", "Run the program again")
         if what == PROGRAM
@@ -140,14 +140,14 @@ def lost_with_engine(approval: Approval, what: Need) -> ApprovalExpired:
 
 
 def unusable_approval() -> ApprovalExpired:
-    """The approval became invalid just before the call started."""
+    """Return the error if the approval became invalid just before the call started."""
     return ApprovalExpired(
         "The approval of this call is no longer valid. Ask again if the call is still needed."
     )
 
 
 def not_as_approved(changed: Sequence[str]) -> ApprovalExpired:
-    """The call's action differs from the approved one."""
+    """Return the error if the action differs from the approved one, in the parts `changed`."""
     return ApprovalExpired(
         f"The call is no longer what was approved: {', '.join(changed)} changed since. "
         "Nothing was done. Ask again if it is still needed.",
@@ -156,14 +156,14 @@ def not_as_approved(changed: Sequence[str]) -> ApprovalExpired:
 
 
 def used_decision() -> ApprovalExpired:
-    """An equal call has already used this approval of an `external:` tool."""
+    """Return the error if an equal call has already used the approval of an `external:` tool."""
     return ApprovalExpired(
         "This approval was used for an equal call. Ask again if this call is needed as well."
     )
 
 
 def interrupted(approval: Approval) -> OutcomeUnknown:
-    """The engine ended while the call ran, and its outcome is unknown."""
+    """Return the error if the engine ended while the call ran, and its outcome is unknown."""
     return OutcomeUnknown(
         f"The engine ended while this call of {approval.tool} ran. It may have acted. "
         "Do not repeat it; a human has to check and resolve it.",
@@ -172,7 +172,7 @@ def interrupted(approval: Approval) -> OutcomeUnknown:
 
 
 def put_back() -> StateUnavailable:
-    """The engine ended while the call ran, and the next one has put everything back."""
+    """Return the error if the engine ended while a call wrote a project, and nothing was kept."""
     return StateUnavailable(
         "The engine ended while it wrote the project, and everything was put back: nothing was "
         "written. Make the call again to ask for a new approval."
@@ -180,7 +180,7 @@ def put_back() -> StateUnavailable:
 
 
 def cannot_be_edited(what: Need) -> InvalidParams:
-    """The call is held as it was made, and can only be done so."""
+    """Return the error if an approver edits a held action, which can only run unchanged."""
     held = (
         "A program's request is sent as it is"
         if what == PROGRAM
@@ -196,12 +196,15 @@ def cannot_be_edited(what: Need) -> InvalidParams:
 
 
 def unknown() -> ResourceNotFound:
-    """The approval does not exist, or this principal may not see it."""
+    """Return the error if an approval does not exist, or this principal may not see it."""
     return ResourceNotFound("There is no such approval. Do not retry.")
 
 
 def nothing_to_decide(approval_id: str) -> ResourceNotFound:
-    """One id of a batch is unknown, so nothing was decided. Ids are untrusted but bounded text."""
+    """Return the error if one id of a batch is unknown, so nothing was decided.
+
+    Ids are untrusted text of bounded length.
+    """
     shown = ascii(approval_id)
     return ResourceNotFound(
         f"There is no such approval: {shown}. Nothing was decided. Do not retry.",
@@ -210,7 +213,7 @@ def nothing_to_decide(approval_id: str) -> ResourceNotFound:
 
 
 def too_late(approval: Approval) -> ApprovalExpired:
-    """The decision came after the approval expired or the call's session ended."""
+    """Return the error if a decision comes after the approval or the call's session has ended."""
     at = approval.ended_at or approval.expires_at
     is_of_session = approval.outlived == SESSION
     what = "the session of this call ended" if is_of_session else "this approval expired"
@@ -222,7 +225,7 @@ def too_late(approval: Approval) -> ApprovalExpired:
 
 
 def conflict(approval: Approval) -> IdempotencyConflict:
-    """The approval has changed since it was read. `approval` is its current state."""
+    """Return the error if an approval has changed since it was read. `approval` is the new one."""
     is_open = approval.state in OPEN_STATES
     words = "It has changed since you looked" if is_open else f"It is {approval.state} already"
     return IdempotencyConflict(
@@ -232,17 +235,17 @@ def conflict(approval: Approval) -> IdempotencyConflict:
 
 
 def no_scope() -> PermissionDenied:
-    """The principal lacks the scope `approve`."""
+    """Return the error if the principal lacks the scope `approve`."""
     return PermissionDenied("This identity may not approve. Do not retry.")
 
 
 def own_call() -> PermissionDenied:
-    """The approver is also the caller."""
+    """Return the error if the approver is also the caller."""
     return PermissionDenied(
         "Nobody can approve their own call. Another approver has to decide. Do not retry."
     )
 
 
 def not_among(approvers: Sequence[str]) -> PermissionDenied:
-    """The policy rules name other approvers."""
+    """Return the error if the policy rules name other approvers."""
     return PermissionDenied(f"Only {', '.join(approvers)} may decide this one. Do not retry.")

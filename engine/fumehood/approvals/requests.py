@@ -1,10 +1,10 @@
-"""Requests: the stored calls that ask for approval: create, wait, start, end.
+"""Requests: create stored calls that need approval, wait for them, start and end them.
 
-Host side; it neither starts calls nor builds envelopes. `asker.py`, `scheduler.py` and `service.py`
-use the same object. Invariants: a change is durable before it is
+Host side; this module neither runs calls nor builds envelopes. `stored_calls.py`, `scheduler.py`
+and `service.py` share one `ApprovalRequests`. Invariants: a change is durable before it is
 reported; a change that has begun is completed and reported, even if its caller is cancelled; a call
-is counted against the quota before it is stored, so two calls never share the last place; an ending
-is retried until the disk accepts it or the engine stops.
+is counted against the quota before it is stored, so two calls never share the last place; storing
+an ending is retried until the disk accepts it or the engine stops.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ RETRY_S = 5.0
 """Seconds between two attempts to store an ending."""
 
 STOP_S = 15.0
-"""Seconds that cancelling a running call waits for its end."""
+"""Maximum seconds that cancelling a running call waits for the call to end."""
 
 
 class ApprovalRequests:
-    """All approvals of one engine. `is_draining`: whether the engine refuses new calls."""
+    """All approvals of one engine. `is_draining` returns whether the engine refuses new calls."""
 
     def __init__(
         self,
@@ -83,32 +83,34 @@ class ApprovalRequests:
         self._now = now
         self._latest = now()
         self.held: dict[str, Held] = {}
-        """Approval id → what its call does after a yes, if that is in memory only."""
+        """Approval id → the action that its call does after approval, if that is only in memory."""
         self._untold: set[str] = set()
-        """Waiting calls whose callers have not received the approval's id yet."""
+        """Ids of waiting calls whose callers have not received the approval's id yet."""
         self._fetched: dict[str, asyncio.Future[None]] = {}
-        """Call id → a future, while it is being stored that the call's answer was fetched."""
+        """Call id → the pending write that marks the call's answer as fetched."""
 
     def now(self) -> datetime:
-        """Return the current time. It never goes back, so that a clock that is set back cannot
-        revive an expired approval."""
+        """Return the current time, which never goes back.
+
+        Thus, setting the clock back cannot revive an expired approval.
+        """
         self._latest = max(self._latest, self._now())
         return self._latest
 
     # -- a call asks, waits, starts and ends ---------------------------------------------
 
     async def count_pending(self) -> None:
-        """Count the calls that wait in the database against the quota. Called at the start."""
+        """Count the waiting calls in the database against the quota. Called at engine start."""
         for pending in await self.table.pending():
             self._quota.add(*pending)
 
     async def awaited_sessions(self) -> frozenset[str]:
-        """Return the ids of the sessions whose calls wait."""
+        """Return the ids of the sessions that waiting calls need."""
         waiting, _ = await self.table.waiting(self.now())
         return sessions_of(waiting)
 
     async def same_call(self, repeat_key: str, tool: str) -> str | None:
-        """Return the id of the approval of the call that a new call repeats, or None.
+        """Return the approval id of the stored call that a call with this key repeats, or None.
 
         The repeated call waits or runs, or ended recently and its answer has not been fetched.
         """
@@ -116,9 +118,10 @@ class ApprovalRequests:
         return found[0] if found is not None and found[1] not in self._fetched else None
 
     def fetched(self, call_id: str) -> None:
-        """Note that the caller has the answer of its call: an equal call is a new call from now on.
+        """Note that the caller has received the call's answer, so an equal call is now a new call.
 
-        Stored in the background: after a crash in between, the answer is delivered again.
+        This is stored in the background. If the engine crashes before, the answer is delivered
+        again.
         """
         self._fetched[call_id] = asyncio.ensure_future(self._store_fetched(call_id))
 
@@ -126,21 +129,22 @@ class ApprovalRequests:
         """Consume the approval of an `external:` call before its caller receives it.
 
         Raises:
-            ApprovalExpired: an equal call has already received it.
-            WriteFailed: it may not be used up durably, so the caller must not receive it.
+            ApprovalExpired: an equal call has already received the approval.
+            WriteFailed: the approval may not be consumed durably, so the caller must not receive
+                it.
         """
         if not await self.table.fetched(call_id, is_decision=True):
             raise refusals.used_decision()
 
     async def create(self, stored: StoredApproval, held: Held | None = None) -> str:
-        """Store a call that waits. Returns the id of its approval, or of the call that it repeats.
+        """Store a call that waits. Return its approval id, or that of the call that it repeats.
 
-        `held` is what it does after a yes, if that is not to run its tool. Must not be cancelled: a
-        commit cannot be rolled back half-way.
+        `held` is the action to do after approval instead of running the tool, or None. This must
+        not be cancelled, because a commit cannot be rolled back half-way.
 
         Raises:
             RateLimited: too many calls wait.
-            WriteFailed: it is not stored.
+            WriteFailed: the call is not stored.
         """
         own_id = stored.approval.id
         self._quota.take(stored)
@@ -161,21 +165,21 @@ class ApprovalRequests:
         return approval_id
 
     def told(self, call_id: str) -> None:
-        """Note that the caller has received the approval's id, with which it can fetch the answer
-        later."""
+        """Note that the caller has received the approval's id, and can fetch the answer later."""
         self._untold.discard(call_id)
 
     def is_wanted(self, approval: Approval, *, by_program: bool) -> bool:
         """Whether a call continues after a caller that waited for it gives up.
 
-        A program only takes back a call whose approval no caller knows.
+        It continues if another caller waits for it. If the caller that gives up is a program, it
+        also continues if any caller has received the approval's id.
         """
         if self.runs.followers(approval.id):
             return True
         return by_program and approval.call_id not in self._untold
 
     async def wait(self, approval_id: str, seconds: float, handle: CallHandle) -> Envelope | None:
-        """Wait for the call's answer, and return it. None if there is none after `seconds`.
+        """Wait for the call's answer and return it, or None if it takes longer than `seconds`.
 
         `handle` receives the call's output and progress.
         """
@@ -189,11 +193,11 @@ class ApprovalRequests:
         return None
 
     async def begin(self, stored: StoredApproval) -> None:
-        """Use up the approval: the call counts as started and never starts again.
+        """Mark the approval as used: the call counts as started and never starts again.
 
         Raises:
             ApprovalExpired: the approval has expired, or its state has changed meanwhile.
-            WriteFailed: nothing was used up, and nothing may run.
+            WriteFailed: the approval was not used, and nothing may run.
         """
         step = steps.started(stored.approval, self.now())
         try:
@@ -209,7 +213,7 @@ class ApprovalRequests:
         *,
         changed: Sequence[str] = (),
     ) -> None:
-        """Store how an approved call ended. Retries until the disk accepts it.
+        """Store how an approved call ended. Retry until the disk accepts the change.
 
         Raises:
             IdempotencyConflict: the approval was ended in another way meanwhile.
@@ -233,7 +237,7 @@ class ApprovalRequests:
         """Apply steps to approvals in one transaction: all of them, or none.
 
         Raises:
-            ResourceNotFound, IdempotencyConflict, ApprovalExpired: one of them does not apply.
+            ResourceNotFound, IdempotencyConflict, ApprovalExpired: a step does not apply.
             WriteFailed: nothing was changed.
         """
         return await run_to_completion(self._change(changes))
@@ -244,7 +248,7 @@ class ApprovalRequests:
             await self._changed.wait()
 
     def log_fault(self, approval_id: str, fault: Exception) -> None:
-        """Log a bug or an unreadable row. The approval stays as it is."""
+        """Log a bug or an unreadable row. The approval stays unchanged."""
         self.log.warning("approval.fault", approval_id=approval_id, reason=repr(fault)[:500])
 
     async def _change(self, changes: Sequence[tuple[str, Step]]) -> list[StoredApproval]:
@@ -280,16 +284,16 @@ class ApprovalRequests:
 
     async def _store_fetched(self, call_id: str) -> None:
         try:
-            with suppress(WriteFailed):  # the answer is then given once more
+            with suppress(WriteFailed):  # the answer is then delivered again
                 await self.table.fetched(call_id)
         finally:
             self._fetched.pop(call_id, None)
 
     def _repeated_since(self, tool: str) -> datetime:
-        """Return the time before which a call must have ended to be repeated as a new call.
+        """Return the earliest end of a call whose unfetched answer still answers equal calls.
 
-        A later call, if its answer was not fetched, answers equal calls. Fetching the decision on
-        an `external:` call uses it up, so that must happen as soon as an approved call must start.
+        A decision on an `external:` call is consumed when it is fetched, so it must be fetched
+        within the time in which an approved call must start.
         """
         settings, is_decision = self.settings, tool.startswith(EXTERNAL)
         kept_s = settings.start_within_seconds if is_decision else settings.repeat_seconds
@@ -298,12 +302,12 @@ class ApprovalRequests:
 
 @dataclass(slots=True)
 class ApprovedRun:
-    """An approved call that runs."""
+    """A running call that was approved."""
 
     handle: CallHandle
     began_at: datetime
     request: CallRequest | None = None
-    """Once it was read."""
+    """The call's request, or None until it has been read from the database."""
     over: anyio.Event = field(default_factory=anyio.Event)
 
 
@@ -316,13 +320,13 @@ class ApprovedRuns:
         self._followers: dict[str, list[CallHandle]] = {}
 
     def enter(self, approval_id: str, now: datetime) -> ApprovedRun:
-        """Note that a run begins."""
+        """Add a run that begins, and return it."""
         followers = self._followers.setdefault(approval_id, [])
         self.running[approval_id] = run = ApprovedRun(_handle_for(followers), now)
         return run
 
     def leave(self, approval_id: str) -> None:
-        """Note that a run has ended."""
+        """Remove a run that has ended."""
         run = self.running.pop(approval_id)
         if not self._followers.get(approval_id):
             self._followers.pop(approval_id, None)
@@ -331,7 +335,7 @@ class ApprovedRuns:
     async def stop(self, approval_id: str) -> bool:
         """Cancel a run, and wait up to `STOP_S` for its end.
 
-        Returns False if there is no such run, or it cannot be cancelled.
+        Return False if there is no such run, or it cannot be cancelled.
         """
         run = self.running.get(approval_id)
         if run is None or not run.handle.cancel():
@@ -353,7 +357,7 @@ class ApprovedRuns:
     def followed_by(self, handle: CallHandle, approval_id: str) -> Iterator[None]:
         """While the context is open, pass output and progress of the approval's call to `handle`.
 
-        They begin once the call runs.
+        Nothing is passed before the call runs.
         """
         followers = self._followers.setdefault(approval_id, [])
         followers.append(handle)

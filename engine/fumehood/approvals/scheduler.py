@@ -1,15 +1,15 @@
-"""The scheduler: an approval starts its call; a loop recovers, expires and warns.
+"""The scheduler: starts approved calls; a loop recovers, expires and warns.
 
-Host side, above the pipeline and `requests`. The stored request passes every gate again, as they
-are now: a disabled tool, a revoked identity or a new deny rule ends the call. A new rule that asks
-does not, because a human has approved. If the action is not the approved one, the call ends with
-`APPROVAL_EXPIRED` and the names of the differences. The loop works from the database, so a later
-round completes the work that a crash or a full disk interrupted.
+Host side, uses the pipeline and `requests`. The stored request passes every check again, with the
+current settings: a disabled tool, a revoked identity or a new deny rule ends the call. A new rule
+that requires approval does not, because a human has approved the call. If the action is not the
+approved one, the call ends with `APPROVAL_EXPIRED` and the names of the differences. The loop works
+from the database, so a later round completes the work that a crash or a full disk interrupted.
 
-Invariants: the approval is used up at the moment when the call starts, with its place already held,
-and only once; a running call does not expire; no call starts while the engine stops; a call that a
-bug cut short after its start is interrupted and never run again; one unreadable row delays no other
-and ends nothing.
+Invariants: an approval is used only once, when its call starts and already holds its place; a
+running call does not expire; no call starts while the engine stops; a call that a bug ends after
+its start is marked as interrupted and never run again; an unreadable row does not delay other rows,
+and its call is not ended.
 """
 
 from __future__ import annotations
@@ -75,11 +75,11 @@ from fumehood.storage.errors import ReadFailed, WriteFailed, WriteUnavailable
 NOT_KNOWN: Mapping[str, bool] = MappingProxyType({})
 
 LOOK_S = 2.0
-"""The pause between two rounds while calls wait."""
+"""Seconds between two rounds of the loop while calls wait."""
 
 
 class ApprovalScheduler:
-    """Runs the approved calls of one engine, and keeps time, while `running` lasts."""
+    """Runs the approved calls of one engine, and expires waiting ones, inside `running`."""
 
     def __init__(self, calls: StoredCalls) -> None:
         self.calls = calls
@@ -90,13 +90,16 @@ class ApprovalScheduler:
 
     @asynccontextmanager
     async def running(self, outcomes: Mapping[str, bool]) -> AsyncIterator[None]:
-        """End the calls that a crash cut short, then run calls while the context lasts. `outcomes`
-        says of some of them, by id, whether they have done everything, or nothing.
+        """End the calls that a crash interrupted, then run calls while the context is open.
+
+        `outcomes` has the ids of interrupted calls whose outcome is known: True if everything was
+        done, False if nothing was.
         """
         requests = self._requests
         await requests.count_pending()
         for approval_id in await requests.table.in_state(ApprovalState.STARTED):
-            await self._interrupt(approval_id, outcomes)  # by a crash: nothing has started yet
+            # A crash ended this call: nothing has started in this engine yet.
+            await self._interrupt(approval_id, outcomes)
         for approval_id in await requests.table.maybe_lost():
             await self._expire_lost(approval_id)
         async with anyio.create_task_group() as self._tasks:
@@ -113,7 +116,7 @@ class ApprovalScheduler:
         self._tasks.start_soon(self._run, approval_id, runs.enter(approval_id, requests.now()))
 
     async def catch_up(self) -> bool:
-        """Do the work that is due. Returns whether any calls wait."""
+        """Do the work that is due. Return whether any calls wait."""
         requests, now = self._requests, self._requests.now()
         waiting, any_waits = await requests.table.waiting(now + self._warn_before)
         self._services.sessions.keep_for_calls(sessions_of(waiting))
@@ -129,13 +132,13 @@ class ApprovalScheduler:
         return any_waits
 
     def permit_again(self, stored: StoredApproval, call: CallContext) -> PermittedCall:
-        """Pass a stored call through all gates before approval again, with current settings.
+        """Resolve, validate and authorize a stored call again, with current settings.
 
         Raises:
-            PermissionDenied: the caller has no authority any more.
-            ApprovalExpired: what it was to do was in the memory of another engine.
-            InvalidParams: this engine does not know one of its options.
-            EngineError: a gate refuses the call.
+            PermissionDenied: the caller is no longer allowed to make calls.
+            ApprovalExpired: the call's held action was in the memory of an engine that has ended.
+            InvalidParams: this engine does not know one of the call's options.
+            EngineError: a stage refuses the call.
         """
         if stored.request.needs is not None and call.request.held is None:
             raise refusals.lost_with_engine(stored.approval, stored.request.needs)
@@ -172,8 +175,8 @@ class ApprovalScheduler:
     async def previewed(self, stored: StoredApproval) -> StoredApproval | None:
         """Return the approval with the effect that the waiting call would have now.
 
-        None if the tool has no preview, if the session is busy, or if more than the session's files
-        changed. In the last case, the call is refused when it starts.
+        Return None if the tool has no preview, if the session is busy, or if more than the
+        session's files changed. In the last case, the call is refused when it starts.
 
         Raises:
             EngineError: the preview cannot be computed now.
@@ -229,7 +232,7 @@ class ApprovalScheduler:
             if stored.approval.state is ApprovalState.APPROVED:
                 await self._carry_out(stored, run)
         except (*_LATER, IdempotencyConflict) as fault:
-            # The database has the truth; a call that is still approved is found again.
+            # The database is authoritative; the loop finds a call that is still approved.
             requests.log.warning("approval.not_carried_out", reason=str(fault))
             if isinstance(fault, WriteUnavailable):
                 await self._interrupt(approval_id)
@@ -245,7 +248,7 @@ class ApprovalScheduler:
         Raises:
             ReadFailed, WriteFailed, ShuttingDown, SandboxUnavailable, CircuitOpen, RateLimited:
                 nothing was done, and the approval is still valid.
-            IdempotencyConflict: the approval was ended otherwise meanwhile; nothing was done.
+            IdempotencyConflict: the approval was ended in another way meanwhile; nothing was done.
         """
         handle = run.handle
         handle.attach()
@@ -261,10 +264,10 @@ class ApprovalScheduler:
             call.close()
 
     async def _interrupt(self, approval_id: str, outcomes: Mapping[str, bool] = NOT_KNOWN) -> None:
-        """End a call as interrupted if its start was stored and its row can be read; or as it has
-        ended, if that is known.
+        """End a call whose start was stored: as `outcomes` reports it, otherwise as interrupted.
 
-        Waits while the database is away, because its last commit may have stored the start.
+        Do nothing if the call's row cannot be read. Wait while the database is unavailable, because
+        its last commit may have stored the start.
         """
         try:
             stored = await self._settled(approval_id)
@@ -281,7 +284,7 @@ class ApprovalScheduler:
             self._requests.log_fault(approval_id, fault)
 
     async def _end_known(self, stored: StoredApproval, *, has_acted: bool) -> None:
-        """End a call that a crash cut short after it had done everything, or nothing."""
+        """End a call that a crash interrupted after it had done everything, or nothing."""
         note = "Everything was done before the engine ended; only the answer is lost."
         answer = (
             await self.calls.resolved(stored, Resolution(outcome="done", note=note), "engine")
@@ -323,13 +326,13 @@ class ApprovalScheduler:
             return await run_approved(approved, call, self._services)
         except EngineError as refusal:
             if _passes(refusal) and not call.has_begun and not call.handle.is_cancelled:
-                raise  # nothing was done: the approval stays valid, and is tried again
+                raise  # nothing was done: the approval stays valid, and the call is tried again
             return refusal
         except Exception as fault:
             return hidden_fault(call, fault)
         except asyncio.CancelledError:
             if not call.handle.close():
-                raise  # the engine stops; a call that began will be found interrupted
+                raise  # the engine stops; a call that began becomes interrupted at the next start
             return cancelled_ending(call) if call.has_begun else cancelled()
 
     async def _end(
@@ -355,20 +358,20 @@ class ApprovalScheduler:
         return await self.calls.asker.new_approval(permitted, plan, services)
 
     async def _use(self, stored: StoredApproval, call: CallContext, plan: Plan) -> None:
-        """Use up the approval, after another check, because the call may have waited long for its
-        place.
+        """Mark the approval as used, after checking the action again.
 
-        The workspace is not compared here: the executor does so before it changes anything.
+        The check is needed because the call may have waited long for its place. The workspace is
+        not compared here: the executor does so before it changes anything.
 
         Raises:
-            ApprovalExpired: the action is no longer the approved one, or the approval is not valid
-                any more.
-            EngineError: a gate refuses the call now.
-            WriteFailed: nothing was used up, and nothing may run.
+            ApprovalExpired: the action is no longer the approved one, or the approval is no longer
+                valid.
+            EngineError: a stage refuses the call now.
+            WriteFailed: the approval was not used, and nothing may run.
         """
         place = await place_of(plan, self._services.sessions)
         again = self.calls.context_of(stored)
-        again.holds = call.holds  # its own cost is no reason to find the budget full
+        again.holds = call.holds  # or the budget would seem full because of the call's own cost
         approval, permitted = stored.approval, self.permit_again(stored, again)
         workspace = (approval.binding or {}).get("workspace")
         effect = None if workspace is None else Effect({}, workspace["base"], workspace["effect"])
@@ -385,7 +388,8 @@ _LATER = (ReadFailed, WriteFailed, ShuttingDown, SandboxUnavailable, CircuitOpen
 
 
 def _passes(refusal: EngineError) -> bool:
-    if isinstance(refusal, SandboxUnavailable | QuotaExceeded):  # a place is awaited, no budget
+    # A call waits for a place, but not for a budget.
+    if isinstance(refusal, SandboxUnavailable | QuotaExceeded):
         return refusal.may_retry
     return isinstance(refusal, _LATER)
 

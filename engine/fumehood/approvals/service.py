@@ -1,10 +1,10 @@
 """The service: approvers see and decide approvals, callers find and cancel their own.
 
-Host side, the engine's interface to approvals, used by every face and every channel. Above the
-pipeline, `requests` and `scheduler`. Invariants: a principal decides its own call only if the
-operator permits that, and it is recorded; a batch of decisions is made completely or not at all;
-attempts without authority are in the audit chain; an approved call starts only after its approval
-is durable.
+Host side, the engine's interface to approvals, used by HTTP, the commands and the webhook. It uses
+the pipeline, `requests` and `scheduler`. Invariants: a principal decides on its own call only if
+the operator permits that, and the decision is recorded as such; a batch of decisions is made
+completely or not at all; attempts without authority are recorded in the audit chain; an approved
+call starts only after its approval is durable.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ from fumehood.storage.errors import WriteFailed
 
 
 class ApprovalService:
-    """All approvals of one engine. The pipeline asks them through `HumanAsker`."""
+    """All approvals of one engine, for approvers and callers."""
 
     def __init__(self, scheduler: ApprovalScheduler) -> None:
         self.scheduler = scheduler
@@ -65,7 +65,7 @@ class ApprovalService:
     async def list(
         self, query: ApprovalQuery, *, principal: Principal | None = None
     ) -> ApprovalPage:
-        """List approvals, newest first: those of a caller, or all of them (None).
+        """List approvals, newest first: those of `principal`, or all if it is None.
 
         Raises:
             ResourceNotFound: the cursor is unknown.
@@ -81,7 +81,7 @@ class ApprovalService:
         """Return an approval, which must be the principal's own unless `principal` is None.
 
         Raises:
-            ResourceNotFound: no such approval, or it is not the principal's.
+            ResourceNotFound: there is no such approval, or it is not the principal's.
         """
         stored = await self.requests.table.get(approval_id)
         if principal is None:
@@ -93,7 +93,7 @@ class ApprovalService:
         """Return an approval for an approver, with the changes that the call would make now.
 
         A changed preview is stored as a new version of the approval. If no preview can be computed,
-        the earlier one and its time stay.
+        the approval keeps the earlier preview and its time.
 
         Raises:
             ResourceNotFound: there is no such approval.
@@ -111,10 +111,10 @@ class ApprovalService:
     async def answer_of(
         self, call_id: str, principal: Principal, *, is_fetched: bool = True
     ) -> Envelope | None:
-        """Return the envelope of a caller's own call that needed approval, or None if it has none.
+        """Return the answer of a caller's own call that needed approval, or None without an answer.
 
-        The answer is then marked as fetched, unless the caller of this method does that later by
-        `fetched` (`is_fetched=False`).
+        The answer is marked as fetched. With `is_fetched=False`, the caller of this method must
+        call `fetched` once the answer has been delivered.
         """
         stored = await self._own_call(call_id, principal)
         if stored is None or stored.answer is None:
@@ -124,15 +124,14 @@ class ApprovalService:
         return decode_envelope(stored.answer.encode())
 
     def fetched(self, call_id: str) -> None:
-        """Note that a caller has the answer of its call: an equal call is a new call from now
-        on."""
+        """Note that a caller has received its call's answer, so an equal call is now a new call."""
         self.requests.fetched(call_id)
 
     async def next_change(self, after: int, *, within_s: float = LONGEST_POLL_S) -> int:
-        """Wait until the number of changes differs from `after`, or `within_s` is over. Return it.
+        """Return the number of changes, once it differs from `after` or `within_s` have passed.
 
-        The number grows with every change of an approval. It starts anew with the engine, so
-        `after` may also be greater.
+        The number grows with every change of an approval. It restarts from 0 with the engine, so
+        `after` may be greater than the number.
         """
         requests = self.requests
         if requests.changes == after:
@@ -145,7 +144,7 @@ class ApprovalService:
         return await self.requests.table.count(ApprovalState.PENDING)
 
     def remedy_without_approvers(self) -> str | None:
-        """Return how the operator can add an approver, or None if there is one already."""
+        """Return how the operator can add an approver, or None if one exists."""
         return self._eligibility.remedy_without_approvers()
 
     # -- deciding ------------------------------------------------------------------------
@@ -160,16 +159,16 @@ class ApprovalService:
         peer: str | None = None,
         version: int | None = None,
     ) -> Approval:
-        """Approve or deny a call.
+        """Approve or deny a call, and return its approval.
 
         `version` is the approval's version that the approver has seen; None accepts any. `peer` is
         the principal of the user at the other end of the socket, who may be the call's own caller.
 
         Raises:
             ResourceNotFound: there is no such approval.
-            PermissionDenied: this approver may not decide it.
-            IdempotencyConflict: it is already decided, or has changed since `version`.
-            ApprovalExpired: it has expired.
+            PermissionDenied: this approver may not decide on the call.
+            IdempotencyConflict: the call is already decided, or has changed since `version`.
+            ApprovalExpired: the approval has expired.
             InvalidParams: the edit is invalid, or the approval cannot be remembered.
         """
         cut = approval_id[:MAX_NAME_CHARACTERS]  # no approval has a longer id
@@ -220,7 +219,7 @@ class ApprovalService:
     async def resolve(
         self, approval_id: str, resolution: Resolution, by: Principal, *, peer: str | None = None
     ) -> Approval:
-        """Record how an interrupted call ended, as an approver found out. Raises as `decide`."""
+        """Record how an approver found that an interrupted call ended. Raises as `decide`."""
         stored = await self.requests.table.get(approval_id)
         await self._require_approver(stored.approval, by, peer)
         now = self.requests.now()
@@ -232,7 +231,7 @@ class ApprovalService:
     async def note_refusal(
         self, approval_id: str | None, by: Principal, peer: str | None, why: str
     ) -> None:
-        """Record an attempt to decide without authority. The id is None for several approvals."""
+        """Record an attempt to decide without authority. `approval_id` is None for a batch."""
         about = None if approval_id is None else approval_id[:MAX_NAME_CHARACTERS]
         values = {"approval_id": about, "by": by.id, "peer": peer, "why": why}
         self.requests.log.warning("approval.refused", **values)
@@ -245,13 +244,13 @@ class ApprovalService:
 
         Raises:
             ResourceNotFound: the caller has no such approval.
-            IdempotencyConflict: the call is over.
+            IdempotencyConflict: the call has ended.
         """
         _require_own(await self.requests.table.get(approval_id), principal)
         return own_view(await self._calls.cancel(approval_id, principal.id))
 
     async def cancel_call(self, call_id: str, principal: Principal) -> Approval:
-        """Cancel a caller's own call by its id, as `cancel`."""
+        """Cancel a caller's own call, given the call's id. Raises as `cancel`."""
         stored = await self._own_call(call_id, principal)
         if stored is None:
             raise refusals.unknown()
@@ -299,8 +298,7 @@ class ApprovalService:
         return stored
 
     async def _get(self, approval_id: str) -> StoredApproval:
-        """Return one of the approvals to decide. The ResourceNotFound for a missing one names
-        it."""
+        """Return an approval of a batch. If it is missing, the ResourceNotFound names its id."""
         try:
             return await self.requests.table.get(approval_id)
         except ResourceNotFound:
@@ -359,10 +357,10 @@ class ApprovalService:
         return step, None
 
     async def _require_approver(self, approval: Approval, by: Principal, peer: str | None) -> bool:
-        """Require that a principal may decide. Return whether it would be a self-approval.
+        """Require that a principal may decide. Return whether the call is the principal's own.
 
         Raises:
-            PermissionDenied: it may not decide; this is recorded.
+            PermissionDenied: the principal may not decide; this is recorded.
         """
         refused = self._refused(approval, by, peer)
         if refused is not None:
@@ -374,7 +372,7 @@ class ApprovalService:
     def _refused(
         self, approval: Approval, by: Principal, peer: str | None
     ) -> tuple[str, PermissionDenied] | None:
-        """Return why this principal may not decide, or None if it may.
+        """Return why this principal may not decide, or None if the principal may.
 
         The reason is for the audit chain, the error for the principal.
         """

@@ -2,7 +2,7 @@
 
 Host side, used by the other files of this package. One `Step` is one transaction: the state, an
 approver's decision, the remembered rule, the call's answer, its idempotency key, the audit row and
-what subscribers owe are written together or not at all. Invariants: only this file defines the
+the subscribers' rows are written together or not at all. Invariants: only this file defines the
 conditions of each change, its entries for the audit chain and its event; `version` grows with each
 visible change, so one of two simultaneous decisions is refused.
 """
@@ -66,7 +66,7 @@ STAYING = OPEN_STATES | {ApprovalState.INTERRUPTED}
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One change of one approval. Absent fields stay unchanged."""
+    """One change of one approval. `columns` has new values; other columns stay unchanged."""
 
     transition: Transition
     by: str
@@ -79,19 +79,19 @@ class Step:
     """Whether the change is refused once the approval has expired."""
     columns: Mapping[str, Any] = field(default_factory=dict)
     becomes: StoredApproval | None = None
-    """The call after the change: edited, or with a new preview."""
+    """The approval with its edited arguments or its new preview; None if they stay the same."""
     changed: tuple[str, ...] = ()
     """The parts of the action that differ from the approved ones."""
     decision: DecisionRecord | None = None
     remember: RememberedRule | None = None
     answer: Envelope | None = None
     event: str | None = None
-    """The event that the webhook reports, such as `approval.created`; None for none."""
+    """The event for subscribers, such as `approval.created`, or None for no event."""
     details: JsonObject = field(default_factory=dict)
     """Details for the audit chain."""
     counts: Callable[[str], bool] = lambda approver: True
-    """Whether an earlier approval of this principal counts. The deciding approver's own always
-    does."""
+    """Returns whether an earlier approval by a principal counts. The approval of the principal who
+    decides now always counts."""
     is_seen: bool = True
     """Whether the change is visible, so that it creates a new version."""
 
@@ -108,7 +108,10 @@ def approved(
     remember: RememberedRule | None,
     counts: Callable[[str], bool],
 ) -> Step:
-    """An approver approved the call, or its edited form. It must start before `start_by`."""
+    """Return the step for an approval of the call, or of its edited form.
+
+    The call must start before `start_by`.
+    """
     details = _details(decision)
     if remember is not None:
         details["remembered"] = remember.id
@@ -122,7 +125,7 @@ def approved(
 
 
 def denied(decision: DecisionRecord, *, version: int | None, answer: Envelope) -> Step:
-    """An approver denied the call."""
+    """Return the step for a denial by an approver."""
     at = stamp(decision.at)
     return Step(
         TRANSITIONS["deny"], decision.approver, decision.at,
@@ -133,7 +136,7 @@ def denied(decision: DecisionRecord, *, version: int | None, answer: Envelope) -
 
 
 def cancelled(by: str, now: datetime, answer: Envelope) -> Step:
-    """The caller cancelled the call before it started."""
+    """Return the step for a call that its caller cancelled before it started."""
     return Step(
         TRANSITIONS["cancel"], by, now,
         columns={"ended_at": stamp(now), "code": "CANCELLED"},
@@ -142,7 +145,7 @@ def cancelled(by: str, now: datetime, answer: Envelope) -> Step:
 
 
 def resolved(resolution: Resolution, by: str, now: datetime, answer: Envelope) -> Step:
-    """A human found out how an interrupted call ended."""
+    """Return the step for an interrupted call of which a human found out how it ended."""
     return Step(
         TRANSITIONS[f"resolve as {resolution.outcome}"], by, now,
         answer=answer, event="approval.ended",
@@ -154,7 +157,7 @@ def resolved(resolution: Resolution, by: str, now: datetime, answer: Envelope) -
 
 
 def started(approval: Approval, now: datetime) -> Step:
-    """The call starts: the approval is used up, for this action and no other."""
+    """Return the step for the start of a call, which uses its approval of exactly this action."""
     return Step(
         TRANSITIONS["start"], "engine", now, digest=approval.action_digest, in_time=True,
         columns={"started_at": stamp(now)},
@@ -162,8 +165,10 @@ def started(approval: Approval, now: datetime) -> Step:
 
 
 def ended(to: ApprovalState, envelope: Envelope, changed: Sequence[str], now: datetime) -> Step:
-    """The call has ended. `changed` names the parts of its action that differed from the approved
-    ones."""
+    """Return the step for a call that has ended.
+
+    `changed` names the parts of the action that differed from the approved ones.
+    """
     code = envelope.error.code if envelope.error is not None else "OK"
     return Step(
         ENDINGS[to], "engine", now,
@@ -176,7 +181,7 @@ def ended(to: ApprovalState, envelope: Envelope, changed: Sequence[str], now: da
 
 
 def expiring(now: datetime) -> Step:
-    """The approval expires soon, and the webhook warns about it. Its version stays the same."""
+    """Return the step for a warning that the approval expires soon. Its version stays the same."""
     return Step(
         TRANSITIONS["warn"], "engine", now,
         columns={"warned_at": stamp(now)}, event="approval.expiring", is_seen=False,
@@ -184,12 +189,15 @@ def expiring(now: datetime) -> Step:
 
 
 def previewed(before: Approval, becomes: StoredApproval, now: datetime) -> Step:
-    """The call would have another effect now. Earlier decisions do not count for this action."""
+    """Return the step for a call that would now have another effect.
+
+    Earlier decisions do not count for the new action.
+    """
     return Step(TRANSITIONS["update"], "engine", now, digest=before.action_digest, becomes=becomes)
 
 
 def expired(now: datetime, answer: Envelope) -> Step:
-    """The call was not decided, or not started after its approval, in time."""
+    """Return the step for a call that was not decided, or not started, in time."""
     return Step(
         TRANSITIONS["expire"], "engine", now,
         columns={"ended_at": stamp(now), "code": "APPROVAL_EXPIRED"},
@@ -198,7 +206,10 @@ def expired(now: datetime, answer: Envelope) -> Step:
 
 
 def outlived(what: str, now: datetime, answer: Envelope) -> Step:
-    """What the call needs ended before it started, as in `Approval.outlived`."""
+    """Return the step for a call whose session, program or trial ended before the call started.
+
+    `what` is as in `Approval.outlived`.
+    """
     row = TRANSITIONS[f"end with its {'session' if what == SESSION else 'engine'}"]
     return replace(
         expired(now, answer), transition=row, changed=(what,), details={"changed": [what]}
@@ -206,7 +217,7 @@ def outlived(what: str, now: datetime, answer: Envelope) -> Step:
 
 
 def interrupted(now: datetime, answer: Envelope) -> Step:
-    """The engine ended while the call ran."""
+    """Return the step for a call that was running when its engine ended."""
     return Step(
         TRANSITIONS["interrupt"], "engine", now,
         columns={"ended_at": stamp(now), "code": "OUTCOME_UNKNOWN"},
@@ -232,7 +243,7 @@ def _details(decision: DecisionRecord) -> JsonObject:
 class Waiting:
     """The columns of a waiting call that the scheduler needs.
 
-    They are not parsed, because a damaged row must not stop the scheduler.
+    Their values are not parsed, because a damaged row must not stop the scheduler.
     """
 
     id: str
@@ -244,15 +255,15 @@ class Waiting:
 
     @property
     def own_session(self) -> str | None:
-        """The id of the engine's session that the call needs.
+        """The id of the engine's session that the call needs, or None.
 
-        None for an `external:` tool, because its session id is one of the client's own.
+        It is None for an `external:` tool, because the session id is then the client's own.
         """
         return None if self.tool.startswith(EXTERNAL) else self.session_id
 
 
 class ApprovalTable:
-    """The rows of one database. Subscribers receive each event in its transaction."""
+    """The approvals in one database. Subscribers receive each event in its transaction."""
 
     def __init__(
         self,
@@ -267,9 +278,10 @@ class ApprovalTable:
         self._kept = timedelta(days=kept_days)
 
     async def create(self, stored: StoredApproval, since: datetime) -> str:
-        """Store a new approval, which takes over its call's idempotency key. Returns its id.
+        """Store a new approval, which takes over its call's idempotency key, and return its id.
 
-        If the call is a repeat (see `of_repeat`), stores nothing and returns the existing id.
+        If the call is a repeat (see `of_repeat`), store nothing and return the id of the earlier
+        approval.
 
         Raises:
             WriteFailed: nothing was stored.
@@ -287,21 +299,21 @@ class ApprovalTable:
         return await self._database.write(job)
 
     async def of_repeat(self, repeat_key: str, since: datetime) -> tuple[str, str] | None:
-        """The ids of the approval and of the call that a call with this key repeats.
+        """Return the ids of the approval and the call that a call with this key repeats, or None.
 
-        The repeated call has not ended, or ended after `since` and was not fetched.
+        The repeated call has not ended, or it ended after `since` and its answer was not fetched.
         """
         return await self._database.read(lambda c: _of_repeat(c, repeat_key, since))
 
     async def fetched(self, call_id: str, *, is_decision: bool = False) -> bool:
         """Note that the caller has the answer, so that the next equal call is a new call.
 
-        Returns False if nothing changed, for example because the answer was already fetched, or
+        Return False if nothing changed, for example because the answer was already fetched, or
         because a human must first resolve an interrupted call. An `external:` tool's approval is
-        only used up with `is_decision`, not if its caller merely reads it.
+        only consumed with `is_decision`, not if its caller merely reads it.
 
         Raises:
-            WriteFailed: the answer is not noted as fetched.
+            WriteFailed: the answer was not marked as fetched.
         """
         over = APPROVALS.c.answer.is_not(None) & APPROVALS.c.repeat_key.is_not(None)
         over &= APPROVALS.c.state != ApprovalState.INTERRUPTED.value
@@ -316,11 +328,11 @@ class ApprovalTable:
         return await self._database.read(lambda connection: _get(connection, approval_id))
 
     async def settled(self, approval_id: str) -> StoredApproval:
-        """Return an approval after all earlier changes, also those whose commit got no answer.
+        """Return an approval after all earlier changes, including unconfirmed commits.
 
         Raises:
             ResourceNotFound: there is no such approval.
-            WriteFailed: the database cannot tell now.
+            WriteFailed: the database cannot be used now.
         """
         return await self._database.write(lambda connection: _get(connection, approval_id))
 
@@ -336,7 +348,7 @@ class ApprovalTable:
         """Apply several steps in one transaction: all of them, or none.
 
         Raises:
-            ResourceNotFound, IdempotencyConflict, ApprovalExpired: one cannot be applied.
+            ResourceNotFound, IdempotencyConflict, ApprovalExpired: a step cannot be applied.
             WriteFailed: nothing was changed.
         """
 
@@ -346,7 +358,10 @@ class ApprovalTable:
         return await self._database.write(job)
 
     async def denied_before(self, approval: Approval, since: datetime) -> Approval | None:
-        """Return the newest denial since then of the same action, caller and session, or None."""
+        """Return the newest denial of the same action, caller and session, or None.
+
+        Denials before `since` do not count.
+        """
         found = await self._newest(
             APPROVALS.c.action_digest == approval.action_digest,
             APPROVALS.c.state == ApprovalState.DENIED.value,
@@ -361,10 +376,10 @@ class ApprovalTable:
         await self._database.write(lambda c: self._chain.append(c, kind, stamp(at), values))
 
     async def prune(self, now: datetime) -> int:
-        """Delete approvals that ended more than `kept_days` ago. Returns their number.
+        """Delete approvals that ended more than `kept_days` ago. Return their number.
 
         Raises:
-            WriteFailed: the rest stays until the next run.
+            WriteFailed: the remaining approvals stay until the next run.
         """
         before = stamp(now - self._kept)
 
@@ -382,8 +397,9 @@ class ApprovalTable:
         return await self._database.read(lambda c: list(c.execute(ordered).scalars()))
 
     async def maybe_lost(self) -> list[str]:
-        """Return the ids of the waiting calls that may need what an ended engine had in memory:
-        requests of programs, and calls of sessions, some of which decide on trials.
+        """Return the ids of waiting approvals that may need the memory of an engine that has ended.
+
+        These are requests of programs, and calls in sessions, which may decide on trials.
         """
         needs = (APPROVALS.c.tool == NET_TOOL) | APPROVALS.c.session_id.is_not(None)
         waits = APPROVALS.c.state.in_([state.value for state in WAITING])
@@ -393,8 +409,8 @@ class ApprovalTable:
     async def waiting(self, by: datetime) -> tuple[list[Waiting], bool]:
         """Return the waiting calls that may need attention, and whether any call waits.
 
-        Those that need it expire by this time, have a session, or were approved and have not
-        started. Oldest first.
+        A call may need attention if it expires before `by`, has a session, or was approved and has
+        not started. The oldest call is first.
         """
         waits = APPROVALS.c.state.in_([state.value for state in WAITING])
         rows = (
@@ -459,13 +475,13 @@ class ApprovalTable:
             values.pop("expires_at", None)
         elif to is not None:
             values["state"] = to.value
-            if _undecided(to, approval.tool):  # a repeat asks anew
+            if _undecided(to, approval.tool):  # a repeat requests a new approval
                 values["repeat_key"] = None
         if step.answer is not None:
             answer = values["answer"] = pack_answer(step.answer)
             if before.idempotency_key is not None:
                 key, who = before.idempotency_key, approval.principal_id
-                if approval.state is ApprovalState.INTERRUPTED:  # another one was told before
+                if approval.state is ApprovalState.INTERRUPTED:  # another answer was stored before
                     idempotency.correct(connection, who, key, approval.id, answer, step.at)
                 else:
                     idempotency.complete(connection, who, key, answer, step.at)
@@ -491,7 +507,7 @@ class ApprovalTable:
 def _forget(connection: Connection, before: str) -> int:
     """Delete a batch of approvals that ended before a time, and return its size.
 
-    Interrupted ones stay until a human resolves them.
+    Interrupted calls stay until a human resolves them.
     """
     over = [state.value for state in ApprovalState if state not in STAYING]
     old = (
@@ -537,10 +553,11 @@ def _require(approval: Approval, step: Step) -> None:
 
 
 def _after_decision(connection: Connection, approval: Approval, step: Step) -> ApprovalState | None:
-    """Store the step's decision, if any. Returns the next state, or None if it stays.
+    """Store the step's decision, if any. Return the next state, or None if the state stays.
 
     Raises:
-        IdempotencyConflict: the approver has made this decision before, and it changes nothing.
+        IdempotencyConflict: the approver already made this decision, and repeating it changes
+            nothing.
     """
     decision = step.decision
     if decision is None:
@@ -561,7 +578,7 @@ def _after_decision(connection: Connection, approval: Approval, step: Step) -> A
 def _is_repeated(approval: Approval, decision: DecisionRecord) -> bool:
     """Whether a decision equals the same approver's previous one.
 
-    It can still complete the quorum, if the approver's vote did not count before.
+    Such a decision can still complete the quorum, if the previous one did not count.
     """
     made = [one for one in approval.decisions if one.approver == decision.approver]
     return bool(made) and (made[-1].action_digest, made[-1].decision) == (
@@ -631,7 +648,7 @@ def _page(connection: Connection, query: ApprovalQuery, principal_id: str | None
 def _that_fit(
     connection: Connection, wanted: Sequence[ColumnElement[bool]], limit: int
 ) -> tuple[list[int], bool]:
-    """Return the numbers of the newest rows that fit on one page, and whether there are more.
+    """Return the sequence numbers of the newest rows that fit a page, and whether more exist.
 
     The first row is returned even if it alone is larger than a page.
     """

@@ -1,11 +1,11 @@
 """Stored calls: store a call that needs approval, and end a stored call that will not run.
 
-Host side, above the pipeline, `preview` and `requests`, below `scheduler` and `service`.
+Host side, uses the pipeline, `preview` and `requests`; used by `scheduler` and `service`.
 `HumanAsker` is the `Asker` of the pipeline: it stores a call with everything that decides what it
 will do, and `scheduler` runs it after its approval. A call that is denied, cancelled, expired,
 interrupted or resolved has an envelope and a row in the call log like any other call; `StoredCalls`
-makes them. Invariant: a call passes without a human only by a remembered rule, and an action that
-always asks never does.
+makes both. Invariant: a call passes without a human only by a remembered rule, and a held action
+with `always_asks` never does.
 """
 
 from __future__ import annotations
@@ -67,10 +67,10 @@ from fumehood.pipeline.result import build_envelope
 from fumehood.protocol.messages import decode_envelope
 
 DENIED_FOR = timedelta(hours=24)
-"""How long a denial also answers repetitions of the same call."""
+"""How long a denial also refuses repetitions of the same call."""
 
 TAKE_BACK_S = 10.0
-"""Seconds that a cancelled caller waits at most until its call is taken back."""
+"""Maximum seconds that a cancelled caller waits until its stored call is cancelled."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,11 +82,11 @@ class HumanAsker:
     async def ask(
         self, claimed: ClaimedCall, plan: Plan, call: CallContext, services: PipelineServices
     ) -> Consent | Envelope:
-        """Consent by a remembered rule, or store the call, and wait if its caller requests it.
+        """Consent by a remembered rule, or store the call and wait as its caller requests.
 
         Raises:
             RequiresHumanApproval: the call waits for a human, or there are too few approvers.
-            CallInProgress: the call was approved meanwhile and still runs.
+            CallInProgress: the call was approved meanwhile and is still running.
             ApprovalDenied: a human denied the same call a short time ago.
             EngineError: the preview shows that the tool would fail with this error.
             RateLimited: too many calls are already waiting.
@@ -132,22 +132,22 @@ class HumanAsker:
             if answer is not None:
                 return await self._answered(answer, call)
         stored = await requests.table.get(approval_id)
-        if stored.answer is not None:  # it was stored in this moment
+        if stored.answer is not None:  # it has just been stored
             return await self._answered(decode_envelope(stored.answer.encode()), call)
-        # A repeat answers under the id of the call that it repeats.
+        # A repeat is answered under the id of the call that it repeats.
         call.request = replace(call.request, call_id=stored.approval.call_id)
         requests.told(stored.approval.call_id)
         raise self._waits(stored.approval)
 
     def wait_s(self, wanted: bool | float | None) -> float:
-        """Return how many seconds a call may wait for its answer, given the option that it sent."""
+        """Return how many seconds a call with the option `wait_for_approval=wanted` may wait."""
         if wanted is None or wanted is False:
             return 0.0
         longest = self.requests.settings.max_wait_seconds
         return longest if wanted is True else min(float(wanted), longest)
 
     async def same_call(self, repeat_key: str, tool: str) -> str | None:
-        """Return the id of the approval of the call that a new call repeats, or None."""
+        """Return the approval id of the stored call that a call with this key repeats, or None."""
         return await self.requests.same_call(repeat_key, tool)
 
     async def take_back(
@@ -166,7 +166,10 @@ class HumanAsker:
                 await StoredCalls(services, self).cancel(approval_id, approval.principal_id)
 
     async def ending_of(self, call_id: str, principal_id: str) -> Envelope | EngineError | None:
-        """Return the answer of a caller's stored call, an error with its state, or None."""
+        """Return a caller's stored call: its answer, or an error if it has not ended.
+
+        Return None if the caller has no such call.
+        """
         stored = await self.requests.table.of_call(call_id)
         if stored is None or stored.approval.principal_id != principal_id:
             return None
@@ -185,7 +188,7 @@ class HumanAsker:
         """Return the approval record that a call would get now, and the call's effect.
 
         Raises:
-            EngineError: its effect cannot be computed, or its request cannot be made.
+            EngineError: the call's effect cannot be computed, or its request cannot be built.
         """
         place = await place_of(plan, services.sessions)
         effect = await preview(permitted, plan, services.sessions)
@@ -200,7 +203,7 @@ class HumanAsker:
             *([last_end] if last_end is not None else []),
         ]
         request, held, decision = permitted.request, permitted.request.held, permitted.decision
-        if held is not None:  # its program waits no longer, and without it the call cannot run
+        if held is not None:  # the program then stops waiting, and the call needs it
             ends.append(now + timedelta(seconds=self.wait_s(request.options.wait_for_approval)))
         found = services.excesses(permitted.validated) if decision.may_exceed_budget else ()
         excess = next((excess for _, excess in found if excess.record is not None), None)
@@ -251,14 +254,13 @@ class HumanAsker:
         return StoredApproval(approval, kept, idempotency_key, repeat_key=repeat_key), effect
 
     async def _answered(self, answer: Envelope, call: CallContext) -> Envelope:
-        """Return the stored answer. If this call repeats the stored one, the answer is marked as
-        replay.
+        """Return the stored answer, marked as a replay if this call repeats the stored one.
 
         An action runs once, however often its answer is fetched. The approval of a tool that the
         caller runs itself can be fetched only once, because each fetch could lead to another run.
 
         Raises:
-            ApprovalExpired: such an approval was fetched before.
+            ApprovalExpired: the approval of such a tool was already fetched.
         """
         first, own = answer.metadata.call_id or "", call.request.call_id
         if (
@@ -300,8 +302,9 @@ class StoredCalls:
     ) -> CallRequest:
         """Return the request of a stored call, with its caller's current authority.
 
-        `arguments` replace the stored ones. The principal is None if the caller may no longer call.
-        Options that this engine does not know are left out; `permit_again` refuses such a call.
+        `arguments` replace the stored arguments. The request's principal is None if the caller may
+        no longer call. Options that this engine does not know are left out; `permit_again` refuses
+        such a call.
         """
         approval, request = stored.approval, stored.request
         return CallRequest(
@@ -323,7 +326,7 @@ class StoredCalls:
         handle: CallHandle | None = None,
         arguments: JsonObject | None = None,
     ) -> CallContext:
-        """Return a context in which to continue the call. `arguments` replace the stored ones."""
+        """Return a context to continue the call. `arguments` replace the stored arguments."""
         approval = stored.approval
         asked = Asked(
             approval.tool,
@@ -373,7 +376,7 @@ class StoredCalls:
     ) -> StoredApproval:
         """End a call that does not run, or whose outcome is unknown, and enter it into the log.
 
-        `step` makes the approval's state change from the time and the call's answer.
+        `step` returns the approval's state change, given the time and the call's answer.
 
         Raises:
             ResourceNotFound, IdempotencyConflict: the approval's state has changed meanwhile.
@@ -389,7 +392,7 @@ class StoredCalls:
 
         Raises:
             ResourceNotFound: there is no such approval.
-            IdempotencyConflict: the call is over.
+            IdempotencyConflict: the call has ended.
         """
         is_stopped = await self.asker.requests.runs.stop(approval_id)
         stored = await self.asker.requests.table.get(approval_id)

@@ -1,7 +1,8 @@
 """The transitions of an approval: every way in which its state can change.
 
-`store.py` makes each change by a row of this table, and refuses one that does not fit. The table of
-`docs/explanation/approval.md` is made from it, and a model-based test walks it.
+Each change in `store.py` uses one row of this table, and is refused if the row does not fit the
+approval's state. The table in `docs/explanation/approval.md` is generated from this one, and a
+model-based test covers it.
 """
 
 from __future__ import annotations
@@ -15,22 +16,22 @@ PENDING, APPROVED, STARTED = ApprovalState.PENDING, ApprovalState.APPROVED, Appr
 
 @dataclass(frozen=True, slots=True)
 class Transition:
-    """One row. It leads to another state, or changes something else of the approval."""
+    """One row of the table: a change of the state, or of another property of the approval."""
 
     name: str
     leaves: frozenset[ApprovalState]
     to: ApprovalState | None
     """None if the approval stays in its state."""
     by: str
-    """The one who makes it, for people."""
+    """Who makes the change, as text for the documentation."""
     when: str
-    """The case in which it is made, for people."""
+    """When the change is made, as text for the documentation."""
     kind: str = ""
-    """Its name in the audit chain. By default `approval.` and the state to which it leads."""
+    """The change's name in the audit chain. If empty, it is `approval.` and the new state."""
 
     @property
     def audited(self) -> str:
-        """The name in the audit chain."""
+        """The change's name in the audit chain."""
         return self.kind or f"approval.{self.to}"
 
 
@@ -113,4 +114,4 @@ ENDINGS = {
     ApprovalState.EXPIRED: TRANSITIONS["change"],
     ApprovalState.CANCELLED: TRANSITIONS["stop"],
 }
-"""How an approved call ends → its row."""
+"""The state in which an approved call ends → the row of that change."""

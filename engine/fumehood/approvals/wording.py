@@ -1,8 +1,8 @@
-"""An approval in words, for the people who decide on it; used by every face that shows one.
+"""An approval in words, for the people who decide on it; used wherever an approval is shown.
 
-The text comes from a model or its prompt, so it is untrusted. Invariant: untrusted text in a
-sentence is escaped (`core/escaping.py`); unknown parts of a preview are always shown (`is_shown`,
-`rest_of`).
+The content of a call comes from a model or its prompt, so it is untrusted. Invariant: untrusted
+text in a sentence is escaped (`core/escaping.py`); unknown parts of a preview are always shown
+(`is_shown`, `rest_of`).
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ def place_in_words(approval: Approval) -> str:
 
 
 def network_in_words(approval: Approval) -> str:
-    """Describe what the call reaches; empty if that is unknown, or is its request alone."""
+    """Describe the network that the call reaches; empty if unknown, or for a single request."""
     network = (approval.binding or {}).get("network")
     if network != "of the host":
         return network or ""
@@ -120,7 +120,7 @@ def network_in_words(approval: Approval) -> str:
 
 
 def sends_in_words(approval: Approval) -> str:
-    """Describe in brief to whom the call sends something; empty if it is not known to."""
+    """Name the recipient of what the call sends; empty if no recipient is known."""
     sends = approval.sends or {}
     if (kind := _recipient(sends)) is not None:
         return f"{kind.place} {sends[kind.recipient or '']}"
@@ -134,14 +134,14 @@ def sends_heading(approval: Approval) -> str:
 
 
 def _recipient(sends: JsonObject) -> ToolKind | None:
-    """Return the kind of a part's tool that sends this, or None if it is another's request."""
+    """Return a part's kind of tool whose recipient is in `sends`, or None."""
     if not sends:
         return None
     return next((kind for kind in tool_kinds().values() if kind.recipient in sends), None)
 
 
 def ending_in_words(approval: Approval) -> str:
-    """Describe the ending of a call that was not carried out as decided; empty for any other."""
+    """Describe the ending of a call that did not go as decided; empty for any other call."""
     has_started = approval.started_at is not None
     done = "It may have done a part of its work." if has_started else "Nothing was done."
     match approval.state:
@@ -165,11 +165,11 @@ _OUTLIVED: dict[str, str] = {
     PROGRAM: "The engine was restarted, and the program that wanted to send it has ended",
     TRIAL: "The engine was restarted, and the effect of this trial is not kept",
 }
-"""What a waiting call outlived → why it can no longer run."""
+"""Value of `Approval.outlived` → why the call can no longer run."""
 
 
 def outlived_in_words(approval: Approval) -> str:
-    """Say why a call that nobody decided can no longer run; empty if it expired otherwise."""
+    """Return why a waiting call can no longer run; empty if nothing that it needs has ended."""
     return _OUTLIVED[approval.outlived] if approval.outlived is not None else ""
 
 
@@ -184,7 +184,7 @@ def _expiry_in_words(approval: Approval) -> str:
 
 
 def hidden_in(approval: Approval) -> str:
-    """Name the escaped characters, with counts."""
+    """Name the misleading characters in the approval, which are shown escaped, with counts."""
     found: Counter[str] = Counter()
     shown = [approval.arguments, approval.asked_arguments, approval.sends, approval.preview]
     for text in _texts([*shown, approval.reason, approval.tool]):
@@ -210,7 +210,7 @@ def _texts(value: Any) -> Iterator[str]:
 
 
 def argument_name(name: str) -> str:
-    """Quote an argument's name that could be misread, such as `a=1` as a name and its value."""
+    """Quote an argument's name if it could be misread, such as `a=1` as a name and a value."""
     return name if _PLAIN_NAME.fullmatch(name) else json_line(name)
 
 
@@ -228,7 +228,7 @@ def effect_heading(approval: Approval) -> str:
 def preview_in_words(preview: JsonObject) -> str:
     """Summarise what is added, changed and removed, such as `removes 1 file, 7 bytes`.
 
-    Empty if the effect is unknown.
+    Return an empty text if the effect is unknown.
     """
     if KNOWN_OF_ALL.isdisjoint(preview):
         return ""
@@ -266,7 +266,7 @@ def entries_of(preview: JsonObject, what: str) -> list[JsonObject]:
 
 
 def is_shown(key: str, value: Any) -> bool:
-    """Whether this part of a preview has a known form, and so was shown in words."""
+    """Whether this part of a preview has a known form, and is therefore shown in words."""
     if key == "counts":
         return isinstance(value, dict) and _KNOWN_COUNTS.issuperset(value)
     if key == "directory":
