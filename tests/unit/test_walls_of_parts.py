@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 import pytest
 
 from fumehood import Config, ConfigError, Engine, compose
+from fumehood.core.errors import SandboxUnavailable
 from fumehood.core.limits import PROCESS_WALL_LIMITS, Limit
 from fumehood.core.part import Part, PartError
 from fumehood.engine_part import EnginePart
@@ -133,6 +134,18 @@ async def test_twin_wall_that_requires_everything_and_enforces_less_is_never_use
     assert refused.code == "SANDBOX_UNAVAILABLE"
     assert "cannot enforce disk, file_size, open_files on this host" in refused.message
     assert wall.runs == []
+
+
+@pytest.mark.parametrize("missing", list(Limit))
+async def test_wall_that_enforces_less_holds_no_session(home: Path, missing: Limit) -> None:
+    wall = FakeWall(enforced=frozenset(Limit) - {missing})
+    async with engine_in(home, container=wall) as engine:
+        with pytest.raises(SandboxUnavailable, match=f"wall cannot enforce {missing} on this host"):
+            await engine.sessions.create(engine.owner)
+        assert wall.held == []
+        wall.enforced = frozenset(Limit)  # the twin
+        await engine.sessions.create(engine.owner)
+        assert len(wall.held) == 1
 
 
 class NoSessions:

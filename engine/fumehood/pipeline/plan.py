@@ -14,7 +14,7 @@ from fumehood.core.call import CallOptions
 from fumehood.core.errors import EngineError, InvalidParams, SandboxUnavailable
 from fumehood.core.hosts import network_wish
 from fumehood.core.json_types import JsonObject
-from fumehood.core.limits import Limit, Limits, WallLimits, least_limits, smallest
+from fumehood.core.limits import Limit, Limits, WallLimits, smallest
 from fumehood.core.session import SessionRecord
 from fumehood.core.tool import DECISION, ToolDefinition
 from fumehood.executors.base import Executor, HeldAction, Placement
@@ -22,10 +22,7 @@ from fumehood.executors.kinds import EXECUTORS
 from fumehood.pipeline.authorize import PermittedCall
 from fumehood.sandbox.host import Host
 from fumehood.sandbox.sessions import SessionKeeper
-from fumehood.sandbox.wall import HasImages, ImageMissing, Wall, Walls
-
-RETRY_AFTER_MS = 1000
-"""Delay in milliseconds suggested to callers if a wall is down but can recover."""
+from fumehood.sandbox.wall import HasImages, ImageMissing, Wall, WallDown, Walls, require_enforcing
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,10 +42,6 @@ class Plan:
     """Hosts that the program may reach, as far as the operator allows them."""
     upstream: str | None = None
     """The service that the tool calls, as `Executor.upstream` names it, or None."""
-
-
-class WallDown(SandboxUnavailable):
-    """The wall currently enforces no limits, so nothing runs behind it."""
 
 
 async def plan_now(
@@ -196,7 +189,7 @@ def make_plan(
     upstream = executor.upstream(tool) if isinstance(wall, Host) else None
     if upstream is not None and isinstance(wall, Host):
         wall = wall.for_upstream(upstream)
-    required = _require_enforcing(wall, placement)
+    required = require_enforcing(placement.wall, wall.status)
     if Limit.MEMORY not in required and options.memory_limit_mb is not None:
         raise InvalidParams(
             "memory_limit_mb could not be enforced: this tool runs in the engine's own process.",
@@ -249,41 +242,12 @@ def can_run_now(tool: ToolDefinition, walls: Walls) -> bool:
         executor = executor_of(tool)
         placement = executor.placement(tool, in_session=False)
         wall = walls.get(placement.wall)
-        _require_enforcing(wall, placement)
+        require_enforcing(placement.wall, wall.status)
         if executor.language is not None and isinstance(wall, HasImages):
             wall.image_for(executor.language)
     except SandboxUnavailable:
         return False
     return True
-
-
-def _require_enforcing(wall: Wall, placement: Placement) -> frozenset[Limit]:
-    """Check that the wall enforces all required limits, and return them.
-
-    They are the limits that the wall requires, and those that the engine requires of every wall of
-    this kind.
-
-    Raises:
-        WallDown: the wall enforces no limits at all.
-        SandboxUnavailable: the wall does not enforce all required limits.
-    """
-    status = wall.status
-    missing = status.lacking(placement.wall)
-    if missing and not status.enforced:
-        are = "Containers are" if placement.wall == "container" else f"The {placement.wall} is"
-        raise WallDown(
-            f"{are} unavailable; nothing ran. {status.remedy}",
-            retryable=status.heals,
-            retry_after_ms=RETRY_AFTER_MS if status.heals else None,
-        )
-    if missing:
-        raise SandboxUnavailable(
-            f"The {placement.wall} wall cannot enforce {', '.join(sorted(missing))} on this host, "
-            f"so nothing runs in it. {status.remedy} Run `fumehood doctor` for details.",
-            retryable=status.heals,
-            retry_after_ms=RETRY_AFTER_MS if status.heals else None,
-        )
-    return status.required | least_limits(placement.wall)
 
 
 async def place_of(plan: Plan, sessions: SessionKeeper) -> JsonObject | None:

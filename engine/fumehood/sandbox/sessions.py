@@ -90,6 +90,8 @@ from fumehood.sandbox.wall import (
     OnEvent,
     SessionContainer,
     SessionWall,
+    WallDown,
+    require_enforcing,
     try_later,
 )
 
@@ -797,6 +799,11 @@ class SessionKeeper:
         limits, host = self._wall.limits, self._wall.host
         return make_request(self._settings, limits, host, name=name, **fields)
 
+    def _require_limits(self) -> None:
+        """Raise SandboxUnavailable if containers lack a limit. `hold` reports if there are none."""
+        with suppress(WallDown):
+            require_enforcing("container", self._wall.status)
+
     async def _make(
         self,
         principal_id: str,
@@ -806,6 +813,7 @@ class SessionKeeper:
     ) -> Session:
         """Create a session: take a container and store the row. If this fails, neither remains."""
         session_id = f"sess_{secrets.token_hex(ID_BYTES)}"
+        self._require_limits()
         container = await self._wall.hold(
             TrustDomain(principal_id, agent_id, session_id),
             image=request.image,
@@ -969,6 +977,7 @@ class SessionKeeper:
                 await old.until_gone()
             if waiting.cancelled_caught:
                 raise try_later("The session's lost container is still being removed.")
+        self._require_limits()
         new = await self._wall.hold(
             TrustDomain(session.principal_id, session.agent_id, session.id),
             image=session.spec.image,

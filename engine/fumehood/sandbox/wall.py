@@ -307,6 +307,38 @@ def try_later(words: str) -> SandboxUnavailable:
     return SandboxUnavailable(words, retry_after_ms=RETRY_AFTER_MS)
 
 
+class WallDown(SandboxUnavailable):
+    """The wall currently enforces no limits, so nothing runs behind it."""
+
+
+def require_enforcing(wall: str, status: WallStatus) -> frozenset[Limit]:
+    """Check that a wall of this name enforces all required limits, and return them.
+
+    They are the limits that the wall requires, and those that the engine requires of every wall of
+    this kind.
+
+    Raises:
+        WallDown: the wall enforces no limits at all.
+        SandboxUnavailable: the wall does not enforce all required limits.
+    """
+    missing = status.lacking(wall)
+    if missing and not status.enforced:
+        are = "Containers are" if wall == "container" else f"The {wall} is"
+        raise WallDown(
+            f"{are} unavailable; nothing ran. {status.remedy}",
+            retryable=status.heals,
+            retry_after_ms=RETRY_AFTER_MS if status.heals else None,
+        )
+    if missing:
+        raise SandboxUnavailable(
+            f"The {wall} wall cannot enforce {', '.join(sorted(missing))} on this host, so nothing "
+            f"runs in it. {status.remedy} Run `fumehood doctor` for details.",
+            retryable=status.heals,
+            retry_after_ms=RETRY_AFTER_MS if status.heals else None,
+        )
+    return status.required | least_limits(wall)
+
+
 class ImageMissing(SandboxUnavailable):
     """An image does not exist, is not built, or was built by another version of the engine."""
 

@@ -20,13 +20,13 @@ from fumehood.core.limits import WallLimits
 from fumehood.core.tool import ToolDefinition
 from fumehood.executors.base import ToolRun
 from fumehood.pipeline.authorize import PermittedCall
-from fumehood.pipeline.plan import Plan, WallDown, can_be_tried, can_run_now, make_plan, plan_now
+from fumehood.pipeline.plan import Plan, can_be_tried, can_run_now, make_plan, plan_now
 from fumehood.pipeline.resolve import ResolvedCall
 from fumehood.pipeline.validate import ValidatedCall
 from fumehood.policy.service import HARMLESS_PASSES
 from fumehood.registry.index import RegisteredTool
 from fumehood.sandbox.host import MAX_REQUESTS, Host
-from fumehood.sandbox.wall import HasImages, ImageMissing, Walls
+from fumehood.sandbox.wall import HasImages, ImageMissing, WallDown, Walls
 from fumehood.testing import CONTAINER_LIMITS, FakeWall
 from support.answers import code_of, error_of
 from support.asking import add_approvers
