@@ -177,6 +177,7 @@ class CallLog:
         size = len(record.document) + len(record.words) if record is not None else 0
         if size * self._database.waiting > MAX_WAITING_BYTES:
             row["record"], size = None, 0
+            self._database.note_dropped()
         self._database.post(_keep, row)
         self._unpruned += 1
         self._unpruned_bytes += size
@@ -454,6 +455,7 @@ class AllCalls:
         """Return the calls made by a call's program and, level by level, by the programs of those
         calls: at most `MAX_BELOW`, newest first within a level. Raises ReadFailed.
         """
+        await self._database.flush()
         return await self._database.read(lambda connection: _below(connection, call_id))
 
     async def figures(self, since: datetime) -> ToolFiguresList:
@@ -472,6 +474,7 @@ class AllCalls:
         """Return the newest recorded calls of these tools since a moment, at most `MAX_GIVEN`. Each
         is a group of one call, with its arguments. Raises ReadFailed.
         """
+        await self._database.flush()
         return await self._database.read(lambda connection: _given(connection, since, tools))
 
     async def groups(self, since: datetime) -> tuple[list[CallGroup], bool]:

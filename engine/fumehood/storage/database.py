@@ -113,6 +113,10 @@ class Database:
         """
         self._writer.post(how, row)
 
+    def note_dropped(self) -> None:
+        """Count and report a row that was not posted because too much waits to be written."""
+        self._writer.note_dropped()
+
     async def read(self, query: Callable[[Connection], T]) -> T:
         """Run a query in a thread. The query sees every change for which `write` has returned.
 
@@ -150,7 +154,7 @@ class Database:
 
     @property
     def lost_posts(self) -> int:
-        """How many posted rows were lost since the start."""
+        """How many rows were lost since the start."""
         return self._writer.lost
 
     @property

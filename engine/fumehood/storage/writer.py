@@ -127,13 +127,17 @@ class Writer:
     def post(self, how: Batch, row: Row) -> None:
         """Queue a row without waiting. Rows posted with the same `how` are written together."""
         if self._closing or len(self._posts) >= MAX_POSTS:
-            self.lost += 1
-            self._has_dropped = True
+            self.note_dropped()
             return
         self._posts.append((how, row))
         if self._thread is None:
             with self._lock:
                 self._start()
+
+    def note_dropped(self) -> None:
+        """Count a row that is not written because too much waits. The thread reports it."""
+        self.lost += 1
+        self._has_dropped = True
 
     def flush(self) -> Future[None]:
         """Return a future that resolves when all rows posted so far were written or have failed."""

@@ -15,21 +15,26 @@ from sqlalchemy import Connection, func, select, text
 from fumehood.core.call_log import CallQuery
 from fumehood.core.errors import InvalidParams
 from fumehood.storage import calls as calls_module
-from fumehood.storage.calls import CallLog, Record, texts_in
+from fumehood.storage.calls import AllCalls, CallLog, Record, texts_in
 from fumehood.storage.database import Database, open_database
 from fumehood.storage.idempotency import MAX_ANSWER_BYTES
 from fumehood.storage.schema import RECORDS
 from fumehood.storage.settings import RecordSettings
-from support.state import call_row, writer_held
+from support.state import Events, call_row, writer_held
 
 pytestmark = pytest.mark.anyio
 
 NOON = datetime(2026, 1, 8, 12, tzinfo=UTC)
 
 
+@pytest.fixture
+def events() -> Events:
+    return Events()
+
+
 @pytest.fixture(params=["file", pytest.param("memory", marks=pytest.mark.sqlite)])
-def database(request: pytest.FixtureRequest, home: Path) -> Iterator[Database]:
-    opened = open_database(home / "state.db" if request.param == "file" else None)
+def database(request: pytest.FixtureRequest, home: Path, events: Events) -> Iterator[Database]:
+    opened = open_database(home / "state.db" if request.param == "file" else None, events)
     yield opened
     opened.close()
 
@@ -63,6 +68,18 @@ async def kept(database: Database) -> list[int]:
     return await database.read(
         lambda connection: list(connection.execute(select(RECORDS.c.seq)).scalars())
     )
+
+
+async def test_calls_that_just_ended_are_listed_below_their_parent_and_tried_on_rules(
+    database: Database, log: CallLog
+) -> None:
+    add(log, 1, {}, parent_id=None)
+    add(log, 2, {"code": "2"}, parent_id=f"call_{1:024x}")
+    below = await AllCalls(database).below(f"call_{1:024x}")
+    assert [one.call_id for one in below] == [f"call_{2:024x}"]
+    add(log, 3, {"code": "3"})
+    given = await AllCalls(database).given(NOON - timedelta(days=30), ["calculator"])
+    assert [arguments for _, arguments in given] == [{"code": "3"}, {"code": "2"}, {}]
 
 
 async def test_record_is_read_by_its_owner_only(log: CallLog) -> None:
@@ -215,15 +232,19 @@ async def test_records_that_fill_much_are_deleted_soon(database: Database) -> No
 
 
 async def test_large_records_do_not_fill_the_memory_while_the_disk_is_slow(
-    database: Database, monkeypatch: pytest.MonkeyPatch
+    database: Database, events: Events, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Those that are left out are counted and logged, as calls without a row are."""
     monkeypatch.setattr(calls_module, "MAX_WAITING_BYTES", 100_000)
     log = log_of(database)
     with writer_held(database):
         for number in range(30):
             add(log, number, {"code": "".join(chr(0x4E00 + n * 7 % 9973) for n in range(5000))})
     await database.flush()
-    assert 0 < len(await kept(database)) < 30
+    lost = 30 - len(await kept(database))
+    assert 0 < lost < 30
+    assert database.lost_posts == lost
+    assert events.named("state.rows_dropped") == [{"dropped_rows": lost}]
     assert len((await log.page("uid:1", CallQuery(limit=50))).items) == 30
 
 
