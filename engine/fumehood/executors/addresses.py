@@ -32,7 +32,7 @@ RESOLVE_S = 60.0
 """Maximum seconds to resolve a name. System resolvers give up sooner."""
 
 CHECKED_CONNECTION = "checked_connection"
-"""Key of a stream's extra information that is its `CheckedConnection`."""
+"""Key of a stream's extra information under which its `CheckedConnection` is found."""
 
 MAX_IDLE_CONNECTIONS = 16
 """Maximum number of unused connections that one pool keeps open."""
@@ -80,7 +80,7 @@ class CheckedBackend(httpcore2.AnyIOBackend):
         self._allowed_hosts = frozenset(allowed_hosts)
         self._setting = setting
         self.dial: Dial | None = None
-        """If set, connects from another machine."""
+        """A function that connects from another machine, or None to connect from this one."""
         # Each backend has its own threads: a domain's owner can delay DNS answers, and a caller of
         # `fetch_url` can request many such names. That must not block REST tools.
         self._resolving = BoundedThreads(RESOLVED_AT_ONCE, "resolve")
@@ -113,7 +113,9 @@ class CheckedBackend(httpcore2.AnyIOBackend):
         raise NetworkError("The tool's service could not be reached. Repeat the call later.")
 
     async def addresses(self, host: str, port: int) -> list[IPv4Address | IPv6Address]:
-        """Return the addresses of a host, all of which may be reached. Raises as `connect_tcp`."""
+        """Return the addresses of a host, all of which may be reached. Raises the same errors as
+        `connect_tcp`.
+        """
         found = await self.resolve(host, port)
         is_allowed = Origin("", host, port).is_in(self._allowed_hosts)
         if not is_allowed and not all(map(is_public, found)):

@@ -1,4 +1,4 @@
-"""Hooks of parts around a run: what they give to a program before, and add to its outcome after.
+"""Hooks of parts around a run: parts give things to a program, and add to its outcome.
 
 Host side, between `ProgramExecutor` and the parts. Each part with a hook is entered before the run,
 in the parts' order, and left after the run, in reverse order. Invariants: a part can only make a
@@ -72,7 +72,7 @@ class Given:
     """What one part gives to a run."""
 
     needs: frozenset[str] = frozenset()
-    """Those names from `needs_of` that the part meets."""
+    """The names returned by `needs_of` whose features this part provides."""
     arguments: JsonObject = field(default_factory=dict)
     """Arguments for the guest. The program's own arguments and those of earlier parts take
     precedence."""

@@ -97,8 +97,8 @@ class ProgramCalls(Protocol):
         port: CallPort,
     ) -> EngineError | None:
         """Ask a human to approve a request of the program, with these `arguments`. After approval,
-        `send` sends the request. Return why it was not sent, or None if it was. `port` pauses the
-        program's clock meanwhile.
+        `send` sends the request. Return why the request was not sent, or None if it was sent.
+        `port` pauses the program's clock meanwhile.
         """
 
     def spend(self, *, requests: int = 0, network_bytes: int = 0) -> bool:
@@ -178,7 +178,7 @@ class Executor(ABC):
 
         Raises:
             InvalidParams: the effect is too large to show, or files cannot be read.
-            SandboxUnavailable, Timeout, …: in the same cases as `run`.
+            EngineError: for the same reasons as in `run`.
         """
         return None
 
@@ -228,7 +228,9 @@ class HeldAction(Executor):
         self.has_begun = False
         self.is_withdrawn = False
         self.result: Outcome | EngineError | None = None
-        """How the action ended. None until `over` is set, and after that if the end is unknown."""
+        """The action's outcome or error. None until `over` is set, and also after that if it is
+        unknown how the action ended.
+        """
         self.over = asyncio.Event()
         """Set when the action has ended."""
 
@@ -299,7 +301,9 @@ class CallHandle:
         self.is_waiting = False
         """Whether the call waits for a human."""
         self.drained = drained
-        """Waits until the output so far is on disk. None if output is not recorded."""
+        """A function that waits until the output so far is on disk, or None if output is not
+        recorded.
+        """
         self.partial: Outcome | None = None
         """The partial outcome of a cancelled run, if the executor provides one."""
         self.is_cancelled = False
@@ -417,7 +421,8 @@ class CallHandle:
     def close(self) -> bool:
         """Record that the call has ended. Return whether its caller cancelled it.
 
-        Return False if the task is also being cancelled from outside, in which case it must end.
+        Return False if the call's task is also being cancelled from outside, in which case the task
+        must end.
         """
         if not self._is_over:
             self._is_over = True

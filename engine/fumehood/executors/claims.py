@@ -154,7 +154,9 @@ class ExceptionClaim(Claim):
 
 
 class FailureClaim(Claim):
-    """A program's report of its failure. `errno` is that of an `OSError`, for the supervisor."""
+    """A program's report of its failure. `errno` is the error number of an `OSError`, which only
+    the supervisor uses.
+    """
 
     kind: Literal["exception", "memory", "policy", "invalid"]
     message: str

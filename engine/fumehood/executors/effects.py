@@ -85,7 +85,7 @@ async def effect_of(
 
     Raises:
         InvalidParams: there is too much to survey, or files are unreadable.
-        SandboxUnavailable, Timeout, …: in the same cases as the tool itself.
+        EngineError: for the same reasons as in the tool's own run.
     """
     preview = PREVIEWS.get(tool.executor)
     return None if preview is None else await preview(arguments, _Place(lease, limits))
@@ -362,7 +362,7 @@ class SurveyClaim(Claim):
     count: int = Field(ge=0, le=strict_json.MAX_SAFE_INTEGER)
     """Number of existing entries at or below the paths that are not refused."""
     size: int = Field(ge=0, le=strict_json.MAX_SAFE_INTEGER)
-    """Total size of these entries, in bytes."""
+    """Total size of the entries that `count` counts, in bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -411,7 +411,7 @@ MAX_STEPS = 4_000_000
 """Maximum number of line comparisons for one diff: about 0.15 s with the slowest test texts."""
 
 PART_STEPS = 500
-"""Number of steps by which each part of two texts is charged in addition, for its fixed costs."""
+"""Number of steps that are added for each part of two texts, because of its fixed costs."""
 
 NO_NEWLINE = "\\ No newline at end of file\n"
 """The line that follows a last line without a newline. *Source*: POSIX diff, its output format."""
@@ -526,9 +526,11 @@ def _anchors(old: Sequence[str], new: Sequence[str]) -> list[tuple[int, int]]:
     counts, new_counts = Counter(old), Counter(new)
     places = {line: number for number, line in enumerate(new) if new_counts[line] == 1}
     ends: list[int] = []
-    """For each length of a series, the smallest position in the new text at which one ends."""
+    """Smallest position in the new text at which a series ends, for each length of a series."""
     series: list[tuple[int, int, Any]] = []
-    """For each length, the last pair of positions in that series, and the pair before it."""
+    """For each length, the last pair of positions in the series that `ends` refers to, and a link
+    to the pair before it.
+    """
     for number, line in enumerate(old):
         if counts[line] != 1 or line not in places:
             continue

@@ -46,8 +46,7 @@ def answer(
     generator.
 
     Raises:
-        MemoryError: it is passed through, because only the caller can report it without more
-            memory.
+        MemoryError: memory ran out. Only the caller can report this without using more memory.
     """
     try:
         found = _unpickled(pickled) if pickled else getattr(importlib.import_module(module), name)

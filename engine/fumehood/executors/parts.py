@@ -103,7 +103,7 @@ class Parts:
         """Run a generator to its end and return its parts as one result.
 
         Raises:
-            TooManyParts, Unfit: as `collect_async`.
+            TooManyParts, Unfit: for the same reasons as in `collect_async`.
             TypeError: the generator returned a value.
         """
         with closing(generator):

@@ -90,7 +90,7 @@ class ProgramExecutor(Executor):
         return _IN_A_SESSION if in_session else _PLACEMENT
 
     async def run(self, run: ToolRun) -> Outcome:
-        """Run one program in a container for the call, or in that of the call's session.
+        """Run one program in a container for the call, or in the container of the call's session.
 
         If the program fails, the error's `details` have the fields that `data` would have, plus
         `exception`, and `limit` if a limit ended the program.
@@ -193,7 +193,7 @@ class _TrialLease:
     async def run(
         self, program: str, arguments: JsonObject, limits: Limits, sinks: RunSinks = NO_SINKS
     ) -> RunEnding:
-        """Run the program as a trial. Raises as `SessionTrials.run`."""
+        """Run the program as a trial. Raises the same errors as `SessionTrials.run`."""
         trials = _trials(self._run)
         ending, self._effect = await trials.run(program, arguments, limits, sinks)
         return ending
@@ -624,7 +624,9 @@ class ProgramFiles:
         self._inline_total = 0
         self.files: list[JsonObject] = []
         self.pictures: list[JsonObject] = []
-        """The answer's entry for each figure, as `files` for each file. Set by `entries`."""
+        """The answer's entry for each figure; `files` has the answer's entry for each file. Set by
+        `entries`.
+        """
         self.left_out = 0
         """Number of files that were left out, because they are too many, incomplete, or have
         invalid names."""

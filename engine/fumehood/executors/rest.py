@@ -5,10 +5,11 @@ process, without a wall, and `addresses` decides which hosts it may reach. Argum
 placeholder are put into the endpoint's path or query or into a header; all other arguments become
 the query (GET, HEAD, DELETE) or a JSON body. A definition can map values in a service's JSON to the
 tool's result. The `next_cursor` of a page is then made by the engine: it contains the service's
-position of the next page, signed for the tool, its other arguments and the principal. Invariants:
-no argument changes the host, the number of path segments, the endpoint's own query or the names of
-headers; everything in an answer is untrusted, bounded and free of the values of secrets; a position
-is sent as the value of one parameter, and nowhere else; a cursor carries no secret to the caller.
+position of the next page, signed for the tool, the call's other arguments and the principal.
+Invariants: no argument changes the host, the number of path segments, the endpoint's own query or
+the names of headers; everything in an answer is untrusted, bounded and free of the values of
+secrets; a position is sent as the value of one parameter, and nowhere else; a cursor carries no
+secret to the caller.
 """
 
 from __future__ import annotations
@@ -672,7 +673,7 @@ class ListCursors:
         """Return the arguments for the service, with its own page parameter instead of the cursor.
 
         Raises:
-            InvalidParams: as `position`.
+            InvalidParams: for the same reasons as in `position`.
         """
         mapping = tool.response
         if mapping is None or mapping.cursor_parameter is None:

@@ -72,8 +72,8 @@ CHANGES = frozenset({"write", "finish", "unpack", "delete"})
 
 @dataclass(frozen=True, slots=True)
 class SavedFile:
-    """A saved file, or with the size -1 a directory. `pieces` are the names of the stored pieces of
-    its content.
+    """A saved file, or a saved directory if the size is -1. `pieces` are the names of the stored
+    pieces of its content.
     """
 
     size: int
@@ -343,7 +343,7 @@ class SessionSaver:
             return False
 
     async def _know(self, session_id: str, copy: SavedCopy) -> _Known:
-        """Return the knowledge of a session's last copy, read from the stored manifest if
+        """Return what is known of a session's last copy, read from the stored manifest if
         necessary. Raises Missing, OSError.
         """
         known = self._known.pop(session_id, None)

@@ -181,8 +181,9 @@ class Upstreams:
 
     @cached_property
     def fetches(self) -> Upstreams:
-        """The separate connections of `fetch_url`. Over them no secrets are sent, and hosts that
-        only REST tools may reach cannot be reached, not even by connections that are already open.
+        """The separate connections of `fetch_url`. No secrets are sent over them. Hosts that only
+        REST tools may reach cannot be reached over them, not even through connections that are
+        already open.
         """
         return Upstreams(
             RestSettings(allowed_hosts=self._web.allowed_hosts), self.secrets, tls=self._tls,

@@ -128,8 +128,8 @@ class Piece(Claim):
 
 
 class Pieces(Claim):
-    """Whole files, in the order of the request. A file that could not be read is None. Those that
-    did not fit at the end are missing.
+    """Whole files, in the order of the request. A file that could not be read is None. Files at the
+    end that did not fit are missing.
     """
 
     pieces: list[Piece | None] = Field(max_length=MAX_LISTED)

@@ -61,7 +61,7 @@ class Authority:
 
     def _context(self, host: str) -> ssl.SSLContext:
         """Return the TLS server context for connections to `host`, a canonical name or an address.
-        It refuses a client that names another host in its handshake.
+        The context refuses a client that names another host in its handshake.
         """
         bare = host.removeprefix("[").removesuffix("]")
         try:

@@ -65,8 +65,10 @@ REFUSED, SENT = "net.refused", "net.sent"
 """The kinds of a door's audit events."""
 
 MAX_NOTED = 50
-"""Maximum number of one call's refusals that get audit events of their own, and of the hosts and
-reasons with separate counts. The call's audit event has the total number of refusals."""
+"""Maximum number of one call's refusals that get separate audit events. It is also the maximum
+number of hosts, and of reasons, that are counted separately. The call's audit event has the total
+number of refusals.
+"""
 
 OTHERS = "(others)"
 
@@ -256,7 +258,7 @@ class Door:
         return network_matches(place.host, place.port, self._settings.tunnels)
 
     def count(self) -> None:
-        """Count a request, also an invalid one, or a tunnel. Raises Refusal above the maximum."""
+        """Count a request, even if it is invalid, or a tunnel. Raises Refusal above the maximum."""
         self._tries += 1
         if self._tries > 2 * self._settings.max_requests:
             raise self._no_more()
@@ -287,8 +289,9 @@ class Door:
         return await self._ask(shown_request(request, body), send, port)
 
     def hold_back(self, request: ProgramRequest, body: bytes) -> Refusal:
-        """Hold back a request of a trial, and return the refusal that the program gets. It also
-        gets a refusal if the request cannot be held back."""
+        """Hold back a request of a trial, and return the refusal that the program gets. A refusal
+        is returned even if the request cannot be held back.
+        """
         assert self.trial is not None
         if request.is_upgrade or request.method == TUNNEL:
             return self.refused(
@@ -317,7 +320,8 @@ class Door:
 
     async def note_refusal(self, request: ProgramRequest, refusal: Refusal) -> None:
         """Enter a refusal into the audit log, unless it only reports a host's failure or the call
-        has too many refusals. Raises as `note`."""
+        has too many refusals. Raises Refusal if the audit log could not be written.
+        """
         if isinstance(refusal, HostFailure):
             return
         self._noted += 1

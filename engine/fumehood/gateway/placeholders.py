@@ -3,7 +3,7 @@
 Host side. Each call has its own placeholders, which cannot be guessed. Invariants: a secret's value
 is sent only in the headers that the operator names for it, only to the hosts that the operator has
 bound it to, and only over TLS or to a host in `gateway.allowed_hosts`. The value never enters a
-sandbox, even if the host echoes it in this answer or stores it and returns it in a later one.
+sandbox, even if the host echoes it in its answer, or stores it and returns it in a later answer.
 """
 
 from __future__ import annotations
@@ -29,8 +29,9 @@ PLACEHOLDER_CHARACTERS = len(PREFIX) + 2 * PLACEHOLDER_BYTES
 _BASIC = b"basic "
 
 _RANGES = frozenset({b"range", b"ranges"})
-"""Words in the names of headers that request a part of a resource, such as `Range`,
-`Request-Range` and `x-ms-range`, also with underscores."""
+"""Words in the names of headers that request a part of a resource, such as `Range`, `Request-Range`
+and `x-ms-range`, also if they are spelled with underscores.
+"""
 
 
 class Placeholders:
@@ -112,8 +113,8 @@ class Placeholders:
         return None
 
     async def put_in(self, request: ProgramRequest) -> tuple[Headers, SecretValues]:
-        """Return the headers with secret values for placeholders, and the values that the answer
-        must be searched for.
+        """Return the headers, in which secret values replace the placeholders, and the values that
+        the answer must be searched for.
 
         Raises:
             Refusal: a secret that is bound to the host has no usable value.

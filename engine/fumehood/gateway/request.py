@@ -197,7 +197,9 @@ def _absolute(target: str) -> tuple[Place, str]:
 
 def _as_servers_read(name: bytes) -> bytes:
     """Return a header's name with `-` for each character that some servers treat as equal to `-`,
-    since they pass headers on as variables. *Source*: RFC 3875, section 4.1.18."""
+    because they turn the names of headers into names of variables. *Source*: RFC 3875, section
+    4.1.18.
+    """
     return re.sub(rb"[^a-z0-9]", b"-", name)
 
 

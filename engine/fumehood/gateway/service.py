@@ -113,8 +113,8 @@ class Gateway:
         session_id: str | None,
     ) -> AsyncIterator[tuple[Door, Network]]:
         """Open the door of one call. `hosts` are those that the call requests. `cancel` cancels the
-        approval request of a task, and returns whether there was one. If `tape` answers, nothing is
-        sent to hosts, and package indexes need not be configured.
+        approval request of a task, and returns whether there was one. If `tape` answers the
+        requests, nothing is sent to hosts, and package indexes need not be configured.
 
         Raises:
             PermissionDenied: `hosts` names a package index that the operator has not configured.

@@ -86,7 +86,9 @@ class GatewaySettings(BaseModel):
     """Name of each package index → its hosts. Calls request the index `pypi` as `@pypi`. These
     hosts need not be in `hosts`."""
     packages: dict[str, ListedPackages] = Field(default_factory=dict)
-    """Name of an index → the packages that programs may download from it; default: all."""
+    """Name of an index → the packages that programs may download from it. An index without an entry
+    offers all its packages.
+    """
     allowed_hosts: tuple[HostPattern, ...] = ()
     """Hosts whose addresses need not be public."""
     leave: Literal["engine", "node"] = "engine"

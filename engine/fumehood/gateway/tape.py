@@ -60,5 +60,5 @@ class Tape(ABC):
         """Return the taped answer to a request whose body has the SHA-256 `digest`.
 
         Raises:
-            Refusal: the tape has no answer to it.
+            Refusal: the tape has no answer to the request.
         """

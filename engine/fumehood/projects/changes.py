@@ -104,8 +104,9 @@ class _Digests(Claim):
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """All changes in a session, sorted by path, with the session's directories (`directories`) and
-    other paths (`present`)."""
+    """All changes in a session, sorted by path, with the paths of all directories (`directories`)
+    and of all other entries (`present`) in its workspace.
+    """
 
     changes: Sequence[Change]
     directories: frozenset[str]
@@ -113,7 +114,7 @@ class Changes:
     rows: Mapping[str, Row]
     """Path → row of each file that is new or has changed."""
     texts: Mapping[str, bytes]
-    """Path → content of each such file that is small enough to be shown."""
+    """Path → content of each new or changed file that is small enough to be shown."""
     unseen: Sequence[str]
     """Paths that are never written to the host: links out of the project, special files, parts of
     hidden repositories, and names that no project may contain.
@@ -285,7 +286,8 @@ async def _read(source: Lease, rows: Sequence[Row]) -> tuple[dict[str, Entry], d
 
 def _is_same(row: Row, baseline: Baseline) -> bool | None:
     """Return whether a file or link equals its baseline entry, or None if its content must be
-    hashed to know."""
+    hashed to find out.
+    """
     path, size, can_run, version = row
     before = baseline.tree.get(path)
     if before is None or (size, can_run) != (before.size, before.can_run):

@@ -185,7 +185,9 @@ class ProjectStore:
 
 @dataclass(slots=True)
 class SessionProject:
-    """The project of one session, during a turn. Implements `sandbox.session.Project`."""
+    """The project of one session. It is used while the caller has the session's turn. Implements
+    `sandbox.session.Project`.
+    """
 
     _store: ProjectStore
     _session_id: str
@@ -304,7 +306,9 @@ class SessionProject:
 
 
 def _judge(project: ProjectDirectory, found: Changes, baseline: Baseline) -> Judged:
-    """Compare changes with the host's files. Drop those that the host's files already have."""
+    """Compare changes with the host's files. Leave out changes that the host's files already
+    contain.
+    """
     changes = found.changes
     repositories = _repositories(project, found)
     left_out = _left_out(baseline)
@@ -373,7 +377,8 @@ def _left_out(baseline: Baseline) -> Callable[[str], bool]:
 
 def _with_base(conflicts: dict[str, str], baseline: Baseline) -> dict[str, str]:
     """Return the conflicts, with the reason `APPLIED` instead of `ANOTHER` for files whose baseline
-    was applied, not copied."""
+    entry comes from applied changes, not from the copy.
+    """
     return {
         path: APPLIED if why == ANOTHER and path in baseline.applied else why
         for path, why in conflicts.items()
@@ -460,7 +465,7 @@ class Projects:
             ResourceNotFound: there is no such claim.
             PermissionDenied: the claim's proof is missing in the directory.
             InvalidParams: the directory is too large, or a file in it cannot be copied.
-            EngineError: as `SessionKeeper.create`.
+            EngineError: for the same reasons as in `SessionKeeper.create`.
         """
         if project is None:
             return await self._sessions.create(principal, **wishes)
@@ -486,7 +491,7 @@ class Projects:
 
         Raises:
             StateUnavailable: the baseline of the session's project cannot be read or stored.
-            EngineError: as `SessionKeeper.fork`.
+            EngineError: for the same reasons as in `SessionKeeper.fork`.
         """
         source, home = self._sessions.project_home(principal, session_id)
         forks = await self._sessions.fork(principal, source, **wishes)

@@ -115,8 +115,9 @@ class ProjectDirectory:
 
     @contextmanager
     def directory(self, path: str) -> Iterator[int]:
-        """Yield a descriptor of a directory in the project. Raises OSError, also for a link in
-        the path."""
+        """Yield a descriptor of a directory in the project. Raises OSError, for example if the path
+        contains a link.
+        """
         descriptor = os.dup(self._top)
         try:
             for name in path.split("/") if path else ():
@@ -130,7 +131,8 @@ class ProjectDirectory:
     @contextmanager
     def parent(self, path: str) -> Iterator[tuple[int, str]]:
         """Yield a descriptor of the directory that contains a path, and the path's last name.
-        Raises as `directory`."""
+        Raises OSError, for example if the path of that directory contains a link.
+        """
         above, _, name = path.rpartition("/")
         with self.directory(above) as directory:
             yield directory, name
@@ -263,7 +265,9 @@ class ProjectDirectory:
             raise changed(one.path)
 
     def entry(self, path: str) -> tuple[Entry | None, bool]:
-        """Return the current file or link at a path, or None; and whether anything exists there."""
+        """Return the current file or link at a path, or None if there is neither, and whether
+        anything exists at the path.
+        """
         try:
             with self.parent(path) as (directory, name):
                 return entry_of(name, directory), True
@@ -293,7 +297,7 @@ class ProjectDirectory:
 
 
 def _open_plain(name: str, directory: int) -> FileIO:
-    """Open a regular file for reading. Raises OSError, also if it is not a regular file."""
+    """Open a regular file for reading. Raises OSError, for example if `name` is not regular."""
     descriptor = os.open(name, FILE_FLAGS, dir_fd=directory)
     try:
         if stat.S_ISREG(os.fstat(descriptor).st_mode):
@@ -306,7 +310,8 @@ def _open_plain(name: str, directory: int) -> FileIO:
 
 def entry_of(name: str, directory: int) -> Entry | None:
     """Return the entry of the file or link `name` in a directory, or None for anything else. Raises
-    OSError, also if `name` does not exist."""
+    OSError, for example if `name` does not exist.
+    """
     status = os.stat(name, dir_fd=directory, follow_symlinks=False)
     if stat.S_ISLNK(status.st_mode):
         return Entry(LINK, False, os.readlink(name, dir_fd=directory))

@@ -59,8 +59,9 @@ class _Step:
     """Name of the staged file, or None for a link or a deletion."""
     inode: int | None
     modified_ns: int | None
-    """With `inode`, identifies the staged file. If the time differs at the path, somebody else has
-    changed the file there."""
+    """With `inode`, identifies the staged file. If the file at the path has another modification
+    time, somebody else has changed it.
+    """
     target: str | None
     """The target of the new link, or None if the step makes no link."""
 
@@ -347,7 +348,7 @@ def _conflicts(path: str) -> Iterator[None]:
 
 
 def _put_back(project: ProjectDirectory, journal: _Journal) -> bool:
-    """Undo the steps of a journal that were done. May be repeated.
+    """Undo the steps of a journal that were done. Repeating this is harmless.
 
     Return False if the previous state could not be restored completely, because somebody else has
     written to a path meanwhile. An old file whose path is taken is then stored beside it, or in the

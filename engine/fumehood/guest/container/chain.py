@@ -36,8 +36,9 @@ IDLE_LOOKS = 30
 """Maximum number of checks, `LOOK_S` seconds apart, at which a process that must copy itself is
 asleep."""
 BLOCKED_LOOKS = 100
-"""Maximum number of such checks at which the process is asleep or waits for a disk. A program can
-seem to wait for a disk for ever (vfork), and the host ends a container after a minute.
+"""Maximum number of checks, `LOOK_S` seconds apart, at which a process that must copy itself is
+asleep or waits for a disk. A program can seem to wait for a disk for ever (vfork), and the host
+ends a container after a minute.
 """
 
 MAX_MESSAGES = 4096
@@ -122,9 +123,9 @@ class Chain:
     def settle(self, stayed: int | None) -> str:
         """Update the chain after a call: stop the processes that it keeps, and kill all others.
 
-        `stayed` is the call's process if it reported that it has finished and stays alive. Returns
-        `kept` if its variables are kept, `rolled_back` if they are those from before the call, or
-        `reset` if they are lost.
+        `stayed` is the call's process if that process reported that it has finished and stays
+        alive, else None. Returns `kept` if the call's variables are kept, `rolled_back` if the
+        variables from before the call are restored, or `reset` if all variables are lost.
         """
         before = self._behind
         if stayed is not None:

@@ -50,8 +50,9 @@ IMAGE_PATH = "/opt/fumehood/image.json"
 
 OUT_FD = link.WAKE_FD + 1
 ERR_FD = OUT_FD + 1
-"""With `OUT_FD`, the descriptors of a child's output streams until it is ready. The zygote receives
-the ends of each child's other pipes at their final numbers, from `REQUEST_FD` on.
+"""`OUT_FD` and `ERR_FD` are the descriptors of a child's output streams until the child is ready.
+The zygote receives the ends of each child's other pipes at their final numbers, from `REQUEST_FD`
+on.
 """
 
 REHEARSALS = 16

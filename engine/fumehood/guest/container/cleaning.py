@@ -31,8 +31,8 @@ from fumehood.guest.core.pipes import held, write_all
 from fumehood.protocol import framing
 
 CALM_CPU_S = 0.03
-"""CPU time in seconds after which the cleaning stops all registered processes, because they start
-and end all the time.
+"""CPU time in seconds that the cleaning spends on killing before it stops all registered processes,
+which may otherwise start and end all the time.
 """
 TELL_S = 0.002
 """Seconds within which a zygote reports a process that it has reaped."""
@@ -88,8 +88,8 @@ class Cleaner:
         self._reaped.add(pid)
 
     def is_alone(self) -> bool:
-        """Whether the kernel counts exactly the processes that should exist now: the guest's, a
-        session's waiting ones, and registered ones.
+        """Whether the kernel counts exactly the processes that should exist now: the guest's
+        processes, a session's waiting processes, and registered processes.
 
         In a session, there may also be a relay of the next host that was not accepted yet.
         """
@@ -152,8 +152,8 @@ class Cleaner:
         return self._kill_the_rest()
 
     def _kill_beside(self) -> bool:
-        """Kill the program's processes, but not registered ones. Returns False if they cannot be
-        told apart in time.
+        """Kill the program's processes, but not registered ones. Returns False if the two kinds
+        cannot be told apart in time.
         """
         if not (self._is_counted and self._registered.get_orphans):
             return self._kill_uncounted()
@@ -163,8 +163,8 @@ class Cleaner:
             return self._kill_the_rest(before_look=freeze)
 
     def _kill_uncounted(self) -> bool:
-        """Kill the program's processes, but not registered ones, on gVisor. It does not count
-        processes, and sends SIGHUP to process groups that were stopped.
+        """Kill the program's processes, but not registered ones, on gVisor. gVisor does not count
+        processes, and it sends SIGHUP to process groups that were stopped.
 
         A process that vanishes while the processes are listed may be a registered one that its
         parent has reaped. A process of the program can vanish undetected only if a zygote reaps it,
@@ -207,8 +207,9 @@ class Cleaner:
         return True
 
     def is_left_alone(self) -> bool:
-        """Whether no processes exist except those of the guest, a session's waiting ones, and
-        registered ones."""
+        """Whether no processes exist except the guest's processes, a session's waiting processes,
+        and registered processes.
+        """
         for _ in range(2):  # a process that vanished during the first check may be Docker's
             if self.is_alone():
                 return True

@@ -122,10 +122,11 @@ def _scan(arguments: Result) -> Result:
     can be executed, and version, in at most `room` bytes.
 
     The version changes whenever the file changes. It is the SHA-256 of the content, or on a disk,
-    where reading all files takes long, inode and change time. It is empty if the file can still
-    change without changing these. `others` are links, special files, paths that the host cannot
-    name, and directories that cannot be read. With `links`, links are also rows, of size -2 with
-    their target as the version. Directories named in `skip` are left out, with all that is in them.
+    where reading all files takes long, inode and change time. The version is empty if the file
+    could change again while its inode and change time stay the same. `others` are links, special
+    files, paths that the host cannot name, and directories that cannot be read. With `links`, links
+    are also rows, of size -2 with their target as the version. Directories named in `skip` are left
+    out, with all that is in them.
     """
     after, most, room = arguments["after"], int(arguments["most"]), int(arguments["room"])
     result: Result = {"rows": [], "has_more": False, "too_many": False, "others": []}
@@ -175,8 +176,8 @@ def _target(path: str) -> str | None:
 
 @contextmanager
 def _versions() -> Iterator[Callable[[str, os.stat_result], str]]:
-    """Yield a function that returns the version of a file from its path and status, or "" if it has
-    none. It is fastest for files in the order of their directories.
+    """Yield a function that returns the version of a file from its path and status, or "" if the
+    file has no version. The function is fastest if it gets files in the order of their directories.
     """
     if _is_timed():
         mapped = _mapped()
@@ -458,7 +459,9 @@ def _read_many(arguments: Result) -> Result:
 
 
 def _write(arguments: Result) -> Result:
-    """Write a file. With `expected`, only if all that the write affects is as in the preview."""
+    """Write a file. With `expected`, write it only if everything that the write affects is still as
+    in the preview.
+    """
     path, mode = arguments["path"], arguments["mode"]
     if "expected" in arguments:
         for refused in hold_to(arguments).values():
@@ -597,8 +600,8 @@ def _drop(arguments: Result) -> Result:
 
 
 def _sweep(arguments: Result) -> Result:
-    """Remove the unfinished files of interrupted writes, and with `uploads` also those of uploads.
-    No write, or upload, may be in progress.
+    """Remove the unfinished files of interrupted writes and, with `uploads`, of interrupted
+    uploads. The caller must ensure that no write, or with `uploads` no upload, is in progress.
     """
     with directory_at("") as top:
         return {"removed": _sweep_below(top, bool(arguments["uploads"]), MAX_DIRECTORY_DEPTH)}
@@ -633,8 +636,9 @@ def _survey(arguments: Result) -> Result:
 
 
 def _delete(arguments: Result) -> Result:
-    """Delete paths. With `expected`, only if all that the deletion affects is as in the preview;
-    paths that were refused in the preview are not deleted."""
+    """Delete paths. With `expected`, delete them only if everything that the deletion affects is
+    still as in the preview; paths that the preview refused are not deleted.
+    """
     refused = hold_to(arguments) if "expected" in arguments else {}
     deleted: list[str] = []
     missing: list[str] = []
@@ -657,7 +661,7 @@ def _delete(arguments: Result) -> Result:
 
 
 def _remove(name: str, directory: int, path: str, recursive: bool) -> None:
-    """Remove one path; for a link, the link and never its target."""
+    """Remove one path. If it is a link, remove the link and never its target."""
     status = status_of(name, directory, path)
     if not stat.S_ISDIR(status.st_mode):
         os.unlink(name, dir_fd=directory)

@@ -37,8 +37,9 @@ DONE = b"D"
 WAKE = b"W"
 
 _IGNORED = (signal.SIGCHLD, signal.SIGHUP)
-"""Signals ignored between calls, when descendants of a program are killed. The kernel then reaps
-them, and some kernels send SIGHUP to a group with a stopped process when another one ends.
+"""Signals ignored between calls, when descendants of a program are killed. While SIGCHLD is
+ignored, the kernel reaps these descendants. SIGHUP is ignored because some kernels send it to a
+group with a stopped process when another process of the group ends.
 """
 
 RUNNING_SCORE = b"1000"

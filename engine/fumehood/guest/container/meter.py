@@ -1,8 +1,8 @@
 """Measures the resources that a run used, by the kernel's counters and never by a program's claims.
 
-Guest side, used by the supervisor. Containers see their own cgroup read-only; versions 1 and 2 name
-its files differently, and some runtimes (old gVisor) have no such files. A counter that cannot be
-read is None, never a guess.
+Guest side, used by the supervisor. Containers see their own cgroup read-only; versions 1 and 2
+of cgroups name the files differently, and some runtimes (old gVisor) have no such files. A counter
+that cannot be read is None, never a guess.
 """
 
 from __future__ import annotations

@@ -32,7 +32,9 @@ if TYPE_CHECKING:
 READY_BYTES = 4096
 
 FAT_SPARES = 1
-"""Number of spare children of the fat zygote. Each needs many times the memory of a thin one."""
+"""Number of spare children of the fat zygote, which has loaded the image's modules. Each needs many
+times the memory of a spare child of the thin zygote.
+"""
 
 
 class PreforkFailed(Exception):
@@ -207,7 +209,9 @@ class PreforkPool:
 
 
 class PreforkPools:
-    """The thin zygote's pool and, if the image preloads modules, the fat zygote's."""
+    """The pool of the thin zygote, which loads only the standard library, and, if the image
+    preloads modules, the pool of the fat zygote, which loads them.
+    """
 
     def __init__(self, thin: PreforkPool, fat: PreforkPool | None) -> None:
         self.thin = thin

@@ -1,8 +1,9 @@
 """The supervisor's side of registered processes: their keepers, and the host's requests.
 
 Guest side. The supervisor forks a keeper for each process, forwards requests to it, and never
-waits: an answer is sent when the keeper has reported, or the host gives up. Invariants: each
-request gets at most one answer; at most `MAX_PROCESSES` run, and as many ended ones are kept.
+waits: an answer is sent once the keeper has reported; if the keeper never does, the host gives up.
+Invariants: each request gets at most one answer; at most `MAX_PROCESSES` run, and as many ended
+ones are kept.
 """
 
 from __future__ import annotations

@@ -49,7 +49,8 @@ def fed_pieces(size: int) -> Iterator[bytes]:
 
 def set_up(arguments: dict[str, Any]) -> Callable[[], None]:
     """Write the caller's files into the workspace, and set standard input, arguments, environment
-    and working directory. Returns a function that restores the last three, for sessions.
+    and working directory. Returns a function with which a session restores the earlier arguments,
+    environment and working directory.
 
     Raises:
         SetUpFailed: a file cannot be written, or the working directory cannot be entered.
@@ -66,7 +67,8 @@ def set_up(arguments: dict[str, Any]) -> Callable[[], None]:
 
 
 def surround(arguments: dict[str, Any]) -> Callable[[], None]:
-    """Set arguments, environment and working directory. Returns a function that restores them.
+    """Set arguments, environment and working directory. Returns a function that restores the
+    earlier ones.
 
     Raises SetUpFailed.
     """

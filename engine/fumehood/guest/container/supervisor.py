@@ -675,7 +675,7 @@ class Supervisor:
     # -- registered processes ----------------------------------------------------------
 
     def _limits(self, config: dict[str, Any]) -> list[tuple[int, int]]:
-        """Return the limits of a registered process: those of a program, without limits of time."""
+        """Return the limits of a registered process: a program's limits without the time limits."""
         limits = limits_of(config)
         if self._counters.memory_limit is None:
             preloaded_bytes = max(map(address_space_bytes, self._pools.zygote_pids))
@@ -694,7 +694,8 @@ class Supervisor:
     def _look_after_registered(self, run: Run | None) -> None:
         """Handle the processes that dead keepers have left, which cannot be told apart from a
         call's processes any more: kill them, or let the current run's cleaning do so. A keeper that
-        the supervisor has not killed was killed for lack of memory, so the run is ended for this.
+        the supervisor has not killed was killed because memory ran out, so the current run is ended
+        for the same reason.
         """
         if not self._registered.has_lost:
             return

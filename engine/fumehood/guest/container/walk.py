@@ -29,14 +29,16 @@ UPLOAD_PREFIX = ".fumehood-upload-"
 """Name prefix of an unfinished file, which no listing shows."""
 
 WRITE_PREFIX = f"{UPLOAD_PREFIX}new-"
-"""Name prefix of an unfinished file that a single request writes. An upload takes several."""
+"""Name prefix of an unfinished file that a single request writes. An upload takes several requests,
+so its prefix is `UPLOAD_PREFIX`.
+"""
 
 DIRECTORY_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 NEW_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class Refused(Exception):
-    """The operation is refused. `kind` is a fixed word, the message one sentence."""
+    """The operation is refused. `kind` is a fixed word, and the message is one sentence."""
 
     def __init__(self, kind: str, message: str) -> None:
         super().__init__(message)

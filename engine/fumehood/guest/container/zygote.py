@@ -1,12 +1,13 @@
 """A zygote of a container: loads modules once, forks children, and reaps them.
 
-Guest side. If an image preloads modules, there are two zygotes. The thin one has only the standard
-library, so that a program that needs no more avoids copying the pages of the fat one, which also
-has the image's modules. Invariant: a zygote never receives a byte of any call. It receives one
-constant byte with a child's descriptors, answers with the child's process id, and later reports the
-child's exit status and resource usage from the kernel. The zygote is the parent of its children,
-which saves each of them a second fork; the parent of a program's orphans is the supervisor, the
-container's first process.
+Guest side. If an image preloads modules, there are two zygotes: the thin zygote loads only the
+standard library, and the fat zygote also loads the image's modules. A program that needs only the
+standard library is forked from the thin zygote, so the memory pages of the image's modules are not
+copied for it. Invariant: a zygote never receives a byte of any call. It receives one constant byte
+with a child's descriptors, answers with the child's process id, and later reports the child's exit
+status and resource usage from the kernel. The zygote itself is the parent of its children, so no
+child needs a second fork. The parent of a program's orphans is the supervisor, the container's
+first process.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 Guest side, in the child. The report is a claim: printed text goes through the standard streams,
 where the supervisor counts it, and the exit status decides how the run ended. In a session, the
-names of one program are available to the next program, although another process runs that one (see
-`container.link`).
+names of one program are available to the next program, although a different process runs the next
+program (see `container.link`).
 
 A value is reported as text, and also as JSON if possible. A pandas table becomes a list of records,
 and a NumPy array a list of numbers, if it is small enough for an answer. An index other than row
@@ -44,7 +44,7 @@ FILENAME = "<code>"
 """File name of the first program; later ones of a session are `<code 2>` and so on."""
 
 KEY_BEGINS, KEY_ENDS = "-----BEGIN ", "-----END "
-"""How the lines before and after a private key begin in PEM. *Source*: RFC 7468."""
+"""Beginnings of the lines before and after a private key in PEM. *Source*: RFC 7468."""
 
 MAX_MESSAGE_CHARACTERS = 2000
 MAX_TRACEBACK_CHARACTERS = 16_000

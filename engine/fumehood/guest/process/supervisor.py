@@ -122,8 +122,9 @@ JAIL: tuple[Row, ...] = tuple(
     ("outside", limit, holds) if probe == "files" else (probe, limit, holds)
     for probe, limit, holds in INTERPRETER
 )
-"""As `INTERPRETER`, but the probe `outside` replaces `files`, because the jail may read some
-files."""
+"""The probes of `INTERPRETER`, with `outside` in place of `files`, because the jail may read some
+files.
+"""
 
 
 class SelfTest:
