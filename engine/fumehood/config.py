@@ -3,9 +3,9 @@
 The settings of each feature are in its own package, usually in `settings.py`. This module combines
 them with the settings of the engine as a whole.
 
-A variable of the environment overrides the file (`FUMEHOOD_CONFIG`, otherwise `config.toml` under
+An environment variable overrides the file (`FUMEHOOD_CONFIG`, otherwise `config.toml` under
 `$XDG_CONFIG_HOME/fumehood`). Invariants: an absent setting has a safe default; an unknown key is an
-error; nothing changes while the engine runs. The table shows what each setting means.
+error; nothing changes while the engine runs. The table shows the meaning of each setting.
 
 | setting | absent | empty | filled |
 |---|---|---|---|
@@ -13,23 +13,23 @@ error; nothing changes while the engine runs. The table shows what each setting 
 | `host_tools` | no function runs on the host | the same | only these functions may |
 | `tcp` | callers use the socket only | the same | also this address, with a token |
 | `tools_directory` | no tools from files | the same | the definitions in this directory |
-| `images_directory` | `images` in the state directory | the same | recipes of own images |
+| `images_directory` | `images` in the state directory | the same | image recipes of the operator |
 | `result_checkers` | results are not checked | the same | these checkers run |
 | `allow_debug` | no `debug_info` | – | `true`: for calls that request it |
 | `policy_file` | dangerous tools need approval | – | also the rules in this file |
 | `budgets` | no limits on spending | the same | each one limits the calls that it covers |
 | `rest.allowed_hosts` | REST tools reach public addresses | the same | also these hosts |
-| `secrets` | definitions can use no secrets | the same | these, for their tools and hosts | |
-`web.fetch_url` | `fetch_url` is disabled | – | `true`: agents can read the web | | `web.only_hosts`
-| every host with public addresses | no host | only these hosts | | `web.search` | `search_web` is
-disabled | – | it uses this service | | `cache` | 64 MB of results, each for 300 s | the same |
-these limits; `max_mb = 0`: no cache | | `rate_limits` | only those of definitions | the same | each
-one limits the calls that it covers | | `external_tools` | callers' own tools are dangerous | the
-same | unless these settings say otherwise | | `mcp_servers` | no tools of MCP servers | the same |
-the tools of these servers |
-| `presets` | sessions are made by request | the same | also by the name of one of these |
+| `secrets` | definitions can use no secrets | the same | these, for their tools and hosts |
+| `web.fetch_url` | `fetch_url` is disabled | – | `true`: agents can read the web |
+| `web.only_hosts` | every host with public addresses | no host | only these hosts |
+| `web.search` | `search_web` is disabled | – | `search_web` uses this service |
+| `cache` | 64 MB of results, each for 300 s | the same | these limits; `max_mb = 0`: no cache |
+| `rate_limits` | only those of definitions | the same | each one limits the calls that it covers |
+| `external_tools` | callers' own tools are dangerous | the same | as these settings say |
+| `mcp_servers` | no tools of MCP servers | the same | the tools of these servers |
+| `presets` | there are no presets | the same | sessions can be created from these presets |
 | `state.url` | the state is in a SQLite file | – | it is in this PostgreSQL database |
-| `files.url` | blobs and recordings are in the state directory | – | they are in this place |
+| `files.url` | blobs and recordings are in the state directory | – | they are at this address |
 """
 
 from __future__ import annotations
@@ -89,11 +89,11 @@ from fumehood.storage.settings import FileSettings, RecordSettings, StateSetting
 T = TypeVar("T")
 
 PREFIX, NESTED = "FUMEHOOD_", "__"
-"""Of variables of the environment: their beginning, and what joins a table and its key."""
+"""The prefix of environment variables, and the separator between a table and its key."""
 
 
 class TlsSettings(Value):
-    """The certificate of the engine's address, with its chain, and its key, in PEM files."""
+    """PEM files with the certificate chain and the private key for the engine's address."""
 
     cert: Path
     key: Path
@@ -167,13 +167,13 @@ class KernelConfig(BaseSettings):
     @field_validator("parts", "host_tools", "result_checkers", mode="before")
     @classmethod
     def _split_names(cls, value: Any) -> Any:
-        """Split a text at commas: variables of the environment cannot hold lists."""
+        """Split a text at commas, because environment variables cannot hold lists."""
         return split_names(value)
 
     @field_validator("parts")
     @classmethod
     def _require_loaded(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        """Refuse parts that were not named when this process began, and so are not loaded."""
+        """Refuse parts that are not loaded, because they were not named when the engine started."""
         if missing := set(value) - {part.name for part in parts()}:
             raise ValueError(f"{min(missing)!r} was not loaded: name it in {VARIABLE}")
         return value
@@ -181,7 +181,7 @@ class KernelConfig(BaseSettings):
     @field_validator("tcp")
     @classmethod
     def _require_address(cls, value: str | None) -> str | None:
-        """Refuse what is not the address of a network interface with a port."""
+        """Refuse any value except an IP address with a port."""
         if value is None:
             return None
         host, _, port = value.rpartition(":")
@@ -209,7 +209,7 @@ class KernelConfig(BaseSettings):
     @field_validator("presets")
     @classmethod
     def _within_sessions(cls, value: AllPresets, info: ValidationInfo) -> AllPresets:
-        if "sessions" in info.data:  # otherwise it has a fault of its own
+        if "sessions" in info.data:  # otherwise `sessions` itself is invalid
             require_presets_within(value, info.data["sessions"])
         return value
 
@@ -240,7 +240,7 @@ class KernelConfig(BaseSettings):
         return (init_settings, env_settings, unknown, InitSettingsSource(settings_cls, given))
 
     def of(self, key: str, kind: type[T]) -> T | None:
-        """Return the settings of a part under their key, or None if they are absent."""
+        """Return the settings of a part, given their key, or None if they are absent."""
         value = getattr(self, key)
         assert value is None or isinstance(value, kind)
         return value
@@ -252,17 +252,17 @@ class KernelConfig(BaseSettings):
 
     @property
     def socket_path(self) -> Path:
-        """The callers' socket. Raises ConfigError if its path is too long."""
+        """The path of the callers' socket. Raises ConfigError if the path is too long."""
         return self._paths.socket_path
 
     @property
     def control_socket_path(self) -> Path:
-        """The socket for approvers and administrators. Raises ConfigError as `socket_path`."""
+        """The path of the approvers' and administrators' socket. Raises as `socket_path`."""
         return self._paths.control_socket_path
 
     @property
     def recorded_calls(self) -> Literal["all", "failed", "none"]:
-        """The calls whose arguments and answers are kept."""
+        """The kind of calls whose arguments and answers are recorded."""
         return self.record.calls or ("none" if self.mode == "service" else "all")
 
     @property
@@ -278,8 +278,9 @@ class KernelConfig(BaseSettings):
 
 
 def _unknown_tables(settings: type[BaseSettings]) -> Iterator[tuple[str, str]]:
-    """Yield what the environment sets in tables that do not exist, such as those of a part that is
-    not there. Validation refuses it.
+    """Yield key and value of each environment variable for a table that does not exist.
+
+    Such a table can be that of a missing part. Validation then refuses the key.
     """
     for name, value in os.environ.items():
         beginning, _, path = name.upper().partition(PREFIX)
@@ -324,7 +325,7 @@ def config_file() -> Path:
 
 
 def load_config(**overrides: Any) -> Config:
-    """Read the configuration from the file and the environment. `overrides` win unless None.
+    """Read the configuration from the file and the environment. `overrides` win, except None.
 
     Raises:
         ConfigError: the configuration is invalid; the message names every fault.
@@ -373,7 +374,7 @@ def _fields_at(path: Sequence[int | str]) -> list[str]:
 
 def _table_at(path: Sequence[int | str]) -> type[BaseModel]:
     model: type[BaseModel] = Config
-    for part in path:  # also an index of a list, or a name of the operator
+    for part in path:  # may also be a list index, or a name that the operator chose
         field = model.model_fields.get(str(part))
         model = (table_of(field.annotation) if field is not None else None) or model
     return model
@@ -386,7 +387,7 @@ def is_masked(path: Sequence[str]) -> bool:
 
 
 def table_of(annotation: Any) -> type[BaseModel] | None:
-    """Return the model in the type of a field, which may be optional or a list, or None."""
+    """Return the model in a field's type, which may be optional or a list; None without a model."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return annotation
     return next(filter(None, map(table_of, get_args(annotation))), None)

@@ -1,9 +1,8 @@
-"""What operators see of an engine: everybody's calls, sessions and rules, and the metrics.
+"""What operators see of an engine: all principals' calls, sessions and rules, and the metrics.
 
-Host side. Above it the engine; below it the parts that `compose` has made. Invariant: nothing here
-calls a tool, except for a dry run, which uses nothing up. Answers and files of others are for
-administrators: they could make a token of the owner's anyway. Approvers see the answers of calls
-that needed approval.
+Host side. Used by the engine; uses what `compose` creates. Invariant: nothing here runs a tool; a
+dry run only describes a call. Only administrators see the answers and files of other principals,
+for whom they could create a token anyway. Approvers see the answers of calls that needed approval.
 """
 
 from __future__ import annotations
@@ -69,7 +68,7 @@ T = TypeVar("T")
 SHOWN_GROUPS = 20
 
 NOTED_FOR_S = 300.0
-"""Seconds in which looking at the same again is not noted again."""
+"""Seconds in which an access to the same data by the same reader is recorded only once."""
 
 Q = TypeVar("Q", AllCallsQuery, AllUsageQuery)
 
@@ -89,9 +88,9 @@ class Overview:
         self._started_at = self._clock.now()
         self._trying = anyio.CapacityLimiter(1)
         self._watched: dict[str, tuple[CallRequest, JsonObject]] = {}
-        """The arguments of running calls that somebody looks at."""
+        """Call id → request and redacted arguments, for running calls that operators look at."""
         self._noted: dict[tuple[object, ...], float] = {}
-        """What was noted lately of who has looked at what, and when."""
+        """Recently recorded access (event, reader, data) → the time when it was recorded."""
 
     # -- calls -----------------------------------------------------------------------------
 
@@ -99,7 +98,8 @@ class Overview:
         """Return calls of all principals, newest first.
 
         Raises:
-            PermissionDenied: a search by text is for administrators: it tells of what is in calls.
+            PermissionDenied: only administrators may search by text, which reveals what calls
+            contain.
             ResourceNotFound, ReadFailed: as `AllCalls.page`.
             WriteFailed: the search could not be recorded.
         """
@@ -115,7 +115,7 @@ class Overview:
         return await self._calls.page(query)
 
     def running(self, query: CallQuery, principal_id: str | None = None) -> CallPage:
-        """Return the calls that run now, oldest first, of one principal or all."""
+        """Return the running calls of one principal, or of all principals (None), oldest first."""
         wanted = query.model_dump(include={"agent", "principal", "session", "trace", "parent"})
         tool, _, version = (query.tool or "").partition("@")
         wanted |= {"tool_name": tool or None, "tool_version": version or None}
@@ -134,7 +134,7 @@ class Overview:
     def running_call(
         self, call_id: str, principal_id: str | None = None
     ) -> tuple[CallRecord, JsonObject] | None:
-        """Return a call that runs now with the end of its output, and its arguments; or None."""
+        """Return a running call with the end of its output, and its redacted arguments; or None."""
         for one in self._running():
             by = one.request.principal
             is_own = principal_id is None or (by is not None and by.id == principal_id)
@@ -143,8 +143,9 @@ class Overview:
         return None
 
     def _given_to(self, one: LiveCall) -> JsonObject:
-        """Return the redacted arguments of a running call: redacting them takes long, and whoever
-        watches a call asks often.
+        """Return the redacted arguments of a running call.
+
+        They are cached, because redaction is slow and a page about a call requests them often.
         """
         found = self._watched.get(one.request.call_id)
         if found is None or found[0] is not one.request:
@@ -155,7 +156,7 @@ class Overview:
         return found[1]
 
     def _running(self) -> list[LiveCall]:
-        """Return the calls that run now, oldest first, an approved one once."""
+        """Return the running calls, oldest first. A call that was approved appears only once."""
         found = {one.request.call_id: one for one in self._made.calls.running.values()}
         for run in self._made.approvals.requests.runs.running.values():
             if run.request is not None:
@@ -168,7 +169,7 @@ class Overview:
         return one.record(self._clock.now(), currency, self._redactor, with_output=with_output)
 
     async def cancel(self, call_id: str, by: Principal) -> None:
-        """Cancel anybody's running call, and record that as a change.
+        """Cancel a running call of any principal, and record the cancellation as a change.
 
         Raises:
             ResourceNotFound: no such call is running.
@@ -199,10 +200,10 @@ class Overview:
             raise ResourceNotFound(NOT_RUNNING) from None
 
     async def call(self, call_id: str, reader: Principal) -> CallDetails:
-        """Return one call with everything that is kept of it, as far as the reader may see it.
+        """Return everything that is stored about a call, as far as the reader may see it.
 
         Raises:
-            ResourceNotFound: the call log does not have it, and it does not run.
+            ResourceNotFound: the call is not in the call log, and is not running.
         """
         running = self.running_call(call_id)
         if running is None:
@@ -247,7 +248,7 @@ class Overview:
 
         Raises:
             ResourceNotFound: the call or blob is unknown or no longer kept.
-            PermissionDenied: the answer is for administrators.
+            PermissionDenied: only administrators may read the answer.
         """
         details = await self.call(call_id, reader)
         if details.answer == "needs_admin":
@@ -261,8 +262,8 @@ class Overview:
         """Repeat a call that needed approval as a dry run, with its caller's rights.
 
         Raises:
-            ResourceNotFound: its arguments are not kept.
-            PermissionDenied: its caller may no longer call.
+            ResourceNotFound: the call's arguments are not stored.
+            PermissionDenied: the call's caller may no longer call.
             InvalidParams: this engine does not know one of its options.
         """
         stored = await self._made.approvals.requests.table.of_call(call_id)
@@ -288,7 +289,7 @@ class Overview:
         return await self._calls.figures(self._clock.now() - timedelta(hours=hours))
 
     async def series(self, query: SeriesQuery) -> CallSeries:
-        """Return how calls went over time. Raises ReadFailed."""
+        """Return counts, failures, latency and cost of calls over time. Raises ReadFailed."""
         return await self._calls.series(query, self._clock.now() - timedelta(hours=query.hours))
 
     # -- sessions --------------------------------------------------------------------------
@@ -298,8 +299,12 @@ class Overview:
         return tuple(map(_owned, self._made.services.sessions.every()))
 
     def session(self, reference: str) -> OwnedSession:
-        """Return one session by its id or name. A name is that of the one in use, otherwise of the
-        one that ended last. Raises ResourceNotFound, also if several principals have one of it.
+        """Return one session by its id or name.
+
+        A name refers to the session in use with this name, otherwise to the last one that ended.
+
+        Raises:
+            ResourceNotFound: there is no such session, or several principals have one of this name.
         """
         every = self._made.services.sessions.every()
         found = [one for one in every if reference in (one.record.id, one.record.name)]
@@ -312,14 +317,14 @@ class Overview:
         return _owned(found[0])
 
     def by_session_id(self, query: Q) -> Q:
-        """Return a query whose filter `session` is an id, if it was the name of a session."""
+        """Return the query with the session's id in the filter `session`, if that was a name."""
         with suppress(ResourceNotFound):
             if query.session is not None:
                 return query.model_copy(update={"session": self.session(query.session).id})
         return query
 
     async def end_session(self, session_id: str, by: Principal) -> OwnedSession:
-        """End any session with everything that runs in it, and record that as a change.
+        """End any principal's session with everything that runs in it, and record that as a change.
 
         Raises:
             ResourceNotFound: the session is unknown.
@@ -334,10 +339,10 @@ class Overview:
         return self.session(found.id)
 
     def processes(self, session_id: str) -> SessionProcesses:
-        """Return the processes of any session, for looking at them: that is not a use of it.
+        """Return the processes of any principal's session. This is not a use of the session.
 
         Raises:
-            ResourceNotFound: there is no such session, or it is over.
+            ResourceNotFound: there is no such session, or it has ended.
         """
         found = self.session(session_id)
         return self._made.services.sessions.processes(
@@ -347,7 +352,9 @@ class Overview:
     async def stop_process(
         self, session_id: str, name: str, grace_s: float, by: Principal
     ) -> JsonObject:
-        """End a process of any session, and record that as a change. One that has ended stays so.
+        """End a process of any principal's session, record that as a change, and return its state.
+
+        If the process has already ended, nothing is recorded.
 
         Raises:
             ResourceNotFound: there is no such process.
@@ -379,8 +386,10 @@ class Overview:
         )  # fmt: skip
 
     async def _note_reading(self, event: str, by: Principal, told: JsonObject) -> None:
-        """Add to the audit chain that somebody looked into what is others', once in a while for
-        the same: a page asks again while a call runs. Raises WriteFailed.
+        """Record in the audit chain that an operator read data of other principals.
+
+        Repeated access is recorded once in `NOTED_FOR_S`, because a page about a running call
+        reloads. Raises WriteFailed.
         """
         key, now = (event, by.id, *told.values()), self._clock.monotonic()
         if now - self._noted.get(key, -math.inf) < NOTED_FOR_S:
@@ -415,13 +424,14 @@ class Overview:
     # -- rules -----------------------------------------------------------------------------
 
     async def try_rules(self, wish: RulesToTry, reader: Principal) -> TriedRules:
-        """Try rules against the calls of the last days, for administrators also against what these
-        calls were given. The rules in force stay.
+        """Apply policy rules to the calls of the last `wish.days`, without changing the policy.
+
+        For administrators, conditions on arguments are checked against the recorded arguments.
 
         Raises:
-            InvalidParams: the rules have faults.
-            ReadFailed: the log cannot be read.
-            WriteFailed: it could not be recorded that arguments are looked at.
+            InvalidParams: the rules are invalid.
+            ReadFailed: the call log cannot be read.
+            WriteFailed: the access to the arguments could not be recorded.
         """
         rules = await self._in_thread(partial(self._parsed, wish.rules))
         since = self._clock.now() - timedelta(days=wish.days)
@@ -448,11 +458,11 @@ class Overview:
         )
 
     async def _in_thread(self, work: Callable[[], T]) -> T:
-        """Do work on rules that takes seconds if there are thousands, which calls must not lose."""
+        """Run slow work on rules in a thread, so that it does not delay calls."""
         return await anyio.to_thread.run_sync(work, limiter=self._trying)
 
     def _parsed(self, rules: str) -> tuple[Rule, ...]:
-        """Return rules that are written as in a policy file. Raises InvalidParams."""
+        """Parse rules in the format of a policy file. Raises InvalidParams."""
         known = [tool.definition for tool in self._made.services.registry]
         try:
             return parse_policy("rules.toml", rules.encode(), known).rules
@@ -482,7 +492,7 @@ def _tried(
     plain = rule.model_copy(update={"when": (), "any": None, "over_budget": None})
     compiled = compile_rule(plain, None, environment)
     whole = compile_rule(rule.model_copy(update={"over_budget": None}), None, environment)
-    left = {  # calls that nothing is known of but what the log has
+    left = {  # calls whose arguments are not known
         group[:4]: group.calls
         for group, tool in groups
         if compiled.is_about(tool)
@@ -515,7 +525,7 @@ def _tried(
 
 
 def _for_reader(record: CallRecord, reader: Principal) -> CallRecord:
-    """Return a running call as its reader may see it: what it says is for administrators."""
+    """Return a running call; its message and output only if the reader is an administrator."""
     if Scope.ADMIN in reader.scopes or record.running is None:
         return record
     running = record.running.model_copy(update={"message": "", "stdout": None, "stderr": None})
@@ -528,7 +538,7 @@ def _owned(kept: KeptSession) -> OwnedSession:
 
 
 async def figures_of(made: Composition) -> list[Figure]:
-    """Return all figures. Raises ReadFailed."""
+    """Return all metrics of the engine. Raises ReadFailed."""
     pending = await made.approvals.count_pending()
     shown = Figure("approvals_pending", "Calls that wait for a human's approval.", pending)
     return [shown, *_of_calls(made), *_of_containers(made), *_of_state(made), *_of_parts(made)]

@@ -1,4 +1,4 @@
-"""What a tool's definition may say of its results being kept."""
+"""Checks of the fields in a tool's definition that control caching."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from fumehood.registry.definitions import declared_in
 
 
 def faults(document: JsonObject) -> Iterator[str]:
-    """Yield faults in the fields about caching."""
+    """Yield the faults in a definition's fields about caching."""
     if document.get("cacheable") in (None, False):
         for field in ("cache_ttl", "cache_key_params"):
             if document.get(field) is not None:

@@ -3,7 +3,7 @@
 A call in a session, with `debug`, or whose options change what its program can reach neither reads
 nor writes the cache. Invariants: two calls share an answer only if principal, agent, tool,
 definition and effective arguments are the same; the answer of a run that failed, was cancelled or
-hit a limit is not shared, and one with a link, which could expire first, is not kept.
+hit a limit is not shared; an answer with a link, which could expire first, is not stored.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from fumehood.pipeline.gate import Ended, Gate, Hold, KnownAnswer
 from fumehood.protocol import strict_json
 
 _HIT = CacheReport(hit=True, cached_at=None, ttl_remaining=None)
-"""The template of a hit's report."""
+"""Template of the report about a cache hit."""
 
 _MISS = CacheReport(hit=False)
 
@@ -46,13 +46,13 @@ class CacheGate(Gate):
     async def answer(
         self, permitted: PermittedCall, limit_s: Callable[[], float]
     ) -> KnownAnswer | Hold | None:
-        """Return the result of an equal call, or hold the place of this one's.
+        """Return an equal call's result, a hold for this call's result, or None without caching.
 
-        Waits while an equal call is running.
+        Wait while an equal call is running.
 
         Raises:
             Timeout: the equal call took longer than this call's own time limit.
-            EngineError: this call could not run, so it does not wait either.
+            EngineError: this call cannot run, so it does not wait.
         """
         key = self._key(permitted)
         if key is None:
@@ -108,7 +108,7 @@ def _deciding_arguments(permitted: PermittedCall, chosen: Iterable[str]) -> Json
 
 
 class _Flying(Hold):
-    """A call for whose answer equal calls may wait."""
+    """A running call whose answer equal calls may wait for."""
 
     metadata: Mapping[str, Any] = MappingProxyType({"cache": _MISS})
 

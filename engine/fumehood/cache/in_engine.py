@@ -25,7 +25,7 @@ class Cache(EnginePart):
         yield CacheGate(self.answers, self.kernel.clock)
 
     def figures(self) -> Iterator[Figure]:
-        """Yield hits, misses and the size."""
+        """Yield the cache's metrics: hits, misses and size."""
         status = self.answers.status()
         yield Figure("cache_hits", "Calls answered by the result cache.", status.hits,
                      kind="counter")  # fmt: skip

@@ -1,4 +1,4 @@
-"""The option of a call that the result cache adds."""
+"""The call option that the result cache adds."""
 
 from __future__ import annotations
 

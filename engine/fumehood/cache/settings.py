@@ -9,10 +9,10 @@ from fumehood.core.value import Value
 
 
 class CacheSettings(Value):
-    """How long answers are kept, and how much of them."""
+    """How long answers are kept, and how much memory they may use."""
 
     ttl_seconds: int = Field(default=300, ge=1, le=30 * 86_400)
-    """Seconds for tools whose definition has no `cache_ttl`."""
+    """Seconds for which an answer is kept if the tool's definition has no `cache_ttl`."""
     max_mb: int = Field(default=64, ge=0, le=1_000_000)
     """Total size of all answers; 0 disables the cache."""
     max_entry_kb: int = Field(default=1024, ge=1, le=1_000_000)

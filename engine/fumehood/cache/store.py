@@ -1,11 +1,10 @@
 """The result cache's store: answers by key, and one run for equal simultaneous calls.
 
-Host side. A full cache drops the least recently used answers. Answers are kept as JSON, so that no
-reader can change what the next one gets. A call that finds no answer becomes a *flight*, and equal
-calls wait for it. If a flight ends without an answer, exactly one of the calls that wait takes
-over, because nothing here suspends except to wait for a flight.
-Invariants: the sizes never add up to more than the limit; a flight that ends after `clear` leaves
-nothing behind.
+Host side. A full cache drops the least recently used answers. Answers are kept as JSON, so that a
+reader cannot change what later readers get. A call that finds no answer becomes a *flight*, and
+equal calls wait for it. If a flight ends without an answer, exactly one of the waiting calls takes
+over, because the code here suspends only to wait for a flight. Invariants: the sizes never add up
+to more than the limit; a flight that ends after `clear` stores nothing.
 """
 
 from __future__ import annotations
@@ -29,8 +28,8 @@ from fumehood.protocol.canonical import digest_of
 from fumehood.registry.index import RegisteredTool
 
 MAX_ARGUMENT_BYTES = 64 * 1024
-"""Size in bytes of the largest arguments of calls that are cached. To hash them takes about 5 ms
-on the event loop."""
+"""Maximum size in bytes of the arguments of cached calls. Hashing that much takes about 5 ms on
+the event loop."""
 
 MAX_REMEMBERED = 512
 """How many keys, and how many digests of tools, `CacheKeys` remembers."""
@@ -67,7 +66,7 @@ class CacheKeys:
         return self._key(definition, text, principal_id, *chosen)
 
     def _digest(self, tool: RegisteredTool, make: Callable[[RegisteredTool], str]) -> str:
-        """Return the digest of a tool, which is computed once for each registration."""
+        """Return a tool's digest, which is computed only once for each registration."""
         found = self._digests.get(id(tool))
         if found is None:
             if len(self._digests) >= MAX_REMEMBERED:
@@ -109,7 +108,7 @@ class CachedAnswer:
 
     data: bytes
     warnings: tuple[str, ...]
-    """Warnings of the run itself, without those about its arguments or options."""
+    """Warnings of the run itself, without those about the call's arguments or options."""
     cached_at: str
     expires: float
     redacted: int = 0
@@ -122,7 +121,7 @@ class CachedAnswer:
 
 
 class Flight:
-    """A run in progress, for whose answer equal calls wait. It ends once, by `land` or `close`."""
+    """A run in progress whose answer equal calls wait for. It ends once, by `land` or `close`."""
 
     __slots__ = ("_cache", "_key", "answer", "over")
 
@@ -143,7 +142,7 @@ class Flight:
         redacted: int = 0,
         metacognition: Metacognition | None = None,
     ) -> None:
-        """End with an answer for waiting calls and, if `is_kept`, for later ones."""
+        """End with an answer for waiting calls and, if `is_kept`, for later calls."""
         if not self.over.is_set():
             expires = self._cache.expiry(ttl_seconds)
             self.answer = CachedAnswer(data, warnings, at, expires, redacted, metacognition)
@@ -169,7 +168,7 @@ class ResultCache:
         self._hits = self._misses = self._evicted = 0
 
     def find(self, key: str) -> CachedAnswer | None:
-        """Return the answer for this key, or None if there is none or it has expired."""
+        """Return the answer for this key, or None if it is missing or has expired."""
         answer = self._entries.get(key)
         if answer is None:
             return None
@@ -183,7 +182,7 @@ class ResultCache:
     async def take(self, key: str, wait_s: Callable[[], float]) -> CachedAnswer | Flight:
         """Return the answer for this key, or a new flight if the call has to run.
 
-        While equal calls run, waits for their answer, for at most `wait_s()` seconds in all.
+        While equal calls run, wait for their answer, for at most `wait_s()` seconds in total.
 
         Raises:
             TimeoutError: the equal calls took longer than that.
@@ -224,7 +223,7 @@ class ResultCache:
         return ClearedCache(cleared=cleared)
 
     def expiry(self, ttl_seconds: int | None) -> float:
-        """Return when an answer expires that lives for `ttl_seconds`, or the default."""
+        """Return the monotonic time at which a new answer expires. None means the default TTL."""
         ttl_s = self._settings.ttl_seconds if ttl_seconds is None else ttl_seconds
         return self._monotonic() + ttl_s
 
@@ -240,13 +239,13 @@ class ResultCache:
         flight.over.set()
 
     async def _of_others(self, key: str) -> CachedAnswer | None:
-        """Wait for equal calls, and return their answer. None if they end without one."""
+        """Wait for equal calls, and return their answer, or None if they end without an answer."""
         while (flight := self._flights.get(key)) is not None:
             await flight.over.wait()
             if flight.answer is not None:
                 self._hits += 1
                 return flight.answer
-            answer = self.find(key)  # another may have landed meanwhile
+            answer = self.find(key)  # another flight may have stored an answer meanwhile
             if answer is not None:
                 return answer
         return None

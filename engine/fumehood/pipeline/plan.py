@@ -81,7 +81,7 @@ async def _with_packages(plan: Plan, permitted: PermittedCall) -> Plan:
 
 
 def _check_options(permitted: PermittedCall, executor: Executor, placement: Placement) -> None:
-    """Raise InvalidParams if the call asks for something that its tool cannot have."""
+    """Raise InvalidParams if the call requests something that its tool cannot have."""
     options, language = permitted.request.options, executor.language
     has_tools = bool(permitted.arguments.get("tools"))
     for field, is_wrong, words in (
@@ -108,7 +108,7 @@ def _check_options(permitted: PermittedCall, executor: Executor, placement: Plac
 
 
 def _check_plan(permitted: PermittedCall, plan: Plan) -> None:
-    """Raise EngineError if an option does not go with the plan."""
+    """Raise EngineError if the plan rules out an option of the call."""
     options, session = permitted.request.options, plan.session
     for option in chosen_options(options):
         if option.check is not None:

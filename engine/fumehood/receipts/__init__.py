@@ -1,1 +1,1 @@
-"""Receipts: what a program's call depended on and what came of it, to run it again."""
+"""Receipts: the inputs and results of a program's call, to run the program again."""

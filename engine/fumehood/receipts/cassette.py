@@ -1,7 +1,7 @@
-"""Cassettes: what a program sent and got is kept for a receipt, or is answered from one.
+"""Cassettes: record a program's requests and their answers for a receipt, or replay them from one.
 
-Host side, in the event loop. Invariants: what is kept is what the program saw, so it has no value
-of a secret; while a receipt is replayed, nothing is sent.
+Host side, in the event loop. Invariants: a recording has only what the program saw, so it contains
+no secret values; while a receipt is replayed, nothing is sent.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from fumehood.gateway.tape import Headers, Tape, TapedAnswer
 from fumehood.receipts.receipt import MAX_EXCHANGES, MAX_RECORDED_BYTES, Cassette, Exchange
 
 HEADER_BYTES = 32
-"""What a header counts besides its name and value. *Source*: RFC 9113, 6.5.2."""
+"""Bytes counted for a header in addition to its name and value. *Source*: RFC 9113, 6.5.2."""
 
 
 class Recorder:
-    """Keeps the exchanges of one call, as far as there is room."""
+    """Records the exchanges of one call, as far as there is room."""
 
     def __init__(self) -> None:
         self.left_out = 0
@@ -27,7 +27,7 @@ class Recorder:
         self.room = MAX_RECORDED_BYTES
 
     def begin(self, request: ProgramRequest, status: int, headers: Headers) -> Recording:
-        """Begin to keep an answer. It counts as left out unless it is finished."""
+        """Begin to record an answer. It counts as left out until `Recording.finish` is called."""
         self.left_out += 1
         self.room -= len(request.url) + sum(
             HEADER_BYTES + len(name) + len(value) for name, value in headers
@@ -36,13 +36,13 @@ class Recorder:
 
     @property
     def cassette(self) -> Cassette:
-        """What was kept."""
+        """The recorded exchanges."""
         return Cassette(exchanges=self.exchanges, left_out=self.left_out)
 
 
 @dataclass
 class Recording:
-    """One answer that is being kept."""
+    """One answer that is being recorded."""
 
     recorder: Recorder
     request: ProgramRequest
@@ -51,14 +51,15 @@ class Recording:
     body: bytearray = field(default_factory=bytearray)
 
     def add(self, piece: bytes) -> None:
-        """Keep the next bytes of the body."""
+        """Record the next bytes of the answer's body, if there is room."""
         self.recorder.room -= len(piece)
         if self.recorder.room >= 0:
             self.body += piece
 
     def finish(self, digest: str | None) -> None:
-        """Keep the answer if there is room. `digest` is the SHA-256 of the request's body, or None
-        if it was not read.
+        """Add the finished exchange to the recorder if there is room.
+
+        `digest` is the SHA-256 of the request's body, or None if that body was not read.
         """
         recorder = self.recorder
         if recorder.room < 0 or len(recorder.exchanges) >= MAX_EXCHANGES:
@@ -80,7 +81,7 @@ class Recording:
 
 
 class Player:
-    """Answers requests from a cassette, each exchange once, equal requests in their order."""
+    """Answers requests from a cassette, using each exchange once, in order for equal requests."""
 
     def __init__(self, cassette: Cassette) -> None:
         self._left_out = cassette.left_out
@@ -91,7 +92,11 @@ class Player:
             self._waiting[one.method, one.url, one.body_sha256].append(one)
 
     def take(self, request: ProgramRequest, digest: str) -> Exchange:
-        """Return the answer to a request with this body. Raises Refusal if there is none."""
+        """Return the next exchange for a request whose body has the SHA-256 `digest`.
+
+        Raises:
+            Refusal: the cassette has no answer to the request.
+        """
         for known in (digest, None):
             waiting = self._waiting.get((request.method, request.url, known))
             if waiting:
@@ -103,7 +108,7 @@ class Player:
 
 
 class CassetteTape(Tape):
-    """Keeps or answers the requests of one run, or both."""
+    """Records the requests of one run, or answers them, or both."""
 
     def __init__(self, recorder: Recorder | None, player: Player | None) -> None:
         self._recorder = recorder

@@ -57,7 +57,10 @@ def replay(
 
 @contextmanager
 def _sessions(socket: Path | None, *, as_json: bool) -> Iterator[Callable[[Receipt], JsonObject]]:
-    """Yield what returns the option of a receipt's session. New ones are ended afterwards."""
+    """Yield a function that returns the call option for a receipt's session, or no option.
+
+    It creates a new session for each session in the receipts. These are ended afterwards.
+    """
     from fumehood.receipts.receipt import SESSION_WISHES
 
     made: dict[str, str] = {}
@@ -84,11 +87,11 @@ def _sessions(socket: Path | None, *, as_json: bool) -> Iterator[Callable[[Recei
 def _repeated(
     before: Receipt, session: JsonObject, socket: Path | None, *, as_json: bool
 ) -> Receipt:
-    """Run a program again, and return its new receipt. Ends the command without one."""
+    """Run a program again, and return its new receipt. Without a receipt, end the command."""
     from fumehood.receipts.receipt import REPEATED_OPTIONS
 
     replayed = {"receipt": True, "replay": before.network.model_dump(mode="json")}
-    known = {*REPEATED_OPTIONS, "network"}  # the file may be anybody's
+    known = {*REPEATED_OPTIONS, "network"}  # the file is untrusted
     options = {name: one for name, one in before.options.items() if name in known}
     options |= session | replayed
     answer = call_once(before.tool, before.arguments, options, socket, as_json=as_json)

@@ -1,7 +1,7 @@
-"""Receipts in one engine: what a program sent and got is kept, or is answered from a receipt.
+"""Receipts in one engine: a program's requests are recorded, or are answered from a receipt.
 
-Host side. Invariants: a receipt has what the program saw and the caller was answered, so no value
-of a secret; while a receipt is replayed, nothing is sent.
+Host side. Invariants: a receipt has only what the program saw and what the caller received, so it
+contains no secret values; while a receipt is replayed, nothing is sent.
 """
 
 from __future__ import annotations
@@ -37,8 +37,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """The contents of a receipt beyond the answer: exchanges, and the SHA-256 of files and pictures
-    by path.
+    """What a receipt contains in addition to the answer.
+
+    `digests` has the SHA-256 of each returned file or image, by kind and path.
     """
 
     network: Cassette
@@ -46,19 +47,19 @@ class Recorded:
 
 
 class Receipts(EnginePart):
-    """Records runs, answers them from a cassette, and keeps receipts as blobs."""
+    """Records the runs of programs, replays them from cassettes, and stores receipts as blobs."""
 
     _services: PipelineServices
 
     @asynccontextmanager
     async def running(self, made: Composition) -> AsyncIterator[None]:
-        """Use the engine's services."""
+        """Take the engine's services, which `answered` uses."""
         self._services = made.services
         yield
 
     @asynccontextmanager
     async def around(self, run: ToolRun, before: Sequence[Given]) -> AsyncIterator[Given | None]:
-        """Offer a tape for the run, if the call asks for a receipt or repeats one."""
+        """Yield a tape for the run if the call requests a receipt or replays one, else None."""
         options = run.request.options
         recorder = Recorder() if RECEIPT.of(options) else None
         replayed = REPLAY.of(options)
@@ -81,7 +82,7 @@ class Receipts(EnginePart):
     async def answered(
         self, call: CallContext, outcome: Outcome, data: JsonObject
     ) -> Mapping[str, Any]:
-        """Keep the receipt of a call that asked for one, and return the link to it."""
+        """Store the receipt of a call that requested one, and return a link to it."""
         for one in outcome.kept:
             if isinstance(one, Recorded):
                 link = await _keep(call, outcome, data, one, self._services)
@@ -96,12 +97,12 @@ async def _keep(
     recorded: Recorded,
     services: PipelineServices,
 ) -> ReceiptLink | None:
-    """Keep a receipt. Return None if the call did not get as far as a plan."""
+    """Store a receipt, and return its link, or None if the call was not planned."""
     plan, principal = call.plan, call.request.principal
     if plan is None or principal is None or call.validated is None:
         return None
     place = None
-    with suppress(EngineError):  # its image may be gone by now
+    with suppress(EngineError):  # the image may have been deleted meanwhile
         place = await place_of(plan, services.sessions)
     now = timestamp(services.clock.now())
 
@@ -159,7 +160,7 @@ def _receipt(
 
 
 def _redacted(exchange: Exchange, redactor: Redactor) -> Exchange:
-    """Return an exchange without secrets that its server sent unasked."""
+    """Return an exchange in which secrets that the server sent are redacted."""
     shown, count = redactor.value(exchange.model_dump(include={"url", "headers"}))
     body = base64.b64decode(exchange.body_base64)
     # Latin-1 keeps every byte, but a secret with other characters is found in UTF-8 only.
@@ -180,7 +181,7 @@ def _is_utf8(body: bytes) -> bool:
 
 
 def _with_digests(fields: JsonObject, recorded: Recorded, cuts: tuple[CutText, ...]) -> JsonObject:
-    """Return an answer's fields with the hashes of files in place of their content."""
+    """Return an answer's fields, with hashes instead of file contents and with long texts cut."""
     return {
         **fields,
         **{cut.field: f"{cut.head}\n… {cut.length} characters …\n{cut.tail}" for cut in cuts},

@@ -1,4 +1,4 @@
-"""The options of a call that the receipts add."""
+"""The call options that receipts add."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def require_repeatable(permitted: PermittedCall, plan: Plan) -> None:
-    """Raise InvalidParams if a receipt could not hold what the call depends on."""
+    """Raise InvalidParams if a receipt could not hold everything that the call depends on."""
     options = permitted.request.options
     for is_wrong, words in (
         (plan.executor.language is None, "Only programs have receipts."),
@@ -34,6 +34,7 @@ RECEIPT = CallOption(name="receipt", type=bool, default=False, check=require_rep
 REPLAY: CallOption[Cassette | None] = CallOption(
     name="replay", type=Cassette | None, default=None, check=require_repeatable
 )
-"""From a receipt: what the program sends is answered from it, and nothing goes out."""
+"""The recorded requests of a receipt: the program's requests are answered from them, and none is
+sent."""
 
 OPTIONS = (RECEIPT, REPLAY)

@@ -20,19 +20,19 @@ from fumehood.core.value import StrictValue
 MAX_EXCHANGES = 1000
 
 MAX_RECORDED_BYTES = 4 << 20
-"""Maximum size of all exchanges in a receipt, before base64: it must fit a request."""
+"""Maximum size of all exchanges in a receipt, before base64, so that it fits into a request."""
 
 REPEATED_OPTIONS = ("timeout_seconds", "memory_limit_mb", "isolation", "packages", "agent_id")
 """The call options that a receipt contains, in addition to `network`."""
 
 SESSION_WISHES = ("image", "memory_mb", "cpus", "disk_mb", "packages")
-"""The session fields that a receipt contains, with which a similar session can be made."""
+"""The session fields that a receipt contains, from which a similar session can be created."""
 
 
 Text = Annotated[str, Field(max_length=64 * 1024)]
 
 Header = Annotated[list[Text], Field(min_length=2, max_length=2)]
-"""A name and a value, as Latin-1."""
+"""A header's name and value, decoded as Latin-1."""
 
 
 def _require_base64(text: str) -> str:
@@ -93,7 +93,7 @@ class Receipt(StrictValue):
 
 
 def differences(before: Receipt, after: Receipt) -> list[str]:
-    """Return the differences between two runs, one per line. Texts of several lines have a diff."""
+    """Return the differences between two runs, one per line. Multi-line texts have a diff."""
     said: list[str] = []
     for name in ("tool_version", "ended_by", "error"):
         said += _changed(name, getattr(before, name), getattr(after, name))
