@@ -308,10 +308,10 @@ def _is_well(finding: Finding) -> bool:
 
 
 def _groups(findings: Sequence[Finding]) -> Iterator[str]:
-    own = {str(check.group): check for check in _checks_of_parts() if check.group is not None}
+    own = [check for check in _checks_of_parts() if check.group is not None]
     known = {**GROUPS, "Authority": authority_checks()}
-    for title in placed(tuple(GROUPS), {title: check.after for title, check in own.items()}):
-        begins = known[title] if title in known else (own[title].name,)
+    for title in placed(tuple(GROUPS), {str(check.group): check.after for check in own}):
+        begins = known.get(title) or [check.name for check in own if check.group == title]
         members = [one for one in findings if "".join(one.check.partition(":")[:2]) in begins]
         well = [one.check.partition(": ")[2] or one.check for one in members if one.verdict == "ok"]
         if well and title == "Limits":

@@ -6,8 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from fumehood.cli.doctor import show_findings
+from fumehood.cli.findings import Finding
 from fumehood.cluster import doctor, ray_membership
 from fumehood.cluster.doctor import check
+from fumehood.cluster.options import with_nodes
 from fumehood.config import Config
 
 HEAD = "10.0.0.1:6379"
@@ -50,3 +53,22 @@ def test_doctor_names_the_extra_if_ray_is_missing(monkeypatch: pytest.MonkeyPatc
     (found,) = check(Config.model_validate({"cluster": {"address": "auto"}}))
     assert (found.verdict, "'PATH_OF_THE_CHECKOUT[cluster]'" in found.cure) == ("missing", True)
     assert list(check(Config())) == []
+
+
+def test_cluster_is_a_group_between_the_limits_and_docker(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    names = ("docker", "cluster", "jail: memory", "policy")
+    show_findings([Finding(name, "ok", "well") for name in names], verbose=False)
+    lines = [line.split(maxsplit=1)[1] for line in capsys.readouterr().out.splitlines()[:-1]]
+    assert lines == [
+        "Authority: 1 of 1 ok: policy",
+        "Limits: 1 of 1 enforced",
+        "Cluster: 1 of 1 ok: cluster",
+        "Docker: 1 of 1 ok: docker",
+    ]
+
+
+def test_option_of_serve_sets_the_address() -> None:
+    assert with_nodes("10.0.0.1:6379") == {"cluster": {"address": "10.0.0.1:6379"}}
+    assert with_nodes(None) is None
