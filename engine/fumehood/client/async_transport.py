@@ -51,6 +51,7 @@ class AsyncTransport:
         Raises:
             DaemonUnavailable: no server answers, or the answer is incomplete. Exceptions of
                 `request.read` are passed on.
+            ValueError: the request's address is too long.
         """
         answer: list[bytes] = []
         await self._receive(request, answer.append, answer.append)
@@ -65,6 +66,7 @@ class AsyncTransport:
         Raises:
             DaemonUnavailable: no server answers, or the answer is incomplete.
             Refused: the engine refuses the request.
+            ValueError: the request's address is too long.
         """
         refusal: list[bytes] = []
         if not await self._receive(request, write, refusal.append):
@@ -86,6 +88,7 @@ class AsyncTransport:
         Raises:
             DaemonUnavailable: no server answers, or the answer is incomplete. Exceptions of
                 `request.read` are passed on.
+            ValueError: the request's address is too long.
         """
         progress = Progress()
         try:
@@ -97,6 +100,8 @@ class AsyncTransport:
                 timeout=self._endpoint.timeout(request),
                 extensions={"trace": progress.note_async},
             )
+        except httpx2.InvalidURL as error:
+            raise ValueError(f"The request cannot be sent: {error}.") from None
         except httpx2.HTTPError as error:
             failed = unavailable(request, self._endpoint, error, progress)
         else:
@@ -110,6 +115,7 @@ class AsyncTransport:
 
         Raises:
             DaemonUnavailable: no server answers, or the events cannot be resumed.
+            ValueError: the request's address is too long.
         """
         following = Following(request, self._endpoint)
         while not following.is_over:

@@ -37,7 +37,7 @@ class Response:
         """Return the whole body. Raises OSError if the body breaks off."""
         if "transfer-encoding" in self.headers:
             return b"".join(self._chunks())
-        return self._exactly(int(self.headers.get("content-length", 0)))
+        return self._exactly(_size(self.headers.get("content-length", "0"), 10))
 
     def events(self) -> Iterator[bytes]:
         """Yield the data of each event, which the daemon writes on one line.
@@ -50,16 +50,27 @@ class Response:
             yield from (line[6:] for line in lines if line.startswith(b"data: "))
 
     def _chunks(self) -> Iterator[bytes]:
-        while size := int(self._reader.readline().strip() or b"-1", 16):
+        while size := _size(self._reader.readline().strip(), 16):
             yield self._exactly(size)
             self._exactly(2)
         self._exactly(2)
 
     def _exactly(self, size: int) -> bytes:
-        body = self._reader.read(size) if size >= 0 else b""
+        try:
+            body = self._reader.read(size) if size >= 0 else b""
+        except (MemoryError, OverflowError):  # an engine sends nothing that large
+            body = b""
         if len(body) != size:
             raise ConnectionError("the response broke off")
         return body
+
+
+def _size(digits: str | bytes, base: int) -> int:
+    """Parse the size of a body or of a piece of it. Raises ConnectionError if it is no number."""
+    try:
+        return int(digits, base)
+    except ValueError:
+        raise ConnectionError("the response broke off") from None
 
 
 class Connection:

@@ -38,6 +38,10 @@ from fumehood.core.status import Health
 from fumehood.http.app import CONTROL_OPERATIONS, OPERATIONS
 from fumehood.http.endpoint import Operation
 from support.answers import envelope_bytes
+from support.clients import KINDS, client_of
+
+LONG = "x" * 70_000
+"""A name that makes an address too long for HTTP clients."""
 
 
 @pytest.mark.parametrize("part", ["", ".", "..", "a/b", "/", "../tools/x", "a/../b", "a\udc80"])
@@ -192,6 +196,27 @@ def test_socket_permission_error_is_not_reported_as_a_missing_engine(
         assert says in str(said)
         assert says_not not in str(said)
         assert said.may_have_acted is False
+
+
+@pytest.mark.parametrize(
+    "send",
+    [
+        lambda client: client.session(LONG),
+        lambda client: client.put_file(LONG, "a", b""),
+        lambda client: client.get_file(LONG, "a"),
+        lambda client: next(client.follow(LONG, "1:0")),
+    ],
+    ids=["send", "upload", "download", "follow"],
+)
+@pytest.mark.parametrize("kind", KINDS)
+def test_request_with_too_long_an_address_is_refused_before_it_is_sent(
+    kind: str, send: Callable[[Any], Any]
+) -> None:
+    with (
+        client_of(kind, Path("/nowhere")) as client,
+        pytest.raises(ValueError, match="The request cannot be sent: URL too long"),
+    ):
+        send(client)
 
 
 # -- Every request as it would be sent, and as its answer would be read --------------------

@@ -52,6 +52,7 @@ class Transport:
         Raises:
             DaemonUnavailable: no server answers, or the answer is incomplete. Exceptions of
                 `request.read` are passed on.
+            ValueError: the request's address is too long.
         """
         answer: list[bytes] = []
         self._receive(request, answer.append, answer.append)
@@ -66,6 +67,7 @@ class Transport:
         Raises:
             DaemonUnavailable: no server answers, or the answer is incomplete.
             Refused: the engine refuses the request.
+            ValueError: the request's address is too long.
         """
         refusal: list[bytes] = []
         if not self._receive(request, write, refusal.append):
@@ -85,6 +87,7 @@ class Transport:
         Raises:
             DaemonUnavailable: no server answers, or the answer is incomplete. Exceptions of
                 `request.read` are passed on.
+            ValueError: the request's address is too long.
         """
         progress = Progress()
         try:
@@ -96,6 +99,8 @@ class Transport:
                 timeout=self._endpoint.timeout(request),
                 extensions={"trace": progress.note},
             )
+        except httpx2.InvalidURL as error:
+            raise ValueError(f"The request cannot be sent: {error}.") from None
         except httpx2.HTTPError as error:
             failed = unavailable(request, self._endpoint, error, progress)
         else:
@@ -109,6 +114,7 @@ class Transport:
 
         Raises:
             DaemonUnavailable: no server answers, or the events cannot be resumed.
+            ValueError: the request's address is too long.
         """
         following = Following(request, self._endpoint)
         while not following.is_over:
