@@ -74,6 +74,8 @@ PROCESS_WALL_LIMITS = frozenset(Limit) - {Limit.OPEN_FILES, Limit.FILE_SIZE, Lim
 """The limits that a process wall enforces. Programs cannot write files there, so the other limits
 do not apply."""
 
+_EVERY_LIMIT = frozenset(Limit)
+
 KERNEL_WALLS = {
     "interpreter": PROCESS_WALL_LIMITS,
     "jail": PROCESS_WALL_LIMITS,
@@ -88,7 +90,7 @@ def least_limits(wall: str) -> frozenset[Limit]:
     Without them, nothing runs behind the wall. Containers, and walls that are not known here, must
     enforce every limit.
     """
-    return KERNEL_WALLS.get(wall, frozenset(Limit))
+    return KERNEL_WALLS.get(wall, _EVERY_LIMIT)
 
 
 MIN_DISK_MB, MAX_DISK_MB = 16, 1_048_576

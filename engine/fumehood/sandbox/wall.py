@@ -321,7 +321,8 @@ def require_enforcing(wall: str, status: WallStatus) -> frozenset[Limit]:
         WallDown: the wall enforces no limits at all.
         SandboxUnavailable: the wall does not enforce all required limits.
     """
-    missing = status.lacking(wall)
+    required = status.required | least_limits(wall)
+    missing = required - status.enforced
     if missing and not status.enforced:
         are = "Containers are" if wall == "container" else f"The {wall} is"
         raise WallDown(
@@ -336,7 +337,7 @@ def require_enforcing(wall: str, status: WallStatus) -> frozenset[Limit]:
             retryable=status.heals,
             retry_after_ms=RETRY_AFTER_MS if status.heals else None,
         )
-    return status.required | least_limits(wall)
+    return required
 
 
 class ImageMissing(SandboxUnavailable):
