@@ -203,7 +203,7 @@ class Workers:
 
 
 class _Worker:
-    """A worker process and the channel to it. `is_fit`: whether the worker may be used again."""
+    """A worker process and the channel to it. `is_fit` is whether the worker may be used again."""
 
     def __init__(
         self,

@@ -108,7 +108,7 @@ class Leftovers(Enum):
     WRITES = 1
     """Files of write requests that failed or were cut off."""
     UPLOADS = 2
-    """The same, and files of uploads that were begun under an earlier engine."""
+    """Files of such write requests, and of uploads that were begun under an earlier engine."""
 
 
 @dataclass(eq=False, slots=True)
@@ -136,7 +136,7 @@ class Session:
     """The saved files, if the session is durable."""
     project: ProjectHome | None = None
     in_trial: bool = False
-    """Whether the files may be those of a trial."""
+    """Whether the workspace may still contain a trial's changes to files."""
     trials: int = 0
     """Number of the session's trials whose effects wait for a decision."""
     restored_at: datetime | None = None
@@ -245,7 +245,9 @@ class Session:
         self.is_pausing = self.container.is_paused or self.is_stopped
 
     def kept(self) -> KeptSession:
-        """Return the session's current record with its owner; the final record if it has ended."""
+        """Return the session's current record with its owner, or its final record if the session
+        has ended.
+        """
         if self.finished is not None:
             return self.finished
         idle_end = self.last_used_at + timedelta(seconds=self.spec.idle_s)

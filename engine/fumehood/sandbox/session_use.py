@@ -49,7 +49,7 @@ from fumehood.sandbox.wall import NO_SINKS, Lease, RunEnding, RunSinks, try_late
 
 
 class Project(Protocol):
-    """The project directory of a session, used during a turn."""
+    """The project directory of a session, used by callers that have the session's turn."""
 
     async def difference(self, lease: Lease) -> JsonObject:
         """Return the changes in the session since the project's files were copied into it."""
@@ -68,8 +68,8 @@ class SessionLease:
     """One call's turn in a session.
 
     `until_ready` waits until the session can run a program, and raises if the session has ended.
-    `save` gets the program and arguments of a run. If the run may have changed files, it saves
-    those of a durable session, and returns the reason if that failed.
+    `save` receives the program and arguments of a run. If the session is durable and the run may
+    have changed files, `save` saves the files. It returns why this failed, or None.
     """
 
     session: Session
@@ -82,7 +82,7 @@ class SessionLease:
     project: Project | None = None
     """Set if the session's files were copied from a project directory."""
     processes: Callable[[JsonObject], Awaitable[JsonObject]] | None = None
-    """Carries out a request about the registered processes, as `SessionProcesses.ask`."""
+    """Carries out a request about the registered processes (`SessionProcesses.ask`)."""
 
     async def run(
         self,
@@ -186,8 +186,8 @@ class HeldFiles:
 
 
 class SessionTrials:
-    """The trials of one session. `save` saves the session's files, and returns the reason if that
-    failed; `write` stores its record.
+    """The trials of one session. `save` saves the session's files, and returns why this failed, or
+    None; `write` stores the session's record.
     """
 
     def __init__(
@@ -249,8 +249,8 @@ class SessionTrials:
         return replace(ending, isolation="session"), held if is_whole else None
 
     async def _require_copy(self) -> None:
-        """Save the files if they may differ from the copy. Raises as `run`, also if the workspace
-        has links or special files, which a copy does not include.
+        """Save the files if they may differ from the copy. Raises the same errors as `run`, for
+        example if the workspace has links or special files, which a copy does not include.
         """
         session = self._session
         assert session.copy is not None
@@ -396,8 +396,9 @@ class SessionProcesses:
         self._write = write
 
     async def ask(self, request: JsonObject) -> JsonObject:
-        """Carry out a request, as `SessionContainer.processes`. If a `start` request has `restart`,
-        the process is started again in each new container of the session, until it is stopped.
+        """Carry out a request about the processes (`SessionContainer.processes`). If a `start`
+        request has `restart`, the process is started again in each new container of the session,
+        until it is stopped.
 
         Raises:
             ResourceNotFound: the session has ended, or there is no such process.
@@ -433,8 +434,8 @@ class SessionProcesses:
         return self._with_kept(answer) if asked["do"] == "list" else answer
 
     async def read_end(self, name: str) -> JsonObject:
-        """Read the end of a process's output. `skipped` counts the bytes before it. Raises as
-        `ask`.
+        """Read the end of a process's output. In the result, `skipped` is the number of bytes
+        before this end. Raises the same errors as `ask`.
         """
         asked: JsonObject = {"do": "read", "name": name, "after": _BEHIND_ALL}
         end = (await self.ask(asked))["output"]["offset"]
@@ -464,8 +465,8 @@ class SessionProcesses:
         await self._write()
 
     def _with_kept(self, answer: JsonObject) -> JsonObject:
-        """Return a list of processes, to which those are added that start again with the session
-        but ended so long ago that the guest no longer lists them.
+        """Return a list of processes with additional entries: for processes that start again with
+        the session, but ended so long ago that the guest no longer lists them.
         """
         known = {one["name"] for one in answer["processes"]}
         kept = self._session.kept_processes
@@ -490,8 +491,8 @@ _SWEEP_LIMITS = Limits(wall_s=10.0, cpu_s=10.0, memory_mb=None, output_bytes=MB)
 
 
 async def sweep(session: Session) -> None:
-    """Remove unfinished files of interrupted requests from the workspace. Must be called during a
-    turn.
+    """Remove unfinished files of interrupted requests from the workspace. The caller must have the
+    session's turn.
     """
     uploads = session.leftovers is Leftovers.UPLOADS
     ending = await source_of(session).run(

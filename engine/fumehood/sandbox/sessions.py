@@ -344,7 +344,8 @@ class SessionKeeper:
         return self.find(principal, session.id if session is not None else session_id)
 
     async def pause(self, principal: Principal, session_id: str) -> SessionRecord:
-        """Freeze a principal's session after the current and waiting calls, until its next use.
+        """Freeze a principal's session until its next use. Waits for the session's current and
+        waiting calls to finish first.
 
         Raises:
             ResourceNotFound: this principal has no such session, or the session has ended.
@@ -355,11 +356,12 @@ class SessionKeeper:
         return self.find(principal, session.id)
 
     async def stop(self, principal: Principal, session_id: str) -> SessionRecord:
-        """After the current and waiting calls of a principal's session, end everything that runs in
-        it, and keep its disk. Raises as `pause`, and:
+        """Stop a principal's session: end everything that runs in it, and keep its disk. Waits for
+        the session's current and waiting calls to finish first.
 
         Raises:
             InvalidParams: the session has no disk.
+            EngineError: for the same reasons as in `pause`.
         """
         async with self._turn(principal, session_id) as session:
             _require_disk(session, "would be lost. Pause it or end it.")
@@ -367,8 +369,8 @@ class SessionKeeper:
         return self.find(principal, session.id)
 
     async def resume(self, principal: Principal, session_id: str) -> SessionRecord:
-        """Thaw or start a principal's paused or stopped session, which counts as a use. Raises as
-        `pause`, and QuotaExceeded if too many sessions run.
+        """Thaw a principal's session if it is paused, or start it if it is stopped. This counts as
+        a use. Raises the same errors as `pause`, and QuotaExceeded if too many sessions run.
         """
         session = self._usable(principal.id, session_id)
         async with self._lease(principal.id, session.id, is_call=False):
@@ -380,13 +382,14 @@ class SessionKeeper:
     async def snapshot(
         self, principal: Principal, session_id: str, name: str | None = None
     ) -> Snapshot:
-        """Copy the files of a principal's session, after its current and waiting calls. Raises as
-        `stop`, and:
+        """Copy the files of a principal's session. Waits for the session's current and waiting
+        calls to finish first.
 
         Raises:
             InvalidParams: the session has a snapshot of this name.
             QuotaExceeded: the session has the maximum number of snapshots.
             StoreError: the snapshot could not be stored, so it was not made.
+            EngineError: for the same reasons as in `stop`.
         """
         async with self._turn(principal, session_id) as session:
             _require_disk(session, NO_COPIES)
@@ -422,13 +425,14 @@ class SessionKeeper:
     async def restore(
         self, principal: Principal, session_id: str, snapshot_id: str
     ) -> SessionRecord:
-        """Replace the files of a principal's session with those of its snapshot, after the current
-        and waiting calls. Everything that runs in the session is ended, and its variables are lost.
-        Raises as `resume`, and:
+        """Restore the files of a principal's session from one of its snapshots. Waits for the
+        session's current and waiting calls to finish, and then ends everything else that runs in
+        the session. The session's variables are lost.
 
         Raises:
             ResourceNotFound: there is no such snapshot.
             SandboxUnavailable: the new files of a durable session could not be saved.
+            EngineError: for the same reasons as in `resume`.
         """
         async with self._turn(principal, session_id) as session:
             found = _snapshot_of(self._record(session), snapshot_id)
@@ -456,9 +460,9 @@ class SessionKeeper:
         name: str | None = None,
         count: int = 1,
     ) -> Records:
-        """Create `count` stopped sessions from the files of a principal's session, or of one of its
-        snapshots, which may be that of a lost session. Return their records. If `count` is above 1,
-        numbers are appended to `name`. Raises as `stop`, and:
+        """Create `count` stopped sessions from the files of a principal's session, or from one of
+        its snapshots. The session may be lost if `snapshot_id` is given. Return the records of the
+        new sessions. If `count` is above 1, numbers are appended to `name`.
 
         Raises:
             InvalidParams: a session has one of the names.
@@ -466,6 +470,7 @@ class SessionKeeper:
             QuotaExceeded: there are too many sessions with a disk.
             ResourceNotFound: there is no such snapshot.
             StoreError: the new sessions could not be stored, so none was created.
+            EngineError: for the same reasons as in `stop`.
         """
         record = self.find(principal, session_id)
         bound = self._check(principal, record.agent_id)
@@ -583,7 +588,8 @@ class SessionKeeper:
 
         Raises:
             ResourceNotFound: this principal and agent have no such session, or it has ended.
-            InvalidParams: the session's image lacks the language, or its memory size differs.
+            InvalidParams: the session's image lacks the language, or the session's memory is not
+                `memory_mb`.
         """
         session = self._usable(principal.id, session_id)
         if session.agent_id != agent_id:
@@ -617,7 +623,8 @@ class SessionKeeper:
         return {name: value for name, value in session.spec.env.items() if usual.get(name) != value}
 
     async def facts_of(self, session_id: str) -> JsonObject:
-        """Return the facts of the image that a session's next call uses, as `HasImages.facts_of`.
+        """Return the facts of the image that a session's next call uses, in the form of
+        `HasImages.facts_of`.
 
         Raises:
             ResourceNotFound: the session is not active.
@@ -643,7 +650,8 @@ class SessionKeeper:
         """Lease a session's container for one call. Entering the lease waits for earlier calls.
 
         Raises:
-            ResourceNotFound, InvalidParams: as `examine`; ResourceNotFound also on entering.
+            ResourceNotFound, InvalidParams: for the same reasons as in `examine`. Entering the
+                lease may also raise ResourceNotFound.
             SandboxUnavailable: on entering, if the session is too busy or cannot run now.
             QuotaExceeded: on entering, if too many sessions run to start this one again.
         """
@@ -653,7 +661,7 @@ class SessionKeeper:
     async def files(
         self, principal: Principal, session_id: str
     ) -> AbstractAsyncContextManager[Lease]:
-        """Lease a session for file operations outside calls. Raises as `lease`."""
+        """Lease a session for file operations outside calls. Raises the same errors as `lease`."""
         session = self._usable(principal.id, session_id)
         return self._lease(principal.id, session.id, is_call=False)
 
@@ -718,8 +726,8 @@ class SessionKeeper:
     # -- inside ---------------------------------------------------------------------------
 
     def _inherit(self, one: KeptSession) -> None:
-        """Add a stored session of an earlier engine. An active session is to be continued, or is
-        lost if the wall does not keep sessions.
+        """Add a stored session of an earlier engine. If the session is active, this engine will
+        continue it; if the wall does not keep sessions, an active session is lost.
         """
         if one.record.state.is_over:
             self._history.keep(one)
@@ -902,8 +910,8 @@ class SessionKeeper:
         """Return an active session by its id or name.
 
         Raises:
-            ResourceNotFound: there is no such session, it has ended, or it has expired, in which
-                case this ends it.
+            ResourceNotFound: there is no such session, it has ended, or it has expired. An expired
+                session is ended here.
         """
         session = self._live_one(principal_id, reference)
         if session is not None:
@@ -1016,8 +1024,8 @@ class SessionKeeper:
         return await self._save(session)
 
     async def _save(self, session: Session) -> str | None:
-        """Save the files of a durable session during a turn. Return why this failed, as a clause,
-        or None.
+        """Save the files of a durable session, whose turn the caller must have. Return why this
+        failed, as a clause, or None.
         """
         if session.finished is not None or session.copy is None or self._saver is None:
             return None

@@ -46,7 +46,7 @@ class SessionSettings(BaseModel):
     max_saved_mb: int = Field(default=20_480, ge=0, le=10_000_000)
     """Maximum total size of all durable sessions' workspaces. One principal may have half of it."""
     disk_lifetime_seconds: float = Field(default=604_800, ge=10, le=31_536_000)
-    """Like `lifetime_seconds`, for sessions with a disk."""
+    """Both the default and the maximum lifetime of a session with a disk."""
     max: int = Field(default=32, ge=0, le=256)
     """Maximum number of sessions that are not stopped. In addition, all of them together may
     reserve at most three quarters of the host's memory, and those of one principal three quarters
@@ -167,7 +167,7 @@ class LanguageImages(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     python: ImageName = "python-data"
-    """Also the image of the containers that are kept warm."""
+    """The image for Python programs. The containers that are kept warm also have this image."""
     shell: ImageName = "shell"
     javascript: ImageName = "node"
 

@@ -60,7 +60,7 @@ def open_directory(path: Path, owners: frozenset[int]) -> int:
     accepted in spite of their modes, because other users cannot replace their entries.
 
     Raises:
-        Untrusted: it is missing, or another user could change its content.
+        Untrusted: the directory is missing, or another user could change its content.
     """
     descriptor = -1
     try:
@@ -133,8 +133,8 @@ def read_file(directory: int, name: str, owners: frozenset[int]) -> tuple[bytes,
 
 
 def read_trusted(path: Path) -> tuple[bytes, Signature]:
-    """Read a file that only root or the engine's user could have written. Raises as `read_file`,
-    and Untrusted for its directory.
+    """Read a file that only root or the engine's user could have written. Raises the same errors as
+    `read_file`, and Untrusted if another user could change the file's directory.
     """
     owners = frozenset({0, os.geteuid()})
     directory = open_directory(path.parent, owners)
@@ -145,8 +145,8 @@ def read_trusted(path: Path) -> tuple[bytes, Signature]:
 
 
 def read_private(path: Path) -> bytes:
-    """Read a file as `read_trusted`, if its mode lets only its owner read it. Raises as
-    `read_trusted`, and Untrusted for another mode.
+    """Read a file with `read_trusted`, and check that its mode lets only its owner read it. Raises
+    the same errors as `read_trusted`, and Untrusted if the mode lets others read the file.
     """
     data, signature = read_trusted(path)
     if stat.S_IMODE(signature.mode) & 0o077:

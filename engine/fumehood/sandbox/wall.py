@@ -473,7 +473,8 @@ class SessionContainer(Protocol):
         """The packages that were added to the image, as a lock with hashes, or ""."""
 
     async def facts(self) -> JsonObject:
-        """Return the facts of the image that the next run uses, as `HasImages.facts_of`.
+        """Return the facts of the image that the next run uses, in the form of
+        `HasImages.facts_of`.
 
         Raises:
             SandboxUnavailable: the facts cannot be determined now.
@@ -797,7 +798,9 @@ class Claims(TypedDict):
 
 
 def claims_of(error: object) -> Claims:
-    """Return the fields of a `RunEnding` for the error in a program's reply, or None for each."""
+    """Return the fields of a `RunEnding` for the error in a program's reply. Each is None if the
+    reply does not have it.
+    """
     found: JsonObject = error if isinstance(error, dict) else {}
     kind, message = (
         value if isinstance(value := found.get(key), str) else None for key in ("kind", "message")

@@ -787,7 +787,8 @@ class ProcessRequests:
             waiting.set_result(frame)
 
     def on_count(self, frame: ContainerProcesses) -> None:
-        """Process a new number of running processes. Raises FrameError if it is not lower.
+        """Process a new number of running processes. Raises FrameError unless the number has
+        fallen.
 
         Without a start request the number can only fall, so a guest cannot send such frames without
         end.

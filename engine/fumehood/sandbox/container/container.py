@@ -182,8 +182,8 @@ class Container(Channel):
         *,
         keep: bool = False,
     ) -> RunEnding:
-        """Run a program as `Channel.run`. If the container is lost, determine whether memory ran
-        out.
+        """Run a program as `Channel.run` does. If the container is lost, determine whether memory
+        ran out.
         """
         if self.is_dead:  # it ended after it was leased
             return RunEnding(EndedBy.SANDBOX_LOST, isolation)
@@ -205,8 +205,8 @@ class Container(Channel):
         return ending
 
     async def until_examined(self) -> None:
-        """Wait until the reason for the container's end is known. If it were removed earlier, the
-        reason would be lost.
+        """Wait until the reason for the container's end is known. If the container were removed
+        earlier, the reason would be lost.
         """
         await self._examined.wait()
 

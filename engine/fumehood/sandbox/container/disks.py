@@ -45,7 +45,7 @@ RUN_S = 20.0
 """Maximum seconds for a run of one of these programs, which usually takes about 10 ms."""
 
 COPY_S_PER_GB = 60.0
-"""Seconds added to that maximum for each GB of data that is copied."""
+"""Seconds that are added to `RUN_S` for each GB of data that is copied."""
 
 COPY = "snap_"
 """Prefix of the names of copies, which are never attached and so do not grow."""
@@ -89,7 +89,7 @@ class Disks:
         """Held while space is reserved."""
 
     def why_none(self) -> str | None:
-        """Return why this engine cannot make disks, or None."""
+        """Return why this engine cannot make disks, or None if it can."""
         if self._directory is None:
             return "an engine without a state directory has none"
         if os.geteuid() != 0:
@@ -130,9 +130,10 @@ class Disks:
         is_new: bool = False,
         unless: tuple[type[DockerError], ...] = (),
     ) -> AsyncIterator[None]:
-        """If the block fails, log why the disk could not be `what`, and raise an error that gives
-        callers the cause without names and paths. With `is_new`, remove the disk as well. Failures
-        of the types `unless` are raised unchanged.
+        """If the block fails, log why, and raise an error that gives callers the cause without
+        names and paths. `what` completes the sentence "The disk could not be …", for example
+        "copied". With `is_new`, remove the disk as well. Failures of the types `unless` are raised
+        unchanged.
         """
         try:
             yield
@@ -179,7 +180,9 @@ class Disks:
             self._copying.pop(target, None)
 
     async def prepare(self, source: str, new: str) -> None:
-        """Make and check a copy of a disk that will `replace` another disk. Raises as `copy`."""
+        """Make and check a copy of a disk that will `replace` another disk. Raises
+        SandboxUnavailable if there is no room or the copy failed.
+        """
         assert self._directory is not None
         await self._try_to_remove(new)  # the remains of a failed attempt
         await self.copy(source, new)
@@ -293,10 +296,10 @@ class Disks:
 
 
 def _free(device: str, path: Path) -> None:
-    """Free a disk's loop device, as soon as it is no longer mounted. Do nothing if it now belongs
-    to another file: the end of a container may have freed it since it was listed, and a disk of any
-    engine on this host may have taken it. While it is open here, it cannot be taken.
-    *Source*: loop(4).
+    """Free a disk's loop device, as soon as the device is no longer mounted. Do nothing if the
+    device now belongs to another file: the end of a container may have freed the device since it
+    was listed, and a disk of any engine on this host may have taken it. While the device is open
+    here, no other disk can take it. *Source*: loop(4).
     """
     try:
         with Path(device).open("rb", buffering=0) as opened:

@@ -308,7 +308,8 @@ class Docker:
         unwanted: Callable[[Answer], None] = lambda answer: None,
     ) -> Answer:
         """Run a call of the low-level client in a thread, and return its result. `asked` completes
-        "Docker did not …" in errors. A result that comes too late is passed to `unwanted`.
+        the sentence "Docker did not …" in errors, for example "create a volume". A result that
+        comes too late is passed to `unwanted`.
 
         Raises:
             DockerError: Docker cannot be used, or the request failed.
@@ -503,8 +504,8 @@ host: the texts of system call errors, and of some errors in Go's libraries.
 
 
 def _known_cause(words: str) -> str | None:
-    """Return the last known cause in Docker's explanation, or None. The explanation begins with the
-    outermost failure, so the last cause is the innermost.
+    """Return the last cause in Docker's explanation that `KNOWN_CAUSES` contains, or None. The
+    explanation begins with the outermost failure, so the last cause is the innermost.
     """
     words = words.lower()
     found = [(words.rfind(cause) + len(cause), cause) for cause in KNOWN_CAUSES if cause in words]
@@ -535,8 +536,8 @@ class Unfit:
 
 @dataclass(frozen=True, slots=True)
 class HostCheck:
-    """The check of one requirement on the host. `found` describes the host; `unfit` is None if it
-    meets the requirement.
+    """The check of one requirement on the host. `found` describes the host; `unfit` is None if the
+    host meets the requirement.
     """
 
     name: str

@@ -72,7 +72,9 @@ class PackageLayers:
         cache: Path | None,
         on_event: OnEvent = lambda event, values: None,
     ) -> None:
-        """`own` is the folder of the operator's own recipes, `cache` the directory of wheels."""
+        """`own` is the folder of the operator's own recipes, and `cache` is the directory of
+        wheels.
+        """
         self._docker = docker
         self._settings = settings
         self._own = own
@@ -119,14 +121,14 @@ class PackageLayers:
         return name
 
     def add_text(self, image: str, text: str) -> str:
-        """Return the name of an image with the packages of a lock's text added, as `add`."""
+        """Do the same as `add` for a lock that is given as text."""
         from fumehood.sandbox.images.recipe import parse_lock
 
         return self.add(image, parse_lock(text))
 
     def lock_of(self, name: str) -> Lock | None:
-        """Return the packages added to an image, by its name; None if there are none, or if they
-        are not known any more.
+        """Return the packages that were added to the image with this name, or None if there are
+        none or they are no longer known.
         """
         return self._locks.get(name)
 

@@ -227,7 +227,7 @@ class PoolState:
         self.leaving: dict[str, asyncio.Event] = {}
         self.making = 0
         self.warming = 0
-        """Number of those containers in `making` that are not for a waiting call."""
+        """Number of containers in `making` that are not for a waiting call."""
 
     @property
     def total(self) -> int:
@@ -434,7 +434,7 @@ class Pool:
         self._dispatch()
 
     def warm(self) -> Counter[Kind]:
-        """Return the number of containers by kind that have run nothing."""
+        """Return the number of containers that have run nothing, by kind."""
         entries = self._state.entries.values()
         return Counter(entry.kind for entry in entries if entry.state is State.WARM)
 
@@ -634,5 +634,5 @@ class Pool:
 
 
 def _another(error: EngineError) -> EngineError:
-    """Return a copy of the error: raising the same one twice would mix the tracebacks."""
+    """Return a copy of the error: raising the same object twice would mix the tracebacks."""
     return copy.copy(error)

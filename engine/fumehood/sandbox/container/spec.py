@@ -93,7 +93,7 @@ class ContainerSpec:
     lifetime_s: float
     """Seconds after which the guest ends itself, even if the engine is gone."""
     deadline: int
-    """The same deadline in seconds since 1970, for other engines that find the container."""
+    """When `lifetime_s` ends, in seconds since 1970, for other engines that find the container."""
     guest_mb: int = GUEST_MB
     """MB of memory for this image's guest, with its preloaded modules."""
     disk: tuple[str, int] | None = None

@@ -84,7 +84,7 @@ LEAST_BETWEEN_LOOKS_S = 1.0
 """Minimum seconds between the starts of two looks, however many calls request one."""
 
 REMEMBERED_S = 2.0
-"""Seconds for which no look is made after one that reached its deadline."""
+"""Seconds for which no look is made after a look that reached its deadline."""
 
 GUEST_GRACE_S = 60.0
 """Seconds for which a guest lives beyond the last moment at which it could be in use."""
@@ -111,7 +111,7 @@ RUNNING_STATES = frozenset({"running", "paused", "restarting"})
 
 
 Trouble = DockerError | ContainerFailed | Unfit
-"""A fault with a message and a remedy for callers. `heals` is whether it may end by itself."""
+"""A fault with a message and a remedy for callers. `heals` is whether it can end by itself."""
 
 
 FindImage = Callable[[Docker, str], "Awaitable[Image]"]
@@ -261,8 +261,8 @@ class ContainerSupply:
     # -- looking --------------------------------------------------------------------
 
     async def find(self, name: str) -> Image:
-        """Return an image by its name. Query Docker if the image is not yet known. Packages that
-        the name stands for are installed if necessary.
+        """Return an image by its name. Query Docker if the image is not yet known. If the name
+        includes packages, they are installed if necessary.
 
         Raises:
             ImageMissing: the image does not exist.
@@ -291,7 +291,7 @@ class ContainerSupply:
         """Query Docker for its state, its host and the images, and keep the result.
 
         Return without a query if another look has begun and ended since this was called, or if the
-        last one has just reached its deadline.
+        last look has just reached its deadline.
         """
         came = time.monotonic()
         async with self._turn:

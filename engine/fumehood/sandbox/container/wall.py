@@ -305,7 +305,7 @@ class ContainerWall(HasImages):
         return self.facts(image, (await self._find(image)).id)
 
     def facts(self, image: str, digest: str) -> JsonObject:
-        """Return the facts of an image, as `facts_of`, if its digest is already known."""
+        """Return what `facts_of` returns, for an image whose digest is already known."""
         lock = self._layers.lock_of(image)
         return {
             "image": image,
@@ -315,7 +315,7 @@ class ContainerWall(HasImages):
         }
 
     async def with_packages(self, image: str, packages: Sequence[str], principal_id: str) -> str:
-        """Return the name of an image with these packages, as `PackageLayers.name_for`."""
+        """Return the name of an image with these packages (`PackageLayers.name_for`)."""
         return await self._layers.name_for(await self._find(image), packages, principal_id)
 
     @asynccontextmanager
@@ -327,7 +327,7 @@ class ContainerWall(HasImages):
         memory_mb: int | None = None,
         image: str | None = None,
     ) -> AsyncIterator[ContainerLease]:
-        """Lease a container for this domain, with this image or by default the one for Python.
+        """Lease a container for this domain, with this image or, by default, the image for Python.
 
         With `fresh`, the container has run nothing before, and is destroyed after the run.
         """
@@ -408,8 +408,8 @@ class ContainerWall(HasImages):
         return held
 
     def image_of(self, held: HeldContainer) -> str:
-        """Return the name of a session's image. Register its packages again first, because those of
-        later requests may have displaced them.
+        """Return the name of a session's image. Register the image's packages again first, because
+        packages of later requests may have displaced them.
         """
         if held.lock:
             self._layers.add_text(held.image.partition(PLUS)[0], held.lock)
@@ -552,7 +552,7 @@ class ContainerWall(HasImages):
         self, command: tuple[str, ...], env: Mapping[str, str], *, image: str, memory_mb: int,
         has_network: bool = False,
     ) -> AttachedProgram:  # fmt: skip
-        """Start a program that the operator configured, as `OpensPrograms.open_program`."""
+        """Start a program that the operator configured. Implements `OpensPrograms`."""
         self._begin()
         return await self._supply.open_program(
             command, env, image, memory_mb, has_network=has_network
@@ -579,7 +579,9 @@ class ContainerWall(HasImages):
             self.start_soon(self._keep_looking)
 
     def _looked(self) -> None:
-        """After a look at Docker, refuse waiting calls, or retire containers of outdated images."""
+        """After a look at Docker, refuse waiting calls if Docker cannot be used. Otherwise, retire
+        the containers of outdated images.
+        """
         if self._supply.down is not None:
             self._pool.refuse_waiting(unavailable(self._supply.down))
         else:
@@ -615,8 +617,8 @@ class ContainerWall(HasImages):
             await held.look()
 
     async def _find(self, image: str) -> Image:
-        """Return an image, as `ContainerSupply.find`. Also raises SandboxUnavailable if the engine
-        is stopping.
+        """Return an image (`ContainerSupply.find`). Also raises SandboxUnavailable if the engine is
+        stopping.
         """
         self._begin()
         return await self._supply.find(image)
@@ -772,7 +774,8 @@ class HeldContainer:
 
     async def stop(self, unless: Callable[[], bool] = lambda: False) -> None:
         """End the container after the cleanup of the last run, and keep its disk. Do nothing if
-        `unless` returns True before or after that cleanup, such as because of a new call.
+        `unless` returns True before or after that cleanup, for example because a new call has
+        arrived.
         """
         async with self._changing:
             if unless():
@@ -850,7 +853,8 @@ class HeldContainer:
 
     async def until_free(self) -> None:
         """Wait for the cleanup after the last run, which the channel limits in time. Before that,
-        thaw a frozen container, start a stopped one again, or take over that of an earlier engine.
+        thaw a frozen container, start a stopped container again, or take over the container of an
+        earlier engine.
 
         Raises:
             SandboxUnavailable: the container cannot be thawed, started or taken over now.

@@ -149,7 +149,8 @@ Python process that a program starts.
 """
 
 LAYER_PATH_FILE = "usr/lib/python3/dist-packages/fumehood-packages.pth"
-"""Path of a similar file, for packages that callers request. These come last in the import path."""
+"""Path of a file like `PATH_FILE`, for packages that callers request. These packages come last in
+the import path."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -454,7 +455,7 @@ LIFETIME_S = 600
 
 MEMORY = "1g"
 PROCESSES = 64
-"""Limits of a build container."""
+"""Limits of a build container: `MEMORY`, and the number of `PROCESSES`."""
 
 
 @contextmanager

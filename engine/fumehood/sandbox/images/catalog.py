@@ -3,8 +3,8 @@
 Host side, between Docker and the container wall or the command line. Invariants: an image is this
 engine's only if its labels have the current digests of recipe and guest, and it has a tag of our
 repository (an image that somebody derives from ours inherits the labels but not the tag). An image
-that a container uses, or on which another image is based, is never removed. Nor does a build remove
-one that an engine of another version made in the last week.
+that a container uses, or on which another image is based, is never removed. A build also keeps
+images that an engine of another version made in the last week.
 """
 
 from __future__ import annotations
@@ -86,7 +86,8 @@ KEPT_S = 7 * 24 * 3600
 class Image:
     """An image that an engine has built. Use `id`, the digest, because names can be reassigned.
 
-    `recipe` and `guest` are the digests of its sources.
+    `recipe` and `guest` are the digests of the recipe and of the guest's files that it was built
+    from.
     """
 
     name: str
@@ -208,8 +209,8 @@ def find_layer(client: docker.APIClient, base: str, lock: Lock) -> str | None:
 
 
 def replaced_by(client: docker.APIClient, recipe: Recipe) -> set[str]:
-    """Return the ids of images and bases that a new build replaces: those from the same sources,
-    and those over a week old.
+    """Return the ids of images and bases that a new build replaces: those that were built from the
+    same sources, and images of the same name and root file systems that are over a week old.
     """
     guest, now = guest_digest(), time.time()
     tops = {

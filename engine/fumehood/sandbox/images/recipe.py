@@ -283,7 +283,7 @@ def add_file(archive: tarfile.TarFile, path: str, content: bytes) -> None:
 
 
 def add_stream(archive: tarfile.TarFile, path: str, content: IO[bytes], size: int) -> None:
-    """Add a file of `size` bytes, with the owner and mode of `add_file`."""
+    """Add a file of `size` bytes. Its owner and mode are those of files added with `add_file`."""
     member = tarfile.TarInfo(path)
     member.size = size
     archive.addfile(member, content)

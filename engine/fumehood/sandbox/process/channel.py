@@ -116,7 +116,8 @@ class GuestProcess(asyncio.Protocol):
         """Start a guest and wait until it has tested itself.
 
         Raises:
-            GuestFailed: it could not be started, ended, or was not ready in `START_DEADLINE_S`.
+            GuestFailed: the guest could not be started, has ended, or was not ready in
+                `START_DEADLINE_S`.
         """
         with contextlib.ExitStack() as theirs, contextlib.ExitStack() as ours:
             try:
