@@ -68,6 +68,7 @@ from fumehood.cli.options import (
     deadline,
     newest,
     one_line,
+    pages,
 )
 from fumehood.cli.plain import plain
 from fumehood.cli.reach import APPROVE, calling, controlling
@@ -89,7 +90,8 @@ STYLES = {
 
 VERSION = re.compile(r"[1-9][0-9]{0,8}", re.ASCII)
 PAGE = 100
-ENDED = frozenset({"approved", "denied", "expired", "cancelled", "done", "failed", "interrupted"})
+OPEN = (ApprovalState.PENDING, ApprovalState.APPROVED, ApprovalState.STARTED)
+"""The states of an approval that has not ended."""
 
 ApprovalId = Annotated[str, typer.Argument(help="The approval's id, apr_….")]
 ApprovalIds = Annotated[
@@ -404,18 +406,23 @@ def _ask(client: ControlClient, seen: Sequence[Approval], decision: NewDecision)
 def _followed(client: ControlClient) -> Iterator[Approval]:
     """Yield the open approvals, oldest first, then each approval that is new or has changed.
 
-    Only the newest `PAGE` approvals of any state are followed.
+    Ended approvals are followed only while they are among the newest `PAGE`.
     """
     changes = client.approvals.next_change(-1)
-    versions: dict[str, int] | None = None
+    seen: dict[str, Approval] | None = None
     while True:
-        found = client.approvals.list(limit=PAGE).items
-        for approval in reversed(found):
-            if versions is None and approval.state in ENDED:
-                continue
-            if (versions or {}).get(approval.id) != approval.version:
-                yield approval
-        versions = {approval.id: approval.version for approval in found}
+        found = {one.id: one for one in client.approvals.list(limit=PAGE).items}
+        for state in OPEN:
+            for page in pages(partial(client.approvals.list, state=state, limit=PAGE)):
+                found |= {one.id: one for one in page.items}
+        known = seen or {}
+        open_before = {one.id for one in known.values() if one.state in OPEN}
+        found |= {missed: client.approvals.show(missed) for missed in open_before - found.keys()}
+        for one in sorted(found.values(), key=lambda one: one.created_at):
+            is_listed = seen is not None or one.state in OPEN
+            if is_listed and (one.id not in known or known[one.id].version != one.version):
+                yield one
+        seen = found
         changes = client.approvals.next_change(changes)
 
 

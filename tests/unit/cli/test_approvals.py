@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import unicodedata
 from datetime import timedelta
+from itertools import islice
 from typing import Any
 
 import pytest
@@ -13,7 +14,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
-from fumehood.approvals.model import Approval, ApprovalState, DecisionRecord, NewDecision
+from fumehood.approvals.model import (
+    Approval,
+    ApprovalPage,
+    ApprovalState,
+    DecisionRecord,
+    NewDecision,
+)
 from fumehood.cli import approvals
 from fumehood.cli.approvals import (
     MARK,
@@ -433,6 +440,77 @@ def test_lines_of_any_preview_fit_and_are_printable(found: Any, columns: int) ->
     for line in preview_lines(found, columns):
         assert line.text.isprintable()
         assert cell_len(line.text) <= columns
+
+
+# -- `fumehood approvals watch`: nothing that is open is left out --
+
+
+class _Watched:
+    """A client of an engine in which each change is made as the client waits for it."""
+
+    def __init__(
+        self, stored: dict[int, ApprovalState], *changes: dict[int, ApprovalState]
+    ) -> None:
+        self.approvals = self
+        self._stored: dict[str, Approval] = {}
+        self._changes = [*changes]
+        self._change(stored)
+
+    def _change(self, states: dict[int, ApprovalState]) -> None:
+        for number, state in states.items():
+            one = approval(number, state=state, created_at=NOW + timedelta(seconds=number))
+            before = self._stored.get(one.id)
+            version = 1 if before is None else before.version + 1
+            self._stored[one.id] = one.model_copy(update={"version": version})
+
+    def next_change(self, after: int) -> int:
+        if after >= 0:
+            if not self._changes:
+                raise KeyboardInterrupt
+            self._change(self._changes.pop(0))
+        return after + 1
+
+    def show(self, approval_id: str) -> Approval:
+        return self._stored[approval_id]
+
+    def list(
+        self, state: str | None = None, *, limit: int, cursor: str | None = None
+    ) -> ApprovalPage:
+        stored = sorted(self._stored.values(), key=lambda one: one.id, reverse=True)
+        rest = [
+            one for one in stored
+            if state in (None, one.state) and (cursor is None or one.id < cursor)
+        ]  # fmt: skip
+        has_more = len(rest) > limit
+        return ApprovalPage(
+            items=tuple(rest[:limit]), has_more=has_more, total_count=None,
+            next_cursor=rest[limit - 1].id if has_more else None,
+        )  # fmt: skip
+
+
+def test_watch_begins_with_all_open_approvals_and_follows_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(approvals, "PAGE", 2)
+    pending, approved, started, done, denied = map(
+        ApprovalState, ("pending", "approved", "started", "done", "denied")
+    )
+    open_ones = dict.fromkeys((1, 2, 3), pending) | {4: approved, 5: started}
+    client: Any = _Watched(
+        open_ones | dict.fromkeys(range(6, 10), done),
+        {1: denied},
+        {4: started, 5: done, 10: pending},
+        {4: done, 6: denied},
+    )
+    followed = approvals._followed(client)
+    assert [(int(one.id[4:], 16), one.state.value) for one in islice(followed, 10)] == [
+        (1, "pending"), (2, "pending"), (3, "pending"), (4, "approved"), (5, "started"),
+        (1, "denied"),
+        (4, "started"), (5, "done"), (10, "pending"),
+        (4, "done"),
+    ]  # fmt: skip
+    with pytest.raises(KeyboardInterrupt):
+        next(followed)
 
 
 # -- `fumehood approvals approve --edit`: what is asked about is what would be done --
