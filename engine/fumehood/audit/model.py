@@ -22,7 +22,7 @@ class AuditRecord(Value):
 
 
 class AuditQuery(Value):
-    """The rows after row `after`."""
+    """A query for at most `limit` rows after row `after`."""
 
     after: int = Field(default=0, ge=0, lt=2**63)
     limit: int = Field(default=100, ge=1, le=MAX_AUDIT_PAGE)
@@ -64,7 +64,9 @@ class AuditRotation(Value):
 
 
 class AuditSettings(Value):
-    """How often the head of the chain is anchored outside the database: whichever comes first."""
+    """How often the newest row of the chain is anchored outside the database: after this number of
+    rows or seconds, whichever comes first.
+    """
 
     anchor_rows: int = Field(default=1000, ge=1, le=1_000_000)
     anchor_seconds: float = Field(default=300, ge=1, le=86_400)

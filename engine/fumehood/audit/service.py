@@ -1,6 +1,6 @@
 """The audit chain of an engine: anchor it, and verify it or rotate its key on request.
 
-Host side. Above it `compose` and HTTP; below it the chain, its keys, and the database. Anchors are
+Host side, used by `compose` and HTTP; it uses the chain, its keys, and the database. Anchors are
 appended to a file next to the database, one line each. Whoever can write to the state directory can
 also change that file, so keep copies of anchors elsewhere to detect such a person's changes. The
 functions at the end only read a state directory, with or without a running engine. Invariant: an
@@ -132,7 +132,7 @@ class AuditService:
         return anchor
 
     async def note(self, kind: str, fields: JsonObject) -> None:
-        """Add a row about something that happened. Raises WriteFailed."""
+        """Append a row of this kind with these fields. Raises WriteFailed."""
         at = stamp(self._now())
         await self._database.write(
             lambda connection: self._chain.append(connection, kind, at, fields)
@@ -325,8 +325,8 @@ def exported(
     until: datetime | None = None,
     url: str | None = None,
 ) -> Iterator[Iterator[AuditRow]]:
-    """Yield the rows from the first row at or after `since` to the last row before the first one at
-    or after `until`.
+    """Yield an iterator over rows. It begins with the first row at or after `since`, and ends
+    before the first row at or after `until`.
 
     The rows are contiguous even if the clock jumped, so that they can be verified as a part.
 

@@ -1,13 +1,13 @@
 """The ledger: reserve the expected cost of a call before it runs, settle the actual cost after.
 
-Called by the pipeline; below it is `budgets/store`. Each counter has a durable mark: the amount up
-to which spending is stored. Decisions are made in memory without an `await` in between, so two
+Called by the pipeline; it uses `budgets/store`. Each counter has a durable mark: the amount up to
+which spending is stored. Decisions are made in memory without an `await` in between, so two
 concurrent calls cannot both get the last of a budget. Invariant: spent plus held is at most the
 mark, unless a call has just cost more than expected. A mark is ahead of the use, so most calls
 write nothing. After a restart, everything up to the mark counts as spent, because nothing durable
-records which calls ran: only amounts that were never reserved are certainly unused. So a mark is
-ahead by half of the use since the start, at least by a step and at most by a block. A crash can
-reduce what is left of a budget, by that distance and the held amount, but never increase it.
+records which calls ran. The mark's distance from the use is half of the use since the start, but at
+least one step and at most one block. A crash can reduce what is left of a budget, by that distance
+and the held amount, but never increase it.
 
 In this module, amounts are integers: calls, tokens, millionths of money.
 """
@@ -87,8 +87,8 @@ class LimitedRule:
         return CounterKey(self.rule.name, subject, period, self.unit)
 
     def counts_by(self, key: CounterKey, day: str) -> bool:
-        """Whether a stored counter belongs to this rule, whose `per` or period may have changed
-        since.
+        """Whether a stored counter is still counted by this rule. False if the rule's `per` or
+        period has changed since the counter was stored.
         """
         of = key.subject
         spender = Spender(of.principal or "", of.agent, of.session, of.tool or "")
@@ -124,7 +124,7 @@ class Account:
 
     @property
     def used(self) -> int:
-        """Spent plus held."""
+        """The spent and held amounts together."""
         return self.spent + self.held
 
     @property
@@ -173,9 +173,9 @@ class Account:
 
     @property
     def next_mark(self) -> int:
-        """The next mark: ahead of the use, but not beyond the limit unless more is used. The
-        distance grows with the use since the start, so that an engine that is killed often does not
-        lose more than it uses.
+        """The next mark: ahead of the used amount, but not beyond the limit unless the used amount
+        is beyond it. The distance grows with the use since the start, so that an engine that is
+        killed often does not lose more than it uses.
         """
         limit, since_start = self.rule.limit, self.used - self.began
         ahead = min(limit // BLOCKS, max(limit // STEPS, since_start // 2))
@@ -237,7 +237,8 @@ class Reservation:
     def take(self, *, requests: int = 0, passed_bytes: int = 0) -> bool:
         """Charge the requests and bytes of a running program.
 
-        Return False, and charge nothing, if a budget has too little left.
+        Return True if the amounts were charged. Return False, and charge nothing, if a budget has
+        too little left.
         """
         more = (0, 0, 0, requests, passed_bytes)
         touched = [one for one in self._accounts if more[one.rule.place]]
@@ -421,8 +422,8 @@ class Budgets:
         return await self._table.prune(now)
 
     async def close(self) -> None:
-        """Lower the marks to what is spent. Otherwise the rest would count as spent after a
-        restart.
+        """Lower the marks to the spent amounts. Otherwise, everything up to the marks would count
+        as spent after a restart.
 
         Raises:
             WriteFailed: the marks could not be lowered.
@@ -483,9 +484,10 @@ class Budgets:
             self._table.give_back_soon(rows, self._now())
 
     async def _give_back(self, accounts: Iterable[Account]) -> None:
-        """Lower the marks of idle accounts to what is spent.
+        """Lower the marks of idle accounts to the spent amounts.
 
-        The marks in memory are lowered first, so that later spending writes its mark after this.
+        The marks in memory are lowered first, so that spending that begins meanwhile writes its
+        higher mark after this write.
         """
         rows: list[CounterRow] = []
         for account in accounts:
@@ -528,7 +530,9 @@ def taken_by(usage: UsageReport) -> Amounts:
 
 
 def refusal(exceeded: Exceeded, now: datetime) -> QuotaExceeded:
-    """Return the error, which reports the remaining amount and the time of the reset."""
+    """Return the error for a refused call. It reports the remaining amount and the time of the
+    reset.
+    """
     resets_at = exceeded.resets_at
     if resets_at is None:
         when, wait_ms = "It does not reset: its owner has to raise it. Do not retry.", None

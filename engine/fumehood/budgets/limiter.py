@@ -1,19 +1,19 @@
 """The limiter: decides whether a call may start now and, if not, when.
 
-Called by the pipeline; below it is `budgets/store`. Rows are written after the answers of calls,
-like the call log, so a crash may lose the rows of the last second. Each count is one number (GCRA,
-the generic cell rate algorithm): the time from which its whole burst is free. Each start moves it
-by one interval, `period / limit`. A start is allowed while the count is at most `burst - 1`
-intervals ahead of now. A decision covers all limits of a call, in memory without an `await` in
-between.
+Called by the pipeline; it uses `budgets/store`. Rows are written after the answers of calls, like
+the call log, so a crash may lose the rows of the last second. Each count is one number (GCRA, the
+generic cell rate algorithm): the time from which its whole burst is free. Each start of a call
+moves this time by one interval, `period / limit`. A start is allowed while the count is at most
+`burst - 1` intervals ahead of now. A decision covers all limits of a call, in memory without an
+`await` in between.
 
 A call *holds* its intervals until it starts (`take`) or ends without starting (`release`), so a
 call that is refused later uses nothing. Invariant: `max(now, free) + held <= now + interval *
 burst`, so within any time at most `burst + time / interval` calls start.
 
-Counts use the monotonic clock, which is never adjusted. The wall clock is only used to keep them
-across a restart; then no count is further ahead than a whole burst. Times are integers in
-nanoseconds.
+Counts use the monotonic clock, which is never adjusted. The wall clock is only used to keep counts
+across a restart. After a restart, no count is further ahead than a whole burst. Times are integers
+in nanoseconds.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ MAX_SESSIONS = 10_000
 session ids, so further sessions share one count."""
 
 FIRST_SWEEP = 1024
-"""Number of counts in memory at which free ones are dropped for the first time."""
+"""Number of counts in memory at which free counts are dropped for the first time."""
 
 GATHER_S = 0.1
 """Seconds for which new counts are gathered before they are passed to the database."""
@@ -74,7 +74,7 @@ class Limit:
         self.max_wait_ns = int(rule.max_wait_seconds * SECOND_NS)
 
     def subject(self, caller: Spender) -> Subject:
-        """Return the owner of the count against which a call counts."""
+        """Return the owner of the count to which a caller's calls are added."""
         per = self.rule.per
         return EVERYBODY if per == "all" else subject_of(caller, (per,))
 
@@ -165,7 +165,9 @@ _Counts = Sequence[tuple[Limit, _Count]]
 
 
 class RateHold:
-    """The places of one call in its limits. `take` or `release` ends it, whichever comes first."""
+    """The places that one call holds in its limits. `take` or `release` ends the hold, whichever
+    comes first.
+    """
 
     __slots__ = ("_counts", "_is_open", "_limits")
 
@@ -232,7 +234,8 @@ class RateLimits:
         Waits at most as long as the exceeded limits allow, behind calls that arrived earlier.
 
         Raises:
-            RateLimited: a limit stays exceeded for longer. The error has the delay before a repeat.
+            RateLimited: a limit stays exceeded for longer. The error has the delay after which the
+                call can be repeated.
         """
         limits = self._limits_of(caller.tool, per_minute)
         if not limits:

@@ -73,7 +73,7 @@ class Subject(NamedTuple):
 
 
 def subject_of(spender: Spender, per: tuple[Per, ...]) -> Subject:
-    """Return the owner of the counter against which a call counts."""
+    """Return the owner of the counter to which a call is added."""
     by_agent = "agent" in per
     by_session = "session" in per
     needs_principal = (
@@ -139,7 +139,9 @@ _ONE = f"({'|'.join(GROUPS)})"
 
 
 class UsageQuery(Value):
-    """What to add up. An absent filter excludes nothing."""
+    """A usage query: which calls to sum up, and how to group them. An absent filter excludes
+    nothing.
+    """
 
     by: Annotated[str, Written(str | Iterable[str])] = Field(
         default="tool", pattern=f"^{_ONE}(,{_ONE}){{0,4}}$"
@@ -149,7 +151,7 @@ class UsageQuery(Value):
 
     since: Moment | None = None
     until: Moment | None = None
-    """The first moment that is excluded."""
+    """Calls at or after this time are excluded."""
 
     agent: Id | None = None
     session: Id | None = None
@@ -177,7 +179,7 @@ class UsageQuery(Value):
 
 
 class AllUsageQuery(UsageQuery):
-    """The same for all calls, or for one principal's."""
+    """A usage query over all calls, or over those of one principal."""
 
     principal: PrincipalId | None = None
 
@@ -192,8 +194,8 @@ class UsageRow(Value):
     errors: int
     """Calls that did not end with OK."""
     failed: int
-    """Calls that failed because of a program, the engine or a service; not refused, denied or
-    invalid calls."""
+    """Calls that failed because of a program, the engine or a service. Refused, denied and invalid
+    calls are not included."""
     input_tokens: int
     output_tokens: int
     tokens_used: int
@@ -213,7 +215,7 @@ class UsageTable(Value):
     has_more: bool
     budgets: tuple[BudgetStanding, ...] = ()
     currency: str = "USD"
-    """Currency of the budgets. Past calls may have had others."""
+    """Currency of the budgets. Past calls may have had other currencies."""
 
     def with_budgets(self, standings: Sequence[BudgetStanding], currency: str) -> UsageTable:
         """Return the same table with these budgets, at most `MAX_ROWS` of them."""

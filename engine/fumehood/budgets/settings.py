@@ -53,7 +53,7 @@ class BudgetRule(Value):
     requests: int | None = Field(default=None, ge=0)
     """Requests that programs send through the gateway."""
     network_bytes: int | None = Field(default=None, ge=0)
-    """Bytes of these requests and their answers."""
+    """Bytes of the requests that programs send through the gateway, and of their answers."""
 
     @model_validator(mode="after")
     def _limits_something(self) -> Self:
@@ -86,7 +86,7 @@ class RateLimitRule(Value):
     """One rate limit: `limit` calls in `period_seconds`, up to `burst` of them at once.
 
     `tool` is an exact name or a pattern with `*`. All tools that match it are counted together.
-    Without `burst`, it is the same as `limit`.
+    `burst` defaults to `limit`.
     """
 
     tool: str = Field(min_length=1, max_length=120)
@@ -105,7 +105,9 @@ class RateLimitRule(Value):
 
     @property
     def id(self) -> str:
-        """The name of the limit's counters in the database. A changed rate makes another limit."""
+        """The name of the limit's counters in the database. A rule with a changed rate has another
+        id, so its counters begin again.
+        """
         return f"rule:{self.tool} {self.per} {self.limit}/{self.period_seconds!r}"
 
 

@@ -59,7 +59,9 @@ class CounterKey(NamedTuple):
 
 
 class CounterRow(NamedTuple):
-    """One counter. `settled` was used; the rest of `reserved` may have been used."""
+    """One counter. The amount `settled` was used; the rest of the amount `reserved` may have been
+    used.
+    """
 
     key: CounterKey
     settled: int

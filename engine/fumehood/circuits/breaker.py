@@ -1,10 +1,10 @@
 """The circuit breakers of an engine, one for each service that its tools call.
 
-Called by the pipeline before each request; below it only values and the log. A circuit is closed,
+Called by the pipeline before each request; it uses only values and the log. A circuit is closed,
 open, or half-open. A half-open circuit lets exactly `trials` requests through, however many calls
-arrive at the same time. Invariants: a request without a permit is never sent; a permit is a lease,
-which every way out of a call ends, so that no trial keeps a circuit half-open; a permit of an
-earlier state changes nothing. State is in memory only: a restart closes every circuit.
+arrive at the same time. Invariants: a request without a permit is never sent; a permit ends however
+its call ends, so that no unfinished trial keeps a circuit half-open; a permit of an earlier state
+changes nothing. State is in memory only: a restart closes every circuit.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ HEALTHY, FAILING = 0, 1
 
 
 def health_of(error: EngineError | None, *, was_hurried: bool = False) -> int | None:
-    """Return whether the end of a request shows a healthy or a failing service, or None for
-    neither.
+    """Return HEALTHY or FAILING if the end of a request shows that about the service, otherwise
+    None.
 
     Timeouts, broken connections and 5xx responses count against the service; an answer, even a
     refusal of the caller's arguments, counts for it. A call that never reached the service, was
     cancelled, or exceeded a rate limit shows neither. A timeout of a request that `was_hurried`,
-    because it had less time than its tool gives, also shows neither: callers could otherwise
+    because it had less time than its tool allows, also shows neither: callers could otherwise
     suspend a service for everybody.
     """
     if error is None:
@@ -67,7 +67,7 @@ class Permit:
         self.give_back()
 
     def conclude(self, error: EngineError | None, *, was_hurried: bool = False) -> None:
-        """Count how the request ended."""
+        """End the permit, and count how its request ended."""
         self._end(health_of(error, was_hurried=was_hurried))
 
     def give_back(self) -> None:
@@ -101,7 +101,7 @@ class Circuit:
         self._trials_ok = 0
 
     def enter(self) -> Permit:
-        """Take a permit.
+        """Return a permit for one request.
 
         Raises:
             CircuitOpen: requests are suspended, or all trials are taken.
@@ -124,7 +124,9 @@ class Circuit:
             )
 
     def leave(self, generation: int, health: int | None) -> None:
-        """End a permit. Called only by `Permit`."""
+        """End a permit, and count the health that its request showed, if any. Called only by
+        `Permit`.
+        """
         if generation != self._generation:
             return
         if self._state is CircuitState.HALF_OPEN:

@@ -1,6 +1,6 @@
 """Clocks, identifiers, and sums over the last seconds.
 
-They are passed as arguments, so that tests can control them.
+Clocks and sources of identifiers are passed as arguments, so that tests can control them.
 """
 
 from __future__ import annotations

@@ -37,14 +37,17 @@ class EndedTrace:
 
 @dataclass(frozen=True, slots=True)
 class EndedCall:
-    """The counted facts of a call. `tool` is None if it was not found."""
+    """The facts about an ended call that subscribers count. `tool` is None if the tool was not
+    found.
+    """
 
     tool: str | None
     code: str
     duration_s: float
     """Seconds that the call took, without the wait for a human's approval."""
     is_fault: bool = False
-    """Whether the program, the engine or another service failed, not the caller or a rule."""
+    """Whether the call failed because of its program, the engine or another service, rather than
+    because of the caller or a rule."""
     retries: int = 0
     ended_by: str | None = None
     approval_s: float | None = None

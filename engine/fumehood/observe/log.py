@@ -35,7 +35,7 @@ Logger = Any
 
 
 class EventWriter:
-    """The end of the log: formats and writes events in order, in a thread.
+    """The sink of the log: formats and writes events in order, in a thread.
 
     `redact` replaces secrets in events, once it is set.
     """
@@ -55,7 +55,7 @@ class EventWriter:
         threading.Thread(target=self._write_forever, name="log-writer", daemon=True).start()
 
     def msg(self, **event: Any) -> None:
-        """Queue one event. Also the method for each log level."""
+        """Queue one event. The methods for the log levels, such as `info`, are this same method."""
         if len(self._events) >= MAX_WAITING_EVENTS:
             self._dropped += 1
             return

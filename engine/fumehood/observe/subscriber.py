@@ -34,7 +34,7 @@ class Subscriber:
     def on_notice(
         self, connection: Connection, event: str, document: JsonObject, at: datetime
     ) -> None:
-        """Handle a notice of a part to people (`Kernel.notify`)."""
+        """Handle a notice that a part sends to people (`Kernel.notify`)."""
 
     def on_commit(self) -> None:
         """Handle the commit of one or more of these events, which are now on disk."""

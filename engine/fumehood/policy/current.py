@@ -1,6 +1,6 @@
 """The policy of a running engine: load, watch, replace and explain it.
 
-Host side. Above it `compose` and the faces; below it the loader and the gate. Invariants: an engine
+Host side, used by `compose` and the faces; it uses the loader and the gate. Invariants: an engine
 whose policy is faulty does not start; a policy that becomes faulty later is ignored, and the old
 rules stay.
 """
@@ -81,7 +81,7 @@ class CurrentPolicy:
         use_budgets(self._policy.budgets if self._policy is not None else ())
 
     async def start(self) -> None:
-        """Record the policy that the engine starts with, if there is one."""
+        """Record in the audit log which policy the engine starts with, if there is one."""
         if self._policy is not None:
             self._log_loaded(self._policy, BY_FILE)
             await self._record_loaded(self._policy, BY_FILE)
@@ -136,7 +136,7 @@ class CurrentPolicy:
         return PolicyText(text=text, version=version)
 
     async def replace(self, new: NewPolicy, by: Principal) -> PolicyStatus:
-        """Write a new policy file, and use it. A faulty policy is not written.
+        """Write a new policy file, and put its policy in force. A faulty policy is not written.
 
         Raises:
             ResourceNotFound: there is no file.
@@ -175,7 +175,7 @@ class CurrentPolicy:
         )
 
     def explain(self, query: ExplainWish) -> Explanation:
-        """Explain the decision for a call without making it.
+        """Explain how a call would be decided, without making the call.
 
         The call is resolved and validated like a real call; budgets are not considered.
 
@@ -210,8 +210,8 @@ class CurrentPolicy:
         self._log.info("policy.loaded", version=policy.version, rules=len(policy.rules), by=by)
 
     async def _record_loaded(self, policy: Policy, by: str) -> None:
-        """Record the policy in the audit log of authority changes. The policy stays in force even
-        if that fails.
+        """Record in the audit log that a policy was loaded, and by whom. The policy stays in force
+        even if the record cannot be written.
         """
         details = {"version": policy.version, "rules": len(policy.rules)}
         job = recorded(

@@ -56,8 +56,8 @@ VERSION_DIGITS = 12
 def load_policy(path: Path, tools: Iterable[Known]) -> Policy:
     """Load the policy from a file.
 
-    Arguments are checked if every tool is given with its definition. A rule that can never decide
-    is a fault, because its author relies on it.
+    The names of arguments in rules are checked only if every tool is given with its definition. A
+    rule that can never decide a call is a fault, because its author relies on it.
 
     Raises:
         PolicyError: the policy has faults, or the file is missing or can be written by other users.
@@ -304,7 +304,7 @@ _BUDGETS: TypeAdapter[tuple[BudgetRule, ...]] = TypeAdapter(AllBudgets)
 
 
 def _keys_at(place: Place) -> tuple[str, ...]:
-    """Return the keys that are valid in the table that contains this key."""
+    """Return the keys that are valid in the table that contains the key at this place."""
     if "not" in place[:-1]:
         return _PREDICATE_KEYS
     return _CONDITION_KEYS if len(place) > 1 else _RULE_KEYS
@@ -399,7 +399,7 @@ def _check_tools(
 
 
 def _is_registered(pattern: str, versions: Mapping[str, Sequence[str]]) -> bool:
-    """Whether an entry of `tools` matches any version of any tool."""
+    """Whether a pattern in a rule's `tools` matches any version of any tool."""
     name, _, version = pattern.partition("@")
     if name.startswith(EXTERNAL) or pattern == NET_TOOL:
         return True  # these need not be declared

@@ -1,7 +1,7 @@
 """The policy: rules that allow, ask about or deny calls. Values only.
 
 `policy/rules` evaluates them, `policy/service` decides, and `policy/loader` finds faults in a whole
-document. This file checks one rule by itself.
+document. This module checks each rule by itself.
 
 Invariants: deny > ask > allow, and of several rules with the same verdict the first rule is named.
 An absent key means any value; an empty list would never match, and is refused.
@@ -92,7 +92,7 @@ MAX_NAMES = 1_000
 """Entries of one list in a rule."""
 
 MAX_CONDITIONS = 50
-"""Conditions in `when`, and as many in `any`, of one rule."""
+"""Maximum number of conditions in a rule's `when`, and also in its `any`."""
 
 MAX_POLICY_CHARACTERS = 1_000_000
 """Characters of a policy file that is written through the engine."""
@@ -153,7 +153,9 @@ PREDICATES = ("prefix", "equals", "in", "glob", "min", "max", "path_inside", "ho
 
 
 class Predicate(_Written):
-    """A test of one argument: exactly one question (`min` and `max` together count as one)."""
+    """A test of one argument. It has exactly one kind of test (`min` and `max` together count as
+    one).
+    """
 
     prefix: Text | None = Field(default=None, min_length=1)
     equals: JsonValue = None

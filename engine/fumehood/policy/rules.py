@@ -1,11 +1,11 @@
 """Rules and their conditions, compiled to functions.
 
-Host side, used by `policy/service`. Tests of the tool and the engine (`of_tool`) are separate from
-tests of the call (`of_call`), because they run only once for each tool. Every test returns True,
-False, or None for in doubt: the argument is missing, has another type than the value it is compared
-with, or can be read in two ways. Invariants: if in doubt, a rule that denies or asks matches, and a
-rule that allows does not; no argument makes a test raise an error, and each test takes at most
-linear time. Text is compared by code points, unchanged.
+Host side, used by `policy/service`. Tests of the tool and the engine (`of_tool`) run only once for
+each tool, so they are separate from tests of the call (`of_call`). Every test returns True, False,
+or None, which means in doubt: the argument is missing, has another type than the value it is
+compared with, or can be read in two ways. Invariants: if in doubt, a rule that denies or asks
+matches, and a rule that allows does not; no argument makes a test raise an error, and each test
+takes at most linear time. Text is compared by code points, unchanged.
 """
 
 from __future__ import annotations
@@ -215,7 +215,9 @@ def _of_call(rule: Rule) -> Iterable[OfCall]:
 
 
 def _of_arguments(words: str, conditions: tuple[Condition, ...], *, for_every: bool) -> OfCall:
-    """Return a test that holds if one of these conditions holds."""
+    """Return a test that holds if at least one of these conditions holds. `words` describes the
+    test.
+    """
     asks = [compile_condition(condition, for_every=for_every) for condition in conditions]
     says = words + "; ".join(f"{one.name} {_words(one)}" for one in conditions)
     if len(asks) == 1:
@@ -306,7 +308,7 @@ def why_in_doubt(condition: Condition, tool: ToolDefinition, arguments: JsonObje
 
 
 def _instead(condition: Condition, tool: ToolDefinition, arguments: JsonObject) -> str:
-    """Return a note about another argument that the call has instead of the absent argument."""
+    """Return a note that names an argument which the call has in place of the absent one, or ""."""
     exclusive = ARGUMENTS[tool.executor].exclusive if tool.executor in ARGUMENTS else ()
     for pair in exclusive:
         for name, other in (pair, reversed(pair)):
@@ -435,7 +437,7 @@ _COMPILERS: dict[str, Callable[[Predicate], Callable[[Any], Answer]]] = {
 
 
 def _given(value: T | None) -> T:
-    """Return a field that is never None, because the model's validation guarantees it."""
+    """Return the value of a field. The model's validation guarantees that it is not None."""
     return cast("T", value)
 
 

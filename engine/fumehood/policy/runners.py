@@ -154,7 +154,8 @@ WRAPPERS = {
     "xvfb-run": _ANY,
     "yarn dlx": _ANY,
 }
-"""The wrappers. Words after the first are the operands with which the program is a wrapper."""
+"""The wrappers by program name. In names like `aws-vault exec`, the words after the first are the
+operands with which the program is a wrapper."""
 
 OPAQUE = frozenset({
     ".", "alias", "at", "batch", "bind", "bwrap", "capsh", "chpst", "chroot", "chrt", "compgen",
@@ -208,21 +209,21 @@ with bash."""
 # `keyword` takes away assignments after a program's name.
 
 HARMLESS_LETTERS = frozenset("abefhmnuvxBCEPT")
-"""Option letters of `set` and of bash itself."""
+"""Harmless option letters of `set` and of bash itself."""
 
 HARMLESS_OPTIONS = frozenset({
     "allexport", "braceexpand", "errexit", "errtrace", "functrace", "hashall", "ignoreeof",
     "monitor", "noclobber", "noexec", "noglob", "nolog", "notify", "nounset", "physical",
     "pipefail", "verbose", "xtrace",
 })  # fmt: skip
-"""Names for `set -o`."""
+"""Harmless option names for `set -o`."""
 
 HARMLESS_SHOPTS = frozenset({
     "checkwinsize", "cmdhist", "dotglob", "execfail", "extglob", "failglob", "globasciiranges",
     "globskipdots", "globstar", "histappend", "huponexit", "inherit_errexit", "lastpipe",
     "localvar_inherit", "login_shell", "nocaseglob", "nocasematch", "nullglob", "xpg_echo",
 })  # fmt: skip
-"""Names for `shopt`."""
+"""Harmless option names for `shopt`."""
 
 HARMLESS_LONG_OPTIONS = frozenset({"login", "noediting", "noprofile", "norc"})
 
@@ -237,11 +238,12 @@ begin with `BASH_FUNC_` also do, because they define functions.
 """
 
 EXPANDED = frozenset({"ENV", "PS0", "PS1", "PS2", "PS4"})
-"""The variables that bash only expands. If their value is plain text, it runs nothing."""
+"""The variables among `VARIABLES` whose value bash only expands. If the value is plain text, bash
+runs nothing."""
 
 PLAIN_VALUE = re.compile(r"[^$`\\/]*")
-"""A value of a variable in `EXPANDED` in which bash expands nothing. No slashes: `ENV` names a
-file."""
+"""A value of a variable in `EXPANDED` in which bash expands nothing. Slashes are excluded, because
+`ENV` names a file."""
 
 NUMBERS = frozenset({
     "BASHPID", "EPOCHREALTIME", "EPOCHSECONDS", "HISTCMD", "LINENO", "OPTIND", "RANDOM", "SECONDS",
@@ -256,4 +258,5 @@ ASSIGNED = re.compile(
     rf"(?:^|[\s=]|^-E)(BASH_FUNC_[^=]*|{'|'.join(sorted({*VARIABLES, *DIRECTORIES}))})=(.*)",
     re.ASCII | re.DOTALL,
 )
-"""An assignment to one of these variables in an argument of `env` or a similar wrapper."""
+"""An assignment, in an argument of `env` or a similar wrapper, to a variable in `VARIABLES` or
+`DIRECTORIES`, or to a function."""

@@ -1,6 +1,6 @@
 """The programs that a shell command runs, as far as the command's text shows them.
 
-Host side, used by `policy/rules`, which imports it only for rules with `runs`. Below are
+Host side, used by `policy/rules`, which imports this module only for rules with `runs`. It uses
 `policy/shell_syntax`, which reads a text, and the tables in `policy/runners`. The text is hostile.
 Invariants: anything unknown makes the reading doubtful; each reading is bounded in size and time;
 no text makes a function of this module raise an error.
@@ -108,8 +108,8 @@ def runs(
 
 
 def read_call(arguments: JsonObject) -> Reading:
-    """Return the programs that a call's `command` or `argv` runs. With neither or both, the reading
-    is in doubt.
+    """Return the programs that a call's `command` or `argv` runs. If the call has neither argument,
+    or both, the reading is in doubt.
     """
     given = [arguments[name] for name in ("command", "argv") if arguments.get(name)]
     if len(given) != 1:
@@ -164,8 +164,8 @@ def _begins(program: Program, pattern: Sequence[str]) -> bool:
 
 
 def _matches(program: Program, pattern: Sequence[str]) -> bool | None:
-    """Whether this is the pattern's program, with its options, and with its operands first and in
-    order.
+    """Whether this is the pattern's program, called with all of the pattern's options, and with the
+    pattern's operands as its first operands, in order.
 
     Returns None if in doubt. A word after an option may be the option's value, so it is skipped if
     it is not the expected operand.
@@ -242,7 +242,7 @@ def basename(program: Program) -> str:
 # -- programs that run others --------------------------------------------------------------
 
 _VALUED_BY_READ = re.compile(r"-[^adinNptu]*[dinNptu]")
-"""Options of `read` whose last letter takes the next word."""
+"""Options of `read` whose last letter takes the next word as its value."""
 
 
 _RUNS_LATER = re.compile(r"`|\$(?:[({\[]|$)")
@@ -532,7 +532,9 @@ class _Reader:
                 self._sets_one_of(word)
 
     def read_line(self, name: str, words: Program) -> None:
-        """Read the names after `read`. The values of options, except `-a`, are not names."""
+        """Record the variables that `read` sets, which its arguments name. An option's value is not
+        a variable, except that of `-a`.
+        """
         is_value = False
         for word in words:
             if is_value and not word.several:
@@ -544,7 +546,7 @@ class _Reader:
                 self._sets_one_of(word)
 
     def name_variable(self, name: str, words: Program) -> None:
-        """Read the names after `printf -v` and `wait -p`."""
+        """Record the variables that `printf -v` and `wait -p` set."""
         option = {"printf": "-v", "wait": "-p"}[name]
         for word, following in pairwise([*words, Word("")]):
             if word.text[:1] == "-" and option[1] in word.text:

@@ -58,7 +58,7 @@ SEVERAL = Word("", whole=False, several=True)
 
 
 class Collector(Protocol):
-    """Receives what is found in a text."""
+    """Receives the programs and doubts that are found in a text."""
 
     is_plain: bool
     evaluates: bool
@@ -219,7 +219,7 @@ class Text:
         ]
 
     def _set_by(self, assignment: Node) -> str:
-        """Return the name of the variable, with a subscript, that is set."""
+        """Return the name of the variable that is set, with its subscript if there is one."""
         return self._of(assignment.children[0])
 
     def _tested(self, test: Node) -> list[Word]:
@@ -282,7 +282,7 @@ class Text:
     # -- values of variables ---------------------------------------------------------------
 
     def _look_at_values(self, node: Node) -> None:
-        """Record what may turn the value of a variable into a command."""
+        """Record everything at this node that may turn the value of a variable into a command."""
         kind, text, reader = node.type, self._of(node), self._reader
         if kind == "variable_assignment":
             value = node.children[-1]

@@ -211,7 +211,9 @@ class _Walk:
         )
 
     def _step_over(self, row: AuditRow) -> bool:
-        """Report a wrong row number. Return whether verification can continue with this row."""
+        """Check the row's number, and report it if it is wrong. Return True if verification can
+        continue with this row, False if the row must be skipped.
+        """
         if row.seq <= self._last or row.seq < 1:
             self._find(row.seq, "order", f"row {row.seq} comes after row {self._last}")
             return False
@@ -243,7 +245,7 @@ class _Walk:
             self._rotate(row, next_key_of(row.body))
 
     def _lack_key(self, row: AuditRow) -> None:
-        """Report a missing key at its first row only."""
+        """Report that the key of a row is missing, unless an earlier row has the same key."""
         if row.key_id not in self._lacking:
             self._lacking.add(row.key_id)
             message = f"rows under the key {row.key_id[:40]}, which is missing, cannot be checked"

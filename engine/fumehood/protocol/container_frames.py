@@ -55,7 +55,7 @@ from fumehood.protocol.messages import (
 )
 
 PART_CHARACTERS = 64 * 1024
-"""Size of the parts of a long request or answer."""
+"""Number of characters in each piece of a long request or answer."""
 
 OUTPUT_START = b'{"op":"output",'
 """The beginning of an output frame as the guest writes it. Frames in other forms are parsed more
@@ -146,7 +146,7 @@ class ContainerProcess(StrictFrame):
     name: str = Field(pattern=PROCESS_NAME)
     state: Literal["running", "ended"]
     exit_code: int | None = Field(ge=0, le=255)
-    """Exit code of its first process. Child processes may still be running."""
+    """Exit code of the program's first process. Child processes may still be running."""
     signal: int | None = Field(ge=1, le=64)
     lost: bool
     """Whether the process was killed because its guest could no longer manage it."""
@@ -241,7 +241,8 @@ def parse_container_body(body: bytes) -> ContainerFrame:
     """Parse the JSON of a frame of a container's guest.
 
     Output, by far the most frequent kind, is parsed and validated in one step, many times as fast.
-    A repeated key is not refused there, which is safe because only this code reads the frame.
+    In output frames, a repeated key is not refused, which is safe because only this code reads the
+    frame.
 
     Raises:
         FrameError: the body is not one of the guest's messages.

@@ -1,7 +1,7 @@
 """Read files as plain values: JSON, TOML or YAML, by the suffix of the file's name.
 
 Host side, for files of operators (definitions of tools, the policy). Values that not every format
-has (dates, anchors, NaN) are refused. Invariant: parsing takes a bounded time for the file's
+has (dates, anchors, NaN) are refused. Invariant: the time for parsing is bounded by the file's
 length.
 """
 

@@ -17,20 +17,19 @@ from fumehood.protocol import strict_json
 HEADER = struct.Struct("!I")
 
 MAX_REQUEST_BYTES = 1 << 20
-"""Size limit of a frame to a guest. A guest that receives a larger frame ends itself."""
+"""Maximum size of a frame to a guest. A guest that receives a larger frame ends itself."""
 
 MAX_CALLS = 1000
-"""Tool calls of one program."""
+"""Maximum number of tool calls of one program."""
 
 MAX_OPEN_CALLS = 8
-"""Concurrent tool calls of one program."""
+"""Maximum number of concurrent tool calls of one program."""
 
 MAX_REPORTS = 1000
-"""Progress reports of one call; later ones are dropped."""
+"""Maximum number of progress reports of one call. Later reports are dropped."""
 
 MAX_REPORT_CHARACTERS = 200
-"""Length of a short text that a guest reports: the message of a progress report, a note about a
-figure, a name that cannot be shown."""
+"""Maximum length of a short text that a guest reports, such as the message of a progress report."""
 
 
 MAX_PROCESSES = 16
@@ -45,7 +44,7 @@ MAX_HEAD_BYTES = 64 * 1024
 """Size limit of the line and headers of an HTTP message."""
 
 MAX_DIRECTORY_DEPTH = 64
-"""Levels of nested directories in a workspace or a project."""
+"""Maximum number of levels of nested directories in a workspace or a project."""
 
 MAX_INPUT_BYTES = 64 * 1024
 """Bytes for a registered process's standard input in one request."""
@@ -69,7 +68,7 @@ TRUST_FILE = f"{TRUST_DIRECTORY}/trust.pem"
 """The file with the certificates that clients in the container should trust."""
 
 PIECE_BYTES = 64 * 1024
-"""Bytes of a connection in one frame."""
+"""Maximum number of bytes of a connection in one frame."""
 
 FRONT_RUN = 1
 """The run id of the connections of an operator's program, which belong to no run."""
@@ -93,9 +92,9 @@ MAX_PORT_CONNECTIONS = 64
 
 OPENED, DATA, TAKEN, FINISHED, CLOSED, OPEN = range(1, 7)
 """Kinds of connection frames. `OPENED`: a program opened a connection. `DATA`: its next bytes.
-`TAKEN`: so many bytes were consumed, and as many more may be sent. `FINISHED`: the sender sends no
-more bytes. `CLOSED`: the connection is closed. `OPEN`: the host requests a connection to the port
-in the data, and receives `OPENED` or `CLOSED`."""
+`TAKEN`: the receiver has consumed the stated number of bytes, and as many more may be sent.
+`FINISHED`: the sender sends no more bytes. `CLOSED`: the connection is closed. `OPEN`: the host
+requests a connection to the port in the data, and receives `OPENED` or `CLOSED`."""
 
 CONNECTION_START = b"\0"
 """The first byte of a connection frame. JSON never begins with this byte."""
@@ -105,7 +104,8 @@ CONNECTION = struct.Struct("!xBII")
 
 
 OF_WORDS = "".join(map(chr, range(0x21, 0x7F)))
-"""The characters that are parts of a word for `whole_words`: those that a secret key may have."""
+"""The characters that `whole_words` counts as parts of a word: all characters that a secret key may
+have."""
 
 MAX_KEY_CHARACTERS = 4096
 """Length of the longest secret key that a cut removes completely: a private RSA key of 4096 bits in
@@ -113,9 +113,10 @@ one line, as in a `repr`."""
 
 
 def whole_words(text: str, most: int) -> str:
-    """Return a text cut to at most `most` characters. A cut text ends with "…" after a whole word,
-    or so far before the cut that no part of a key remains: the host redacts later, and would not
-    find half a key.
+    """Return a text cut to at most `most` characters. A cut text ends with "…".
+
+    The text is cut after a whole word. In a word longer than any key, it is cut so early that no
+    incomplete key remains, because the host redacts later and could not recognize half a key.
     """
     if len(text) <= most:
         return text
@@ -124,8 +125,8 @@ def whole_words(text: str, most: int) -> str:
 
 
 def before_word(text: str) -> str:
-    """Return a cut text without its incomplete last word, or, if the word is longer than a key can
-    be, without as many characters as a key can have.
+    """Return a cut text without its incomplete last word. If that word is longer than
+    `MAX_KEY_CHARACTERS`, only so many characters are removed.
     """
     return max(text.rstrip(OF_WORDS), text[:-MAX_KEY_CHARACTERS], key=len)
 

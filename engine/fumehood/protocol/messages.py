@@ -67,7 +67,7 @@ class GuestProgress(StrictFrame):
 
 
 class GuestPart(StrictFrame):
-    """The next text of a streaming function's result."""
+    """The next piece of text in a streaming function's result."""
 
     op: str
     id: int
@@ -141,7 +141,9 @@ def lend_frame(loan_id: int, memory_bytes: int, cpu_s: float) -> JsonObject:
 
 
 def program_request(program: str, arguments: JsonObject, limits: Limits) -> JsonObject:
-    """Return the request that a child reads, either from the host or from its supervisor."""
+    """Return the request that starts a run in a child. The child receives it from the host or from
+    its supervisor.
+    """
     return {"program": program, "output_bytes": limits.output_bytes, "arguments": arguments}
 
 

@@ -89,7 +89,7 @@ def dumps(value: Any) -> bytes:
 
     Raises:
         ValueError: NaN, infinity or a circular value.
-        TypeError: a value that JSON has no form for.
+        TypeError: a value that JSON cannot represent.
     """
     return _ENCODER.encode(value).encode("ascii")
 
@@ -112,8 +112,8 @@ def exact(value: Any, max_bytes: int) -> Any:
 
     Raises:
         Inexact: JSON cannot hold the value, or it is nested deeper than `MAX_VALUE_DEPTH`.
-        TooLong: the value is certainly longer than `max_bytes`, which is found before all of it is
-            visited.
+        TooLong: the value is certainly longer than `max_bytes`. This is detected before the whole
+            value is visited.
     """
     return _exact(value, [max_bytes // LEAST_BYTES], MAX_VALUE_DEPTH)
 
@@ -149,8 +149,8 @@ def _is_unicode(text: str) -> bool:
 
 
 def _decode(text: str) -> Any:
-    """Decode like `JSONDecoder.decode`, which spends half of its time on white space around the
-    document.
+    """Decode in the same way as `JSONDecoder.decode`, but faster: that method spends half of its
+    time on white space around the document.
     """
     if text[:1] == "{":
         value, end = _DECODER.raw_decode(text)

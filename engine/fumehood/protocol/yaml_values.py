@@ -1,7 +1,7 @@
 """YAML restricted to JSON's values: one document of objects, arrays and scalars.
 
 Host side, used by `protocol/files`. The library only splits the text into events; this file
-interprets them, by the core schema of YAML 1.2 (`no` is a string, `010` is ten). Invariants:
+interprets them, following the core schema of YAML 1.2 (`no` is a string, `010` is ten). Invariants:
 anchors and tags are refused before they can have an effect; nesting and the number of values are
 limited while reading, so the cost is linear in the length.
 """

@@ -84,10 +84,10 @@ _BEGINNINGS = (
     "AKIA", "ASIA", "gho_", "ghp_", "ghs_", "ghu_", "ghr_", "github_pat_", "glpat-", "xoxa-",
     "xoxb-", "xoxe-", "xoxo-", "xoxp-", "xoxr-", "xoxs-", "sk-", "sk_", "AIza", "eyJ",
 )  # fmt: skip
-"""The first characters of keys of common forms. Such a key begins at the beginning of a word."""
+"""The beginnings of keys with a well-known form. Such a key begins at the beginning of a word."""
 _KEY_BEGINS = "-----BEGIN "
 _UNFINISHED = frozenset("".join(word[:-1] for word in (*_BEGINNINGS, _KEY_BEGINS)))
-"""The last characters that an incomplete beginning of such a key can have."""
+"""The characters that can be last in a cut-off beginning of a key, including a private key."""
 _KEY_HEADER = re.compile(r"-----BEGIN [A-Z ]{0,40}PRIVATE KEY-----")
 _KEY_END = re.compile(r"-----END [A-Z ]{0,40}PRIVATE KEY-----")
 MAX_KEY_HEADER = 70
@@ -108,7 +108,7 @@ alone does not identify a file, because services and programs also choose names.
 
 
 class Redactor:
-    """Redacts by the rules of one engine. `learn` adds the value of a secret while it runs."""
+    """Redacts by the rules of one engine. `learn` adds a secret's value while the engine runs."""
 
     def __init__(self, settings: RedactionSettings | None = None) -> None:
         self._settings = settings if settings is not None else RedactionSettings()
@@ -181,7 +181,9 @@ class Redactor:
         return (REDACTED, count) if count else (value, 0)
 
     def may_match(self, encoded: bytes) -> bool:
-        """Whether a value, given as JSON, may contain a match. Fast; False is certain."""
+        """Whether a value, given as JSON, may contain a match. This is a fast check: True can be
+        wrong, but False is certain.
+        """
         return self._pattern is not None and (
             self._beginnings is None or self._beginnings.search(encoded) is not None
         )
@@ -202,9 +204,9 @@ class Redactor:
         return StreamRedactor(self)
 
     def piece(self, text: str, start: int, end: int) -> tuple[str, int]:
-        """Return a part of a text, redacted, and the number of matches.
+        """Return `text[start:end]`, redacted, and the number of matches.
 
-        The text before the part is only used to find out whether a word begins at `start`.
+        The text before `start` is only used to find out whether a word begins at `start`.
         """
         if self._pattern is None:
             return text[start:end], 0
@@ -292,7 +294,9 @@ class StreamRedactor:
 
 
 def free_name(name: str, taken: Mapping[str, Any]) -> str:
-    """Return the name, with a number if it is taken: redaction can make two names the same."""
+    """Return the name, followed by a number if the name is taken. Redaction can make two names
+    equal.
+    """
     number, free = len(taken), name
     while free in taken:
         number, free = number * 2, f"{name} {number + 1}"
@@ -305,7 +309,7 @@ def _is_file(name: str, value: Any) -> bool:
 
 
 def complete(text: str, longest: int, *, in_lines: bool) -> int:
-    """Return the end of the part of a text in which every value that begins in it also ends.
+    """Return the position before which every value that begins in the text also ends in the text.
 
     `longest` is the length of the longest value, or 0 without values; with `in_lines`, no value
     contains a line break. The values themselves make no difference: otherwise the author of the
@@ -328,9 +332,9 @@ def _begun(text: str, word: str) -> int:
 
 
 def _begun_key(text: str) -> int:
-    """Return where an incomplete key of a common form may begin, or the length of the text.
+    """Return where an incomplete key with a well-known form may begin, or the length of the text.
 
-    Such a key is in the last word, or is a private key.
+    Such a key is in the last word, unless it is a private key, which can have several lines.
     """
     cut = _unfinished_private_key(text)
     last_word = "" if not text or text[-1].isspace() else text.rsplit(None, 1)[-1]

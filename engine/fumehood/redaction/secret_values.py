@@ -1,8 +1,9 @@
 """Remove the values of a request's secrets from the service's answer.
 
-Host side, pure. It guards against services that echo a request, even if encoded for URLs, JSON,
-HTML or base64, in bytes and in truncated texts; `redactor` does the rest of redaction. A service
-that intends to reveal a secret can encode it in another form: see docs/limitations/rest-tools.md.
+Host side, pure. It guards against services that echo a request, even if the echo is encoded for
+URLs, JSON, HTML or base64, in bytes and in truncated texts. `redactor` does all other redaction. A
+service that intends to reveal a secret can encode it in another form: see
+docs/limitations/rest-tools.md.
 """
 
 from __future__ import annotations
@@ -85,7 +86,9 @@ class SecretValues:
         return self.text(data.decode("latin-1")).encode("latin-1")
 
     def stream(self) -> SecretStream:
-        """Return a replacer for a text that arrives in pieces. All values must be known by now."""
+        """Return a replacer for a text that arrives in pieces. Values that are added later are not
+        replaced in the stream.
+        """
         return SecretStream(self)
 
     def replaced(self, text: str, cut: int, *, is_all: bool) -> tuple[str, int]:
@@ -110,7 +113,9 @@ class SecretValues:
         return "".join([*parts, text[at:cut]]), cut
 
     def complete(self, text: str) -> int:
-        """Return the end of the part of a text that need not wait for the next piece."""
+        """Return the end of the part of a text that can be passed on before the next piece
+        arrives.
+        """
         # One more than a form, for the base64 character before it.
         longest = self.longest + 1 if self._forms else 0
         return complete(text, longest, in_lines=self._are_in_lines)

@@ -1,8 +1,8 @@
 """`@tool`: declares a typed Python function as a tool.
 
 Host side, the interface for tool authors. Types, defaults, `Annotated` constraints and the
-docstring become the definition; the function stays callable. The definition is the same as from a
-JSON document with the same content.
+docstring become the definition; the function stays callable. A JSON document with the same content
+gives the same definition.
 """
 
 from __future__ import annotations
@@ -159,8 +159,8 @@ class _ToolSchema(GenerateJsonSchema):
     """Pydantic's JSON Schema generator, without keywords that language models do not need."""
 
     def decimal_schema(self, schema: core_schema.DecimalSchema) -> JsonSchemaValue:
-        """Describe a decimal as a number. Pydantic's own pattern uses look-ahead, which RE2 does
-        not support.
+        """Describe a decimal as a number, without Pydantic's pattern, because that uses look-ahead,
+        which RE2 does not support.
         """
         names = {
             "gt": "exclusiveMinimum",

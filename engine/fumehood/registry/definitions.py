@@ -1,9 +1,9 @@
 """Parse a document into a definition, or list every fault in it.
 
-Host side; every source of tools goes through here. Invariants: a field that this version cannot
-enforce is refused, never accepted and ignored, and a definition of a tool that another service runs
-holds no literal credential. Nothing here resolves, opens or sends anything; a fault quotes names,
-never values.
+Host side; definitions from every source of tools are checked here. Invariants: a field that this
+version cannot enforce is refused, never accepted and ignored, and a definition of a tool that
+another service runs holds no literal credential. Nothing here resolves, opens or sends anything; a
+fault quotes names, never values.
 """
 
 from __future__ import annotations
@@ -214,8 +214,8 @@ def _program_faults(document: JsonObject, executor: str, sandboxed: Any) -> list
 
 
 def declared_in(document: JsonObject) -> tuple[JsonObject, Collection[str]]:
-    """Return the declared parameters and the names of the required ones. Invalid parts count as
-    empty.
+    """Return the declared parameters by name, and the names of the required parameters. If
+    `properties` or `required` is invalid, it counts as empty.
     """
     schema = document.get("parameters")
     schema = schema if isinstance(schema, dict) else {}
@@ -231,7 +231,8 @@ def declared_in(document: JsonObject) -> tuple[JsonObject, Collection[str]]:
 
 METHODS = ("DELETE", "GET", "HEAD", "PATCH", "POST", "PUT")
 QUERY_METHODS = ("DELETE", "GET", "HEAD")
-"""Methods that send arguments in the query. Others send them in a JSON body."""
+"""HTTP methods whose requests send arguments in the query. Requests with other methods send
+arguments in a JSON body."""
 
 FIELDS = ("endpoint", "headers", "method", "response", "timeout")
 """Fields that only definitions of tools that another service runs can have."""
@@ -242,8 +243,8 @@ LOCAL_TYPES = ("BUILTIN", "NATIVE")
 
 @dataclass(frozen=True, slots=True)
 class Remote:
-    """A type of tools that another service runs. Only tools of such types can come from outside the
-    engine.
+    """A tool type whose tools another service runs. Only tools of such types can come from outside
+    the engine.
     """
 
     executor: str
@@ -255,7 +256,7 @@ REST = Remote("http", frozenset(FIELDS))
 
 
 def remote_types() -> dict[str, Remote]:
-    """Return the types of tools that another service runs."""
+    """Return the tool types whose tools another service runs, by name."""
     kinds = _added().items()
     added = {one.type: Remote(name, one.fields) for name, one in kinds if one.type is not None}
     return {"REST": REST, **added}
@@ -268,7 +269,9 @@ def _added() -> dict[str, ToolKind]:
 
 
 def remote_type(kind: str) -> Remote | None:
-    """Return the type of tools that another service runs, or None if `kind` is not such a type."""
+    """Return the tool type with the name `kind`, or None if no other service runs tools of that
+    type.
+    """
     return None if kind in LOCAL_TYPES else remote_types().get(kind)
 
 
@@ -277,7 +280,8 @@ MAX_DEFINITION_BYTES = 128 * 1024
 MCP)."""
 
 MAX_URL = 2048
-"""Characters of a URL. This also limits how much data an agent can leak in one address."""
+"""Maximum number of characters of a URL. This also limits how much data an agent can leak in one
+URL."""
 
 # *Source*: RFC 3986, section 2: the characters that a URL may hold.
 _URL_TEXT = re.compile(r"[A-Za-z0-9\-._~:/?\[\]@!$&'()*+,;=%]+")

@@ -1,10 +1,10 @@
 """A directory of definitions: the tools in its files, and the faults of each file.
 
 Host side. `WatchedDirectory`, a task of the engine, puts the tools into the index and polls twice a
-second, in a thread, so that a slow file system delays no call. Below it are `trusted_files` (which
-users could write a file), `protocol/files` (formats) and the index's checks. It polls because that
-works on every file system, including network ones, and takes a few milliseconds for a thousand
-files.
+second, in a thread, so that a slow file system delays no call. It uses `trusted_files`, which finds
+out which users could write a file, `protocol/files`, which parses files, and the index's checks.
+Polling works on every file system, including network file systems, and takes a few milliseconds for
+a thousand files.
 
 Invariants: a file is loaded completely or not at all. A faulty file offers no tools, even if it
 offered some before: an operator who removed a tool and mistyped something else must not find the
@@ -76,9 +76,9 @@ _Look = dict[str, Signature] | str
 class ToolDirectory:
     """The directory at one path. Not thread-safe.
 
-    `owner_of` returns the other source that already owns a tool's name, or None; a file that
-    defines such a name is faulty. `owners` are the users whose files are trusted; by default the
-    engine's user and root. Definitions may refer to `secrets`.
+    `owner_of` returns the other source that already owns a tool's name, or None. A file that
+    defines a tool with a name of another source is faulty. `owners` are the users whose files are
+    trusted; by default the engine's user and root. Definitions may refer to `secrets`.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class ToolDirectory:
         return self._read(self._last)
 
     def poll(self) -> DirectoryContents | None:
-        """Check the directory. Returns its contents if something has changed.
+        """Check the directory. Return its contents if something has changed, otherwise None.
 
         A change takes effect once two polls in a row have found the same files, so that a file is
         never read while it is being written. A fault of the directory takes effect at once.
@@ -169,7 +169,9 @@ class ToolDirectory:
         return _tools(read_documents(name, data), self._secrets)
 
     def _clashes(self, files: dict[str, list[RegisteredTool]]) -> dict[str, str]:
-        """Return, by file name, a conflict of the file's tools with another file or source."""
+        """Return, by file name, a description of a conflict between that file's tools and those of
+        another file or source. Files without conflicts are omitted.
+        """
         clashes: dict[str, str] = {}
         first: dict[str, str] = {}
         for file, tools in sorted(files.items()):
@@ -241,9 +243,10 @@ async def watch(
     on_change: Callable[[Any], None],
     on_failure: Callable[[Exception], None],
 ) -> None:
-    """Poll until cancelled. `poll` returns None if nothing has changed.
+    """Call `poll` in a thread, again and again, until cancelled.
 
-    `on_change` and `on_failure` run on the event loop.
+    `on_change` gets each result of `poll` except None, which means that nothing has changed.
+    `on_failure` gets each exception. Both run on the event loop.
     """
     while True:
         await anyio.sleep(PERIOD_S)

@@ -120,8 +120,8 @@ def _configured(
 
 
 def _disabled(definition: ToolDefinition, setting: str) -> tuple[ToolDefinition, str]:
-    """Return the tool as disabled, and the reason. Lists show it as disabled; models are not
-    offered it.
+    """Return the tool's definition, marked as disabled, and the reason. Lists show a disabled tool,
+    but models are not offered it.
     """
     return definition.model_copy(update={"is_active": False}), (
         "It would give agents access to the network, and the configuration does not allow it; the "
@@ -130,8 +130,8 @@ def _disabled(definition: ToolDefinition, setting: str) -> tuple[ToolDefinition,
 
 
 def _with_service(definition: ToolDefinition, settings: SearchSettings) -> ToolDefinition:
-    """Return the tool for a search service, without parameters that the service does not
-    support.
+    """Return the search tool's definition with the settings of a search service. Parameters that
+    the service does not support are removed.
     """
     unknown = set()
     if "limit" not in QUERY_PLACE.findall(settings.endpoint):
@@ -233,8 +233,8 @@ def register_function(
     private: Sequence[Path],
     disabled_because: str | None = None,
 ) -> RegisteredTool:
-    """Add a function to the index: to be called in this process, or by its address in another
-    process.
+    """Add a function to the index. It will be called in this process, or found by its address and
+    called in another process.
 
     No import path of a sandboxed function may contain a `private` directory.
 

@@ -1,9 +1,9 @@
 """The index: every registered tool by name and version. In memory, rebuilt at each start.
 
 Host side, used by `pipeline/resolve` and the faces. Invariants: every tool in the index was fully
-checked, built-in tools by a test; names of built-in tools are reserved for them. Readers see the
-tools of a source before or after a change, never in between; a call keeps the `RegisteredTool` that
-it resolved.
+checked (built-in tools by the test suite rather than at start); names of built-in tools are
+reserved for them. A change of a source's tools is atomic for readers; a call keeps the
+`RegisteredTool` that it resolved.
 """
 
 from __future__ import annotations
@@ -45,7 +45,9 @@ from fumehood.registry.settings import ExternalToolSettings
 
 
 class Source(StrEnum):
-    """Where a tool comes from, unless a part registered it. The source limits the tool's type."""
+    """The origin of a tool. For tools that a part registered, the part's name is used instead. The
+    source limits the tool's type.
+    """
 
     BUILTIN = "builtin"
     ENTRY_POINT = "entry_point"
@@ -53,15 +55,15 @@ class Source(StrEnum):
     DIRECTORY = "directory"
     API = "api"
     EXTERNAL = "external"
-    """Not a registered tool: its caller runs it, and the engine only decides on calls."""
+    """The tool is not registered: its caller runs it, and the engine only decides on its calls."""
 
 
 class Service(Protocol):
     """A service that runs the tools that a part has registered."""
 
     def bound(self) -> JsonObject:
-        """Return the settings that determine what a call does, only some of which are shown to
-        people. Approvals are bound to them.
+        """Return the settings that determine what a call does. Approvals are bound to these
+        settings, although people are shown only some of them.
         """
 
 
@@ -143,7 +145,8 @@ class ToolIndex:
     ) -> RegisteredTool:
         """Add one version of one tool.
 
-        The definition of a built-in tool is not checked: a test checks them all.
+        The definition of a built-in tool is not checked here, because the test suite checks all of
+        them.
 
         Raises:
             InvalidDefinition: the definition has faults, the version is already registered, the
@@ -167,13 +170,13 @@ class ToolIndex:
         """Add or replace a checked version.
 
         Raises:
-            InvalidDefinition: another source has this name.
+            InvalidDefinition: another source has a tool with this name.
         """
         self.require_free(tool.definition.name, tool.source)
         self._set(tool)
 
     def require_free(self, name: str, source: str) -> None:
-        """Require that no other source has this name. Raises InvalidDefinition."""
+        """Raise InvalidDefinition if another source has a tool with this name."""
         owner = self.owner(name, but=source)
         if owner is not None:
             fault = f"name: {name} belongs to another source ({owner})"
@@ -232,7 +235,7 @@ class ToolIndex:
         self.changes += 1
 
     def owner(self, name: str, *, but: str) -> str | None:
-        """Return the source, other than `but`, that already has this name, or None."""
+        """Return the source, other than `but`, that already has a tool with this name, or None."""
         versions = self._by_name.get(name, {}).values()
         return next((tool.source for tool in versions if tool.source != but), None)
 
@@ -351,8 +354,8 @@ class ExternalTools:
         self._other = lru_cache(lambda name: _made(name, ExternalToolSettings()))
 
     def __call__(self, reference: str) -> RegisteredTool:
-        """Return the tool for `external:NAME` or `external:NAME@VERSION` (there is one version),
-        or for `net`.
+        """Return the tool for `external:NAME` or `external:NAME@VERSION` (each external tool has
+        only one version), or for `net`.
 
         Raises:
             ToolNotFound: the name is invalid, or there is no such version.
@@ -451,7 +454,7 @@ def page_of_tools(
     limit: int,
     cursor: str | None,
 ) -> ToolPage:
-    """Return one page of the preferred versions.
+    """Return one page of the tools, each in its preferred version.
 
     Raises:
         InvalidParams: the limit is out of range, or the cursor belongs to another list or

@@ -2,8 +2,8 @@
 
 Host side, used by `pipeline/validate`, `pipeline/result` and `definitions`. Invariants: no schema,
 pattern or argument makes a validation take unlimited time, and nothing is ever fetched. Patterns
-run on RE2, which is linear; every other keyword spends from a budget of steps. A keyword that would
-be ignored, or whose cost is unbounded, is a fault of its schema.
+run on RE2, which takes linear time; all other keywords of one validation share a limited number of
+steps. A keyword that would be ignored, or whose cost is unbounded, is a fault of its schema.
 
 Objects of a few plain parameters take a fast path, which accepts only documents that the validator
 would accept: a full validation costs some twenty microseconds even when it finds nothing. The check
@@ -31,15 +31,15 @@ from fumehood.core.tool import MAX_SCHEMA_DEPTH
 from fumehood.protocol import strict_json
 
 MAX_SCHEMA_NODES = 10_000
-"""JSON values in one schema, at all levels."""
+"""Maximum number of JSON values in one schema, at all levels together."""
 
 DIALECT = re.compile(
     r"https?://json-schema\.org/(draft/2020-12/|draft/2019-09/|draft-0[467]/)?schema#?"
 )
-"""Accepted values of `$schema`, all read as draft 2020-12. If an older draft means something else,
-as with `exclusiveMinimum: true` or a list of `items`, the schema is not valid by draft 2020-12, or
-the keyword is in `_NOT_OFFERED`. Draft 3 is not accepted: it has keywords that would be ignored.
-"""
+"""Accepted values of `$schema`, all read as draft 2020-12. If an older draft gives a keyword
+another meaning, as with `exclusiveMinimum: true` or a list of `items`, the schema is invalid in
+draft 2020-12, or the keyword is in `_NOT_OFFERED`. Draft 3 is not accepted: it has keywords that
+would be ignored."""
 
 REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
 """Keywords that refer to another schema."""
@@ -51,13 +51,14 @@ _NOT_OFFERED = {
     "unevaluatedProperties": "use additionalProperties",
     "unevaluatedItems": "use items",
 }
-"""Refused keyword → remedy. They would be ignored, or their cost is unbounded."""
+"""Refused keyword → remedy. Such a keyword would be ignored, or its cost is unbounded."""
 
 MAX_STEPS = 100_000
-"""Keyword evaluations for one document. A large, legitimate document needs a few thousand."""
+"""Maximum number of keyword evaluations for one document. A large, legitimate document needs a few
+thousand."""
 
 MAX_ERRORS = 20
-"""Violations reported for one document."""
+"""Maximum number of violations reported for one document."""
 
 UNKNOWN = "is not a parameter of this tool"
 PATTERN_MEMORY_BYTES = 1 << 20
@@ -548,7 +549,7 @@ _SCHEMAS = frozenset({
 
 
 def without_nils(schema: Any, levels: int = MAX_SCHEMA_DEPTH) -> Any:
-    """Return a schema without keywords that are nil in the language that encoded it.
+    """Return a schema without the keywords whose value is only another language's nil.
 
     Go writes `null` for a missing list, PHP `[]` for an empty object, and Lua `{}` for an empty
     list. Values that a keyword compares with, such as `const: null`, stay.

@@ -1,11 +1,10 @@
 """Definitions of REST tools from an OpenAPI 3.0 or 3.1 document.
 
-Host side, used by `fumehood tools import openapi`; below it `definitions`, which checks every
-result. The document is hostile. Invariants: an operation becomes a tool, or is left out with a
-reason; an operation that may change something waits for approval unless the operator exempts it;
-the document can only refer to the secrets of its own security schemes; a reference leads to another
-part of the same document, or is refused; schemas are expanded within bounds, and texts lose
-invisible characters.
+Host side, used by `fumehood tools import openapi`. `definitions` checks every result. The document
+is hostile. Invariants: an operation becomes a tool, or is left out with a reason; an operation that
+may change something waits for approval unless the operator exempts it; the document can only refer
+to the secrets of its own security schemes; a reference leads to another part of the same document,
+or is refused; schemas are expanded within bounds, and texts lose invisible characters.
 """
 
 from __future__ import annotations
@@ -255,7 +254,7 @@ def _unique(name: str, taken: set[str]) -> str:
 def _fitting(
     option: str, patterns: Sequence[str], names: Mapping[str, Collection[str]]
 ) -> set[str]:
-    """Return the tools with a name that a pattern matches.
+    """Return the tools that have at least one name that a pattern matches.
 
     Raises:
         CannotImport: a pattern matches no tool.
@@ -362,8 +361,8 @@ class _Reader:
     # -- address and credentials
 
     def _base(self) -> str:
-        """Return the URL that the path is appended to: the first server of the operation, its path
-        or the document.
+        """Return the URL that the path is appended to. It is the first server that the operation
+        lists or, if it lists none, the first server of its path, or else of the document.
         """
         given = [x.get("servers") for x in (self._operation.node, self._operation.item)]
         lists = [x for x in (*given, self._root.document.get("servers")) if isinstance(x, list)]
@@ -431,7 +430,8 @@ class _Reader:
     # -- arguments
 
     def _parameters(self, headers: dict[str, str]) -> tuple[JsonObject, str, list[str]]:
-        """Return one schema for all arguments, and the path and query with placeholders.
+        """Return one schema for all arguments, the path, and the query's parameters. The path and
+        the query's parameters contain placeholders for arguments.
 
         An argument with a placeholder is renamed if the body, or the rest of the query, has an
         argument of the same name.
@@ -712,7 +712,7 @@ class Schemas:
         self._left = MAX_SCHEMA_NODES
         self._looks_left = 20 * MAX_SCHEMA_NODES
         self._losses = 0
-        """Number of times that a conversion accepted more than its schema."""
+        """Number of conversions whose result accepts more than the original schema."""
         self.notes: list[str] = []
 
     def converted(self, node: Any, trail: tuple[str, ...] = ()) -> JsonObject:
@@ -759,7 +759,9 @@ class Schemas:
         self.notes.append(note)
 
     def _read_only(self, node: Any) -> frozenset[str]:
-        """Return the names that the parts of a schema declare as `readOnly` properties."""
+        """Return the names of the `readOnly` properties that any of a schema's `_parts`
+        declares.
+        """
         found: set[str] = set()
         for part in self._parts(node):
             properties = part.get("properties")
@@ -771,7 +773,7 @@ class Schemas:
         return frozenset(found)
 
     def _parts(self, node: Any) -> list[JsonObject]:
-        """Return a schema and those that it refers to or combines by `allOf`."""
+        """Return a schema, and the schemas that it refers to or combines by `allOf`."""
         found: list[JsonObject] = []
         waiting, seen = [node], set[int]()
         while waiting:
@@ -885,7 +887,9 @@ class Schemas:
         trail: tuple[str, ...],
         unsent: frozenset[str],
     ) -> JsonObject:
-        """Return the schema with the parts of its `allOf`, merged into it if that is simple."""
+        """Return the schema with the schemas in the node's `allOf`. These are merged into the
+        schema if that is simple, and otherwise kept in an `allOf`.
+        """
         given = node.get("allOf")
         if not isinstance(given, list):
             return schema
@@ -899,7 +903,9 @@ class Schemas:
         return merged
 
     def _agreed(self, schema: JsonObject) -> JsonObject:
-        """Return the schema with a property for each name that it requires."""
+        """Return the schema, changed so that it has a property for each name that it requires. If
+        no other properties are allowed, the names without a property are no longer required.
+        """
         if "object" not in (_kinds(schema) or ["object"]):
             return schema
         required = dict.fromkeys(name for part in _conjuncts(schema) for name in part["required"])
@@ -928,14 +934,18 @@ class Schemas:
 
 
 def _as_parts(node: JsonObject) -> JsonObject:
-    """Return a reference and the keywords next to it as parts of one `allOf`."""
+    """Return one `allOf` that contains a reference and, as a separate schema, the keywords next to
+    it.
+    """
     given = node.get("allOf")
     parts = [{"$ref": node["$ref"]}, *(given if isinstance(given, list) else ())]
     return {**{key: value for key, value in node.items() if key != "$ref"}, "allOf": parts}
 
 
 def _conjuncts(schema: JsonObject) -> Iterator[JsonObject]:
-    """Yield the schemas with `required` that every value of a converted schema must match."""
+    """Yield each schema that has a `required` and that every value of a converted schema must
+    match.
+    """
     if "required" in schema:
         yield schema
     for part in schema.get("allOf", ()):

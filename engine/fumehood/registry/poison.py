@@ -1,8 +1,8 @@
 """Poison: texts of a definition that attack the model that reads it.
 
 Host side, pure functions. Registration searches definitions for such texts, and an MCP server's
-tool with one of them counts as dangerous. The rules are in the kernel because the kernel decides
-that.
+tool with one of them counts as dangerous. The rules are in the kernel, because the kernel decides
+which tools count as dangerous.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ MAX_FINDINGS = 200
 """Maximum number of findings reported for one definition."""
 
 MAX_PATH = 500
-"""Characters of one finding's path. Longer ones are cut, because with long keys all paths together
-could be far larger than the definition."""
+"""Maximum number of characters of one finding's path. Longer paths are cut, because all paths
+together could otherwise be far larger than a definition with long keys."""
 
 PIECE = 256
-"""Characters of text that are normalized at once."""
+"""Number of characters of a text that are normalized at once."""
 
 _ORDERS = re2.compile(
     r"(?i)\b(?:ignore|disregard|forget|override)\b.{0,40}\b(?:instructions?|prompts?|guidelines)\b"

@@ -33,7 +33,9 @@ class Registrations:
         self._load(*database.read_now(_all_rows))
 
     def apply_switches(self) -> None:
-        """Restore every stored on/off switch. Needed after a source was reloaded."""
+        """Enable or disable each tool version as stored in the database. Needed after a source was
+        reloaded.
+        """
         for (name, version), is_active in self._switches.items():
             self._index.switch(name, version, is_active=is_active)
 

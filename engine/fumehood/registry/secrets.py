@@ -60,7 +60,7 @@ class Settings(Value):
 
 
 class RestSettings(Settings):
-    """What REST tools may do beyond their definitions."""
+    """The operator's settings for all REST tools."""
 
     allowed_hosts: tuple[HostPattern, ...] = ()
     """Hosts that REST tools may reach although their addresses are not public."""
@@ -94,9 +94,9 @@ class SecretSettings(Settings):
     """Headers in which programs may send the secret, in addition to `Authorization`. A host might
     store other headers and return them."""
     misuse: Literal["refuse", "end", "pass"] = "refuse"
-    """What happens to a request that has the placeholder anywhere but in such a header to one of
-    the hosts: `refuse` refuses the request, `end` also ends its program, and `pass` forwards the
-    request unchanged, without the secret's value."""
+    """What happens to a request that misuses the placeholder, which may only be in one of these
+    headers to one of the `hosts`: `refuse` refuses the request, `end` also ends its program, and
+    `pass` forwards the request unchanged, without the secret's value."""
 
     @model_validator(mode="after")
     def _has_one_source(self) -> Self:
@@ -198,7 +198,7 @@ class SecretBindings:
         self._keyring_lock = threading.Lock()
 
     def value(self, name: str) -> str:
-        """Return the value of a secret for a request that may have it. May block.
+        """Return the value of a secret, for a request that may contain the secret. May block.
 
         Raises:
             ExecutionError: the secret has no usable value.
@@ -222,7 +222,8 @@ class SecretBindings:
         return value
 
     def report_unusable(self, names: Collection[str] | None = None) -> list[str]:
-        """Log each secret that has no usable value now, and return their names. May block.
+        """Log each secret that has no usable value now, and return the names of these secrets. May
+        block.
 
         Only the secrets in `names` are checked, or all if it is None. Keyrings are not read,
         because a keyring may ask its user to unlock it.

@@ -1,8 +1,8 @@
 """The operator's settings for external tools and for the built-in web tools. Values only.
 
 An agent with `fetch_url` can send data to any host that the tool may reach, at least as a part of
-the address; its `search_web` queries go to one service. Invariant: without configuration both are
-disabled.
+the address; its `search_web` queries go to one service. Invariant: without configuration, both
+tools are disabled.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class SearchSettings(Settings):
 
 
 class WebToolSettings(Settings):
-    """What agents may read on the web."""
+    """Settings of the built-in web tools: what agents may read on the web."""
 
     fetch_url: bool = False
     allowed_hosts: tuple[HostPattern, ...] = ()

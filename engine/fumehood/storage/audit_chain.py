@@ -31,7 +31,8 @@ from fumehood.storage.errors import AuditKeyLost
 from fumehood.storage.schema import AUDIT
 
 IN_MEMORY_KEPT = 10_000
-"""Number of newest rows kept of a chain in memory, which ends with its process."""
+"""Number of newest rows that are kept if the chain is only in memory. Such a chain ends with its
+process."""
 
 READ_AT_ONCE = 2000
 """Number of rows that are read from the database at a time."""
@@ -99,13 +100,14 @@ class AuditChain:
         return seq
 
     def learn(self, key: AuditKey) -> None:
-        """Add a key that a rotation will announce."""
+        """Add the key that the next rotation will announce."""
         self._keys[key.id] = key
 
     def rotate(self, connection: Connection, at: str, key: AuditKey, fields: JsonObject) -> int:
-        """Announce a key, added by `learn`, in the last row under the old key.
+        """Append the last row under the old key. The row announces a new key, which `learn` has
+        added.
 
-        Return that row's number.
+        Return the row's number.
         """
         announced = {
             "next_key_id": key.id,
@@ -153,7 +155,7 @@ def rows_after(connection: Connection, after: int, limit: int) -> list[AuditRow]
 
 
 def all_rows(connection: Connection) -> Iterator[AuditRow]:
-    """Yield every row in order, read in parts, including rows that are added meanwhile."""
+    """Yield every row in order, read in batches, including rows that are added meanwhile."""
     # Start below every possible number, so that a row with an invalid, negative one is also found.
     after = -(2**63)
     while rows := rows_after(connection, after, READ_AT_ONCE):
@@ -162,7 +164,7 @@ def all_rows(connection: Connection) -> Iterator[AuditRow]:
 
 
 def attach_chain(engine: Engine, chain: AuditChain) -> None:
-    """Attach the chain to all connections of `engine`."""
+    """Attach the chain to all connections of `engine`, so that `chain_of` finds it."""
 
     @event.listens_for(engine, "engine_connect")
     def attach(connection: Connection) -> None:
@@ -176,7 +178,8 @@ def chain_of(connection: Connection) -> AuditChain:
 
 
 def _linked(found: Iterable[Any], before: bytes | None) -> Iterator[AuditRow]:
-    """Yield rows with the mac of the row before each of them.
+    """Yield the found rows, each with the mac of the row before it. `before` is the mac of the row
+    before the first.
 
     Columns are read by position: access by name would double the time of a full verification.
     """

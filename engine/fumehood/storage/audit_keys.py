@@ -86,7 +86,7 @@ def keep_key(state: Path, key: AuditKey) -> None:
 
 
 def make_current(state: Path, key: AuditKey) -> None:
-    """Make a kept key current, and keep the previous current key. Raises OSError."""
+    """Make a key the current key. The previous key is kept in another file. Raises OSError."""
     before = _read(state / CURRENT)
     if before is not None:
         keep_key(state, before)

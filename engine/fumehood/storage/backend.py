@@ -1,4 +1,4 @@
-"""Backend: what differs between the kinds of databases that hold the state.
+"""Backend: the code that differs between the kinds of databases that hold the state.
 
 Host side, used by `storage/database` and `storage/writer`. All other code has the same SQL
 statements for all kinds of databases; only `sqlite.py` and `postgres.py`, and the column type
@@ -42,7 +42,9 @@ class Backend(ABC):
     @staticmethod
     @abstractmethod
     def in_words(error: BaseException) -> str:
-        """Return the database's error message without values, or the type of another error."""
+        """Return the database's error message, without values. If the error is not the database's,
+        return its type.
+        """
 
     def is_unreachable(self, error: BaseException) -> bool:
         """Return whether an error means that the database cannot be reached now."""

@@ -88,8 +88,8 @@ class Draft(RoomFile):
         self.room.submit(self._remove)
 
     def finish(self) -> str | None:
-        """Keep the complete file. Return None, or the reason for a failure. Runs in the room's
-        thread.
+        """Store the complete file. Return None on success, or the reason for a failure. Runs in the
+        room's thread.
         """
         if not self.append(b""):
             self.remove()
@@ -271,7 +271,9 @@ class BlobStore:
         return len(rows)
 
     async def _upload(self, draft: Draft) -> str | None:
-        """Move a finished draft to the bucket. Return None, or the reason for a failure."""
+        """Move a finished draft to the bucket. Return None on success, or the reason for a
+        failure.
+        """
         try:
             await self.room.with_files(draft.upload)
         except FilesAway as error:

@@ -1,4 +1,5 @@
-"""Changes of authority: who changed what, recorded in the transaction of the change.
+"""Changes of authority, such as a new token: who changed what, recorded in the transaction of the
+change.
 
 Each change is recorded twice: as a row for administrators, and in the audit chain.
 """
@@ -22,11 +23,12 @@ from fumehood.storage.schema import CHANGES
 
 
 class OneChange:
-    """A lock for changes of one kind of row: one change at a time, shielded from cancellation.
+    """A lock for changes of one kind of row. It lets one change run at a time, shielded from
+    cancellation.
 
-    The rows that a change has read stay valid until the change is written, and neither a cancelled
-    caller nor a commit whose acknowledgement was lost leaves memory and database inconsistent.
-    After such a commit, `reload` is called until the database is reachable again. `reload` reads
+    The rows that a change has read stay valid until the change is written. Memory and database stay
+    consistent, even if the caller is cancelled or the acknowledgement of a commit is lost. After a
+    lost acknowledgement, `reload` is called until the database is reachable again. `reload` reads
     with `Database.write`, so it sees the outcome of the commit.
     """
 
@@ -73,8 +75,8 @@ def recorded(
     subject: str,
     details: JsonObject | None = None,
 ) -> Callable[[Connection], None]:
-    """Return a job for the database that makes a change and records it in one transaction, as a
-    row and in the audit chain.
+    """Return a job for the database. In one transaction, the job makes a change and records the
+    change as a row and in the audit chain.
     """
 
     def job(connection: Connection) -> None:

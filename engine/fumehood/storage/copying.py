@@ -114,7 +114,9 @@ def _copy(table: Table, reading: Connection, writing: Connection) -> int:
 
 
 def _without_nul(row: Mapping[Any, Any]) -> dict[Any, Any]:
-    """Return a row to insert, with NUL characters in text replaced. Early engines accepted them."""
+    """Return a row to insert, with NUL characters in text replaced. Early engines stored such
+    characters.
+    """
     return {
         key: value.replace("\0", "\ufffd") if isinstance(value, str) else value
         for key, value in row.items()

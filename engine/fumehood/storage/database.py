@@ -109,7 +109,7 @@ class Database:
     def post(self, how: Batch, row: Row) -> None:
         """Queue a row without waiting.
 
-        It is written within a second; a crash before that loses it.
+        The row is written within a second. A crash before then loses the row.
         """
         self._writer.post(how, row)
 
@@ -154,7 +154,7 @@ class Database:
 
     @property
     def lost_posts(self) -> int:
-        """How many rows were lost since the start."""
+        """The number of rows that were lost since the start."""
         return self._writer.lost
 
     @property
@@ -168,7 +168,7 @@ class Database:
         return self._writer.is_failing
 
     def close(self) -> None:
-        """Write pending rows, then close the file."""
+        """Write pending rows, then close the database."""
         self._writer.close()
         self._is_closed = True
         self._backend.close()
@@ -203,8 +203,8 @@ def open_database(
     `on_event` receives failures while the database is open: `state.write_failed` and later
     `state.write_works_again`, `state.rows_dropped`, `state.rows_refused`, `state.read_failed` and
     `state.fenced` (another engine is active; this engine can no longer write). Crash tests use
-    `commit_hook`, which is called before and after each flushed commit. Both functions are called
-    from threads.
+    `commit_hook`, which is called before and after each flushed commit. `on_event` and
+    `commit_hook` are called from threads.
 
     Raises:
         NewerState, ForeignState, DamagedState: this engine cannot use the file; it stays unchanged.

@@ -1,4 +1,4 @@
-"""The state directory: private, locked by one engine at a time, and with an owner id of its own.
+"""The state directory: private, locked by one engine at a time, and identified by an owner id.
 
 Host side. Invariants: one engine per state directory, enforced by a lock that ends with the
 process; successive engines of one directory have the same owner id, and simultaneous engines have
@@ -62,7 +62,8 @@ def private_directory(path: Path) -> Path:
 def hold_lock(path: Path, what: str) -> Iterator[None]:
     """Hold an exclusive lock on a file while the context lasts.
 
-    The file is not removed when the lock is released: removal would let two processes lock two
+    `what` names the locked object in the message of InUse, for example "this state directory". The
+    file is not removed when the lock is released, because two processes could then lock two
     different files.
 
     Raises:

@@ -55,10 +55,10 @@ class Fenced(StoreError):
 
 
 class WriteFailed(StoreError, InternalError):
-    """The disk is full, read-only or failing. None of the write is guaranteed to be stored.
+    """The disk is full, read-only or failing. None of the changes is guaranteed to be stored.
 
     This engine does not see the failed changes. If only the final flush to disk failed, the changes
-    may be there after the next start.
+    may be present after the next start.
     """
 
     def __init__(self, reason: str) -> None:
@@ -117,7 +117,8 @@ class FilesAway(StateUnavailable, OSError):
 
 @contextmanager
 def understood(what: str) -> Iterator[None]:
-    """Convert the errors of parsing rows at the engine's start to DamagedState.
+    """Convert errors of parsing rows, at the engine's start, to DamagedState. `what` names the rows
+    in the error's message, for example "approvers".
 
     Raises:
         DamagedState: a row has a value that no engine writes.

@@ -1,10 +1,10 @@
 """Files: complete files by name, in a directory or in an S3-compatible bucket.
 
-Host side, below the stores of blobs and recordings. The engines of one state can share a place,
-which only the active engine changes. All methods block, so they run in threads. Invariants: a file
-is complete and durable when `put` returns, and an incomplete file is never visible; in a bucket,
-only objects below its path whose names have the expected form are listed, read or deleted; a bucket
-that does not answer blocks no thread longer than a deadline.
+Host side, below the stores of blobs and recordings. Engines that share a state can also share its
+files, which only the active engine changes. All methods block, so they run in threads. Invariants:
+a file is complete and durable when `put` returns, and an incomplete file is never visible; in a
+bucket, only objects below its path whose names have the expected form are listed, read or deleted;
+a bucket that does not answer blocks no thread longer than a deadline.
 """
 
 from __future__ import annotations
@@ -74,7 +74,9 @@ class Found(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Directory:
-    """Files in a private directory. A bucket has the same methods, which can raise FilesAway."""
+    """Files in a private directory. `Bucket` has the same methods, except that they can also raise
+    FilesAway.
+    """
 
     path: Path
 
@@ -205,8 +207,8 @@ Files = Directory | Bucket
 
 
 class Client:
-    """s3fs, with a deadline for each request. Endpoint and credentials come from the environment
-    and the AWS configuration files.
+    """Calls s3fs, with a deadline for each request. The endpoint and the credentials come from the
+    environment and the AWS configuration files.
 
     Raises:
         StoreError: s3fs is missing.
@@ -258,7 +260,7 @@ class Client:
 
 
 class _Reader(io.RawIOBase):
-    """Reads an object of known size in parts, with one request for each part."""
+    """Reads an object of known size in pieces, with one request for each piece."""
 
     def __init__(self, read: Callable[[int, int], bytes], size: int) -> None:
         self._fetch = read
@@ -305,10 +307,11 @@ SESSIONS, PROJECTS = "sessions", "projects"
 """Folders for the workspaces of durable sessions, and for the projects copied into sessions."""
 
 NAME = re.compile(r"(sess_[0-9a-f]{32})\.[0-9a-f]{8}\.([0-9a-f]{64})(\.new)?")
-"""The session, the attempt and the digest. `.new` is a file that a crash left incomplete."""
+"""The form of a file's name: session id, a random number, and SHA-256 of the content. The suffix
+`.new` marks a file that a crash left incomplete."""
 
 SAVING_THREADS = 8
-"""Files that are read or written at once."""
+"""Maximum number of files that are read or written at the same time."""
 
 SWEPT_AFTER_S = 3600.0
 """Age in seconds from which files of unknown sessions are removed. The session of a newer file may
@@ -379,8 +382,8 @@ class SavedFiles:
             await self._all(lambda these: self._files().delete(these), [names])
 
     async def sweep(self, live: Iterable[str], over: Iterable[str], now: datetime) -> int:
-        """Delete the files of sessions in `over`, and old files of sessions that are not in `live`
-        either; return the number of deleted files. Raises OSError.
+        """Delete the files of sessions in `over`, and old files of sessions that are neither in
+        `over` nor in `live`. Return the number of deleted files. Raises OSError.
         """
         (found,) = await self._all(lambda prefix: self._files().found(prefix), ["sess_"])
         oldest, spared, ended = now.timestamp() - SWEPT_AFTER_S, {*live}, {*over}

@@ -2,8 +2,8 @@
 
 Host side. `pipeline/claim` claims and settles keys; approvals own the key of a call that waits for
 approval. Functions that take a connection run inside their caller's transaction, on the writer's
-thread, so that a key changes in the same commit as its cause. A key belongs to its principal; the
-same text from another principal is another key.
+thread, so that a key changes in the same commit as the call or approval that it belongs to. A key
+belongs to its principal; the same text from another principal is another key.
 
     (no row) → running → done | unknown | (no row)      running → waiting → done | (no row)
 

@@ -1,11 +1,12 @@
-"""Recordings: the events of calls, one file for each call, kept for a while after its end.
+"""Recordings: the events of calls, in one file for each call, which is kept for a while after the
+call ends.
 
 Host side, in a `file_room`. Written by `pipeline/running`, read by the public interfaces. A file's
 first line describes its call; each other line is one event, `["kind",SEQUENCE,data]`. Readers read
 the file, so that a slow reader uses none of the daemon's memory. Invariants: readers get complete
 events, from the beginning or after any event; a file's first line names the one principal that owns
 it; a file with readers is not removed. Recording never fails a call: events that cannot be written
-are omitted, one event reports that, and the last event is always delivered, from memory if
+are omitted, one event reports the omission, and the last event is always delivered, from memory if
 necessary. A crash can leave an incomplete last line, which the next start removes.
 
 With a bucket, a recording is copied there when its call ends. The next engine lists the recordings
@@ -43,15 +44,15 @@ MAX_KEPT = 10_000
 
 CALL_ID = re.compile("call_[0-9a-f]{24}")
 ELSEWHERE = "another engine"
-"""Name under which the recordings of other engines use space. Their owners are unknown until a
-fetch."""
+"""The owner name under which the room counts the space of other engines' recordings. The real owner
+of such a recording is unknown until the recording is fetched."""
 
 READ_BYTES = 64 * 1024
 """Bytes that a reader reads at once; a longer line is read completely. Up to the same number of
 bytes of the newest lines stays in memory, so that waiting readers need no disk access."""
 
 RESYNC = "resync"
-"""Kind of the event that tells a client that a reader starts again from the first event."""
+"""Kind of the event after which a reader starts again from the first event of the call."""
 
 NOTICE = "tool_notice"
 """Kind of the event that explains why a recording stopped."""
@@ -356,7 +357,8 @@ class RecordingStore:
     ) -> int:
         """Record a last event for each call that was still running when the previous engine ended.
 
-        Returns the number of these calls. Their events cannot be read before this.
+        Returns the number of these calls. The recordings of these calls cannot be read before this
+        method has returned.
         """
         lost, self._lost = self._lost, []
         for recording in lost:
@@ -434,7 +436,9 @@ class RecordingStore:
         return (now - timedelta(seconds=self._kept_s)).timestamp()
 
     def _find(self) -> None:
-        """Take over the previous engine's files, oldest first. Runs before the thread exists."""
+        """Take over the previous engine's files, oldest first. Runs before the room's thread
+        exists.
+        """
         found = Directory(self.room.directory).found().items()
         for ended_at, name in sorted((one.changed_at, name) for name, one in found):
             try:

@@ -1,8 +1,8 @@
 """Retention: delete old calls, blobs and other expired entries in the background.
 
 Host side, started by the engine. Each store is pruned at the start, every hour (more often if its
-entries are kept for less than that), and when it is overdue, for example because a blob found no
-space. After a failed run, the next run tries again.
+entries are kept for less than that), and when the store is overdue, for example because there was
+no space for a blob. After a failed run, the next run tries again.
 """
 
 from __future__ import annotations

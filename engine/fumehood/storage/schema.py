@@ -42,8 +42,8 @@ METADATA = MetaData()
 class UnstorableText(InvalidParams, DontWrapMixin):
     """A text has a NUL character, which PostgreSQL cannot store.
 
-    SQLite states also refuse it, so that they can be copied to PostgreSQL. JSON escapes NUL, so
-    arguments and results can contain it.
+    With SQLite, such a text is also refused, so that the state can be copied to PostgreSQL. JSON
+    escapes NUL, so arguments and results can contain it.
     """
 
     def __init__(self) -> None:
@@ -297,8 +297,7 @@ APPROVALS = Table(
 """One row for each approval, ordered by `seq`. `document` holds the fields that no query uses (the
 stored request, the effective arguments, the binding, the preview, decisions' rules); `answer` is
 the call's envelope as JSON. Another call with the same `repeat_key` is treated as a repeat of this
-call; it is null once the caller has received the answer.
-"""
+call; `repeat_key` is null once the caller has received the answer."""
 
 DECISIONS = Table(
     "decisions",

@@ -18,8 +18,8 @@ class RecordSettings(Value):
     """Which calls' arguments and answers are kept, and for how long."""
 
     calls: Literal["all", "failed", "none"] | None = None
-    """None means `all`, but `none` if the engine is a service, because the calls are then other
-    people's."""
+    """If this is None, all calls are kept, or no calls if the engine is a service, because a
+    service runs other people's calls."""
 
     kept_days: int = Field(default=7, ge=1, le=3650)
     kept_mb: int = Field(default=512, ge=1, le=1_000_000)

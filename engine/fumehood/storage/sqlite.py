@@ -36,7 +36,8 @@ BUSY_TIMEOUT_S = 5
 APPLICATION_ID = 0x46554D45  # "FUME", the application id in SQLite's file header
 
 SIDE_FILES = ("-wal", "-journal")
-"""Suffixes of files next to a database that was not closed. SQLite needs these files to read it."""
+"""Suffixes of files next to a database that was not closed. SQLite needs these files to read the
+database."""
 
 
 class SQLite(Backend):

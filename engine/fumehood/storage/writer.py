@@ -42,7 +42,8 @@ GATHER_S = 0.2
 
 HANGS_S = 10.0
 """Duration of a transaction, in seconds, after which the state is reported as failing until the
-transaction ends. Longer than PostgreSQL may be silent."""
+transaction ends. This is longer than PostgreSQL may take to respond before the connection is
+closed."""
 
 
 @dataclass(slots=True)
@@ -82,7 +83,7 @@ class Writer:
         self._flushing: list[Future[None]] = []
         self._closing = False
         self.lost = 0
-        """How many posted rows were not stored."""
+        """The number of posted rows that were not stored."""
         self._has_dropped = False
         """Whether a row was dropped since the last report."""
         self._thread: threading.Thread | None = None
@@ -164,7 +165,7 @@ class Writer:
         self._posts.clear()
 
     def _start(self) -> None:
-        """Start the thread at the first change: many embedded engines never write."""
+        """Start the thread at the first change, because many embedded engines never write."""
         if self._thread is None and not self._closing:
             self._thread = threading.Thread(target=self._run, name="state-writer", daemon=True)
             self._thread.start()
@@ -307,7 +308,7 @@ class Writer:
         return not connection.invalidated and self._backend.is_in_transaction(connection)
 
     def _disconnect(self) -> None:
-        """Return the connection after an error; the pool rolls back."""
+        """Return the connection to its pool after an error. The pool rolls back the transaction."""
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.close()
@@ -363,7 +364,9 @@ class Writer:
         return "the transaction was given up" if words.startswith("no such savepoint") else words
 
     def _note_failure(self, error: BaseException) -> None:
-        """Report a failure, but only the first until a write succeeds: it may last for days."""
+        """Report a failure, unless one was already reported since the last successful write,
+        because failures may last for days.
+        """
         if isinstance(error, Fenced) and not self.is_fenced:
             self.is_fenced = self._has_failed = True
             self._on_event("state.fenced", {"reason": self._reason(error)})

@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     import httpx2
 
 NAME = "webhook"
-"""Name of the channel and principal of its decisions."""
+"""The channel's name, which is also the name of the principal of its decisions."""
 
 HEADER = "fumehood-signature"
 ANCHOR = "audit.anchor"
@@ -73,9 +73,9 @@ httpx2.HTTPError."""
 
 
 class WebhookChannel:
-    """Notifies one address about approvals. `callbacks` is None if callbacks may not decide.
-
-    Otherwise `decides_as` is the principal of their decisions, which counts as an approver.
+    """Notifies one address about approvals. If callbacks may decide, `callbacks` checks their
+    signatures, and `decides_as` is the principal of their decisions, which counts as an approver.
+    Otherwise, both are None.
 
     Raises:
         ConfigError: the secret cannot be used.
