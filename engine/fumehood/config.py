@@ -267,7 +267,7 @@ class KernelConfig(BaseSettings):
 
     @property
     def own_images(self) -> Path:
-        """The directory with the recipes of the operator's own images. It may be missing."""
+        """The directory with the operator's own image recipes. The directory may be missing."""
         return self.images_directory or self.state_directory / "images"
 
     @property
@@ -325,7 +325,7 @@ def config_file() -> Path:
 
 
 def load_config(**overrides: Any) -> Config:
-    """Read the configuration from the file and the environment. `overrides` win, except None.
+    """Read the configuration file and the environment. `overrides` win, except those that are None.
 
     Raises:
         ConfigError: the configuration is invalid; the message names every fault.

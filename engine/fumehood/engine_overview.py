@@ -99,7 +99,7 @@ class Overview:
 
         Raises:
             PermissionDenied: only administrators may search by text, which reveals what calls
-            contain.
+                contain.
             ResourceNotFound, ReadFailed: as `AllCalls.page`.
             WriteFailed: the search could not be recorded.
         """
@@ -264,7 +264,7 @@ class Overview:
         Raises:
             ResourceNotFound: the call's arguments are not stored.
             PermissionDenied: the call's caller may no longer call.
-            InvalidParams: this engine does not know one of its options.
+            InvalidParams: this engine does not know one of the call's options.
         """
         stored = await self._made.approvals.requests.table.of_call(call_id)
         if stored is None or stored.approval.tool.startswith(EXTERNAL):
@@ -339,7 +339,7 @@ class Overview:
         return self.session(found.id)
 
     def processes(self, session_id: str) -> SessionProcesses:
-        """Return the processes of any principal's session. This is not a use of the session.
+        """Return the processes of any principal's session. This does not count as use of it.
 
         Raises:
             ResourceNotFound: there is no such session, or it has ended.
@@ -352,9 +352,9 @@ class Overview:
     async def stop_process(
         self, session_id: str, name: str, grace_s: float, by: Principal
     ) -> JsonObject:
-        """End a process of any principal's session, record that as a change, and return its state.
+        """End a process of any principal's session, record that as a change, and return it.
 
-        If the process has already ended, nothing is recorded.
+        If the process has already ended, it is only returned.
 
         Raises:
             ResourceNotFound: there is no such process.
@@ -424,7 +424,7 @@ class Overview:
     # -- rules -----------------------------------------------------------------------------
 
     async def try_rules(self, wish: RulesToTry, reader: Principal) -> TriedRules:
-        """Apply policy rules to the calls of the last `wish.days`, without changing the policy.
+        """Apply policy rules to the calls of the last `wish.days` days. The policy does not change.
 
         For administrators, conditions on arguments are checked against the recorded arguments.
 
@@ -525,7 +525,7 @@ def _tried(
 
 
 def _for_reader(record: CallRecord, reader: Principal) -> CallRecord:
-    """Return a running call; its message and output only if the reader is an administrator."""
+    """Return a running call. Only administrators get its message and output."""
     if Scope.ADMIN in reader.scopes or record.running is None:
         return record
     running = record.running.model_copy(update={"message": "", "stdout": None, "stderr": None})

@@ -56,7 +56,7 @@ class Eligibility:
         return frozenset(approvers | tokens | self._others)
 
     def counts(self, principal_id: str) -> bool:
-        """Whether a decision of this principal counts, because it may still approve."""
+        """Whether a decision of this principal counts: only while the principal may approve."""
         return principal_id in self.approver_ids()
 
     def remedy_without_approvers(self) -> str | None:

@@ -4,8 +4,8 @@
 
     pending → approved | denied | expired | cancelled
     approved → started | failed (a gate refused the call) | expired | cancelled
-    started → done | failed | cancelled | interrupted | expired (the workspace had changed, and
-        nothing was done)                               interrupted → done | failed (by a human)
+    started → done | failed | cancelled | interrupted | expired (the workspace had changed)
+    interrupted → done | failed (by a human)
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class ApprovalState(StrEnum):
     """Not decided or not started in time, or the action changed, or what the call needs ended."""
     CANCELLED = "cancelled"
     STARTED = "started"
-    """The approval is used up; the call runs."""
+    """The approval has been used, and the call is running."""
     DONE = "done"
     FAILED = "failed"
     """The call ran, or a gate refused it after its approval, and its answer is an error."""
@@ -65,7 +65,7 @@ class DecisionRecord(Value):
     """Where the decision came from, such as `control` or `webhook`."""
     decision: Literal["approve", "deny"]
     action_digest: str
-    """Digest of the action that was decided: for an edited call, the edited action."""
+    """Digest of the action that the decision is about: after an edit, the edited action."""
     reason: str | None = None
     edited: bool = False
     is_self_approval: bool = False
@@ -114,7 +114,7 @@ class Approval(Value):
     policy_version: str
     action_digest: str
     binding: JsonObject | None
-    """Everything that decides what the call will do; `action_digest` is its hash."""
+    """Everything that decides what the call will do; `action_digest` is the hash of it."""
     created_at: AwareDatetime
     expires_at: AwareDatetime
     decided_at: AwareDatetime | None = None
@@ -124,7 +124,7 @@ class Approval(Value):
     """The error code of the call's answer, `OK` if it succeeded; null without an answer."""
     changed: tuple[str, ...] = ()
     """The parts of the action that changed before the call started; or `session`, `program` or
-    `trial` if that ended before then."""
+    `trial` if the call needed this and it ended before."""
     counted: tuple[str, ...] = ()
     """Principals who approved the current action; while the approval is pending, only those who may
     still approve."""
@@ -223,7 +223,7 @@ class Resolution(Value):
 
 
 class ApprovalQuery(Value):
-    """Which approvals to list, newest first; `cursor` is the id of the last one seen."""
+    """A query for approvals, newest first. `cursor` is the id of the last approval seen."""
 
     state: ApprovalState | None = None
     tool: str | None = Field(default=None, max_length=160)
@@ -252,14 +252,14 @@ class RememberedRule(Value):
     agent_id: str | None
     session_id: str | None
     arguments: JsonObject
-    """The arguments that must be equal."""
+    """The arguments, with their values, that a matching call must have."""
     any_others: bool = False
     """Whether a matching call may have additional arguments."""
     rule: str
     """The policy rules that the remembered rule satisfies, separated by `, `, and no others."""
     definition: str
     """Hash of the tool's definition, the call's context, and the options that affect how it runs.
-    If any of them changes, the call asks again."""
+    If any of them changes, calls need approval again."""
     approval_id: str
     created_by: str
     created_at: AwareDatetime
@@ -271,14 +271,14 @@ class RememberedRule(Value):
 
 @dataclass(frozen=True, slots=True)
 class StoredRequest:
-    """A call as it was made, to be run later."""
+    """The request of a stored call, with which the call is run later."""
 
     arguments: JsonObject
     """The arguments that the caller sent, without the agent's defaults and fixed arguments."""
     options: JsonObject
     token_id: str | None
     expected: str | None = None
-    """The state of the workspace when the call's effect was previewed."""
+    """`Effect.base`: the state of the workspace when the call's effect was previewed."""
     may_exceed_budget: bool = False
     hidden: tuple[str, ...] = ()
     """Arguments that the agent's configuration fixes and hides from the caller."""
@@ -291,8 +291,8 @@ class StoredRequest:
     traceparent: str | None = None
     """The caller's trace span to which the call belongs."""
     needs: Need | None = None
-    """What the call's held action needs, which ends with the engine; None if the call runs its
-    tool."""
+    """What the call's held action needs, and what ends with the engine. None if the call runs its
+    tool instead."""
 
     @property
     def document(self) -> JsonObject:
@@ -310,7 +310,7 @@ class StoredApproval:
     answer: str | None = None
     """The call's envelope, as JSON."""
     repeat_key: str | None = None
-    """A later call with the same repeat key is a repeat of this call; None if no call is."""
+    """A later call with the same repeat key repeats this call. None if this cannot happen."""
 
 
 def own_view(stored: StoredApproval) -> Approval:
@@ -351,15 +351,15 @@ class ApprovalSettings(Value):
     warn_seconds: float = Field(default=300, ge=0, le=86_400)
     """How long before expiry a warning is sent."""
     max_wait_seconds: float = Field(default=600, ge=1, le=3600)
-    """Maximum time that a call with `wait_for_approval` waits, and holds its connection."""
+    """Maximum time for which a call with `wait_for_approval` keeps its connection open."""
     max_pending: int = Field(default=10_000, ge=1, le=1_000_000)
     max_pending_per_principal: int = Field(default=1000, ge=1, le=1_000_000)
     max_pending_mb_per_principal: int = Field(default=64, ge=1, le=100_000)
     """Maximum disk space of the records of one principal's waiting calls."""
     kept_days: int = Field(default=90, ge=1, le=3650)
     repeat_seconds: float = Field(default=86_400, ge=0, le=30 * 86_400)
-    """How long after a call has ended a repeat still gets the call's answer, if not fetched."""
+    """How long after a call's end its unfetched answer is still returned to repeats."""
     allow_self_approval: bool = False
-    """A principal may approve its own call, which is recorded as such."""
+    """Whether a principal may approve its own call. The decision is recorded as such."""
     url: str | None = Field(default=None, max_length=500)
-    """Address of an approval's page, with `{id}` for its id. It becomes `approval_url`."""
+    """Address of an approval's page, with `{id}` for its id. Sent as `approval_url`."""

@@ -33,7 +33,7 @@ from fumehood.registry.index import RegisteredTool
 from fumehood.sandbox.sessions import SessionKeeper
 
 SCHEMA = 1
-"""Version of the action document's form. Actions of different versions are never equal."""
+"""Version of the action document's format. Actions of different versions are never equal."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,8 +131,8 @@ async def preview(permitted: PermittedCall, plan: Plan, sessions: SessionKeeper)
     to run if the workspace no longer matches `Effect.base`.
 
     Raises:
-        EngineError: the preview failed for a reason for which the call would also fail now: the
-            session is over, lost or too busy, or there are too many files.
+        EngineError: the call would also fail now, because the session has ended, is lost or is too
+            busy, or there are too many files.
     """
     tool = permitted.tool.definition
     if plan.executor.effect is not None:
@@ -183,7 +183,7 @@ def _network(plan: Plan, sends: JsonObject | None) -> str | None:
 def _source_of_module(address: FunctionAddress) -> str:
     """Return a hash of the file from which another process imports the function.
 
-    For a function of the started program, return the digest in its address.
+    For a pickled function, return the digest in its address.
     """
     if address.pickled:
         return address.digest

@@ -172,7 +172,7 @@ def interrupted(approval: Approval) -> OutcomeUnknown:
 
 
 def put_back() -> StateUnavailable:
-    """Return the error if the engine ended while a call wrote a project, and nothing was kept."""
+    """Return the error if the engine ended while a call wrote a project, which was restored."""
     return StateUnavailable(
         "The engine ended while it wrote the project, and everything was put back: nothing was "
         "written. Make the call again to ask for a new approval."
@@ -225,7 +225,7 @@ def too_late(approval: Approval) -> ApprovalExpired:
 
 
 def conflict(approval: Approval) -> IdempotencyConflict:
-    """Return the error if an approval has changed since it was read. `approval` is the new one."""
+    """Return the error if an approval has changed since it was read to the state in `approval`."""
     is_open = approval.state in OPEN_STATES
     words = "It has changed since you looked" if is_open else f"It is {approval.state} already"
     return IdempotencyConflict(

@@ -76,14 +76,14 @@ class ApprovalRequests:
         self.changes = 0
         """A number that grows with every change of any approval."""
         self.new_call = anyio.Event()
-        """Set when a call begins to wait."""
+        """Event that is set when a call begins to wait."""
         self._changed = anyio.Event()
         self._subscribers = subscribers or no_subscribers()
         self._quota = PendingQuota(settings)
         self._now = now
         self._latest = now()
         self.held: dict[str, Held] = {}
-        """Approval id → the action that its call does after approval, if that is only in memory."""
+        """Approval id → the held action of its call, which exists only in memory."""
         self._untold: set[str] = set()
         """Ids of waiting calls whose callers have not received the approval's id yet."""
         self._fetched: dict[str, asyncio.Future[None]] = {}
@@ -120,7 +120,7 @@ class ApprovalRequests:
     def fetched(self, call_id: str) -> None:
         """Note that the caller has received the call's answer, so an equal call is now a new call.
 
-        This is stored in the background. If the engine crashes before, the answer is delivered
+        This is stored in the background. If the engine crashes first, the answer is delivered
         again.
         """
         self._fetched[call_id] = asyncio.ensure_future(self._store_fetched(call_id))
@@ -130,8 +130,7 @@ class ApprovalRequests:
 
         Raises:
             ApprovalExpired: an equal call has already received the approval.
-            WriteFailed: the approval may not be consumed durably, so the caller must not receive
-                it.
+            WriteFailed: the approval may not have been consumed, so the caller must not receive it.
         """
         if not await self.table.fetched(call_id, is_decision=True):
             raise refusals.used_decision()
@@ -258,7 +257,7 @@ class ApprovalRequests:
         return after
 
     def _tell(self, approval: Approval) -> None:
-        """Report a durable change to the log, the webhook and all waiting tasks."""
+        """Report a durable change to the log, the subscribers and all waiting tasks."""
         self.log.info(
             "approval.changed",
             approval_id=approval.id,
@@ -290,7 +289,7 @@ class ApprovalRequests:
             self._fetched.pop(call_id, None)
 
     def _repeated_since(self, tool: str) -> datetime:
-        """Return the earliest end of a call whose unfetched answer still answers equal calls.
+        """Return the cutoff time: calls that ended before it no longer answer equal calls.
 
         A decision on an `external:` call is consumed when it is fetched, so it must be fetched
         within the time in which an approved call must start.

@@ -1,9 +1,9 @@
-"""The scheduler: starts approved calls; a loop recovers, expires and warns.
+"""The scheduler: starts approved calls, recovers calls after a crash, and expires waiting calls.
 
 Host side, uses the pipeline and `requests`. The stored request passes every check again, with the
 current settings: a disabled tool, a revoked identity or a new deny rule ends the call. A new rule
 that requires approval does not, because a human has approved the call. If the action is not the
-approved one, the call ends with `APPROVAL_EXPIRED` and the names of the differences. The loop works
+approved one, the call ends with `APPROVAL_EXPIRED` and the names of the differences. A loop works
 from the database, so a later round completes the work that a crash or a full disk interrupted.
 
 Invariants: an approval is used only once, when its call starts and already holds its place; a
@@ -79,7 +79,7 @@ LOOK_S = 2.0
 
 
 class ApprovalScheduler:
-    """Runs the approved calls of one engine, and expires waiting ones, inside `running`."""
+    """Runs the approved calls of one engine, and expires waiting calls, while `running` is open."""
 
     def __init__(self, calls: StoredCalls) -> None:
         self.calls = calls
@@ -92,8 +92,8 @@ class ApprovalScheduler:
     async def running(self, outcomes: Mapping[str, bool]) -> AsyncIterator[None]:
         """End the calls that a crash interrupted, then run calls while the context is open.
 
-        `outcomes` has the ids of interrupted calls whose outcome is known: True if everything was
-        done, False if nothing was.
+        `outcomes` has the interrupted calls whose outcome is known: call id → True if everything
+        was done, False if nothing was.
         """
         requests = self._requests
         await requests.count_pending()
@@ -116,7 +116,7 @@ class ApprovalScheduler:
         self._tasks.start_soon(self._run, approval_id, runs.enter(approval_id, requests.now()))
 
     async def catch_up(self) -> bool:
-        """Do the work that is due. Return whether any calls wait."""
+        """Expire, start or warn about waiting calls, as is due. Return whether any calls wait."""
         requests, now = self._requests, self._requests.now()
         waiting, any_waits = await requests.table.waiting(now + self._warn_before)
         self._services.sessions.keep_for_calls(sessions_of(waiting))
@@ -153,7 +153,7 @@ class ApprovalScheduler:
         """Return the approval with other arguments, which are checked like those of a new call.
 
         Raises:
-            InvalidParams: the arguments do not fit the tool, or change the agent's fixed ones.
+            InvalidParams: the arguments do not fit the tool, or change an argument that is fixed.
             PermissionDenied: a rule forbids the edited call, or it needs other approvers.
         """
         approval = stored.approval
@@ -297,7 +297,7 @@ class ApprovalScheduler:
         self.calls.record(after, answer)
 
     async def _expire_lost(self, approval_id: str) -> None:
-        """End a call that needs a program or a trial of an engine that has ended."""
+        """End a waiting call that needs a program or a trial of an engine that has ended."""
         try:
             stored = await self._requests.table.get(approval_id)
             if (what := stored.request.needs) is not None:

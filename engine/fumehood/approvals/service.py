@@ -128,7 +128,7 @@ class ApprovalService:
         self.requests.fetched(call_id)
 
     async def next_change(self, after: int, *, within_s: float = LONGEST_POLL_S) -> int:
-        """Return the number of changes, once it differs from `after` or `within_s` have passed.
+        """Return the number of changes, once it differs from `after` or `within_s` seconds passed.
 
         The number grows with every change of an approval. It restarts from 0 with the engine, so
         `after` may be greater than the number.
@@ -219,7 +219,10 @@ class ApprovalService:
     async def resolve(
         self, approval_id: str, resolution: Resolution, by: Principal, *, peer: str | None = None
     ) -> Approval:
-        """Record how an approver found that an interrupted call ended. Raises as `decide`."""
+        """Record the outcome of an interrupted call, which an approver determined.
+
+        Raises as `decide`.
+        """
         stored = await self.requests.table.get(approval_id)
         await self._require_approver(stored.approval, by, peer)
         now = self.requests.now()

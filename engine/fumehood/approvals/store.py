@@ -145,7 +145,7 @@ def cancelled(by: str, now: datetime, answer: Envelope) -> Step:
 
 
 def resolved(resolution: Resolution, by: str, now: datetime, answer: Envelope) -> Step:
-    """Return the step for an interrupted call of which a human found out how it ended."""
+    """Return the step for an interrupted call whose outcome a human determined."""
     return Step(
         TRANSITIONS[f"resolve as {resolution.outcome}"], by, now,
         answer=answer, event="approval.ended",
@@ -157,7 +157,7 @@ def resolved(resolution: Resolution, by: str, now: datetime, answer: Envelope) -
 
 
 def started(approval: Approval, now: datetime) -> Step:
-    """Return the step for the start of a call, which uses its approval of exactly this action."""
+    """Return the step for the start of a call, which uses the approval of this very action."""
     return Step(
         TRANSITIONS["start"], "engine", now, digest=approval.action_digest, in_time=True,
         columns={"started_at": stamp(now)},
@@ -181,7 +181,7 @@ def ended(to: ApprovalState, envelope: Envelope, changed: Sequence[str], now: da
 
 
 def expiring(now: datetime) -> Step:
-    """Return the step for a warning that the approval expires soon. Its version stays the same."""
+    """Return the step for a warning that an approval expires soon. It makes no new version."""
     return Step(
         TRANSITIONS["warn"], "engine", now,
         columns={"warned_at": stamp(now)}, event="approval.expiring", is_seen=False,
@@ -263,7 +263,7 @@ class Waiting:
 
 
 class ApprovalTable:
-    """The approvals in one database. Subscribers receive each event in its transaction."""
+    """The approvals in one database. Subscribers receive each event in the change's transaction."""
 
     def __init__(
         self,
@@ -372,7 +372,7 @@ class ApprovalTable:
         return None if found is None else found.approval
 
     async def note(self, kind: str, at: datetime, values: JsonObject) -> None:
-        """Add a row to the audit chain that changes no approval."""
+        """Add a row to the audit chain, without changing an approval."""
         await self._database.write(lambda c: self._chain.append(c, kind, stamp(at), values))
 
     async def prune(self, now: datetime) -> int:
@@ -397,9 +397,10 @@ class ApprovalTable:
         return await self._database.read(lambda c: list(c.execute(ordered).scalars()))
 
     async def maybe_lost(self) -> list[str]:
-        """Return the ids of waiting approvals that may need the memory of an engine that has ended.
+        """Return the ids of approvals whose calls may need data in the memory of an earlier engine.
 
-        These are requests of programs, and calls in sessions, which may decide on trials.
+        These are requests of programs, and calls in sessions, because some of those decide on
+        trials.
         """
         needs = (APPROVALS.c.tool == NET_TOOL) | APPROVALS.c.session_id.is_not(None)
         waits = APPROVALS.c.state.in_([state.value for state in WAITING])
@@ -409,7 +410,7 @@ class ApprovalTable:
     async def waiting(self, by: datetime) -> tuple[list[Waiting], bool]:
         """Return the waiting calls that may need attention, and whether any call waits.
 
-        A call may need attention if it expires before `by`, has a session, or was approved and has
+        A call may need attention if it expires by `by`, has a session, or was approved and has
         not started. The oldest call is first.
         """
         waits = APPROVALS.c.state.in_([state.value for state in WAITING])

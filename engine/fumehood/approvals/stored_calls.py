@@ -82,7 +82,7 @@ class HumanAsker:
     async def ask(
         self, claimed: ClaimedCall, plan: Plan, call: CallContext, services: PipelineServices
     ) -> Consent | Envelope:
-        """Consent by a remembered rule, or store the call and wait as its caller requests.
+        """Return consent by a remembered rule, or store the call and wait for its answer.
 
         Raises:
             RequiresHumanApproval: the call waits for a human, or there are too few approvers.
@@ -166,7 +166,7 @@ class HumanAsker:
                 await StoredCalls(services, self).cancel(approval_id, approval.principal_id)
 
     async def ending_of(self, call_id: str, principal_id: str) -> Envelope | EngineError | None:
-        """Return a caller's stored call: its answer, or an error if it has not ended.
+        """Return the answer of a caller's stored call, or an error if the call has not ended.
 
         Return None if the caller has no such call.
         """
@@ -203,7 +203,7 @@ class HumanAsker:
             *([last_end] if last_end is not None else []),
         ]
         request, held, decision = permitted.request, permitted.request.held, permitted.decision
-        if held is not None:  # the program then stops waiting, and the call needs it
+        if held is not None:  # the call cannot run after its program has stopped waiting
             ends.append(now + timedelta(seconds=self.wait_s(request.options.wait_for_approval)))
         found = services.excesses(permitted.validated) if decision.may_exceed_budget else ()
         excess = next((excess for _, excess in found if excess.record is not None), None)
@@ -365,7 +365,7 @@ class StoredCalls:
         )  # fmt: skip
 
     def record(self, stored: StoredApproval, envelope: Envelope) -> None:
-        """Enter the end of the call into the call log."""
+        """Record the end of the call in the call log."""
         record_ending(self.context_of(stored), envelope, self.services)
 
     async def end(
@@ -374,7 +374,7 @@ class StoredCalls:
         error: EngineError,
         step: Callable[[datetime, Envelope], Step],
     ) -> StoredApproval:
-        """End a call that does not run, or whose outcome is unknown, and enter it into the log.
+        """End a call that does not run, or whose outcome is unknown, and record its end.
 
         `step` returns the approval's state change, given the time and the call's answer.
 

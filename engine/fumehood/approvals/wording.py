@@ -75,7 +75,7 @@ _MARKS = {
 
 
 def ago(moment: datetime, now: datetime) -> str:
-    """Format a distance in time: `in 5 m`, `2 h ago`, `now`."""
+    """Format a time relative to now: `in 5 m`, `2 h ago`, `now`."""
     seconds = int((moment - now).total_seconds())
     size = abs(seconds)
     if not size:
@@ -90,7 +90,7 @@ def ago(moment: datetime, now: datetime) -> str:
 
 
 def is_outside(approval: Approval) -> bool:
-    """Whether the caller runs the tool itself; the engine only decides."""
+    """Whether the caller runs the tool itself, and the engine only decides on the call."""
     return approval.tool.startswith(EXTERNAL)
 
 
@@ -340,7 +340,7 @@ def number_of(value: Any) -> int:
 
 
 def rest_of(entry: JsonObject) -> JsonObject:
-    """Return the parts of an entry that `entry_facts` does not know."""
+    """Return the parts of an entry that `entry_facts` does not describe."""
     rest = {key: value for key, value in entry.items() if key not in _KNOWN_OF_ONE}
     return rest | {
         key: entry[key]

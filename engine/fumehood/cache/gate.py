@@ -37,7 +37,7 @@ is not cached."""
 
 
 class CacheGate(Gate):
-    """Answers calls with the results of equal ones."""
+    """Answers calls with the results of equal calls."""
 
     def __init__(self, answers: ResultCache, clock: Clock) -> None:
         self._answers = answers
@@ -46,9 +46,9 @@ class CacheGate(Gate):
     async def answer(
         self, permitted: PermittedCall, limit_s: Callable[[], float]
     ) -> KnownAnswer | Hold | None:
-        """Return an equal call's result, a hold for this call's result, or None without caching.
+        """Return an equal call's result, or a hold that will share this call's result.
 
-        Wait while an equal call is running.
+        Return None if the call is not cached. Wait while an equal call is running.
 
         Raises:
             Timeout: the equal call took longer than this call's own time limit.

@@ -142,14 +142,14 @@ class Flight:
         redacted: int = 0,
         metacognition: Metacognition | None = None,
     ) -> None:
-        """End with an answer for waiting calls and, if `is_kept`, for later calls."""
+        """End the flight with an answer for waiting calls and, if `is_kept`, for later calls."""
         if not self.over.is_set():
             expires = self._cache.expiry(ttl_seconds)
             self.answer = CachedAnswer(data, warnings, at, expires, redacted, metacognition)
             self._cache.end(self, self._key, is_kept=is_kept)
 
     def close(self) -> None:
-        """End without an answer, if it has not ended yet. A waiting call then runs instead."""
+        """End the flight without an answer if it is open. A waiting call then runs instead."""
         if not self.over.is_set():
             self._cache.end(self, self._key, is_kept=False)
 

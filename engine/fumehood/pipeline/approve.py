@@ -40,7 +40,7 @@ class Consent:
     """Awaited just before the call starts, to mark the consent as used. If it raises, the call
     ends, for example because the consent no longer covers the call or has already been used."""
     expected: str | None = None
-    """The state of the workspace when the effect that a human approved was computed."""
+    """`Effect.base`: the state of the workspace for which a human approved the effect."""
     is_let_pass: bool = False
     """Whether the call may pass a gate despite an `Excess` with a `record`."""
 
@@ -72,7 +72,7 @@ class Asker(Protocol):
     async def ask(
         self, claimed: ClaimedCall, plan: Plan, call: CallContext, services: PipelineServices
     ) -> Consent | Envelope:
-        """Return the consent to a call, or its final answer after it was stored and has ended.
+        """Return consent to a call, or the final answer of a call that was stored and has ended.
 
         Set `call.parked_as` once the call is stored, and transfer its claim to the stored call.
 
@@ -102,7 +102,7 @@ class Asker(Protocol):
         """Cancel a stored call whose caller was cancelled, unless its answer is still wanted."""
 
     async def ending_of(self, call_id: str, principal_id: str) -> Envelope | EngineError | None:
-        """Return a caller's stored call: its answer, or an error if it has not ended.
+        """Return the answer of a caller's stored call, or an error if the call has not ended.
 
         Return None if the caller has no such call.
         """
@@ -121,7 +121,7 @@ class ApprovedCall:
 
 
 def require_readable(permitted: PermittedCall) -> None:
-    """Raise InvalidParams if a call has more values than can be shown to a human."""
+    """Raise InvalidParams if a call has more than `MAX_READ_VALUES` values for a human to read."""
     count = 0
     left: list[JsonValue] = [permitted.arguments, permitted.request.context]
     while left:

@@ -128,7 +128,7 @@ def facts_of(
 def facts_to_explain(
     query: ExplainWish, registry: ToolIndex, agents: Agents, now: Callable[[], datetime]
 ) -> CallFacts:
-    """Return the facts of a call whose policy decision is to be explained, without budgets.
+    """Return the facts of the call in a query about the policy. Budgets are ignored.
 
     Raises:
         EngineError: as for a real call, before its policy decision.

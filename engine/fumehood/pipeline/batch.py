@@ -38,7 +38,7 @@ Run = Callable[[str, CallBody, CallHandle], Awaitable[Envelope]]
 """Runs one member, given its tool, its body and a handle to cancel it."""
 
 Refuse = Callable[[EngineError, str | None], Envelope]
-"""Builds the answer to a member that is not run, given the error and the tool that it names."""
+"""Builds the answer to a member that is not run, given the error and the member's tool."""
 
 
 class Batch:

@@ -55,7 +55,7 @@ class ResultCheckers:
         return bool(self._checkers)
 
     async def check(self, result: CheckedResult) -> CheckedData:
-        """Run the checkers one after the other. A cancellation waits until they have ended."""
+        """Run the checkers one after the other. A cancellation waits until all have ended."""
         opinions: list[ResultCheck] = []
         warnings: list[str] = []
         with anyio.CancelScope(shield=True), anyio.move_on_after(CHECK_S):

@@ -71,14 +71,14 @@ _LATER = frozenset({RequiresHumanApproval.code})
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """The answer of an earlier call with the same key, which has already run."""
+    """The answer of an earlier call with the same key."""
 
     envelope: Envelope
 
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """The approval of an earlier call with the same key, which still waits or has been answered."""
+    """The approval of an earlier call with the same key: pending, or with the call's answer."""
 
     approval_id: str
 
@@ -124,7 +124,7 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class ClaimedCall:
-    """A call that duplicates no other call. `claim` is None if it has no key."""
+    """A call that duplicates no other call. `claim` is None if the call has no key."""
 
     permitted: PermittedCall
     claim: Claim | None = None
@@ -221,7 +221,7 @@ class Keys:
     def _last(
         self, call: KeyedCall, job: Callable[[Connection], None]
     ) -> Callable[[Connection], None]:
-        """Return a job that runs `job` and then lets the call go, even if `job` fails.
+        """Return a job that runs `job` and then `let_go`, even if `job` fails.
 
         Later jobs of the writer then see what `job` wrote, or a lost call if `job` failed.
         """
@@ -269,7 +269,7 @@ def key_of(permitted: PermittedCall) -> str | None:
 def ending_of(
     error: ErrorInfo | None, *, acted: bool, may_repeat: bool
 ) -> Literal["keep", "free", "lose"]:
-    """Decide whether the key of an ended call keeps its answer, is freed, or has a lost outcome.
+    """Decide whether the key of an ended call keeps its answer, is freed, or is marked as lost.
 
     A failure before any effect frees the key if the same call may succeed later. After an effect
     the key is freed only if repeating the call does no harm.
@@ -313,7 +313,7 @@ async def _keyed(permitted: PermittedCall, given: str, call_id: str) -> KeyedCal
 
 
 async def _hashed(permitted: PermittedCall, make: Callable[[], T]) -> T:
-    """Call `make`, which hashes the arguments, in a thread if they are long."""
+    """Call `make`, which hashes the call's arguments; in a thread if these are long."""
     if len(strict_json.dumps(permitted.arguments)) <= LOOP_SIZE:
         return make()
     return await anyio.to_thread.run_sync(make)

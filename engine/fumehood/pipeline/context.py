@@ -4,8 +4,7 @@ A context is created once for each call, by `run` or when an approved call is re
 from stage to stage. `result` and `record` read it when the call has ended. Invariant: a context
 never decides whether a call may continue; each stage requires the previous stage's value for that
 (`PermittedCall`, `AdmittedCall`). `CallTrace` measures and logs the stages, and has no state of the
-call.
-`compose` creates the `PipelineServices` once for each engine.
+call. `compose` creates the `PipelineServices` once for each engine.
 """
 
 from __future__ import annotations

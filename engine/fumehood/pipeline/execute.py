@@ -3,7 +3,7 @@
 Sixth stage, a lease: `admit` takes an `ApprovedCall` and yields an `AdmittedCall`, which holds a
 place behind the wall that its plan (`plan.py`) names. Only `admit` creates one. Seventh stage:
 `execute` takes it and returns the `Outcome` of the last attempt, even of a failed program, because
-its envelope also reports what the call used. `retry` decides whether another attempt follows. Each
+the envelope also reports what the call used. `retry` decides whether another attempt follows. Each
 attempt needs a permit from the circuit of the tool's service. `dry_run` takes a `PermittedCall` and
 describes what would happen and why; invalid requests are refused before that, as in a real call.
 """
@@ -53,9 +53,9 @@ class AdmittedCall:
     plan: Plan
     lease: Lease
     expected: str | None = None
-    """The `base` of the effect that a human approved. The call fails if it has changed since."""
+    """`Effect.base` of the approved effect. The call fails if this state has changed since."""
     permit: Permit | None = None
-    """Permit of the first request to the tool's service, if it calls one."""
+    """Permit of the first request to the tool's service; None if the tool has no service."""
 
 
 async def plan_admission(

@@ -29,7 +29,7 @@ class Excess:
     shown: JsonObject
     """What a dry run reports about the excess."""
     record: JsonObject | None = None
-    """What the approval records if a human may let the call pass despite the excess, else None."""
+    """Data for the approval record. None if a human cannot let the call pass despite the excess."""
     words: str | None = None
     """If there is a `record`: a sentence about the excess for the human."""
 

@@ -42,7 +42,7 @@ def as_sent(value: Any, part: str) -> Any:
     """Return a value of an embedding program after a round trip through JSON.
 
     Raises:
-        InvalidParams: it cannot be represented in JSON.
+        InvalidParams: the value cannot be represented in JSON.
     """
     try:
         return strict_json.loads(strict_json.dumps(value), max_depth=65)

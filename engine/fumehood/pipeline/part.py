@@ -1,4 +1,4 @@
-"""What a part does in the pipeline: around a run, and before an answer.
+"""The hooks of a part in the pipeline: around a run, and before an answer.
 
 Host side. `EnginePart` has these methods, and `compose` gives the pipeline those that are
 overridden. Invariant: a part is only entered for a call that every gate has admitted.
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class CallPart:
-    """What a part does in calls. Every method may be overridden; the defaults do nothing."""
+    """The hooks of a part in calls. Every method may be overridden; the defaults do nothing."""
 
     @asynccontextmanager
     async def around(self, run: ToolRun, before: Sequence[Given]) -> AsyncIterator[Given | None]:
@@ -43,7 +43,7 @@ class CallPart:
 
 @dataclass(frozen=True, slots=True)
 class CallParts:
-    """The parts of an engine that do something in calls, in their order."""
+    """The hooks that the parts of an engine override, in the order of the parts."""
 
     around: tuple[Around, ...] = ()
     answering: tuple[CallPart, ...] = ()

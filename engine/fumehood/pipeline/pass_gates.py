@@ -1,4 +1,4 @@
-"""Pass a call through the gates (`gate.py`): for a known answer, before approval, before the run.
+"""Pass a call through the gates (`gate.py`), which can answer it, refuse it or hold what it needs.
 
 Invariant: the gates are called in order, and the first refusal ends the call. Only a call of a tool
 that the policy allows without asking can be answered with the result of an equal call.
@@ -52,7 +52,7 @@ def refuses(excess: Excess, decision: Decision) -> bool:
 
 
 def refuse_early(permitted: PermittedCall, services: PipelineServices) -> None:
-    """Refuse a call before approval if a gate would refuse it now, even after approval.
+    """Refuse a call before it requests approval, if a gate would refuse it in spite of approval.
 
     Raises:
         EngineError: a gate refuses the call.

@@ -1,6 +1,7 @@
 """Permit: the first three stages of a call, which let it in or refuse it.
 
-A program's call may only name tools that are for programs. Rules in shadow mode are logged.
+A call that a program makes may only name tools that programs can call. Rules in shadow mode are
+logged.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ def permit(call: CallContext, services: PipelineServices) -> PermittedCall:
     """Resolve, validate and authorize a call.
 
     Raises:
-        EngineError: as these three stages.
+        EngineError: one of these stages refuses the call.
     """
     return _authorized(call, validate(_resolved(call, services)), services)
 

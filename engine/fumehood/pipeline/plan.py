@@ -47,7 +47,7 @@ class Plan:
 async def plan_now(
     permitted: PermittedCall, walls: Walls, sessions: SessionKeeper | None = None
 ) -> Plan:
-    """Plan as `make_plan`. If the wall is down or an image is missing, check again and retry once.
+    """Call `make_plan`. If the wall is down or an image is missing, check again and retry once.
 
     Raises as `make_plan`.
     """
@@ -170,8 +170,9 @@ def upstream_of(tool: ToolDefinition) -> str | None:
 def make_plan(
     permitted: PermittedCall, walls: Walls, sessions: SessionKeeper | None = None
 ) -> Plan:
-    """Return the placement, wall and effective limits of a call. Without `sessions`, a call that
-    needs a session is refused.
+    """Return the placement, wall and effective limits of a call.
+
+    Without `sessions`, a call that needs a session is refused.
 
     Raises:
         WallDown: the wall currently enforces no limits.
@@ -180,7 +181,7 @@ def make_plan(
             language.
         InvalidParams: an option is impossible for this wall or session.
         ResourceNotFound: this caller and agent have no such session, or it has ended.
-        EngineError: a part refuses its option.
+        EngineError: a part refuses one of its options.
     """
     tool, options = permitted.tool.definition, permitted.request.options
     executor = _executor(permitted)
@@ -256,7 +257,7 @@ async def place_of(plan: Plan, sessions: SessionKeeper) -> JsonObject | None:
     An approval is bound to this image and runtime.
 
     Raises:
-        ResourceNotFound: the call's session is over.
+        ResourceNotFound: the call's session has ended.
         SandboxUnavailable: the image is missing, or its identity cannot be determined now.
     """
     if plan.image is None or not isinstance(plan.wall, HasImages):

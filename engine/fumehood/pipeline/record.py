@@ -50,7 +50,7 @@ def record_ending(call: CallContext, envelope: Envelope, services: PipelineServi
 async def make_long_record(
     call: CallContext, envelope: Envelope, services: PipelineServices
 ) -> None:
-    """Make the record of a long call in a thread. If cancelled meanwhile, it has no record."""
+    """Make a long call's record in a thread. If cancelled meanwhile, the call gets no record."""
     error = envelope.error
     told = envelope.data if error is None else error.details
     is_kept = services.calls.keeps_record_of(error.code if error is not None else "OK")

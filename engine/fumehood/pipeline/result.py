@@ -281,9 +281,9 @@ async def shorten(
 ) -> ShapedOutcome:
     """Shorten long texts in the data, or in the details of an error, and store the whole texts.
 
-    They are stored as blobs of the principal, or of the session if it is given. Without a principal
-    nothing is stored. `with_value` also replaces a long list or object in the field `value` by
-    null. `max_length` is the caller's own limit in characters; the smaller limit counts.
+    Whole texts are stored as blobs of the principal, or of the session if it is given. Without a
+    principal nothing is stored. `with_value` also replaces a long list or object in the field
+    `value` by null. `max_length` is the caller's own limit in characters; the smaller limit counts.
     """
     error = shaped.outcome.error
     cuts = shaped.outcome.cuts

@@ -87,7 +87,7 @@ async def _claim(
 ) -> Claim | Replay | Waiting | None:
     """Claim the call's key, or return the earlier call that this one repeats.
 
-    A call without a key can also repeat an earlier one if it needs approval. A fallback's call has
+    A call without a key can also repeat an earlier call if it needs approval. A fallback's call has
     no key, because the first tool's call holds it for both.
     """
     if permitted.request.is_fallback:
@@ -114,7 +114,7 @@ async def _claim(
 async def _run_or_fall_back(
     approved: ApprovedCall, call: CallContext, services: PipelineServices
 ) -> Outcome | EngineError:
-    """Run a call, and its tool's fallback if its service failed."""
+    """Run a call, and the tool's fallback if the tool's service failed."""
     try:
         ending: Outcome | EngineError = await run_approved(approved, call, services)
     except CircuitOpen as refused:

@@ -187,7 +187,7 @@ class Calls:
     async def end_lost_streams(self) -> int:
         """Record an end for each recorded call that ran when the previous process ended.
 
-        Return their number.
+        Return the number of these calls.
         """
         services = self._services
         return await self._recordings.end_lost(lambda call: lost_answer(call, services))

@@ -71,8 +71,8 @@ class Cassette(StrictValue):
 class Receipt(StrictValue):
     """The receipt of one call of a program.
 
-    `options` are the call options with which the call can be repeated. `session` is the session in
-    which it ran: its id, and the fields with which a similar one can be made. `place` names the
+    `options` are the call options with which the call can be repeated. `session` is the session of
+    the call: its id, and the fields from which a similar session can be created. `place` names the
     image, its digest, the runtime and the package versions. `fields` are the fields of the answer's
     `data` or, after an error, of `error.details`.
     """
