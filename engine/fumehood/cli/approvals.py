@@ -344,8 +344,8 @@ def _decide(
 ) -> None:
     """Show the approvals and ask for confirmation, unless `yes` is True. Then decide on them.
 
-    The decision applies only to the versions in `looked_at`, or where that is None, to the current
-    versions, which were shown.
+    The decision applies only to the versions in `looked_at`. For an approval without a version
+    there, it applies to the current version, which was shown.
     """
     if not yes and (credential_stdin or not sys.stdin.isatty()):
         fail(
@@ -495,7 +495,7 @@ _show_list = as_table(
 
 
 def _show_line(approval: Approval, *, as_json: bool) -> None:
-    """Print one approval on one line and flush, since a reader may be waiting."""
+    """Print one approval on one line, and flush because a reader may be waiting."""
     if as_json:
         line = json.dumps(approval.model_dump(mode="json"))
     else:
@@ -740,12 +740,12 @@ class Line:
 
 
 def ours(text: str, columns: int, kind: Kind = "plain") -> Iterator[Line]:
-    """Yield the lines of trusted text. Any untrusted text in it must already be escaped."""
+    """Yield the lines of trusted text. Untrusted text within `text` must already be escaped."""
     return (Line(piece, kind) for piece in folded(text, columns, indent=MARK))
 
 
 def warning(text: str, columns: int) -> Iterator[Line]:
-    """Yield the lines of a warning, which is trusted text as for `ours`."""
+    """Yield the lines of a warning. Untrusted text within `text` must already be escaped."""
     return ours(text, columns, "warning")
 
 

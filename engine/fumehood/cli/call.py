@@ -40,7 +40,8 @@ if TYPE_CHECKING:
 GROUP = 16
 GROUP_BYTES = 4 * 1024 * 1024
 """A batch is sent in requests of at most `GROUP` calls. A request gets no further calls once it is
-larger than this."""
+larger than `GROUP_BYTES`.
+"""
 
 WAIT_AS_LONG_AS_ALLOWED = "allowed"
 SECONDS = re.compile(r"-?[0-9.]+[smhd]?", re.ASCII)

@@ -82,8 +82,8 @@ GROUPS = {
     "Images": ("image:",),
     "Tools": ("tools", "tools directory"),
 }
-"""Title → names of checks, or prefixes ending in a colon. `authority_checks` names those of
-Authority. Parts add groups.
+"""Title → names of checks, or prefixes ending in a colon. `authority_checks` names the checks of
+the group Authority. Parts add further groups.
 """
 
 COLOURS: dict[Verdict, str] = {"ok": "32", "warning": "33", "missing": "31"}
@@ -303,7 +303,9 @@ def show_findings(findings: Sequence[Finding], *, verbose: bool) -> None:
 
 
 def _is_well(finding: Finding) -> bool:
-    """Whether a finding needs no attention. An optional missing image is ok, but has a remedy."""
+    """Whether a finding needs no attention. The finding for a missing optional image is `ok` but
+    has a remedy, so it returns False.
+    """
     return finding.verdict == "ok" and not finding.cure
 
 

@@ -51,9 +51,10 @@ from fumehood.sandbox.trusted_files import MAX_FILES, Untrusted, list_files, ope
 DEADLINE_S = 30
 WORK_S = 60.0
 MEMORY_MB = 1024
-"""Megabytes that an import may use in addition to the memory in use. It may take `WORK_S` seconds.
-Without limits, a small document could take hours, because references can include a large section
-of the document a thousand times."""
+"""Megabytes that an import may use in addition to the memory in use. An import may take `WORK_S`
+seconds. Without limits, a small document could take hours, because references can include a large
+section of the document a thousand times.
+"""
 
 _HEADERS = (("accept", "application/json, */*;q=0.5"), ("user-agent", "fumehood"))
 
@@ -122,7 +123,7 @@ class _OutOfTime(BaseException):
 
 @contextmanager
 def _bounded() -> Iterator[None]:
-    """Limit the time and memory of the `with` block. Raises CannotImport if it needs more."""
+    """Limit time and memory of the block. Raises CannotImport if the block exceeds a limit."""
 
     def stop(*_: object) -> NoReturn:
         raise _OutOfTime
@@ -177,7 +178,7 @@ def _save(tools: list[JsonObject], out: Path, *, force: bool) -> None:
 
 
 def _check_names(wanted: dict[str, JsonObject], files: set[str], out: Path, *, force: bool) -> None:
-    """Refuse names that other files define and, without `force`, to replace a file."""
+    """Refuse names that other files define and, without `force`, names of existing files."""
     if len(files | wanted.keys()) > MAX_FILES:
         _refuse(out, f"it would hold more than {MAX_FILES} files; choose tools with --only")
     there = sorted(files & wanted.keys())

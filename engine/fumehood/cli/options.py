@@ -96,7 +96,7 @@ UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 
 @contextmanager
 def local(what: object, words: str = "cannot be used") -> Iterator[None]:
-    """End the command with the reason if this context cannot use a local file or directory."""
+    """End the command with the reason if the block cannot use a local file or directory."""
     try:
         yield
     except OSError as error:
@@ -193,7 +193,7 @@ def counted(count: int, noun: str) -> str:
 def moment(text: str | None, now: datetime, option: str = "--since") -> datetime | None:
     """Parse an age, which is subtracted from `now`, or a time. A time without a zone is local.
 
-    Return None for None. End the command for any other text.
+    Return None if `text` is None. End the command if the text is neither an age nor a time.
     """
     found = None if text is None else _parse(text, now, -1)
     if found is None and text is not None:

@@ -1,7 +1,7 @@
 """`fumehood` without arguments: the state of the engine, and the next sensible step.
 
-It needs no credential, and imports little, to start quickly. Approvals, calls and budgets are those
-of the caller.
+The command needs no credential, and imports little so that it starts quickly. It shows the
+approvals, calls and budgets of the caller.
 """
 
 from __future__ import annotations

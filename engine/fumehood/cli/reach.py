@@ -324,7 +324,7 @@ def read_socket_path(config: Config, *, control: bool = False) -> Path:
 
 
 def find_socket(given: Path | None = None, *, control: bool = False) -> Path:
-    """Return the path of the callers' or the control socket: the given or the configured one."""
+    """Return the path of the callers' or control socket: `given`, or else the configured path."""
     try:
         if given is not None:
             return given.absolute() if control else fitting(given)

@@ -54,7 +54,7 @@ NEW = "new"
 """The value of `--session` that creates a session."""
 
 PNG_START = b"\x89PNG\r\n\x1a\n\x00\x00\x00\rIHDR"
-"""How a PNG begins: its signature, and the length and type of the first chunk.
+"""The beginning of every PNG: the signature, and the length and type of the first chunk.
 
 *Source*: W3C PNG, 5.2 and 11.2.2.
 """

@@ -142,7 +142,7 @@ def _greet(config: Config) -> None:
 
 
 def in_foreground(config: Config) -> Config:
-    """Return the configuration for a daemon on a terminal, as parts change it."""
+    """Return the configuration for a daemon on a terminal, with the changes that parts make."""
     for part in parts():
         if part.in_foreground is not None:
             config = imported(part.in_foreground)(config)

@@ -234,7 +234,7 @@ show_calls = as_table(
 
 
 def show_call_line(record: CallRecord, *, as_json: bool) -> None:
-    """Print one call on one line and flush, since a reader may be waiting."""
+    """Print one call on one line, and flush because a reader may be waiting."""
     if as_json:
         print(json.dumps(record.model_dump(mode="json")), flush=True)
         return
@@ -260,7 +260,9 @@ def show_fields(fields: JsonObject) -> None:
 
 
 def _with_content(fields: JsonObject) -> JsonObject:
-    """Return the non-empty fields, or all if all are empty. Bytes are replaced by their size."""
+    """Return the non-empty fields, or all fields if all are empty. Bytes are replaced by their
+    size.
+    """
     return {
         key: _described(key, value) for key, value in fields.items() if value not in EMPTY
     } or fields
@@ -379,7 +381,7 @@ def notes(found: ProjectDiff, *, as_list: bool = False) -> Iterator[str]:
 
 
 READABLE = 20
-"""A cell's readable width in characters; longer cells are folded."""
+"""Width in characters from which a cell is readable. Longer cells are folded."""
 
 BETWEEN = 3
 """Characters between the text of two columns: padding, rule, padding."""

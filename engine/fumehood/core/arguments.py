@@ -118,7 +118,9 @@ VariableName = Annotated[str, Field(max_length=255, pattern="^[A-Za-z_][A-Za-z0-
 
 
 FOR_CLIENTS = "x-for-clients"
-"""Marks a parameter in a tool's schema that is hidden from models. Any caller can set it."""
+"""Marks a parameter in a tool's schema that is hidden from models. Any caller can still set the
+parameter.
+"""
 
 _FOR_CLIENTS: dict[str, JsonValue] = {FOR_CLIENTS: True}
 
@@ -140,7 +142,9 @@ class Arguments(BaseModel):
     """False if the program in the sandbox checks its arguments itself."""
 
     def further_faults(self) -> Iterator[tuple[str, str]]:
-        """Faults of combined arguments, each as a dotted path and a clause."""
+        """Yield the faults of arguments that do not fit together, each as a dotted path and a
+        clause.
+        """
         yield from ()
 
 
@@ -471,7 +475,7 @@ def source_of(executor: str) -> str:
 
 
 def without_empty_twins(executor: str, arguments: JsonObject) -> JsonObject:
-    """Return the arguments without each empty one whose exclusive alternative is also given.
+    """Return the arguments without the empty arguments whose exclusive alternative is also given.
 
     Models and frameworks that fill in every parameter send such empty arguments.
     """

@@ -140,7 +140,7 @@ class CallQuery(Value):
 
     agent: Id | None = None
     tool: str | None = Field(default=None, min_length=1, max_length=160)
-    """`name`, or `name@version`."""
+    """The called tool, as `name` or `name@version`."""
 
     code: str | None = Field(default=None, pattern="^[A-Z][A-Z0-9_]{1,63}$")
     state: Literal["running"] | None = None
@@ -148,7 +148,9 @@ class CallQuery(Value):
     `code` and `text` are then ignored."""
 
     text: Annotated[str, AfterValidator(_with_words)] | None = Field(default=None, max_length=200)
-    """Words that must all occur in a call's stored arguments or answer. `"a phrase"` is quoted."""
+    """Words that must all occur in a call's stored arguments or answer. A phrase is written in
+    quotation marks: `"a phrase"`.
+    """
 
     limit: int = Field(default=DEFAULT_PAGE, ge=1, le=MAX_PAGE)
     cursor: Id | None = None

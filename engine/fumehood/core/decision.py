@@ -91,11 +91,11 @@ class Decision(Value):
 
     decision: Literal["allow", "deny", "pending"]
     tool: str
-    """`external:NAME`, as in rules and in the call log."""
+    """The tool's name in rules and in the call log, `external:NAME`."""
     reason: str
     """The reason, worded for the model."""
     code: str | None = None
-    """The error code that a call would have; null if it is allowed."""
+    """The error code that the call would have; null if the call is allowed."""
     rule: str | None = None
     approval_id: str | None = None
     approval_url: str | None = None

@@ -53,7 +53,8 @@ class EngineError(FumehoodError):
     """Root of all refusals and failures that an envelope can carry.
 
     `message` is safe to show to a model: no stack, path or secret, and it names the next step.
-    `extra` holds keys of the envelope's error that only some errors have (`replacement`, …).
+    `extra` holds keys of the envelope's error that only some errors have, for example
+    `replacement`.
     """
 
     code: ClassVar[str] = "INTERNAL_ERROR"
@@ -62,7 +63,9 @@ class EngineError(FumehoodError):
     human_review: ClassVar[bool] = False
     fault: ClassVar[Fault] = Fault.HOST
     exit_code: ClassVar[int] = 1
-    """Exit status of the command line: 1 tool failed, 3 waiting for approval, 4 unavailable."""
+    """Exit status of the command line: 1 if the tool failed, 3 if the call waits for approval, 4 if
+    the engine or a sandbox is unavailable.
+    """
     was_sent = True
     """Whether a byte may have reached another service. False only if certainly none did."""
 

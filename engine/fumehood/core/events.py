@@ -22,7 +22,7 @@ LAST_KINDS = ("tool_result", "tool_error")
 
 class _Event(StrictValue):
     id: str
-    """`SEQUENCE:CHECK`."""
+    """The event's id, `SEQUENCE:CHECK`."""
 
 
 class EventMetadata(StrictValue):

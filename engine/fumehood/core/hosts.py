@@ -25,7 +25,9 @@ because the host names come from its program."""
 
 
 def host_of(url: str) -> str | None:
-    """Return the host in lower case without a trailing dot, or None if clients could disagree."""
+    """Return the host in lower case without a trailing dot, or None if clients could disagree about
+    it.
+    """
     if _UNSEEN.search(url) or "\\" in url:
         return None
     found = _URL.fullmatch(url)

@@ -135,7 +135,9 @@ class WallLimits:
 
 
 def smallest(default: float, ceiling: float, *requests: float | None) -> float:
-    """Return the effective limit: the smallest request or the default, at most the ceiling."""
+    """Return the effective limit: the smallest of the requests, or the default if there are none,
+    but at most the ceiling.
+    """
     given = [request for request in requests if request is not None]
     return min([*given, ceiling]) if given else min(default, ceiling)
 

@@ -48,13 +48,14 @@ def cut(text: str, longest: int) -> str:
 def head_and_tail(text: str, max_length: int | None = None) -> str:
     """Return both ends of a long text, with a note between them of how many characters are missing.
 
-    At most `max_length` characters in total; only the head if the note between does not fit.
+    The result has at most `max_length` characters. If the note does not fit, the result is only the
+    head.
     """
     return ends_of(text[:SIDE_BYTES], text[-SIDE_BYTES:], len(text), max_length)
 
 
 def ends_of(head: str, tail: str, length: int, max_length: int | None) -> str:
-    """Like `head_and_tail`, for a text of which only the two ends are available."""
+    """Return what `head_and_tail` returns, for a text of which only the two ends are available."""
     if max_length is not None:
         side = (max_length - len(_left_out(length))) // 2
         if side < 1:

@@ -11,7 +11,7 @@ from typing import Any
 
 NAME_PATTERN = r"^[a-zA-Z_][a-zA-Z0-9_-]{0,63}$"
 TOOL_REFERENCE_PATTERN = NAME_PATTERN[:-1] + r"(@[0-9A-Za-z.+-]{1,100})?$"
-"""`name` or `name@version`."""
+"""Pattern of a reference to a tool: `name` or `name@version`."""
 
 IMAGE_NAME = r"^[a-z][a-z0-9-]{0,30}$"
 

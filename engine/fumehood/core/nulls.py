@@ -27,7 +27,7 @@ def without_nulls(arguments: JsonObject, parameters: JsonObject) -> JsonObject:
 def takes_null(
     schema: Any, root: JsonObject, known: dict[int, bool], hops: int = MAX_SCHEMA_DEPTH
 ) -> bool:
-    """Whether a schema may accept null. Unknown keywords count as accepting it.
+    """Whether a schema may accept null. Unknown keywords count as accepting null.
 
     `known` caches the answers by the schema's `id()`, because branches may share parts or contain
     themselves.

@@ -61,7 +61,7 @@ Variables = Annotated[
     ),
     AfterValidator(_require_small),
 ]
-"""Name → value."""
+"""Name of each environment variable → its value."""
 
 
 class SessionStatus(StrEnum):
@@ -73,7 +73,9 @@ class SessionStatus(StrEnum):
     STOPPED = "stopped"
     """The session has only its disk or a copy of its files. Its next use starts a container."""
     ENDED = "ended"
-    """Ended by its owner, by its lifetime, or with an engine that keeps nothing on disk."""
+    """The session was ended by its owner, at the end of its lifetime, or together with an engine
+    that keeps nothing on disk.
+    """
     LOST = "lost"
     """The container was lost, together with the session's files and variables."""
 
@@ -122,8 +124,8 @@ class SessionRecord(_Record):
     created_at: AwareDatetime
     last_used_at: AwareDatetime
     expires_at: AwareDatetime
-    """When the session ends if it stays unused, at the latest at the end of its lifetime. If it is
-    over: when it ended or was lost.
+    """When the session ends if it stays unused, at the latest at the end of its lifetime. If the
+    session is over: when it ended or was lost.
     """
     calls: int
     is_busy: bool
@@ -206,7 +208,7 @@ class KeptSession:
     finished_at: datetime | None = None
     """When the session ended or was lost."""
     home: SessionHome | None = None
-    """None once the session has ended."""
+    """What the next engine needs to continue the session, or None once the session has ended."""
 
 
 class SessionFields(StrictValue):
@@ -333,9 +335,10 @@ FileKind = Literal["file", "image"]
 
 SessionState = Literal["kept", "rolled_back", "reset", "restarted", "restored"]
 """The state of a session's variables after a run. `kept`: as the run left them. `rolled_back`:
-restored to their state before the run. `reset`: lost. `restarted` and `restored`: only those of
-this run, because before it the session had been stopped or its container had been lost. Files stay
-as they are, except that `restored` also sets them back to the last saved copy.
+restored to their state before the run. `reset`: lost. `restarted` and `restored`: the session has
+only the variables of this run, because before this run the session had been stopped or its
+container had been lost. Files stay as they are, except that `restored` also sets them back to the
+last saved copy.
 """
 
 EntryKind = Literal["file", "directory", "link", "other"]

@@ -87,8 +87,10 @@ class Alert(Value):
     since: AwareDatetime | None
     """The time since which the alert is firing, or None."""
     value: float | None
-    """A share of all calls, milliseconds or, for `secret_misuse`, a number of requests; None
-    without calls. For `p99_duration` the share of calls that took longer."""
+    """The current value: a share of all calls, milliseconds or, for `secret_misuse`, a number of
+    requests; None without calls. For `p99_duration`, it is the share of calls that took longer
+    than `threshold` milliseconds.
+    """
     threshold: float
     calls: int
     least_calls: int
@@ -130,7 +132,7 @@ class NodeRecord(Value):
     slots: int = 0
     """Maximum number of calls on the node at the same time."""
     used: int = 0
-    """Slots in use, also by other engines."""
+    """Slots in use, including those that other engines use."""
     sessions: int = 0
     """Number of sessions on the node that are not stopped."""
     memory_mb: int = 0

@@ -33,9 +33,10 @@ def start_soon(
 
 
 async def run_to_completion(work: Coroutine[Any, Any, T]) -> T:
-    """Run work in a separate task and return its result. A cancelled caller still completes it.
+    """Run work in a separate task and return its result. Cancelling the caller does not stop the
+    work.
 
-    A cancellation is raised after the work has ended. A shielded scope is not enough, because a
+    The cancellation is raised after the work has ended. A shielded scope is not enough, because a
     call is cancelled through its task (`executors/base`), and no scope delays that.
     """
     task = asyncio.ensure_future(work)

@@ -193,7 +193,7 @@ def _finite_number(value: Any) -> Any:
 
 
 Bound = Annotated[Any, BeforeValidator(_finite_number)]
-"""An integer or a float, as it was given: 5 stays 5."""
+"""A finite number, as it was given: an integer is not converted to a float."""
 
 
 class ToolParameter(BaseModel):

@@ -32,7 +32,7 @@ CHARACTERS_PER_TOKEN = {
 
 
 class TokenCounter(Protocol):
-    """Counts the tokens of a text. `estimated`: whether its counts are estimates."""
+    """Counts the tokens of a text. `estimated` is whether these counts are estimates."""
 
     estimated: bool
 
@@ -53,7 +53,7 @@ class Prices(Value):
 
     cpu_second: Decimal = Field(default=Decimal(0), ge=0)
     gb_second: Decimal = Field(default=Decimal(0), ge=0)
-    """Price for each GB of memory limit and second."""
+    """Price of one GB of memory limit for one second."""
     currency: str = Field(default="USD", pattern="^[A-Z]{3}$")
 
 
