@@ -137,6 +137,7 @@ def _described(part: Part) -> JsonObject:
         "settings": sorted(imported(part.settings, {})),
         "commands": sorted(part.commands),
         "options": [f"{one.command} {name}" for one in part.options for name in _options(one)],
+        "options of calls": [one.name for one in imported(part.call_options)],
         "checks": [check.name for check in part.checks],
         "operations": [f"{one.method} {one.path}" for one in operations],
         "mounts": sorted(part.mounts),

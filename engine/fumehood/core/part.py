@@ -129,6 +129,8 @@ class Part:
     """Commands by name; `GROUP NAME` is one of a group of the kernel."""
     options: tuple[Options, ...] = ()
     """Options of commands that are not the part's own."""
+    gives: frozenset[str] = frozenset()
+    """What programs get only from this part: names in `needs_of` (`executors/around.py`)."""
     call_options: Named | None = None
     """A sequence of `CallOption`s."""
     checks: tuple[Check, ...] = ()

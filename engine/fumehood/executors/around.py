@@ -19,6 +19,7 @@ import anyio
 from fumehood.core.envelope import NetworkReport
 from fumehood.core.errors import EndedBy, EngineError, InternalError, SandboxUnavailable
 from fumehood.core.json_types import JsonObject
+from fumehood.core.tool import ToolDefinition
 from fumehood.observe.trace_context import VARIABLE
 from fumehood.sandbox.wall import Lease, Network, OnCall, RunEnding, RunSinks
 
@@ -99,14 +100,20 @@ If entering raises an EngineError, the run does not begin.
 """
 
 
-def needs_of(run: ToolRun) -> frozenset[str]:
-    """Return the names of features that the call requests and that only parts can provide."""
-    is_python = run.tool.definition.executor == "code:python"
-    asked = {
-        "network": run.network,
-        "tools": is_python and run.arguments.get("tools"),
-    }
+def needs_of(tool: ToolDefinition, arguments: JsonObject, hosts: Sequence[str]) -> frozenset[str]:
+    """Return the names of features that a call requests and that only parts can provide."""
+    is_python = tool.executor == "code:python"
+    asked = {"network": hosts, "tools": is_python and arguments.get("tools")}
     return frozenset(name for name, value in asked.items() if value)
+
+
+def not_given(needs: frozenset[str]) -> SandboxUnavailable:
+    """Return the error of a call that needs what no part of this engine gives."""
+    return SandboxUnavailable(
+        f"This engine has no part that gives programs what the call asks for "
+        f"({', '.join(sorted(needs))}), so nothing ran.",
+        retryable=False,
+    )
 
 
 class Surroundings:
@@ -204,7 +211,7 @@ async def surrounded(run: ToolRun) -> AsyncIterator[Surroundings]:
 
 
 async def _entered(run: ToolRun, stack: AsyncExitStack) -> Surroundings:
-    needs = needs_of(run)
+    needs = needs_of(run.tool.definition, run.arguments, run.network)
     given: list[Given] = []
     for around in run.around:
         one = await stack.enter_async_context(around(run, tuple(given)))
@@ -212,11 +219,7 @@ async def _entered(run: ToolRun, stack: AsyncExitStack) -> Surroundings:
             given.append(one)
             needs -= one.needs
     if needs:
-        raise SandboxUnavailable(
-            f"This engine has no part that gives programs what the call asks for "
-            f"({', '.join(sorted(needs))}), so nothing ran.",
-            retryable=False,
-        )
+        raise not_given(needs)
     if run.calls is not None:  # closed before the parts are left, because they answer its requests
         stack.push_async_callback(run.calls.close)
     return Surroundings(given)

@@ -17,8 +17,10 @@ from fumehood.core.json_types import JsonObject
 from fumehood.core.limits import Limit, Limits, WallLimits, smallest
 from fumehood.core.session import SessionRecord
 from fumehood.core.tool import DECISION, ToolDefinition
+from fumehood.executors.around import needs_of, not_given
 from fumehood.executors.base import Executor, HeldAction, Placement
 from fumehood.executors.kinds import EXECUTORS
+from fumehood.parts import parts
 from fumehood.pipeline.authorize import PermittedCall
 from fumehood.sandbox.host import Host
 from fumehood.sandbox.sessions import SessionKeeper
@@ -108,7 +110,10 @@ def _check_options(permitted: PermittedCall, executor: Executor, placement: Plac
 
 
 def _check_plan(permitted: PermittedCall, plan: Plan) -> None:
-    """Raise EngineError if the plan rules out an option of the call."""
+    """Raise EngineError if the call needs an absent part, or the plan rules out an option."""
+    needs = needs_of(permitted.tool.definition, permitted.arguments, plan.network)
+    if needs and (missing := needs.difference(*(part.gives for part in parts()))):
+        raise not_given(missing)
     options, session = permitted.request.options, plan.session
     for option in chosen_options(options):
         if option.check is not None:

@@ -12,6 +12,7 @@ import anyio
 import pytest
 
 from fumehood import Config, Engine, tool
+from fumehood.approvals.model import ApprovalQuery
 from fumehood.core.envelope import Envelope
 from fumehood.core.errors import InvalidParams, SandboxUnavailable
 from fumehood.core.identity import TrustDomain
@@ -19,6 +20,7 @@ from fumehood.core.json_types import JsonObject
 from fumehood.core.limits import WallLimits
 from fumehood.core.tool import ToolDefinition
 from fumehood.executors.base import ToolRun
+from fumehood.parts import parts
 from fumehood.pipeline.authorize import PermittedCall
 from fumehood.pipeline.plan import Plan, can_be_tried, can_run_now, make_plan, plan_now
 from fumehood.pipeline.resolve import ResolvedCall
@@ -313,6 +315,40 @@ async def test_call_in_a_session_with_variables_has_no_receipt(bench: Bench) -> 
         session = await bench.engine.sessions.create(bench.engine.owner, env=env)
         codes.append(code_of(await bench.run(session_id=session.id, receipt=True)))
     assert codes == ["OK", "INVALID_PARAMS"]
+
+
+@pytest.mark.parametrize(
+    ("part", "arguments", "options"),
+    [
+        ("gateway", {}, {"network": ["api.example.test"]}),
+        ("code_mode", {"tools": ["calculator"]}, {}),
+    ],
+)
+async def test_call_that_needs_an_absent_part_is_refused_before_anybody_is_asked(
+    home: Path, monkeypatch: pytest.MonkeyPatch,
+    part: str, arguments: dict[str, Any], options: dict[str, Any],
+) -> None:  # fmt: skip
+    policy = home / "policy.toml"
+    policy.write_text('[[rules]]\nid = "r"\ndecision = "ask"\ntools = ["run_python"]\n')
+    policy.chmod(0o600)
+    wall = FakeWall(limits=CONTAINER_LIMITS)
+    config = Config(home=home, policy_file=policy)
+    others = tuple(one for one in parts() if one.name != part)
+    async with Engine(config=config, container=wall, interpreter=FakeWall()) as engine:
+        await add_approvers(engine)
+
+        async def call(**more: Any) -> Envelope:
+            return await engine.call("run_python", {"code": "4", **arguments}, **options, **more)
+
+        with monkeypatch.context() as patched:
+            patched.setattr("fumehood.pipeline.plan.parts", lambda: others)
+            planned = (await call(dry_run=True)).data
+            assert (planned["would_run"], planned["placement"]["kind"]) == (False, None)
+            assert "no part" in planned["placement"]["why"]
+            assert code_of(await call()) == "SANDBOX_UNAVAILABLE"
+            assert (await engine.approvals.list(ApprovalQuery())).items == ()
+        assert (await call(dry_run=True)).data["placement"]["kind"] == "container"
+        assert code_of(await call()) == "REQUIRES_HUMAN_APPROVAL"
 
 
 @pytest.mark.parametrize(
