@@ -1,7 +1,7 @@
 """The service: approvers see and decide approvals, callers find and cancel their own.
 
-Host side, the engine's interface to approvals, used by HTTP, the commands and the webhook. It uses
-the pipeline, `requests` and `scheduler`. Invariants: a principal decides on its own call only if
+Host side, the engine's interface to approvals, used by the HTTP routes and the webhook. It uses the
+pipeline, `requests` and `scheduler`. Invariants: a principal decides on its own call only if
 the operator permits that, and the decision is recorded as such; a batch of decisions is made
 completely or not at all; attempts without authority are recorded in the audit chain; an approved
 call starts only after its approval is durable.

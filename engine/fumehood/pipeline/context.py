@@ -110,7 +110,7 @@ class CallContext:
         self._end_holds(lambda hold: hold.release())
 
     def close(self) -> None:
-        """Close what gates hold for the call, because the call is over."""
+        """Close what gates hold for the call, because the call has ended."""
         self._end_holds(lambda hold: hold.close())
 
     async def settle(self, envelope: Envelope) -> Envelope:

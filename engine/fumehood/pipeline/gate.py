@@ -83,7 +83,7 @@ class Hold:
         """Release the hold: the call used nothing. The tool's fallback may still answer it."""
 
     def close(self) -> None:
-        """Note that the call is over."""
+        """Close the hold at the end of the call, after it was settled or released."""
 
 
 class Gate:
