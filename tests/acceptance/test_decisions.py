@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import socket
 import subprocess
+import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -201,6 +204,55 @@ def test_hook_with_unwritable_stdout_exits_with_blocking_status(home: Path, outp
     )  # fmt: skip
     assert done.returncode == 2
     assert alone(call_of("ls"), FUMEHOOD_HOME=str(home))[0] == "deny"  # the twin: 0, and an answer
+
+
+SOON = """
+import sys
+from fumehood.cli import hook, main
+hook.LEAST_ANSWER_S, hook.WRITE_S = map(float, sys.argv[1:])
+sys.argv = ["fumehood", "hook", "claude-code"]
+main.main()
+"""
+"""Runs the hook with other deadlines: for the engine's answer, and for writing one."""
+
+
+@pytest.mark.parametrize("answer_s", ["60", "0.05"], ids=["a decision", "no decision in time"])
+def test_hook_whose_answer_nobody_reads_exits_with_blocking_status(
+    home: Path, answer_s: str
+) -> None:
+    """A call is allowed if its hook outlasts the timeout of Claude Code."""
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    with suppress(BlockingIOError):
+        while os.write(writing, b" " * 4096):
+            pass
+    os.set_blocking(writing, True)  # shared with the hook
+
+    def start(output: int, write_s: str) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            [sys.executable, "-c", SOON, answer_s, write_s], stdin=subprocess.PIPE, stdout=output,
+            env={**CLEAN_ENVIRONMENT, "FUMEHOOD_HOME": str(home)},
+        )  # fmt: skip
+
+    given = call_of("ls").encode() if answer_s == "60" else b""
+    with start(writing, "0.05") as blocked, start(subprocess.PIPE, "60") as read:
+        assert blocked.stdin is not None
+        assert read.stdin is not None
+        for one in (blocked.stdin, read.stdin):
+            one.write(given)
+            if given:
+                one.close()
+            else:
+                one.flush()  # the hook waits for the rest
+        try:
+            assert blocked.wait(timeout=DEADLINE_S) == 2
+        finally:
+            os.close(reading)
+            os.close(writing)
+        assert read.wait(timeout=DEADLINE_S) == 0  # the twin
+        assert read.stdout is not None
+        output = json.loads(read.stdout.read())["hookSpecificOutput"]
+    assert output["permissionDecision"] == "deny"
 
 
 def test_printed_settings_run_this_command_and_block_on_failure(site: Site) -> None:

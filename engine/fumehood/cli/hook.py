@@ -32,6 +32,9 @@ EVENT = "PreToolUse"
 LEAST_ANSWER_S = 15.0
 """Seconds for the start of this command and the engine's answer, in addition to the wait."""
 
+WRITE_S = 5.0
+"""Seconds for the writing of an answer. The agent may not read it."""
+
 MARGIN_S = 15
 """Claude Code's timeout is this many seconds longer than ours, so that ours expires first."""
 
@@ -123,9 +126,10 @@ def _read() -> JsonObject:
 
 
 def _deny_after(seconds: float) -> None:
-    """End this process with a denial after `seconds`, unless it has answered by then."""
+    """End this process with a denial after `seconds`, unless it has decided by then."""
 
     def deny(*_: object) -> NoReturn:
+        _block_after(WRITE_S)
         answer = _output("deny", "fumehood did not answer in time, so the call must not run.")
         os.write(1, answer.encode())
         os._exit(ExitCode.SUCCESS)
@@ -134,13 +138,22 @@ def _deny_after(seconds: float) -> None:
     signal.setitimer(signal.ITIMER_REAL, seconds)
 
 
+def _block_after(seconds: float) -> None:
+    """End this process after `seconds` with the status that blocks the call without an answer."""
+    signal.signal(signal.SIGALRM, lambda *_: os._exit(ExitCode.USAGE))
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+
+
 def _answer(decision: str, reason: str) -> None:
-    """Print the decision. If that fails, exit with the status that also blocks the call."""
-    signal.setitimer(signal.ITIMER_REAL, 0)
+    """Print the decision. If that fails or takes too long, exit with the status that also blocks
+    the call.
+    """
     try:
+        _block_after(WRITE_S)
         sys.stdout.write(_output(decision, reason) + "\n")  # `print` ignores a closed stdout
         sys.stdout.flush()
-    except (OSError, ValueError, AttributeError):
+        signal.setitimer(signal.ITIMER_REAL, 0)
+    except BaseException:  # a signal, too
         os._exit(ExitCode.USAGE)  # a normal exit would fail to flush, and change the status
 
 
