@@ -1,4 +1,5 @@
-"""Attacks as rows of the corpus, and how a wall's endings are compared with them. Values only.
+"""Attacks as rows of the corpus, and the comparison of a run's ending with the expected ending.
+Values only.
 
 Used by `doctor --attack` and by tests/adversarial. Invariants of every row: its program limits the
 time and resources that it uses, so that it does no harm if the wall under test fails; it reaches
@@ -61,8 +62,8 @@ class Look(StrEnum):
     """
 
     PROCESSES = "processes"
-    """The host sees the program's processes while it runs; they stay within their limit, and
-    none is left afterwards."""
+    """The host sees the program's processes while it runs; their number stays within the limit, and
+    no process is left afterwards."""
     SEALED = "sealed"
     """The kernel reports that the processes have no capabilities, `no_new_privs`, and a seccomp
     filter.
@@ -80,7 +81,7 @@ class Look(StrEnum):
 
 
 class Value(Enum):
-    """Placeholders for an expected value, if several values are correct."""
+    """Placeholders for an expected value, for attacks after which several values are correct."""
 
     ANYTHING = "anything"
     SOMETHING = "something"
@@ -91,9 +92,9 @@ class Value(Enum):
 class Expectation:
     """How a program must end.
 
-    `ends` are the accepted endings, the usual one first: names of `EndedBy`, for exceptions with
-    the type (`exception:OSError`). `gives` is the value of a program that ends as `ok`. `hits`
-    names a limit that the wall must report as reached.
+    `ends` are the names of the accepted endings, the usual ending first. They are the names of
+    `EndedBy`, for exceptions followed by the type (`exception:OSError`). `gives` is the value of a
+    program that ends as `ok`. `hits` names a limit that the wall must report as reached.
     """
 
     ends: tuple[str, ...]
@@ -107,7 +108,7 @@ class OnGvisor:
 
     why: str
     expected: Expectation | None = None
-    """The ending expected under gVisor, or None if it is the same as elsewhere."""
+    """The ending expected under gVisor, or None if the same ending is expected as elsewhere."""
     not_looked_at: tuple[Look, ...] = ()
     is_slow: bool = False
     """Whether the attack is too slow under gVisor to be part of `--quick`."""
@@ -117,10 +118,10 @@ class OnGvisor:
 class Attack:
     """One attack: a program that tries to do harm, and how the wall must end it.
 
-    `tries` describes it for the scorecard. `twin` is the harmless program that must pass, with the
-    value `twin_gives`. `before` is a program that runs first; with `by_stranger` the attack then
-    runs for another principal. `wall_s` and `output_bytes` are the limits of the run, in seconds
-    and bytes.
+    `tries` describes the attack for the scorecard. `twin` is the harmless program that must pass,
+    with the value `twin_gives`. `before` is a program that runs first; with `by_stranger` the
+    attack then runs for another principal. `wall_s` and `output_bytes` are the limits of the run,
+    in seconds and bytes.
     """
 
     id: str
@@ -141,7 +142,7 @@ class Attack:
     on_gvisor: OnGvisor | None = None
 
     def on(self, *, is_gvisor: bool) -> Attack:
-        """Return the attack as it is expected to end with or without gVisor."""
+        """Return the attack with the ending that is expected with gVisor, or without it."""
         differs = self.on_gvisor
         if differs is None or not is_gvisor:
             return replace(self, on_gvisor=None)
@@ -154,7 +155,7 @@ class Attack:
 
 
 def ends(*names: str, gives: object = Value.ANYTHING, hits: str | None = None) -> Expectation:
-    """Return an Expectation. Short form for the tables."""
+    """Return an Expectation. This is a short form for the tables of attacks."""
     return Expectation(names, gives, hits)
 
 

@@ -1,4 +1,5 @@
-"""The bait: objects on this host that attacks try to reach, made for one run and removed after it.
+"""The bait: objects on this host that attacks try to reach, made for one run and removed
+afterwards.
 
 Host side. A file, an environment variable and a process carry a secret word that no program
 receives. Sockets listen for another word, the knock, which every program has but must not deliver.
@@ -31,15 +32,17 @@ KNOCK_BYTES = 32
 """Length of the knock in bytes."""
 
 HEARD_BYTES = 4096
-"""Bytes of a connection that are searched for the knock, which may be inside an HTTP request."""
+"""Number of bytes at the start of a connection that are searched for the knock, which may be inside
+an HTTP request."""
 
 KNOCK_PATIENCE_S = 1.0
-"""Seconds to wait for a connection or its knock."""
+"""Seconds to wait for a connection to open, or for the knock to arrive on it."""
 
 LOOPBACK = "127.0.0.1"
 
 STAND_STILL = "import sys; sys.stdin.read()"
-"""Program of the bait's process. It ends when its input closes, even if its parent is killed."""
+"""The program of the bait's process. The process ends when its input is closed, also by the death
+of its parent."""
 
 
 class BaitFailed(Exception):
@@ -49,7 +52,8 @@ class BaitFailed(Exception):
 class Bait:
     """The bait of one run, as a context manager.
 
-    Enter it before the walls start, so that they would inherit the environment variable.
+    Enter the context before the walls start, so that a faulty wall would inherit the environment
+    variable.
     """
 
     def __init__(self) -> None:

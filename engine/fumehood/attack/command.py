@@ -91,7 +91,9 @@ def _scorecard_of(walls: Sequence[str], runtime: str | None, *, quick: bool) -> 
 async def _attack_until_told(
     walls: Sequence[str], runtime: str | None, quick: bool
 ) -> Scorecard | None:
-    """Return the scorecard, or None if a signal came first. In both cases, clean everything up."""
+    """Run the attacks. Return the scorecard, or None if a signal arrived first. In both cases,
+    walls and bait are removed.
+    """
     scorecard: Scorecard | None = None
     with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
         async with anyio.create_task_group() as group:
@@ -158,7 +160,9 @@ def _cell(line: Line | None) -> str:
 
 
 def _show_remarks(card: WallCard) -> None:
-    """Show every attack that did not fail, with reason and remedy, and every difference."""
+    """Show each attack against which the wall did not hold, or which was not tried, with reason and
+    remedy, and each difference under this runtime.
+    """
     for line in card.attacks:
         if line.verdict is not Verdict.HELD:
             said = f"{SHOWN[line.verdict]}: it tried to {line.tries}. {line.why} {line.cure}"

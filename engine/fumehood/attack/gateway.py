@@ -31,8 +31,8 @@ from fumehood.sandbox.wall import Network, RunSinks
 def gateway_target(runtime: str, docker: Docker, find_image: FindImage) -> Target:
     """Return the gateway as a target, for programs in containers of one runtime.
 
-    The hosts of the programs are a service and `localhost`. Only the service can be reached: the
-    addresses of `localhost` are not public.
+    The network's hosts are a service and `localhost`. Programs can reach only the service, because
+    the addresses of `localhost` are not public.
     """
     containers = container_target(runtime, docker, find_image)
 
@@ -67,8 +67,8 @@ async def lone_gateway(
     """Yield a network to `hosts` and the environment variables of its programs.
 
     The default rules apply, and requests that need approval are refused. The hosts in `allowed` may
-    have addresses that are not public. They receive the secret, which is the value of the engine's
-    environment variable `secret`.
+    have addresses that are not public. Requests to them may contain the secret, whose value is in
+    this process's environment variable named by `secret`.
     """
     settings = GatewaySettings.model_validate({"hosts": hosts, "allowed_hosts": allowed})
     bound = SecretSettings(env=secret, hosts=settings.allowed_hosts, inside=OF_THE_SECRET)
@@ -115,7 +115,7 @@ class Service(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), _Handler)
         self.authority = f"127.0.0.1:{self.server_address[1]}"
         self.written: list[str] = []
-        """The methods of the requests that were not reads."""
+        """The HTTP methods of the requests that were not reads."""
         self.kept = ""
 
     def losses(self) -> list[str]:

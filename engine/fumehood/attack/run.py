@@ -2,13 +2,12 @@
 
 Host side. Invariants: walls and bait are removed however the run ends; a wall that cannot be tried
 is reported with the reason, and never as held; `held` means that the attack ended exactly as
-expected, every check from outside passed, and the harmless twin passed afterwards on the same
-wall.
+expected, every check from outside passed, and the harmless twin passed afterwards on the same wall.
 
 Checks from outside, during and after an attack, rely on the host, Docker and the kernel, and never
-on the program's own report. Programs of the corpus give their processes a unique name, so that the
-host finds them anywhere; those of process walls are found below their guest. A check that observed
-nothing fails, because it proves nothing.
+on the program's own report. Programs in containers give their processes a unique name, so that the
+host can find them anywhere; processes of process walls are found below their guest. A check that
+observed nothing fails, because it proves nothing.
 """
 
 from __future__ import annotations
@@ -56,7 +55,9 @@ OnLine = Callable[[str, Line], None]
 
 @dataclass
 class Looked:
-    """The findings of the checks: those that failed, and those that passed, as text."""
+    """The findings of the checks, as text: `faults` are the checks that failed, `seen` the checks
+    that passed.
+    """
 
     faults: list[str] = field(default_factory=list)
     seen: list[str] = field(default_factory=list)
@@ -75,7 +76,8 @@ async def run_attacks(
     total_s: float = TOTAL_S,
     on_line: OnLine = lambda wall, line: None,
 ) -> Scorecard:
-    """Run the chosen attacks on every target. Cards of absent runtimes are included unchanged.
+    """Run the chosen attacks on every target. Cards, which stand for missing runtimes, are included
+    in the scorecard unchanged.
 
     Raises:
         BaitFailed: the bait could not be made, so nothing was attacked.
@@ -159,7 +161,8 @@ GRACE_S = 10.0
 """Seconds that a run may exceed its time limit by the host's clock, since the kill takes time."""
 
 PATIENCE_S = 20.0
-"""Seconds after a run's time limit until it is abandoned, so that it cannot delay the others."""
+"""Seconds after a run's time limit until the run is abandoned, so that it cannot delay other
+attacks."""
 
 ATTACKER = TrustDomain("attack")
 
@@ -183,7 +186,9 @@ class _Trial:
     cure: str = ""
 
     async def tried(self) -> Line:
-        """Run the attack, unless there is a reason not to, and return the line."""
+        """Run the attack, unless it cannot be tried on this wall, and return its line of the
+        scorecard.
+        """
         began = time.monotonic()
         try:
             if not self.why_untried:
@@ -221,7 +226,7 @@ class _Trial:
         """Run the attack, its checks and its twin.
 
         Raises:
-            EngineError: the wall refused.
+            EngineError: the wall refused to run a program.
             DockerError: Docker could not be queried.
         """
         attack, bait = self.attack, self.bait
@@ -267,7 +272,7 @@ class _Trial:
         return None
 
     def _compare(self, ending: RunEnding | None, expected: Expectation) -> tuple[str, list[str]]:
-        """Return the name of an ending, and each difference from its expectation."""
+        """Return the name of an ending, and a text for each difference from the expectation."""
         if ending is None:
             return "never", ["it did not end"]
         return name_of(ending), misses(expected, self.attack.language, ending)

@@ -1,7 +1,7 @@
 """The scorecard: attacks that held, failed, or could not be tried. Values only.
 
-`as_document` is the machine-readable form. It is stable: keys are added, never renamed or removed;
-otherwise `format` changes.
+`as_document` is the machine-readable form. The form is stable: keys may be added. If a key is
+renamed or removed, `format` changes.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ class Verdict(StrEnum):
     FAILED = "failed"
     UNTRIED = "untried"
     ABSENT = "absent"
-    """The host lacks this optional runtime. Only for walls; not a failure."""
+    """The host lacks this optional runtime, which is not a failure. Only walls have this
+    verdict."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,16 +37,16 @@ class Line:
     verdict: Verdict
     expected: tuple[str, ...]
     ended: str | None
-    """How the attack ended; null if it was not tried."""
+    """How the attack ended; null if the attack was not tried."""
     twin: str | None
-    """How its harmless twin ended; null if it was not tried."""
+    """How the attack's harmless twin ended; null if the twin was not tried."""
     seen: tuple[str, ...]
     """The checks from outside that passed, as text."""
     why: str
-    """Why the attack failed or was not tried, or empty."""
+    """Why the wall failed against the attack, or why the attack was not tried; otherwise empty."""
     cure: str
     differs: str
-    """What differs under this runtime and why that is not a weakness, or empty."""
+    """What differs under this runtime, and why that is not a weakness; empty if nothing differs."""
     ms: int
 
 

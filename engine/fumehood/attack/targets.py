@@ -1,9 +1,9 @@
 """The walls to attack, and how each is created for the attacks.
 
-Host side. Every host should have all three walls, and each runtime that Docker has registered.
-gVisor is optional: if it is missing, the scorecard only shows that. Invariants: a wall is created
-for this run alone, as small as possible, and removed afterwards; if it cannot be created, the
-reason and the remedy are reported.
+Host side. Every host should have all three walls, and the container wall with each runtime that
+Docker has registered. gVisor is optional: if it is missing, the scorecard shows it as absent.
+Invariants: a wall is created for this run alone, as small as possible, and removed afterwards; if
+it cannot be created, the reason and the remedy are reported.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ from fumehood.sandbox.wall import NO_SINKS, RunSinks, Wall
 WALLS = ("interpreter", "jail", "container", "gateway")
 OFFERED = ("runsc",)
 ALIASES = ("io.",)
-"""Prefix of containerd's names for the same runtimes: `io.containerd.runc.v2` is also runc."""
+"""Prefix of other names for the same runtimes: containerd's `io.containerd.runc.v2` is also
+runc."""
 
 NOT_REGISTERED = "Docker has no runtime of this name."
 REGISTER = (
@@ -116,7 +117,7 @@ class Containers:
         return tuple(one["HostConfig"] for one in found)
 
     async def changes(self) -> dict[str, frozenset[str]]:
-        """Return the changed paths in each container's file system, by its name. Raises
+        """Return the changed paths in each container's file system, by the container's name. Raises
         DockerError.
         """
         changes = {}
@@ -140,7 +141,7 @@ class Standing:
     """The language of the harmless first program."""
     memory_mb: int
     guest_pid: Callable[[], int | None] = lambda: None
-    """Returns the guest's process id for process walls, and None for others."""
+    """Returns the process id of a process wall's guest, or None for other walls."""
     standing_processes: int = 0
     """Number of processes below the guest while no program runs."""
     containers: Containers | None = None
@@ -150,7 +151,8 @@ class Standing:
     environment: Mapping[str, str] = field(default_factory=dict)
     """Environment variables of the programs."""
     losses: Callable[[], list[str]] = list
-    """Returns descriptions of the losses, other than the bait's, since the previous call."""
+    """Returns descriptions of the losses since the previous call of this function, except losses of
+    the bait."""
 
 
 Open = Callable[[], AbstractAsyncContextManager[Standing]]

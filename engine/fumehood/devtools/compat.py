@@ -1,7 +1,7 @@
 """Compare two versions of a definition: which callers break, and the version step that it needs.
 
-Host side, on values alone. Invariant: parts that cannot be compared (references, combinations,
-patterns) and differ count as breaking.
+Host side, on values alone. Invariant: if parts of a schema that cannot be compared (references,
+combinations, patterns) differ, the difference counts as breaking.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from fumehood.core.tool import ToolDefinition
 
 
 class Step(StrEnum):
-    """The part of a semantic version that is raised. *Source*: semver.org, items 6 to 8."""
+    """The part of a semantic version number that is raised. *Source*: semver.org, items 6 to 8."""
 
     NONE = "none"
     PATCH = "patch"
@@ -32,7 +32,8 @@ _OPAQUE = (
     "not", "if", "then", "else", "patternProperties", "propertyNames", "prefixItems", "contains",
     "dependentRequired", "dependentSchemas", "$defs", "definitions",
 )  # fmt: skip
-"""Keywords that are only compared for equality. Adding or changing one counts as breaking."""
+"""Keywords that are only compared for equality. Adding or changing such a keyword counts as
+breaking."""
 
 _STRICTER = {
     "dangerous": "its calls now wait for a human's approval",
@@ -52,7 +53,8 @@ _LIMITS = ("timeout_seconds", "memory_limit_mb", "rate_limit", "timeout")
 class Change:
     """One difference between two versions.
 
-    `path` is its place in the definition, and `breaks` names the callers that break, or is None.
+    `path` is the place of the difference in the definition. `breaks` describes the callers that it
+    breaks, or is None if it breaks no callers.
     """
 
     path: str
@@ -83,8 +85,8 @@ class Compatibility:
 
     @property
     def made(self) -> Step:
-        """The step from the old version number to the new one, or NONE if the new one is not
-        higher.
+        """The step from the old version number to the new version number, or NONE if the new number
+        is not higher.
         """
         before, after = self.old.version_key, self.new.version_key
         if after <= before:
@@ -94,7 +96,9 @@ class Compatibility:
 
     @property
     def is_enough(self) -> bool:
-        """Whether the version was raised enough. Before 1.0.0, a minor step may break callers."""
+        """Whether the version number was raised enough for the changes. Before 1.0.0, a minor step
+        may break callers.
+        """
         needed = self.needed
         if needed is Step.MAJOR and self.old.version_key[0] == 0:
             needed = Step.MINOR
@@ -150,8 +154,8 @@ def _of_tool(old: ToolDefinition, new: ToolDefinition) -> Iterator[Change]:
 
 
 def _of_output(old: JsonObject | None, new: JsonObject | None) -> Iterator[Change]:
-    """Yield the changes in results. A change breaks if readers of the old version do not expect
-    it.
+    """Yield the changes between two output schemas. A change breaks callers who read results as the
+    old schema describes them.
     """
     if old == new:
         return
@@ -220,7 +224,7 @@ def _of_type(old: JsonObject, new: JsonObject, path: str, who: str) -> Iterator[
 
 
 def _types(schema: JsonObject) -> set[str] | None:
-    """Return the types that a schema names, or None if it names none. `number` includes
+    """Return the types that a schema names, or None if it names no types. `number` includes
     `integer`.
     """
     named = schema.get("type")

@@ -86,8 +86,8 @@ def record(client: Client, calls: tuple[GoldenCall, ...]) -> list[GoldenCall]:
 def check(client: Client, calls: tuple[GoldenCall, ...], *, run: bool) -> Iterator[str]:
     """Yield the differences between the recorded answers and the engine's.
 
-    Without `run`, each call is a dry run, and must still be possible. With `run`, the calls run
-    again, and success, error code and data must be equal.
+    Without `run`, each call is made as a dry run, and must still be possible. With `run`, the calls
+    run again, and their success, error code and data must equal the recorded ones.
     """
     for number, each in enumerate(calls, 1):
         options = _keywords(each)
@@ -112,11 +112,12 @@ def _keywords(call: GoldenCall) -> CallKeywords:
 
 
 class UnexpectedCall(AssertionError):
-    """An agent made a call that differs from the recorded one, or too few calls."""
+    """An agent made a call that differs from the recorded call, or made too few calls."""
 
 
 class Cassette:
-    """A golden file instead of a client: `call` returns the recorded answers in order.
+    """A replacement for a client that uses a golden file: `call` returns the recorded answers in
+    order.
 
     With a client, the calls are made and recorded, and the file is written at the end. Calls are
     compared by tool and arguments.
@@ -138,10 +139,10 @@ class Cassette:
     def call(
         self, tool: str, arguments: JsonObject | None = None, **options: Unpack[CallKeywords]
     ) -> Envelope:
-        """Make or replay one call.
+        """Return the recorded answer of the next call, or make the call and record its answer.
 
         Raises:
-            UnexpectedCall: the recorded call at this point differs.
+            UnexpectedCall: the call differs from the recorded call at this position.
         """
         if self._client is None:
             return self._replay(tool, arguments or {})

@@ -1,6 +1,6 @@
 """Lint: review rules for definitions that models use.
 
-Host side, on values alone: nothing is opened, resolved or called. A definition may be invalid,
+Host side, for values only: nothing is opened, resolved or called. A definition may be invalid,
 because it is often linted before it can be registered. The rules of `poison` are included.
 Behaviour that the engine enforces for every tool (a second validation, retries, the form of errors,
 links to large results) has no rule.
@@ -148,7 +148,7 @@ _KEYWORDS_AFTER_DRAFT_7 = (
 def lint(document: JsonObject, others: Iterable[str] = ()) -> list[Finding]:
     """Return every violated rule of a definition, the most severe first.
 
-    `others` are names of other tools. The definition may also have a provider's form:
+    `others` are names of other tools. The definition may also be in a model provider's format:
     `{"type": "function", "function": {…}}`.
     """
     inner = document.get("function")

@@ -2,6 +2,6 @@
 
 Each provider is one file with one class (`base.Format`); `table.py` lists them. `schemas.py`
 converts a tool's parameters to a provider's dialect. `exports.py` caches exported tools, and
-`agent_loop.py` drives a model. Nothing here runs a tool: `message_calls.py` gives the calls of a
-message to `pipeline/batch.py`, which runs each as if it had been sent alone.
+`agent_loop.py` drives a model. Nothing here runs a tool: `message_calls.py` passes the calls of a
+message to `pipeline/batch.py`, which runs each call as if it had been sent alone.
 """

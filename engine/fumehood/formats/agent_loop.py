@@ -1,9 +1,9 @@
 """An agent's loop: request a message from the model, run its calls, and repeat.
 
-`AgentLoop` holds the state and does no I/O; `run_agent` of an engine or a client makes the requests
-and runs the calls. The loop ends with a message without calls, after a number of turns, or if a
-call waits for approval. Passing the returned `AgentRun` to `run_agent` continues the run with the
-decisions so far.
+`AgentLoop` holds the state and does no I/O; the method `run_agent` of an engine or a client makes
+the requests and runs the calls. The loop ends with a message without calls, after a number of
+turns, or if a call waits for approval. Passing the returned `AgentRun` to `run_agent` continues the
+run, with the decisions that were made meanwhile.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from fumehood.formats.model import (
 from fumehood.formats.table import CHAT_FORMATS
 
 MAX_TURNS = 10
-"""Default for the largest number of requests to the model in one run."""
+"""The default maximum number of requests to the model in one run."""
 
 Model = Callable[..., Any]
 """Called as `llm(messages, tools=…, tool_choice=…)`. Returns the assistant's message, or the
@@ -74,7 +74,7 @@ class AgentLoop:
 
     @property
     def waiting(self) -> list[tuple[int, str]]:
-        """Index in `envelopes` and call id of each call that waits for approval."""
+        """The index in `envelopes` and the call id of each call that waits for approval."""
         return [
             (place, envelope.metadata.call_id)
             for place, envelope in enumerate(self.envelopes)
@@ -82,13 +82,15 @@ class AgentLoop:
         ]
 
     def decided(self, place: int, envelope: Envelope | None) -> None:
-        """Replace the envelope at `place` by the call's result. None means that it still waits."""
+        """Replace the envelope at `place` by the call's result. Do nothing if `envelope` is None,
+        which means that the call still waits for approval.
+        """
         if envelope is not None:
             self.envelopes[place] = envelope
 
     def go_on(self) -> bool:
-        """Write the decided calls' results into a continued run. Returns False if a call still
-        waits.
+        """Write the decided calls' results into the conversation of a continued run. Return True if
+        the run can continue, or False if a call still waits for approval.
         """
         if not self.envelopes:
             return True
@@ -114,7 +116,9 @@ class AgentLoop:
         return self._ended_by is None
 
     def take(self, message: Any) -> list[JsonObject] | None:
-        """Append the model's message. Returns it if it contains calls; otherwise the run ends."""
+        """Append the model's message. Return its turn if it contains calls; otherwise, end the run
+        and return None.
+        """
         turn = self._format.turn(plain(message))
         self._last_turn = len(self.messages)
         self.messages += turn
@@ -126,7 +130,9 @@ class AgentLoop:
         return None
 
     def add(self, handled: HandledCalls) -> None:
-        """Append the calls' results. Ends the run if a call waits or `max_turns` is reached."""
+        """Append the calls' results. End the run if a call waits for approval or `max_turns` is
+        reached.
+        """
         self.messages += handled.messages
         self.envelopes = list(handled.envelopes)
         if any(map(waits, self.envelopes)):
@@ -153,20 +159,22 @@ class AgentLoop:
 
 
 def options_of(options: JsonObject, agent: str | None, tool_choice: str) -> JsonObject:
-    """Return the options for a run's calls. If `tool_choice` is `none`, they allow no tool."""
+    """Return the options for a run's calls. If `tool_choice` is `none`, the options allow no
+    tool.
+    """
     chosen = {"agent_id": agent, **options}
     return {**chosen, "tools": []} if tool_choice == NONE else chosen
 
 
 def message_of(turn: list[JsonObject]) -> Any:
-    """Return a turn as the `message` of a request: an object if it is a single message, or a
-    list.
+    """Return a turn as the `message` of a request: an object if the turn is a single message, or
+    else a list.
     """
     return turn[0] if len(turn) == 1 else turn
 
 
 def how_many_calls(message: Any, name: MessageFormat) -> int:
-    """Count the tool calls in a message. Returns 1 if there are none or the message is
+    """Return the number of tool calls in a message, or 1 if there are no calls or the message is
     malformed.
     """
     chat = CHAT_FORMATS.get(name)
@@ -177,7 +185,9 @@ def how_many_calls(message: Any, name: MessageFormat) -> int:
 
 
 def plain(message: Any, levels: int = 4) -> Any:
-    """Convert a message to JSON types, including objects of the providers' libraries inside it."""
+    """Convert a message to JSON types. The message and its parts may be objects of a provider's
+    library.
+    """
     if isinstance(message, list | tuple) and levels:
         return [plain(item, levels - 1) for item in message]
     if isinstance(message, dict) and levels:

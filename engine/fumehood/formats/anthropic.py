@@ -1,7 +1,7 @@
 """The format of Anthropic's Messages API.
 
-A tool is strict only if its definition requests it and its schema allows it, because a request
-accepts at most 20 strict tools.
+A tool is strict only if its definition requests strict mode and its schema allows it, because the
+API accepts at most 20 strict tools in a request.
 """
 
 from __future__ import annotations
@@ -92,7 +92,9 @@ class Anthropic(ChatFormat):
     def results(
         self, calls: Sequence[ModelCall], envelopes: Sequence[Envelope], max_length: int
     ) -> list[JsonObject]:
-        """Return one user message with all results; the API refuses them in separate messages."""
+        """Return one user message with all results, because the API refuses results in separate
+        messages.
+        """
         blocks = [
             {
                 "type": "tool_result",

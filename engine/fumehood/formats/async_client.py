@@ -26,10 +26,11 @@ class AsyncClientWithFormats(AsyncClient):
         agent_id: str | None = None,
         tools: Iterable[str] | None = None,
     ) -> list[JsonObject]:
-        """Export tools in a model provider's format: all, an agent's, or those named in `tools`.
+        """Export tools in a model provider's format: all tools, an agent's tools, or those named in
+        `tools`.
 
         Raises:
-            Refused: unknown format or agent, or an unknown name in `tools`.
+            Refused: the format or the agent is unknown, or a name in `tools` is unknown.
         """
         found = await self.export_with_losses(format, agent_id=agent_id, tools=tools)
         return list(found.tools)
@@ -41,10 +42,11 @@ class AsyncClientWithFormats(AsyncClient):
         agent_id: str | None = None,
         tools: Iterable[str] | None = None,
     ) -> ExportedTools:
-        """Export tools with `losses`: what the format cannot express, and what to change.
+        """Export tools with `losses`: the parts of the tools that the format cannot express, and
+        what to change.
 
         Raises:
-            Refused: as `export`.
+            Refused: for the same reasons as in `export`.
         """
         query = {"format": format, "agent_id": agent_id, "tools": listed(tools)}
         return await self._transport.send(ask("GET", data_of(ExportedTools), "tools", query=query))
@@ -82,15 +84,16 @@ class AsyncClientWithFormats(AsyncClient):
         max_turns: int = 10,
         **options: Unpack[HandleKeywords],
     ) -> AgentRun:
-        """Request a message from a model, run its tool calls, and repeat until a message has none.
+        """Request a message from a model, run its tool calls, and repeat until a message has no
+        calls.
 
         `llm(messages, tools=…, tool_choice=…)` returns the assistant's message. `tool_choice` is
         `auto`, `none`, `required` or a tool's name, and applies to the first message only. The run
-        also ends after `max_turns` messages of the model, or if a call waits for approval: pass
-        the `AgentRun` instead of the messages to continue.
+        also ends after `max_turns` messages of the model, or if a call waits for approval. To
+        continue such a run, pass the returned `AgentRun` instead of the messages.
 
         Raises:
-            Refused: as `export` and `handle`.
+            Refused: for the same reasons as in `export` and `handle`.
             TypeError, ValueError: an argument is wrong.
         """
         from fumehood.formats.agent_loop import AgentLoop, ask_model_async, message_of, options_of
@@ -120,7 +123,9 @@ class AsyncClientWithFormats(AsyncClient):
 def handle_request(
     message: Any, name: MessageFormat, options: JsonObject
 ) -> ApiRequest[HandledCalls]:
-    """Make the request for a message's tool calls. Its timeout covers all calls in sequence."""
+    """Return the request that runs a message's tool calls. The request's timeout is long enough to
+    run all calls one after the other.
+    """
     from fumehood.formats.agent_loop import how_many_calls, plain
 
     message = plain(message)

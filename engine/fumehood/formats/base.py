@@ -45,9 +45,8 @@ class ChatFormat(Format):
     """A format that also reads tool calls from a provider's messages, and writes their results."""
 
     dialect: ClassVar[Dialect]
-    """The JSON Schema dialect that the model receives. It decides which property names get an
-    alias.
-    """
+    """The JSON Schema dialect that the model receives. The dialect decides which property names get
+    an alias."""
 
     @abstractmethod
     def turn(self, message: Any) -> list[JsonObject]:
@@ -73,7 +72,7 @@ class ChatFormat(Format):
 
 
 def object_of(value: Any, what: str) -> JsonObject:
-    """Return `value` if it is an object. `what` names it in the error.
+    """Return `value` if it is an object. `what` names the value in the error.
 
     Raises:
         InvalidParams: `value` is not an object.

@@ -1,7 +1,7 @@
 """The methods of `fumehood.Engine` for exported tools and the messages of models.
 
-Host side, above the kernel's engine, of which only public members are used. Every call of a message
-goes through `Engine.run`, so that none skips a gate.
+Host side, above the kernel's engine, of which only public members are used. Every call in a message
+goes through `Engine.run`, so that no call skips a gate.
 """
 
 from __future__ import annotations
@@ -43,7 +43,8 @@ class EngineWithFormats(Engine):
         agent_id: str | None = None,
         tools: Collection[str] | None = None,
     ) -> list[JsonObject]:
-        """Export tools in a model provider's format: all, an agent's, or those named in `tools`.
+        """Export tools in a model provider's format: all tools, an agent's tools, or those named in
+        `tools`.
 
         Raises:
             InvalidParams: the format is unknown.
@@ -62,7 +63,8 @@ class EngineWithFormats(Engine):
         agent_id: str | None = None,
         tools: Collection[str] | None = None,
     ) -> ExportedTools:
-        """Export tools for a principal, with the losses. The values are shared: do not change them.
+        """Export tools for a principal, with the losses. The returned values are shared, so callers
+        must not change them.
 
         Tools that are disabled or past their sunset are omitted.
         """
@@ -93,11 +95,11 @@ class EngineWithFormats(Engine):
     ) -> list[JsonObject]:
         """Run all tool calls of an assistant's message, and return the messages with the results.
 
-        The message and `options` are those of `Client.handle`.
+        The message and `options` are the same as for `Client.handle`.
 
         Raises:
             InvalidParams: the message or an option is wrong; nothing was run.
-            TypeError, EngineNotRunning: as `call`.
+            TypeError, EngineNotRunning: for the same reasons as in `call`.
         """
         chosen = checked_keywords(HandleKeywords, "handle", options)
         self.require_begun()
@@ -119,7 +121,9 @@ class EngineWithFormats(Engine):
         )
 
     def _finder(self, agent_id: str | None) -> FindTool:
-        """Return a function that finds an agent's tools by name. It grants no rights."""
+        """Return a function that finds an agent's tools by name. Finding a tool grants no right to
+        call it.
+        """
         seen: dict[str, ToolDefinition] = {}
         if agent_id is not None:
             if self.agents.find(agent_id) is not None:
@@ -145,13 +149,16 @@ class EngineWithFormats(Engine):
         max_turns: int = MAX_TURNS,
         **options: Unpack[HandleKeywords],
     ) -> AgentRun:
-        """Request a message from a model, run its tool calls, and repeat until a message has none.
+        """Request a message from a model, run its tool calls, and repeat until a message has no
+        calls.
 
-        The arguments are those of `Client.run_agent`; `llm` may be asynchronous.
+        The arguments are the same as for `Client.run_agent`, but `llm` may also be asynchronous.
 
         Raises:
-            InvalidParams, ResourceNotFound, ToolNotFound: as `export` and `handle`.
-            TypeError, ValueError, EngineNotRunning: as `call`; or an argument is wrong.
+            InvalidParams, ResourceNotFound, ToolNotFound: for the same reasons as in `export` and
+                `handle`.
+            TypeError, ValueError, EngineNotRunning: for the same reasons as in `call`, or because
+                an argument is wrong.
         """
         chosen = options_of(
             checked_keywords(HandleKeywords, "run_agent", options), agent, tool_choice

@@ -1,7 +1,7 @@
-"""Exports: tools in a provider's format, or in one that a part adds.
+"""Exports: tools in a provider's format, or in a format that a part adds.
 
-Each tool is converted again only if it changes. The registry replaces a definition that changes, so
-identity shows whether a tool is unchanged.
+Each tool is converted again only if it changes. The registry replaces a definition that changes by
+a new object, so a tool is unchanged if its definition is the same object.
 """
 
 from __future__ import annotations
@@ -45,9 +45,7 @@ class Exports:
         self._kept: dict[str, dict[str, _Kept]] = {}
 
     def of_all(self, name: FormatName, tools: Iterable[ToolDefinition]) -> ExportedTools:
-        """Export all given tools, which are the whole registry. Their converted forms replace the
-        cache.
-        """
+        """Export all tools of the registry. Their converted forms replace the cached forms."""
         found = [self._one(name, tool) for tool in tools]
         self._kept[name] = {kept[0].name: kept for kept in found}
         return _exported(name, found)
@@ -73,8 +71,8 @@ def _exported(name: FormatName, found: list[_Kept]) -> ExportedTools:
 
 
 def _converted(name: FormatName, tool: ToolDefinition) -> _Kept:
-    """Convert a tool, without examples that its own schema refuses, because the provider would
-    refuse a whole request with such an example.
+    """Convert a tool. Examples that violate the tool's own schema are removed, because the provider
+    would refuse a whole request with such an example.
     """
     shown = tool.for_models()
     if not tool.input_examples or name != "anthropic":

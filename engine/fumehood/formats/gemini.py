@@ -60,8 +60,8 @@ class Gemini(ChatFormat):
         return [{**message, "role": "model"}]
 
     def calls(self, turn: Sequence[JsonObject]) -> list[ModelCall]:
-        """Return the calls in the content's parts. Calls without ids are identified by their
-        order.
+        """Return the calls in the content's parts. Calls without ids are matched to their results
+        by order.
         """
         found = []
         for message in turn:

@@ -1,4 +1,4 @@
-"""The state that the provider formats have in one engine."""
+"""The per-engine state of the provider formats."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """The tool calls of an assistant's message, which run as one batch.
 
-Host side, above `pipeline/batch.py`; the provider's format reads the message and writes the answer.
+Host side, above `pipeline/batch.py`. The provider's format reads the message and writes the answer.
 Invariant: every call of the message has exactly one result, in the order of the calls, even if it
-is malformed, denied, waits for approval or names an unknown tool. If that is not possible, the
-whole message is refused.
+is malformed, denied, waits for approval or names an unknown tool. If a message makes this
+impossible, the whole message is refused.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from fumehood.protocol import strict_json
 
 MAX_REPAIRED_CHARACTERS = 8192
 """Maximum number of characters of broken JSON that are repaired in one message. For some texts, the
-library's time grows with the square of their length, to a few seconds for this many."""
+library takes time quadratic in the length: a few seconds for this number of characters."""
 
 REPAIRED = "the model's arguments were no JSON and were repaired"
 
@@ -47,7 +47,7 @@ FindTool = Callable[[str], ToolDefinition | None]
 """Returns the definition of a tool by its name, or None."""
 
 OpenBatch = Callable[[Sequence[Any], BatchOptions, Parse], Batch]
-"""Creates a batch of members that `Parse` can parse."""
+"""Creates a batch from unparsed calls, which the batch parses with `Parse`."""
 
 
 def parse_message(document: Any) -> HandleBody:
@@ -60,7 +60,9 @@ def parse_message(document: Any) -> HandleBody:
 
 
 def parse_own_message(message: Any, name: str, options: JsonObject) -> HandleBody:
-    """Parse a message of this process as strictly as one over a socket."""
+    """Parse a message that a program passes within this process, as strictly as a message that
+    arrives over a socket.
+    """
     body = {"format": name, "message": message, "options": options}
     return parse_message(as_sent(body, "message"))
 
@@ -189,7 +191,9 @@ def _guess(repair: Callable[[str], Any], text: str) -> JsonObject:
 
 
 def _is_absent(arguments: Any) -> bool:
-    """Whether a model sent nothing, in one of the forms that models use for it."""
+    """Whether a model sent no arguments, in one of the forms that models use for this, such as an
+    empty text.
+    """
     if not isinstance(arguments, str):
         return arguments is None
     return arguments.removeprefix(strict_json.BYTE_ORDER_MARK).strip(" \t\r\n") in ("", "null")

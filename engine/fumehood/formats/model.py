@@ -18,8 +18,8 @@ FormatName = Literal["openai", "openai-responses", "anthropic", "gemini", "mcp"]
 MessageFormat = Literal["openai", "openai-responses", "anthropic", "gemini"]
 
 MODEL_TEXT_CHARACTERS = 2000
-"""Maximum characters of one result in a message for the model, unless `max_length` is set.
-A longer result is shortened."""
+"""Maximum number of characters of one result in a message for the model, unless `max_length` is
+set. A longer result is shortened."""
 
 
 class Loss(Value):
@@ -113,10 +113,10 @@ def waits(envelope: Envelope) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class ModelCall:
-    """One tool call of an assistant message, as the model wrote it.
+    """One tool call of an assistant's message, as the model wrote it.
 
-    `arguments` are an object, or the text of one in JSON. `id` is None if the provider does
-    not identify calls, and empty if the call lacks the id that its result must name.
+    `arguments` are an object, or the text of one in JSON. `id` is None if the provider does not
+    identify calls, and empty if the call lacks the id that its result must name.
     """
 
     id: str | None

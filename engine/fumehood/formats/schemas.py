@@ -1,9 +1,10 @@
 """Convert a tool's parameters to a provider's dialect, and a call's arguments back.
 
-A strict mode supports a part of JSON Schema and forces every answer into it. An unsupported keyword
-becomes a note in the description, with a `Loss`: the engine checks the arguments anyway. A schema
-that cannot be expressed makes the tool not strict. Invariants: arguments that fit the converted
-schema use the tool's own names once restored; closing an object is always reported.
+A strict mode supports only a part of JSON Schema, and forces every call's arguments to match the
+schema. An unsupported keyword becomes a note in the description, with a `Loss`: the engine checks
+the arguments anyway. A schema that cannot be expressed makes the tool not strict. Invariants:
+arguments that fit the converted schema use the tool's own names once restored; closing an object is
+always reported.
 """
 
 from __future__ import annotations
@@ -33,8 +34,8 @@ _SILENT = frozenset(
 )
 _ANNOTATIONS = _SILENT | {"title", "description", "default"}
 _REWRITTEN = frozenset({"allOf", "const", "oneOf", "anyOf", "$ref"})
-"""Keywords that `_plain` may replace by a simpler form, or that must be alone in a strict
-schema."""
+"""Keywords that `_plain` may replace by a simpler form, or that allow no other keywords next to
+them in a strict schema."""
 
 _NOTED = frozenset(
     {
@@ -43,7 +44,7 @@ _NOTED = frozenset(
         "minProperties", "maxProperties",
     }
 )  # fmt: skip
-"""Constraints that a note in the description can replace."""
+"""Constraints that can be replaced by a note in the description."""
 
 _KINDS: Mapping[Any, str] = {
     str: "string", bool: "boolean", int: "integer", float: "number", type(None): "null",
@@ -90,8 +91,8 @@ def fit(tool: ToolDefinition, dialect: Dialect) -> Fitted:
 
 
 def without_unions(tool: ToolDefinition) -> Fitted:
-    """Return the parameters unchanged, but without unions at the root, which every provider
-    refuses.
+    """Return the parameters without unions at the root, which every provider refuses, and otherwise
+    unchanged.
     """
     given = with_own_root(tool.parameters)
     kept = {k: v for k, v in given.items() if k not in UNION_KEYWORDS and k != "$schema"}
@@ -121,7 +122,8 @@ def aliased(arguments: JsonObject, parameters: JsonObject, dialect: Dialect) -> 
 
 
 def restored(arguments: JsonObject, parameters: JsonObject, dialect: Dialect) -> JsonObject:
-    """Convert a model's arguments back: own names, and no nulls that a strict mode forced.
+    """Convert a model's arguments back: restore the tool's own names, and remove the nulls that a
+    strict mode required.
 
     Raises:
         InvalidParams: a parameter is given twice, by its name and by its alias.
@@ -133,7 +135,7 @@ def restored(arguments: JsonObject, parameters: JsonObject, dialect: Dialect) ->
 
 
 def _undescribed(schema: JsonObject) -> JsonObject:
-    """Return a schema for each property that an open object requires and does not describe.
+    """Return a schema for each property that an open object requires but does not describe.
 
     Providers refuse a name in `required` that `properties` lack.
     """
@@ -174,8 +176,8 @@ class _Fitting:
         return result
 
     def _miss(self, where: str, what: str, change: str) -> None:
-        """Record a part that cannot be expressed: a fault if the dialect is strict, otherwise a
-        loss.
+        """Record a part of the schema that the dialect cannot express: as a fault if the dialect is
+        strict, otherwise as a loss.
         """
         if not self._dialect.is_strict:
             self._lose(where, what, change)
@@ -293,7 +295,7 @@ class _Fitting:
         return list(values)
 
     def _typed(self, made: JsonObject, schema: JsonObject, where: str) -> None:
-        """Add the type to a schema that names none, because a strict dialect requires one."""
+        """Add a type to a schema that names no type, because a strict dialect requires one."""
         dialect = self._dialect
         if "enum" in made and not dialect.has_type_lists:
             made.pop("type", None)
@@ -345,7 +347,8 @@ class _Fitting:
             )
 
     def _close(self, schema: JsonObject, where: str, *, is_root: bool) -> None:
-        """Check that an object can be closed, that is, take only the properties that it names.
+        """Check that an object can be closed, which means that it accepts only the properties that
+        it names.
 
         An object without properties that is not explicitly closed counts as open, except the root,
         because the engine accepts no unknown parameter.

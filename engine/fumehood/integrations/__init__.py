@@ -1,6 +1,6 @@
 """Adapters: fumehood as the sandbox of agent frameworks, one module for each framework.
 
-Client side. A module imports its framework, so this package imports none of the modules. Invariant:
-an adapter uses a daemon as any client does, so all checks apply. All code that one adapter object
-runs shares a session.
+Client side. Each module imports its framework, so this package does not import its modules.
+Invariant: an adapter uses a daemon as any client does, so all checks apply. All code that one
+adapter object runs shares a session.
 """

@@ -20,7 +20,8 @@ async def denial(
     context: JsonObject,
     options: dict[str, Any],
 ) -> str | None:
-    """Request a decision. Return the reason for the model why the call must not run, or None.
+    """Request a decision on a call. Return the reason why the call must not run, as a text for the
+    model, or None.
 
     None means that the engine allowed the call.
     """
@@ -35,12 +36,16 @@ async def denial(
 
 
 def refusal(decision: Decision) -> str | None:
-    """Return the reason for the model why a call must not run, or None if it is allowed."""
+    """Return the reason why a call must not run, as a text for the model, or None if the call is
+    allowed.
+    """
     if decision.decision == "allow":
         return None
     return decision.reason if decision.code is None else f"{decision.code}: {decision.reason}"
 
 
 def undecided(fault: Exception) -> str:
-    """Return the reason for the model if there is no decision, for example without an engine."""
+    """Return the reason, as a text for the model, why there is no decision, for example because no
+    engine is running.
+    """
     return f"fumehood decided nothing, so the call must not run. {fault}"

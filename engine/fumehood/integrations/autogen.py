@@ -26,8 +26,9 @@ TOOLS = {
 
 
 class FumehoodCodeExecutorConfig(BaseModel):
-    """The part of an executor's configuration that AutoGen can save: it has no client or
-    session."""
+    """The part of an executor's configuration that AutoGen can save. The client and the session are
+    not included.
+    """
 
     timeout: float = 60
     image: str | None = None

@@ -1,7 +1,7 @@
 """CrewAI: a hook that requests the engine's decision before each call of a crew's tools.
 
-Needs the extra `crewai`. Invariant: the tool runs only after an `allow`. CrewAI runs a tool whose
-hook raises an error, so here every error blocks.
+Needs the extra `crewai`. Invariant: the tool runs only after an `allow`. CrewAI runs a tool even if
+its hook raises an error, so this hook turns every error into a refusal.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from fumehood.integrations._gate import refusal, undecided
 class FumehoodApprover:
     """Checks the tool calls of all crews in this process: `with FumehoodApprover(): …`.
 
-    Register other hooks before it: later ones could change a call after the decision.
+    Register other hooks before this one, because later hooks could change a call after the
+    decision.
     """
 
     def __init__(self, client: Client | None = None, **options: Any) -> None:
@@ -31,7 +32,8 @@ class FumehoodApprover:
         self._client = client or Client()
         self._options = options
         self._reasons: dict[int, str] = {}
-        """The `id()` of a blocked call's arguments → the reason, until `after` returns it."""
+        """The `id()` of a blocked call's arguments → the reason. `after` removes it and returns it
+        to the model."""
 
     def __enter__(self) -> Self:
         register_before_tool_call_hook(self.before)
@@ -58,5 +60,5 @@ class FumehoodApprover:
         return False
 
     def after(self, context: ToolCallHookContext) -> str | None:
-        """Return the reason for the model if its call was blocked, otherwise None."""
+        """Return the reason, as a text for the model, if the call was blocked, otherwise None."""
         return self._reasons.pop(id(context.tool_input), None)

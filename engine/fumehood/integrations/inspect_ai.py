@@ -61,7 +61,7 @@ DRAIN_S = 0.5
 open."""
 
 KILLED = 9
-"""The signal that is reported for a process that was killed for lack of memory."""
+"""The signal that is reported if a process was killed for lack of memory."""
 
 _EXEC = """
 [ -z "$1" ] || exec < "$1"
@@ -77,8 +77,8 @@ exec < "$1"
 cat > "$3" && exit 98
 """
 _TOO_LARGE, _IN_FILE, _NOT_EXECUTABLE = 99, 98, 126
-"""Exit codes: of `_READ` for a file over the limit and for a file that it copied, and of a shell
-for a program that it cannot execute."""
+"""Exit codes. `_READ` exits with the first for a file over the limit, and with the second after it
+has copied the file. A shell exits with the third if it cannot execute a program."""
 
 _ONE_USER = "The sandbox has one user; {!r} is none of it."
 
@@ -231,7 +231,7 @@ class FumehoodProcess(ExecRemoteProcess):
     """A process of the session that runs in parallel to the session's commands.
 
     Its standard error is part of its standard output. `pid` only numbers the processes of the
-    sandbox. As with Inspect's own processes, it can be iterated over once.
+    sandbox. Like Inspect's own processes, the process can be iterated over only once.
     """
 
     def __init__(self, sandbox: FumehoodSandbox, cmd: list[str], options: Any, pid: int) -> None:
@@ -268,7 +268,9 @@ class FumehoodProcess(ExecRemoteProcess):
                 await self._write(data)
 
     async def __anext__(self) -> Any:
-        """Return the next output, or the ending. A cancelled caller ends the process."""
+        """Return the next output, or the event for the process's end. If the caller's task is
+        cancelled, the process is ended.
+        """
         if self._is_over:
             raise StopAsyncIteration
         async with self._ended_if_cancelled():
@@ -282,7 +284,9 @@ class FumehoodProcess(ExecRemoteProcess):
         return ExecCompleted(exit_code=exit_code)
 
     async def _next(self) -> tuple[str, int]:
-        """Wait for output, or for the exit code if no output follows."""
+        """Wait for output, and return it. If no more output follows, wait for the exit code and
+        return it.
+        """
         client, session_id = await self._session.client(), self._session_id
         has_ended = self._is_killed
         while True:
@@ -301,7 +305,7 @@ class FumehoodProcess(ExecRemoteProcess):
             has_ended = self._is_killed or shown.exit_code is not None or shown.signal is not None
 
     async def write_stdin(self, data: str | bytes) -> None:
-        """Write to the standard input. Raises RuntimeError if it is not open."""
+        """Write to the standard input. Raises RuntimeError if the standard input is not open."""
         self._require_open("write_stdin")
         if self._is_over or self._is_killed:
             raise RuntimeError("Cannot write to stdin: process has terminated")
@@ -388,7 +392,9 @@ def _as_inspect_expects() -> Iterator[None]:
 def fumehood_approver(
     agent_id: str | None = None, wait_for_approval: bool | float | None = None
 ) -> Approver:
-    """Return an approver that requests the engine's decision. Without one, the call is rejected."""
+    """Return an approver that requests the engine's decision. If there is no decision, the call is
+    rejected.
+    """
     options = {"agent_id": agent_id, "wait_for_approval": wait_for_approval}
 
     async def approve(

@@ -1,7 +1,7 @@
 """Jupyter: a kernel whose cells run in a session. `python -m fumehood.integrations.jupyter install`
 
-Needs the extra `jupyter`. Without `install`, the command runs the kernel's process, which runs no
-notebook code itself.
+Needs the extra `jupyter`. Without `install`, the command runs the kernel's process. That process
+runs no notebook code itself.
 """
 
 from __future__ import annotations
@@ -78,7 +78,9 @@ class FumehoodKernel(Kernel):
         return {"status": "error", "execution_count": self.execution_count, **error}
 
     async def interrupt_request(self, stream: Any, ident: Any, parent: Any) -> None:
-        """Cancel the running cell. Called in the thread of the control channel."""
+        """Cancel the running cell. Jupyter calls this method in the thread of the control
+        channel.
+        """
         self._cancel()
         self.session.send(stream, "interrupt_reply", {"status": "ok"}, parent, ident=ident)
 
@@ -117,7 +119,9 @@ class FumehoodKernel(Kernel):
         raise EOFError("The events ended without an answer.")
 
     def _show(self, stream: str, text: str) -> None:
-        """Show output. A traceback is held back, because the last one is shown as the error."""
+        """Show output. A traceback is held back, because the last traceback is shown as the
+        error.
+        """
         if stream != "stderr":
             self._write("stderr", self._held)
             self._held = ""

@@ -24,7 +24,8 @@ Answer: TypeAlias = ToolMessage | Command[Any]
 class FumehoodApprover(AgentMiddleware):
     """Checks an agent's tool calls: `create_agent(…, middleware=[FumehoodApprover()])`.
 
-    It must be the last middleware, because a later one could change a call after the decision.
+    It must be the last middleware, because a later middleware could change a call after the
+    decision.
     """
 
     def __init__(
@@ -52,7 +53,7 @@ class FumehoodApprover(AgentMiddleware):
     async def awrap_tool_call(
         self, request: ToolCallRequest, handler: Callable[[ToolCallRequest], Awaitable[Answer]]
     ) -> Answer:
-        """Run the tool as `wrap_tool_call`, without blocking the event loop."""
+        """Run the tool as `wrap_tool_call` does, without blocking the event loop."""
         ask = partial(anyio.to_thread.run_sync, self._decide, request, abandon_on_cancel=True)
         while (decision := await ask()).decision == "pending" and self._interrupts:
             interrupt(decision.model_dump(mode="json"))

@@ -16,7 +16,7 @@ class FumehoodShell(AsyncSession):
     """Runs the commands of a shell call in one session: `ShellTool(executor=FumehoodShell())`."""
 
     async def __call__(self, request: ShellCommandRequest) -> ShellResult:
-        """Run the commands and return one output for each, even for a refused one.
+        """Run the commands and return one output for each command, even for a refused command.
 
         The call's time limit applies to each command.
         """

@@ -118,7 +118,7 @@ class FumehoodWorkspace(WorkspaceBackend, SupportsCommands):
         return CommandResult(exit_code=ran.exit_code, stdout=ran.stdout, stderr=stderr)
 
     async def _attach(self) -> None:
-        """Create the session, or check once that the given one is usable."""
+        """Create the session, or check once that the given session is usable."""
         if not self._is_attached:
             await self._raise_if_over(None)
             self._is_attached = True

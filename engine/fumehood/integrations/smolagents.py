@@ -20,7 +20,8 @@ from fumehood.client.sync.session import Session
 from fumehood.core.envelope import Envelope
 
 ANSWER = ".final_answer.json"
-"""The file in the workspace to which `final_answer` writes its result, of any length."""
+"""The file in the workspace to which `final_answer` writes its result, which may have any
+length."""
 
 _FINAL_ANSWER = f"""
 def _finally(tool):
@@ -42,7 +43,8 @@ class FumehoodExecutor(PythonExecutor):
         """`options` are those of `Session`. The session is created on first use."""
         self._session = Session(client, **options)
         self.state: dict[str, Any] = {"_print_outputs": ""}
-        """`_print_outputs` is the output of the last code, which agents show if the code failed."""
+        """`_print_outputs` is the output of the code that ran last. Agents show it if that code
+        failed."""
 
     def __enter__(self) -> Self:
         return self
@@ -58,7 +60,7 @@ class FumehoodExecutor(PythonExecutor):
         """Define tools in the session.
 
         Raises:
-            TypeError: one of them is not a `Tool`, but for example an agent.
+            TypeError: a value in `tools` is not a `Tool`, for example an agent.
         """
         for name, tool in tools.items():
             if not isinstance(tool, Tool):
@@ -67,7 +69,9 @@ class FumehoodExecutor(PythonExecutor):
         self._run(code + (_FINAL_ANSWER if "final_answer" in tools else ""))
 
     def send_variables(self, variables: dict[str, Any]) -> None:
-        """Define variables in the session. Raises TypeError if one cannot be encoded as JSON."""
+        """Define variables in the session. Raises TypeError if a value cannot be encoded as
+        JSON.
+        """
         if variables:
             sent = json.dumps(json.dumps(variables))
             self._run(f"import json as _json\nglobals().update(_json.loads({sent}))\ndel _json")

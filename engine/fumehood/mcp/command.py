@@ -66,9 +66,8 @@ TIME_LIMITS = {
     "opencode": ("timeout", 1000),
     "zed": ("timeout", 1),
 }
-"""Client → its setting for the timeout of a call, and how many of its units are a second. Other
-clients have no such setting.
-"""
+"""Client → the name of its setting for a call's timeout, and the number of the setting's units in
+one second. Other clients have no such setting."""
 
 RUN_S = 120
 """Seconds that a client's timeout exceeds `--wait`, because a call runs after the decision."""
@@ -315,7 +314,7 @@ def _remove_server(name: str) -> None:
 
 
 def _remarks_after(table: str) -> str:
-    """Return the comments at the end of a table, which belong to the next one."""
+    """Return the comments at the end of a table, which belong to the next table."""
     found = re.search(r"(?:^[ \t]*(?:#.*)?\n)*\Z", table, re.MULTILINE)
     return found[0] if found is not None else ""
 
@@ -332,7 +331,9 @@ def _read_file() -> tuple[Path, str, JsonObject]:
 
 
 def _replace(file: Path, text: str, expected: JsonObject) -> None:
-    """Replace the file in one step, if the text parses as expected. Owner and mode are kept."""
+    """Replace the file atomically, if the new text parses to `expected`. Owner and mode are
+    kept.
+    """
     import tomllib
 
     from fumehood.client.files import new_file

@@ -1,4 +1,4 @@
-"""Alerts: six thresholds for the calls of the last minutes, of the engine and of each tool.
+"""Alerts: six thresholds for the recent calls of the whole engine and of each tool.
 
 Host side. The counters are in memory, so after a restart the windows are empty and no alert is
 firing. Invariants: an alert fires once and is resolved once; it is resolved only when its value is
@@ -54,9 +54,9 @@ class Rule:
     value: Callable[[Totals], float]
     threshold: float
     message: str
-    """A template with places for the value and the threshold."""
+    """A template with placeholders for the value and the threshold."""
     limit: float | None = None
-    """The number with which the value is compared, if it is not the threshold."""
+    """The number with which the value is compared, or None if that is the threshold."""
     is_least: bool = False
     least_calls: int = 0
     """Minimum number of calls in a window for the alert to fire."""
@@ -64,7 +64,9 @@ class Rule:
     """Whether one call in a window is enough for the alert to fire."""
 
     def is_crossed(self, value: float, *, by: float = 0.0) -> bool:
-        """Whether the value is bad, or is not better than the threshold by the fraction `by`."""
+        """Whether the value is bad, or is better than the threshold by less than the fraction
+        `by`.
+        """
         limit = self.threshold if self.limit is None else self.limit
         if self.is_least:
             return value < limit + by * (1 - limit)
@@ -158,7 +160,9 @@ class Alerts:
         return Window(self._settings.window_seconds, len(Totals._fields))
 
     def look(self) -> AlertList:
-        """Check all thresholds now, and record which alerts fire or are resolved."""
+        """Check all thresholds now, record which alerts fire or are resolved, and return the
+        current alerts.
+        """
         settings, now, shown = self._settings, self._monotonic(), []
         for tool, window in list(self._windows.items()):
             totals = Totals(*window.totals(now))
@@ -188,7 +192,9 @@ class Alerts:
             await anyio.sleep(LOOK_S)
 
     def _judge(self, tool: str | None, name: AlertName, rule: Rule, totals: Totals) -> Alert:
-        """Compare one value with its threshold, and record if the alert fires or is resolved."""
+        """Compare one value with its threshold, record whether the alert fires or is resolved, and
+        return the alert.
+        """
         since = self._firing.get((tool, name))
         value = rule.value(totals) if totals.calls else None
         least_calls = 1 if rule.is_grave else max(self._settings.min_calls, rule.least_calls)
@@ -219,7 +225,7 @@ class Alerts:
         return alert
 
     def _note(self, alert: Alert) -> None:
-        """Log a change, and queue it for notification."""
+        """Log that an alert has changed, and queue the alert for notification."""
         key = (alert.tool, alert.name)
         if alert.since is not None:
             self._firing[key] = alert.since

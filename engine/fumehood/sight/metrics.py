@@ -1,7 +1,7 @@
 """Metrics: counters of ended calls, and all metrics as text for Prometheus.
 
-Host side. `CallMetrics` counts calls. Metrics that other parts hold are read on request and passed
-to `exposition`, which imports Prometheus' library. Invariant: the number of series is bounded,
+Host side. `CallMetrics` counts calls. Metrics of other parts are read on request and passed to
+`exposition`, which imports Prometheus' library. Invariant: the number of series is bounded,
 whatever names and codes callers and tools invent.
 """
 
@@ -53,7 +53,7 @@ class Histogram:
         self.total_s += seconds
 
     def cumulative(self) -> list[tuple[str, float]]:
-        """Return upper bound and cumulative count of each bucket, in Prometheus' form."""
+        """Return the upper bound and the cumulative count of each bucket, in Prometheus' form."""
         found, below = [], 0
         for bound, count in zip((*map(str, self.bounds), "+Inf"), self.counts, strict=True):
             below += count

@@ -40,7 +40,8 @@ MIN_CALLS_IN_FOREGROUND = 100
 
 
 def in_foreground(config: Config) -> Config:
-    """Raise the minimum number of calls for an alert, unless it is configured.
+    """Return the configuration with a higher minimum number of calls for an alert, unless that
+    number is configured.
 
     An engine in the foreground has too few calls for meaningful rates.
     """

@@ -2,12 +2,11 @@
 
 Host side. Only this module knows the names of OpenTelemetry's attributes. It needs only
 OpenTelemetry's API, which it imports when it creates spans. The ids of a call's span are those of
-`observe/trace_context.py`, and are the same after a restart. Spans are created from measured times
-when the call has ended: a call that waited for a human has one span, even if the engine was
-restarted meanwhile.
-Invariants: arguments, results and names of unknown tools are never attributes; spans take a bounded
-part of the engine's time.
-*Source*: OpenTelemetry's semantic conventions for generative AI.
+`observe/trace_context.py`, and are the same after a restart. Spans are created after the call has
+ended, from the times that were measured. So a call that waited for a human has one span, even if
+the engine was restarted meanwhile. Invariants: arguments, results and names of unknown tools are
+never attributes; spans take a bounded part of the engine's time. *Source*: OpenTelemetry's semantic
+conventions for generative AI.
 """
 
 from __future__ import annotations
@@ -33,11 +32,11 @@ EXECUTE_TOOL = "execute_tool"
 """The value of `OPERATION`, which is also the beginning of the span's name."""
 
 TIME_SHARE = 0.002
-"""The part of its time that the engine may spend on creating spans. Sending them takes about twice
-as much, in a thread. If there are too many calls, some get no spans."""
+"""The share of its time that the engine may spend on creating spans. Sending the spans takes about
+twice as much time, in a thread. If there are too many calls, some get no spans."""
 
 BURST_S = 0.05
-"""Maximum seconds of that time that may be used at once."""
+"""Maximum seconds of that share that may be used at once."""
 
 SHUTDOWN_S = 2.0
 """Seconds that a stopping engine waits for unsent spans."""
@@ -132,7 +131,9 @@ class CallSpans:
 
 
 def _remote(span: TraceParent, parent_span: str | None) -> Context:
-    """Return the context for a call's span: below its parent span, or a new root without one."""
+    """Return the context for a call's span: below the parent span, or as a new root if there is no
+    parent span.
+    """
     from opentelemetry import trace
     from opentelemetry.context import Context
 
@@ -150,8 +151,9 @@ def _ns(seconds: float) -> int:
 def otlp_provider(environment: Mapping[str, str], log: Logger) -> TracerProvider | None:
     """Return a provider that sends spans to the collector that the environment names.
 
-    Return None if it names no collector, or if the provider cannot be created, for example without
-    the extra `otel`, which is logged. OpenTelemetry's own variables configure everything else.
+    Return None if the environment names no collector. Log the reason and return None if the
+    provider cannot be created, for example without the extra `otel`. OpenTelemetry's own
+    environment variables configure everything else.
     """
     names = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
     if not any(environment.get(name) for name in names):

@@ -2,18 +2,16 @@
 
 Live updates: one watcher polls the engine while a page is open, and notifies every browser.
 
-A browser only learns that something has changed, and fetches it with its own login. The events of
-`/events` (server-sent events):
+A browser is only notified that something has changed. It then fetches the changed content with its
+own login. The events of `/events` (server-sent events):
 
-| event | data | meaning |
-|---|---|---|
-| `approvals` | `{"pending": 3}` | approvals have changed; also the first event, and after `away` |
-| `tick` | `{}` | every `TICK_S`, for pages whose content has no event |
-| `away` | `{}` | the engine does not answer; the watcher keeps trying |
-| `paused` | `{}` | a page of this login was opened later, and browsers have few connections |
-| `logged-out` | `{}` | the login has ended |
+| event | data | meaning | |---|---|---| | `approvals` | `{"pending": 3}` | approvals have changed;
+also the first event, and after `away` | | `tick` | `{}` | every `TICK_S`, for pages whose content
+has no event | | `away` | `{}` | the engine does not answer; the watcher keeps trying | | `paused` |
+`{}` | a page of this login was opened later, and browsers have few connections | | `logged-out` |
+`{}` | the login has ended |
 
-Invariant: one request to the engine serves all browsers; there is none while no page is open.
+Invariant: one request to the engine serves all browsers; no request is sent while no page is open.
 """
 
 from __future__ import annotations
@@ -74,7 +72,7 @@ MAX_STREAMS = 4
 pages need the others."""
 
 LOST_AUTHORITY = frozenset({"UNAUTHORIZED", "PERMISSION_DENIED"})
-"""Codes of the engine's errors after which a login is ended."""
+"""Codes of those errors of the engine after which a login is ended."""
 
 
 @dataclass(eq=False, slots=True)
@@ -302,7 +300,9 @@ class Console:
         return response
 
     async def _faulty(self, view: View) -> Response:
-        """Respond for a handler that failed because of a bug or because its login has ended."""
+        """Return the response for a request whose handler failed, because of a bug or because the
+        login has ended.
+        """
         if not await self.logins.is_open(view.login):
             return view.go("/login")
         traceback.print_exc()

@@ -3,9 +3,9 @@
 The prefix of a field's name is its format: `text:NAME`, `number:NAME`, `choice:NAME` and
 `json:NAME` (the last three are JSON). `given:NAME` marks an argument that is not left out; a choice
 that is not empty needs no mark. The browser may send anything: the engine validates the result like
-a new call. Invariant: a form that is sent back unchanged gives equal arguments. A text that a
-browser would change (line ends) or a reader would misread (invisible characters) is therefore
-edited as JSON.
+a new call. Invariant: a form that is sent back unchanged gives equal arguments. Therefore a text is
+edited as JSON if a browser would change it (line ends), or if a reader would misread it (invisible
+characters).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from fumehood.web.view import Form, Problem
 Kind = Literal["text", "number", "choice", "json"]
 
 LONG_TEXT = 60
-"""Characters above which a text gets an input field with several lines."""
+"""Length in characters above which a text gets an input field with several lines."""
 
 LONG_NAMES = frozenset({"body", "code", "content", "message", "query", "sql", "stdin", "text"})
 """Names of arguments that may have several lines."""
@@ -50,18 +50,19 @@ class ArgumentField:
 
     @property
     def is_first(self) -> bool:
-        """Whether it is shown immediately, before the optional arguments."""
+        """Whether the field is shown immediately, before the optional arguments."""
         return self.is_given or self.is_required or bool(self.error)
 
     @property
     def is_long(self) -> bool:
-        """Whether its input field has several lines."""
+        """Whether the input field has several lines."""
         may_be_long = self.kind == "json" or (self.kind == "text" and self.name in LONG_NAMES)
         return may_be_long or "\n" in self.value or len(self.value) > LONG_TEXT
 
 
 def fields_of(arguments: JsonObject, schema: JsonObject | None) -> list[ArgumentField]:
-    """Return the fields of a call: those of the schema, then arguments that it does not name.
+    """Return the fields of a call: first the arguments that the schema names, then the call's other
+    arguments.
 
     Raises:
         Problem: the arguments are too long or too many for a form, or a browser would change the
@@ -101,7 +102,9 @@ def as_sent(fields: list[ArgumentField], form: Form, errors: Mapping[str, str]) 
 
 
 def arguments_of(form: Form) -> tuple[JsonObject, dict[str, str]]:
-    """Parse the arguments of a form. Also return the errors by argument."""
+    """Parse the arguments in a form. Return the arguments, and the error messages by argument
+    name.
+    """
     given = {name[6:] for name, _ in form.fields if name.startswith("given:")}
     arguments: JsonObject = {}
     errors: dict[str, str] = {}
@@ -122,7 +125,9 @@ def arguments_of(form: Form) -> tuple[JsonObject, dict[str, str]]:
 
 
 def errors_of(fields: tuple[str, ...] | None, message: str) -> dict[str, str]:
-    """Return the message of a refusal by argument name; the name is empty if `fields` is."""
+    """Return the message of a refusal for each argument in `fields`, by the argument's name.
+    Without `fields`, the name is empty.
+    """
     names = {_argument(pointer) for pointer in fields or ()}
     return dict.fromkeys(names or {""}, message)
 

@@ -97,7 +97,7 @@ def beside(
         int, typer.Option(min=0, max=65_535, help="The port of the console; 0 chooses one.")
     ] = DEFAULT_PORT,
 ) -> Companion | None:
-    """Return the function that runs a console with a daemon, or None without `--web`."""
+    """Return the function that runs a console beside a daemon, or None without `--web`."""
     return partial(console_of, web_port) if web else None
 
 
@@ -107,8 +107,9 @@ def console_of(
 ) -> Iterator[Callable[[], None]]:
     """Yield a function that starts a console in a child process. The console ends with the context.
 
-    The console starts without logins: each browser needs a credential. If its process ends, it is
-    started again, unless the daemon is stopping: Ctrl-C and service managers end both.
+    The console starts without logins: each browser needs a credential. If the console's process
+    ends, it is started again, unless the daemon is stopping: Ctrl-C and service managers end both
+    processes.
     """
     children: list[subprocess.Popen[bytes]] = []
     with listening(port, "--web-port") as listener:

@@ -39,14 +39,16 @@ class Column:
     whole: float
     """Height of the column."""
     inner: float
-    """Height of its lower part, which is drawn differently."""
+    """Height of the column's lower part, which is drawn differently."""
     words: str
     """The values, as text."""
 
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """One chart. `of_whole` and `of_inner` name what its columns and their inner parts count."""
+    """One chart. `of_whole` and `of_inner` are the labels of the columns and of their lower parts,
+    for example "calls" and "of them failed".
+    """
 
     title: str
     of_whole: str
@@ -67,7 +69,7 @@ def time_line(stages_ms: Mapping[str, float]) -> list[Bar]:
 
 
 def share(amount: float, whole: float) -> float:
-    """Return a percentage, at most 100, for a bar."""
+    """Return `amount` as a percentage of `whole`, at most 100, for a bar."""
     return min(part_of(max(amount, 0.0), whole), 100.0) if whole > 0 else 0.0
 
 
@@ -98,7 +100,7 @@ def chart_of(
 
 
 def part_of(amount: float, whole: float) -> float:
-    """Return a percentage for an SVG attribute, or 0 if `whole` is 0."""
+    """Return `amount` as a percentage of `whole` for an SVG attribute, or 0 if `whole` is 0."""
     return round(100 * amount / whole, 3) if whole else 0.0
 
 
@@ -129,7 +131,7 @@ def figure(number: float) -> str:
 
 
 def percent(part: float, whole: float) -> str:
-    """Format a rounded percentage. 100 % is only shown if it is exact."""
+    """Format a part of a whole as a rounded percentage. 100 % is only shown if it is exact."""
     if not whole:
         return "–"
     rounded = round(100 * part / whole, 1)
@@ -162,7 +164,7 @@ _PLACES = {
         "container", "It works on the processes of a session, which run in its container.",
     ),
 }  # fmt: skip
-"""The kind of an executor → where it runs, and the reason."""
+"""The kind of an executor → the place where its tools run, and the reason."""
 
 _JAIL = ("jail", "A function of an installed package, in a process without rights.")
 _HOST = ("host", "A function that the operator trusts. It is not sandboxed.")

@@ -1,8 +1,9 @@
 """The guard before every page: it checks a request's origin, and sets the headers of every answer.
 
 Invariants: a request with another host name or another origin is refused; a request that changes
-anything must have this server's origin; every answer, including errors, has the headers below. So a
-browser runs scripts and loads content only from this server, whatever text a page shows.
+anything must have this server's origin; every answer, including errors, has the headers below. With
+these headers, a browser runs scripts and loads content only from this server, whatever text a page
+shows.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ HEADERS = {
 }
 
 SAFE = frozenset({"GET", "HEAD"})
-"""Methods that change nothing, so that they need no `Origin` header."""
+"""Methods that change nothing, so their requests need no `Origin` header."""
 
 
 class Guard:

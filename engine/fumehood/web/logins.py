@@ -1,4 +1,4 @@
-"""Logins: the approver whom a browser's cookie identifies, and links that log in once.
+"""Logins: approvers, whom a browser's cookie identifies, and links that log in once.
 
 A login's credential is kept only in this process's memory, within the client that sends it.
 Invariants: cookies and links are stored as hashes; a link works once; a login ends after `IDLE_S`
@@ -28,7 +28,7 @@ LINK_S = 300.0
 """Seconds for which a login link is valid."""
 
 MAX_LOGINS = 100
-"""Maximum number of logins. A new one beyond it ends the oldest."""
+"""Maximum number of logins. A login beyond this number ends the oldest login."""
 
 TOKEN_BYTES = 32
 """Length of a random cookie, form token or link, in bytes."""
@@ -106,7 +106,9 @@ class Logins:
         return cookie, login
 
     async def of_cookie(self, cookie: str | None) -> Login | None:
-        """Return the login of a request, and restart its idle time."""
+        """Return the login that a cookie identifies, and restart its idle time. Return None if
+        there is no such login.
+        """
         login = self._logins.get(_hash(cookie)) if cookie else None
         if login is None or not await self.is_open(login):
             return None

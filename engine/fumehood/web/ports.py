@@ -23,7 +23,8 @@ LOOK_S = 5.0
 """Seconds between two checks whether the user who opened a port is still an administrator."""
 
 MAX_OPEN = 10
-"""Maximum number of open ports, so that the console's process has room for their connections."""
+"""Maximum number of open ports. The limit leaves the console's process enough descriptors for their
+connections."""
 
 
 class TooManyPorts(Exception):

@@ -41,12 +41,14 @@ PR_SET_PDEATHSIG, PR_SET_DUMPABLE = 1, 4
 
 
 def listen(port: int) -> socket.socket:
-    """Listen on a port of this machine, or on a free one for 0. Raises OSError if that fails."""
+    """Listen on a port of this machine, or on any free port if `port` is 0. Raises OSError if that
+    fails.
+    """
     return listen_on(HOST, port)
 
 
 def protect(*, ends_with_parent: bool = False) -> None:
-    """Forbid debugging and core dumps of this process, whose memory contains credentials.
+    """Prevent debugging and core dumps of this process, whose memory contains credentials.
 
     With `ends_with_parent`, the process gets SIGTERM when its parent ends.
 
@@ -68,7 +70,9 @@ def run(
     *,
     on_ready: Callable[[Console], None] = lambda _: None,
 ) -> None:
-    """Serve until SIGTERM or Ctrl-C. Both end it cleanly once `on_ready` has been called."""
+    """Serve until SIGTERM or Ctrl-C. Once `on_ready` has been called, both stop the console
+    cleanly.
+    """
     console = Console(
         lambda credential: AsyncControlClient(control, credential=credential),
         AsyncClient(callers),
@@ -98,7 +102,9 @@ class _Connection(H11Protocol):
     """uvicorn's connection, limited in number: any user of this machine can connect."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Make room by closing an idle connection, or refuse this one."""
+        """Accept a new connection. If there are too many, close an idle connection or refuse the
+        new one.
+        """
         super().connection_made(transport)
         if len(self.connections) > MAX_CONNECTIONS:
             idle = (one for one in self.connections if one is not self and _is_idle(one))
@@ -111,7 +117,9 @@ def _is_idle(one: Any) -> bool:
 
 
 class _Server(uvicorn.Server):
-    """uvicorn's server. When it stops, it first ends the event streams, which never end alone."""
+    """uvicorn's server. When it stops, it first ends the event streams, which would otherwise never
+    end.
+    """
 
     def __init__(
         self, config: uvicorn.Config, console: Console, on_ready: Callable[[Console], None]

@@ -72,8 +72,8 @@ class Shown:
     text: str
     is_cut: bool
     length: int | None
-    """Number of characters of the whole text. None for other values, of which only the beginning is
-    encoded."""
+    """Number of characters of the whole text, or None if the value is not a text, because only the
+    beginning of such a value is encoded."""
 
     is_scrolled: bool
     """Whether a reader may have to scroll to see the end."""
@@ -136,7 +136,9 @@ def age(then: datetime | None, now: datetime | None = None) -> Markup:
 
 @cache
 def person(principal_id: str) -> str:
-    """Return a principal with the name of its user on this machine, such as `ann (uid:1000)`."""
+    """Return a principal's id with the name of its user on this machine, such as `ann
+    (uid:1000)`.
+    """
     kind, _, number = principal_id.partition(":")
     if kind != "uid" or not number.isdigit():
         return principal_id
@@ -191,7 +193,9 @@ def _arguments_in_brief(value: Any, length: int) -> str:
 
 
 def _json(value: Any, length: int, indent: int | None = None) -> str:
-    """Encode the beginning of a value as JSON. The whole value may have megabytes."""
+    """Encode only the beginning of a value as JSON, at most `length` characters, because the whole
+    value may have megabytes.
+    """
     encoder = json.JSONEncoder(ensure_ascii=False, indent=indent)
     pieces = islice(encoder.iterencode(value), length)
     return "".join(pieces)[:length]
@@ -223,7 +227,8 @@ MAX_OPEN = 20
 """Maximum number of files on a page whose diffs are unfolded."""
 
 MAX_DEPTH = 8
-"""Maximum number of nested directories in a tree. Deeper ones are part of a file's name."""
+"""Maximum number of nested directories in a tree. The names of deeper directories are shown as part
+of the file's name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,7 +245,7 @@ class FileChange:
 
     @property
     def sign(self) -> str:
-        """The sign for the kind of change."""
+        """The sign for the kind of change, such as `+` for an added file."""
         return KINDS[self.kind]
 
     @property
@@ -261,11 +266,12 @@ class Changes:
 
     files: tuple[FileChange, ...]
     left_out: tuple[tuple[str, Sequence[str]], ...]
-    """Kinds with more files than are shown, and the paths of the others."""
+    """Each kind of change with more files than are shown, and the paths of the files that are not
+    shown."""
 
     @property
     def folded(self) -> int:
-        """How many of the files are folded at first."""
+        """The number of files whose details are folded at first."""
         return sum(one.has_body and not one.is_open for one in self.files)
 
     @property
@@ -297,7 +303,7 @@ def _lines(diff: object) -> tuple[int, int] | None:
 
 @dataclass(frozen=True, slots=True)
 class Branch:
-    """One name in a tree of files. A directory may also have entries of its own."""
+    """One name in a tree of files. A directory may also have entries itself."""
 
     name: str
     entries: Sequence[Any]
@@ -307,7 +313,7 @@ class Branch:
 def tree_of(entries: Iterable[tuple[str, Any]]) -> Sequence[Branch]:
     """Return entries by directory, given the path of each.
 
-    A directory with only one child and no entry of its own is joined with the child.
+    A directory that has only one child, and no entry itself, is joined with the child.
     """
     return _branches([(path.split("/", MAX_DEPTH), entry) for path, entry in entries])
 

@@ -60,7 +60,7 @@ FORM_S = 30.0
 """Seconds for a form to arrive."""
 
 MAX_FORM_FIELDS = 2 * MAX_KEYS + 10
-"""Maximum number of fields in a form: two for each argument of a call, and the form's own."""
+"""Maximum number of fields in a form: two for each argument of a call, and ten others."""
 
 FORM = "application/x-www-form-urlencoded"
 
@@ -81,7 +81,9 @@ class Problem(Exception):
 
 
 def is_name(text: str) -> bool:
-    """Whether a text can be an id or a name, and would not lead to another address."""
+    """Whether a text can be an id or a name in a URL, and would not make the URL lead to another
+    page.
+    """
     return NAME.fullmatch(text) is not None and text not in (".", "..")
 
 
@@ -95,7 +97,7 @@ def mark_of(state: object) -> str:
 
 
 def in_words(refused: Exception) -> str:
-    """Return the engine's message without its advice to programs."""
+    """Return the message of the engine's refusal, without the advice that is meant for programs."""
     return str(refused).removesuffix(" Do not retry.")
 
 
@@ -122,7 +124,7 @@ class Form:
         """Return a field as a whole number, or the default if the field is blank.
 
         Raises:
-            Problem: the field has another value.
+            Problem: the field is neither blank nor a whole number.
         """
         given = self.get(name).strip()
         if not given:
@@ -176,7 +178,7 @@ class View:
 
     @property
     def is_part(self) -> bool:
-        """Whether only a part of the page is requested."""
+        """Whether the browser requests only a part of the page."""
         headers = self.request.headers
         return "hx-request" in headers and "hx-history-restore-request" not in headers
 
@@ -200,9 +202,10 @@ class View:
         return response
 
     def part(self, template: str, mark: str, **values: Any) -> Response:
-        """Render a part of a page that refreshes itself, or nothing if it has not changed.
+        """Render a part of a page that refreshes itself, or nothing if the part has not changed.
 
-        The page sends the `mark` of the part that it shows; an equal one means no change.
+        The page sends the `mark` of the part that it shows. If that equals the new `mark`, the part
+        has not changed.
         """
         if self.query.get("mark") == mark:
             return Response(status_code=204)

@@ -1,7 +1,8 @@
 """Programs in a container that attack the host, the kernel, the guest, or the calls after them.
 
 Floods stop by themselves if the wall fails. System calls are made by number, not through a library
-function. A number may not exist under some runtime; the attack is held if nothing is granted.
+function. Under some runtimes, a system call's number does not exist. The wall holds if it grants
+nothing.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Programs with network that try to get more: other hosts, writes, and a secret's value.
 
-`OPEN` is a service that the programs may read from. A connection to any other host is a loss.
+`OPEN` is a service that the programs may read from. A connection to any other host counts as a
+loss.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Expressions and restricted programs in the interpreter wall.
 
-The language's tables refuse escapes before a program runs. In addition the program's process is
-sealed, which is checked from outside.
+The language's tables refuse escapes before a program runs. In addition, the program's process is
+sealed, which the attacks' checks confirm from outside.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from fumehood.attack.attack import Attack, Harm, Language, Look, Topic, ends
 CALCULATOR, RESTRICTED = Language.CALCULATOR, Language.RESTRICTED
 REFUSED = ends("policy")
 SLOW = "pow(7, 10**4200, 10**4200 + 7)"
-"""An expression that multiplies for some seconds and cannot be interrupted."""
+"""An expression that calculates for some seconds and cannot be interrupted."""
 
 _REFUSED = (
     # id, harm, what it tries, language, attack, twin

@@ -1,7 +1,7 @@
 """Functions in the jail: attacks by an untrusted sandboxed function.
 
-It may read the interpreter and its libraries, and has no other process, socket or file. A system
-call that the filter does not allow ends the process as `policy`.
+The function may read the interpreter and its libraries, and cannot reach any other process, socket
+or file. A system call that the filter does not allow ends the process as `policy`.
 """
 
 from __future__ import annotations

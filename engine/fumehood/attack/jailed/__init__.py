@@ -1,1 +1,3 @@
-"""The import path of the jail's attacks: the only part of this engine's code that they can read."""
+"""The import path of the jail's attacks: the only directory of the engine's code that the attacks
+can read.
+"""

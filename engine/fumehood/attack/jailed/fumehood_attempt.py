@@ -1,4 +1,6 @@
-"""The function that runs attacks in the jail. Imported only there, by this directory's path."""
+"""The function that runs attacks in the jail. It is imported only in the jail, through this
+directory's path.
+"""
 
 from __future__ import annotations
 

@@ -41,10 +41,10 @@ from fumehood.protocol.framing import whole_words
 from fumehood.registry.index import RegisteredTool
 
 FRAME_BYTES = 64 * 1024
-"""Bytes reserved for the parts of a message around its result."""
+"""Bytes reserved for the rest of a message, around its result."""
 
 MAX_UNREAD = 5
-"""Maximum number of parts of one result whose faults are described."""
+"""Maximum number of content blocks of one result whose faults are described."""
 
 _DATA_URL = re.compile(r"data:([^,;]*)[^,]*;base64,", re.IGNORECASE)
 _ONE_BASE64 = str.maketrans("-_", "+/", " \t\r\n")
@@ -125,7 +125,7 @@ async def call_tool(run: ToolRun, server: McpServer) -> Outcome:
 async def _ask(
     server: McpServer, name: str, arguments: JsonObject, request: Request, limits: Limits
 ) -> JsonObject:
-    """Return the server's result. Raises EngineError if there is none."""
+    """Return the server's result. Raises EngineError if the server does not return one."""
     try:
         with anyio.fail_after(limits.wall_s):
             return await server.call(name, arguments, request)
@@ -145,11 +145,12 @@ async def _ask(
 
 
 def result_data(result: JsonObject, tool: ToolDefinition) -> tuple[JsonObject, tuple[str, ...]]:
-    """Return the tool's data, and a warning for each part of the result that is not understood.
+    """Return the tool's data, and a warning for each content block of the result that is not
+    understood.
 
     The data is the structured content if there is one, otherwise the texts as `text`. Files and
     links are added as `files` and `links` unless those names are taken. The tool has already run,
-    so one malformed part does not lose the others.
+    so a malformed block does not make the other blocks fail.
 
     Raises:
         ExecutionError: the tool failed or requests input, or nothing in the result is understood.
@@ -187,10 +188,11 @@ def result_data(result: JsonObject, tool: ToolDefinition) -> tuple[JsonObject, t
 
 
 def _part(block: Any, number: int) -> tuple[str, Any]:
-    """Convert a part of a result. Return `text`, `links` or `files`, and the converted part.
+    """Convert one content block of a result. Return the kind (`text`, `links` or `files`), and the
+    converted block.
 
     Raises:
-        ValueError: the part is not understood; the message is a clause.
+        ValueError: the block is not understood; the message is a clause.
     """
     kind = block.get("type") if isinstance(block, dict) else None
     if kind == "text" and isinstance(block.get("text"), str):

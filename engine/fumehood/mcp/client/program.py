@@ -20,7 +20,7 @@ from fumehood.sandbox.container.channel import MAX_UNSENT_BYTES, STDOUT, Demulti
 from fumehood.sandbox.wall import CHUNK_BYTES, AttachedProgram, Network, rest_after
 
 SAID_BYTES = 2000
-"""Bytes of the end of a program's standard error that are kept for the log."""
+"""Number of bytes at the end of a program's standard error that are kept for the log."""
 
 
 class ContainerProgram:
@@ -152,4 +152,4 @@ class _NoClock:
         """Do nothing, because the program calls no tools."""
 
     def pause(self, *, is_paused: bool) -> None:
-        """Do nothing."""
+        """Do nothing, because the program has no time limit."""

@@ -190,10 +190,10 @@ class McpServer:
         self._wire: Wire | None = None
         self._door: Door | None = None
         self._use = NetworkUse()
-        """The network use of its program's earlier runs since the last call ended."""
+        """The network use, since the last call ended, of earlier runs of the server's program."""
         self._own_names: dict[str, str] = {}
         self._found: list[Any] | None = None
-        """The server's last list of tools, as it was received."""
+        """The list of tools that the server sent last, unparsed."""
         self._why = "it has not answered yet"
         self._skip_probe = False
         for key, value in settings.env.items():
@@ -201,7 +201,8 @@ class McpServer:
                 redactor.learn(value.get_secret_value())
 
     def shown(self, tool: str) -> JsonObject:
-        """Return the server and its own name for a tool, as approvers see them.
+        """Return a description of the server, and the server's own name for a tool, as approvers
+        see them.
 
         The result includes the names of environment variables and secrets, but never their values.
         Keys of a known form in the command, and the values of secret variables, are redacted.
@@ -228,7 +229,8 @@ class McpServer:
 
         Raises:
             SandboxUnavailable: the server is a program that does not run now, or lacks the tool.
-            NetworkError: the same for a server with a URL; or the server ended before it answered.
+            NetworkError: the server has a URL, and is not connected now or lacks the tool; or the
+                server ended before it answered.
             RpcError, BodyTooLarge, EngineError: there is no result.
         """
         wire, own = self._wire, self._own_names.get(tool)
@@ -248,9 +250,9 @@ class McpServer:
             raise NetworkError(f"The MCP server {self.name} ended {when} the call.") from None
 
     def take_use(self) -> NetworkUse | None:
-        """Return the server's network use since the last call ended, and reset it.
+        """Return the server's network use since the last call ended, and reset the count.
 
-        Return None if the server has no network. Limits on the use also start again.
+        Return None if the server has no network. Limits on the network use also start again.
         """
         if not self._settings.network:
             return None
@@ -288,7 +290,7 @@ class McpServer:
         return one_line(self._redactor.line(text)[:500]) or type(fault).__name__
 
     async def _live(self) -> None:
-        """Run the server once, until it ends. Always raises: `Lost` or another fault."""
+        """Run the server once, until it ends. This method always raises `Lost` or another error."""
         if self._settings.url is not None:
             given = self._settings.headers.items()
             plain = {name: value for name, value in given if not SECRET_REFERENCE.search(value)}
@@ -509,7 +511,7 @@ async def _refuse(arguments: JsonObject, send: Send, port: CallPort) -> EngineEr
 def engine_name(server: str, own: str) -> str:
     """Return the engine's name of a server's tool.
 
-    Characters that are not allowed in names are replaced by `_`.
+    Characters that the engine does not allow in names are replaced by `_`.
     """
     name = f"{server}{SEPARATOR}{re.sub(r'[^A-Za-z0-9_-]', '_', own)}"
     return named_apart(name, own, MAX_NAME)

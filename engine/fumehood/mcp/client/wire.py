@@ -56,14 +56,14 @@ PROBE_S = 4.0
 """Seconds that a server has to answer the probe for the version without a handshake."""
 
 STOP_S = 2.0
-"""Seconds that a program has to end after each step of stopping it, and for a cancellation to be
-sent."""
+"""Seconds that a program has to end after each step of stopping it. Sending a cancellation may also
+take this long."""
 
 CHUNK = 64 * 1024
 """Maximum number of bytes read from a program at once."""
 
 SAID_BYTES = 2000
-"""Bytes of the end of a program's standard error that are kept for the log."""
+"""Number of bytes at the end of a program's standard error that are kept for the log."""
 
 METHOD_NOT_FOUND = -32601
 """*Source*: JSON-RPC 2.0, 5.1."""
@@ -71,8 +71,8 @@ METHOD_NOT_FOUND = -32601
 LIST_MAY_HAVE_CHANGED = frozenset(
     {"notifications/tools/list_changed", "notifications/subscriptions/acknowledged"}
 )
-"""Notifications after which the tools are listed again. The acknowledgement of the subscription is
-one of them, because earlier changes were not notified."""
+"""Notifications after which the tools are listed again. The acknowledgement of a subscription is
+one of these notifications, because earlier changes were not notified."""
 
 CLIENT = {"name": "fumehood", "version": "1"}
 """The name and version that the engine reports to servers."""
@@ -154,11 +154,11 @@ class Wire(ABC):
     async def ask(self, method: str, params: JsonObject, made: Request | None = None) -> JsonObject:
         """Send a request in the server's protocol version and return its result.
 
-        `made` is the request to use; otherwise a new one is created. If the caller is cancelled,
-        the server is notified.
+        `made` is the request to use; otherwise a new one is created. If the caller's task is
+        cancelled, the server is notified.
 
         Raises:
-            RpcError, Lost, BodyTooLarge, EngineError: there is no result.
+            RpcError, Lost, BodyTooLarge, EngineError: the server returned no result.
         """
         made = made or Request(method, params)
         made.params = self._stamped(params) if self.version == MODERN else params
@@ -166,7 +166,7 @@ class Wire(ABC):
 
     @abstractmethod
     async def send(self, request: Request) -> JsonObject:
-        """Send a request and return its result. Raises as `ask`."""
+        """Send a request and return its result. Raises the same errors as `ask`."""
 
     @abstractmethod
     async def notify(self, method: str, params: JsonObject) -> None:
@@ -230,7 +230,7 @@ def _settle(message: JsonObject, request: Request | None) -> None:
 
 
 def _retrieve(future: asyncio.Future[JsonObject]) -> None:
-    """Keep asyncio from logging an error that nobody waited for any more."""
+    """Retrieve a future's error, so that asyncio does not log it as never retrieved."""
     if future.done() and not future.cancelled():
         future.exception()
 
@@ -345,7 +345,9 @@ class StreamWire(Wire):
         return "it ended"
 
     def _fail_named(self, ends: bytes, fault: Exception) -> None:
-        """Fail the open request whose id is in the first or last bytes of an unreadable answer."""
+        """Fail the open request whose id is in `ends`, the first and last bytes of an unreadable
+        answer.
+        """
         for number in re.findall(rb'"id" ?: ?([0-9]{1,9})[,}]', ends):
             request = self._waiting.get(int(number))
             if request is not None and request.future is not None and not request.future.done():
@@ -434,8 +436,8 @@ _SESSION_REFUSED = re.compile(
     rb"|(no|invalid|unknown) (valid )?session",
     re.IGNORECASE,
 )
-"""Matches the errors of SDKs for an unknown session. Results of tools about other sessions may also
-match."""
+"""Matches the errors with which SDKs report an unknown session. A tool's result about other
+sessions may also match."""
 
 
 class HttpWire(Wire):
@@ -460,10 +462,10 @@ class HttpWire(Wire):
         self._renewing = asyncio.Lock()
 
     async def send(self, request: Request) -> JsonObject:
-        """Send a request and return its result. Raises as `ask`.
+        """Send a request and return its result. Raises the same errors as `ask`.
 
-        If the server has forgotten the session, a new one is begun and the request is repeated
-        once. *Source*: MCP 2025-11-25, "Session management".
+        If the server no longer knows the session, a new session is begun, and the request is
+        repeated once. *Source*: MCP 2025-11-25, "Session management".
         """
         session = self._session
         with contextlib.suppress(_Forgotten):
@@ -503,10 +505,10 @@ class HttpWire(Wire):
             _retrieve(future)
 
     def _without_result(self, answer: UpstreamAnswer, waiting: Mapping[int, Request]) -> None:
-        """Read an answer's body in which no result has been found yet.
+        """Process the complete body of an answer, if no result was found while it arrived.
 
         Raises:
-            NetworkError, RpcError: the answer has no result either.
+            NetworkError, RpcError: the whole body has no result.
             _Forgotten: the server does not know the session.
         """
         with contextlib.suppress(ValueError):
@@ -522,7 +524,9 @@ class HttpWire(Wire):
         raise RpcError(f"the status {answer.status} without a result")
 
     def _is_forgotten(self, answer: UpstreamAnswer, *, is_answered: bool) -> bool:
-        """Whether the server refused a request unread because it does not know its session."""
+        """Whether the server refused a request without processing it, because it does not know the
+        session.
+        """
         if self._session is None or self.version == MODERN:
             return False
         names_it = _SESSION_REFUSED.search(answer.body) is not None
@@ -588,7 +592,7 @@ class _Answered(Exception):
 class _Reader:
     """Reads messages from a body: either one JSON document, or server-sent events.
 
-    Messages without the values of secrets are passed to `hear`.
+    Messages are passed to `hear`, after the values of secrets were removed.
     """
 
     def __init__(self, hear: Callable[[Any], object], values: SecretValues, max_bytes: int) -> None:

@@ -75,7 +75,7 @@ MODEL_TEXT_CHARACTERS = 2000
 """Maximum characters of one text in a result. Longer texts are shortened for the model."""
 
 LOOK_S = 3.0
-"""Seconds to wait for the approver's decision after the client's user answered "accept"."""
+"""Seconds to wait for the approver's decision after the client's user has answered "accept"."""
 
 ANSWER_S = 600.0
 """Seconds to wait for the client's user to answer a question."""
@@ -85,10 +85,11 @@ CHANGES_S = 0.5
 
 MAX_LISTS = 16
 """Maximum number of cached lists of tools, one for each kind of client (agent, session, protocol
-version). All are dropped once there are more."""
+version). All cached lists are dropped once there are more."""
 
 RESOURCE_MISSING = -32002
-"""Error code for a missing resource in versions with a handshake; later ones use INVALID_PARAMS."""
+"""Error code for a missing resource in protocol versions with a handshake. Later versions use
+INVALID_PARAMS."""
 
 LINK_PREFIX = "fumehood://"
 """Prefix that turns a blob's path into a resource URI."""
@@ -133,9 +134,10 @@ class Exchange(Protocol):
     """
 
     on_cancel: Callable[[], bool] | None
-    """Cancels the request's running call. Returns False if no call is running."""
+    """Cancels the request's running call and returns True, or returns False if no call is
+    running."""
     on_sent: Callable[[], None] | None
-    """Called once the response was sent to a client that is still connected."""
+    """Called after the response has been sent, if the client is still connected."""
 
     async def send(self, message: bytes) -> None:
         """Send a notification or a request to the client."""
@@ -185,7 +187,9 @@ class McpServer:
         return encode_result(request_id, result)
 
     def take(self, message: JsonObject, client: Client) -> None:
-        """Process a notification, or the response to a question. Unknown ones are ignored."""
+        """Process a notification, or the response to a question. Unknown notifications and
+        responses are ignored.
+        """
         if message.get("method") == "notifications/cancelled":
             request_id = message.get("params", {}).get("requestId")
             if isinstance(request_id, str | int) and client.session:
@@ -310,7 +314,7 @@ class McpServer:
         self, params: JsonObject, name: str, arguments: JsonObject, client: Client,
         exchange: Exchange,
     ) -> Envelope:  # fmt: skip
-        """Run the call. It is cancelled together with its request."""
+        """Run the call and return its envelope. If the request is cancelled, so is the call."""
         engine = self._engine
         try:
             body = self._body(name, arguments, client)
@@ -377,7 +381,7 @@ class McpServer:
     ) -> JsonObject:  # fmt: skip
         """Return the state or answer of a call that needed approval, without running it.
 
-        The client repeats the call's request with `requestState`.
+        For this, the client repeats the call's request with a `requestState`, which names the call.
         """
         call_id, _, digest = str(params["requestState"]).partition(".")
         if digest != _digest(name, arguments, client):
@@ -527,14 +531,14 @@ def _waiting_call(envelope: Envelope) -> str | None:
 def _is_underway(envelope: Envelope) -> bool:
     """Whether the call was approved and is still running.
 
-    The server then waits, because an MCP client cannot fetch the answer later.
+    If so, the server waits for the call's end, because an MCP client cannot fetch the answer later.
     """
     error = envelope.error
     return error is not None and error.code == CallInProgress.code and error.approval_id is not None
 
 
 def _question(name: str, envelope: Envelope) -> JsonObject:
-    """Return the question for the client's user. Its answer never decides the approval."""
+    """Return the question for the client's user. The user's answer never decides the approval."""
     message = (
         f"The call of {name} waits for approval {_waiting_call(envelope)}. An approver decides on "
         "it, not this dialogue. Accept to look for the decision now."
@@ -551,7 +555,9 @@ def _question(name: str, envelope: Envelope) -> JsonObject:
 
 
 def _is_accepted(answer: Any) -> bool:
-    """Whether the client's user wants the engine to look for the decision."""
+    """Whether the client's user has accepted, which makes the engine look for the approver's
+    decision.
+    """
     if not isinstance(answer, dict) or answer.get("action") != "accept":
         return False
     content = answer.get("content")
@@ -559,7 +565,9 @@ def _is_accepted(answer: Any) -> bool:
 
 
 def _digest(name: str, arguments: JsonObject, client: Client) -> str:
-    """Return a digest of a call for `requestState`, which must not be used for another call."""
+    """Return a digest of a call. `requestState` contains it, so that it cannot be used for another
+    call.
+    """
     bound = [name, arguments, client.agent_id, client.session_id]
     return hashlib.sha256(json.dumps(bound, sort_keys=True).encode()).hexdigest()
 

@@ -96,7 +96,7 @@ class McpEndpoint:
         self._server = McpServer(engine)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request, unless the client has disconnected."""
+        """Answer one HTTP request, unless its client disconnects first."""
         scope["app"] = self
         exchange = _Exchange(scope, receive, send)
         try:
@@ -160,7 +160,7 @@ class McpEndpoint:
         The request `initialize` creates that session and puts its id into the MCP session id.
 
         Raises:
-            RpcError: this version has no sessions.
+            RpcError: the client's protocol version has no sessions.
             ResourceNotFound: the sender has no session, or it has ended.
             EngineError: the engine cannot create a session now.
         """
@@ -214,13 +214,16 @@ class _Exchange:
     def watch(self) -> None:
         """Cancel the request if the client disconnects.
 
-        Begins after `WATCHED_AFTER_S`, because most requests end sooner and then need no task.
+        Watching begins after `WATCHED_AFTER_S`, because most requests end sooner and then need no
+        task.
         """
         loop = asyncio.get_running_loop()
         self._helpers.append(loop.call_later(WATCHED_AFTER_S, self._start, self._watch))
 
     def cancel(self) -> None:
-        """Cancel the running call, which is still answered, or the task if no call is running."""
+        """Cancel the running call, whose answer is still sent. If no call is running, cancel the
+        request's task.
+        """
         if self.on_cancel is not None and self.on_cancel():
             return
         if self._task is not None and not self._is_cancelled:
@@ -228,7 +231,9 @@ class _Exchange:
             self._task.cancel()
 
     def absorbs_cancellation(self) -> bool:
-        """Undo a cancellation by `cancel`. Return whether it was the task's only cancellation."""
+        """Undo a cancellation that `cancel` has made. Return True if there was one, and the task
+        was not also cancelled by something else.
+        """
         return self._is_cancelled and self._task is not None and self._task.uncancel() == 0
 
     def refuse(self, error: RpcError, status: int) -> Response:
@@ -302,7 +307,9 @@ def _is_modern(request: Request, message: JsonObject) -> bool:
 
 
 def _own_session(session: str) -> str | None:
-    """Return the engine's session in a client's session id, or None if it has none."""
+    """Return the id of the engine's session that a client's MCP session id contains, or None if it
+    contains none.
+    """
     found = SESSION_ID.fullmatch(session)
     return found[3] if found is not None and found[3].startswith("sess_") else None
 

@@ -113,7 +113,7 @@ def meta_of(message: JsonObject) -> JsonObject:
 def is_id(value: Any) -> TypeGuard[str | int]:
     """Whether the value is valid as a request id or progress token.
 
-    Its length is limited, because every progress notification repeats the token.
+    The length is limited, because every progress notification repeats the token.
     """
     if isinstance(value, str):
         return len(value) <= MAX_ID_CHARACTERS
@@ -160,8 +160,8 @@ OWN_TOOLS: list[JsonObject] = [
                         "openWorldHint": True},
     },
 ]  # fmt: skip
-"""The server's own tools. An engine's tool with the same name is hidden; `run_tool` can still run
-it."""
+"""The server's own tools. If one of the engine's tools has the same name, that tool is hidden, but
+`run_tool` can still run it."""
 
 UNCACHED: JsonObject = {"ttlMs": 0, "cacheScope": "private"}
 """Tells clients not to cache lists, which change at any time and differ between callers."""
@@ -172,7 +172,7 @@ _CAPABILITIES: JsonObject = {"tools": {"listChanged": True}, "resources": {}}
 def handshake_version(wanted: object) -> str:
     """Return the protocol version for the answer to `initialize`.
 
-    It is the requested one if it is supported, otherwise the newest one with a handshake.
+    That is the requested version if it is supported, otherwise the newest version with a handshake.
     """
     return wanted if isinstance(wanted, str) and wanted in HANDSHAKES else HANDSHAKES[-1]
 

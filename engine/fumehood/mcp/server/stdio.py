@@ -50,8 +50,7 @@ MAX_REQUESTS = 256
 """Maximum number of concurrent requests, including subscriptions. More are refused."""
 
 RESTART_S = 3.0
-"""Seconds that a request waits for a daemon that was reachable before, since it may be
-restarting."""
+"""Seconds that a request waits for a daemon that was reachable before and may now be restarting."""
 
 API_S = 310.0
 """Seconds to wait for the daemon to create or end a session: slightly more than the daemon has for
@@ -132,10 +131,12 @@ class Bridge:
     path: Path
     query: Mapping[str, str]
     has_own_session: bool
-    """Whether calls run in a session of the client's own, created by the first call."""
+    """Whether calls run in a session that belongs to this client alone. The first call creates
+    it."""
     reading: BinaryIO
     writing: FileIO
-    """The client's input, unbuffered: a thread could hold a buffer's lock when the process ends."""
+    """The stream to the client. It is unbuffered, because a thread could hold a buffer's lock when
+    the process ends."""
     preset: str | None = None
     """The preset of the client's own session."""
     project: Path | None = None
@@ -161,9 +162,9 @@ class Bridge:
     _over: threading.Event = field(default_factory=threading.Event)
 
     def run(self) -> None:
-        """Serve the client until it closes its output, then finish the running requests.
+        """Serve the client until it closes its output. The running requests are then finished.
 
-        If the client also closes its input, cancel them instead.
+        If the client also closes its input, they are cancelled instead.
         """
         self._lines = _lines(self.reading)
         self._add_follower()
@@ -185,7 +186,9 @@ class Bridge:
             return any(f.method != "subscriptions/listen" for f in self._flights.values())
 
     def _is_alone(self) -> bool:
-        """Whether the client has closed its input and cannot read answers. False for a file."""
+        """Whether the client has closed its input and so cannot read answers. Always False if
+        answers are written to a file.
+        """
         poll = select.poll()
         poll.register(self.writing, 0)  # hang-ups and errors are always reported
         return bool(poll.poll(0))
@@ -218,7 +221,9 @@ class Bridge:
     # -- messages from the client ---------------------------------------------------------
 
     def _next_flight(self) -> _Flight | None:
-        """Read until a message must be forwarded to the daemon. Return None at the end of input."""
+        """Read messages until one must be forwarded to the daemon, and return it. Return None at
+        the end of the input.
+        """
         for line in self._lines:
             try:
                 if line is None:
@@ -329,7 +334,7 @@ class Bridge:
             return self._own
 
     def _created(self) -> JsonObject:
-        """Request a session, and return the answer. Raises Unavailable."""
+        """Request a session from the daemon, and return the daemon's answer. Raises Unavailable."""
         wanted = {"agent_id": self.query.get("agent_id"), "preset": self.preset}
         body = {name: value for name, value in wanted.items() if value is not None}
         if self.project is None:
@@ -504,14 +509,16 @@ def ask_daemon(path: Path, method: str, address: str, body: JsonObject | None = 
 
 
 def not_reached(path: Path, error: Exception) -> str:
-    """Describe why no engine answers, and the remedy."""
+    """Return a text that describes why no engine answers, and the remedy."""
     if isinstance(error, PermissionError):
         return f"Permission denied: {path}. Your user must be in the socket's group."
     return f"No engine answers on {path}. Start one with: fumehood serve"
 
 
 def _answer_alone(flight: _Flight, words: str) -> JsonObject | None:
-    """Return the result of a request that is answered without a daemon, or None if it needs one."""
+    """Return the result of a request that this process can answer without a daemon, or None if the
+    request needs a daemon.
+    """
     if flight.method == "initialize":
         wanted = flight.message.get("params", {}).get("protocolVersion")
         return initialized(handshake_version(wanted))

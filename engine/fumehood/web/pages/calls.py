@@ -50,7 +50,7 @@ PICTURES = {
     b"\x89PNG\r\n\x1a\n": "image/png", b"\xff\xd8\xff": "image/jpeg",
     b"GIF87a": "image/gif", b"GIF89a": "image/gif",
 }  # fmt: skip
-"""First bytes → content type. Not SVG, which may contain scripts."""
+"""First bytes → content type. SVG is excluded, because it may contain scripts."""
 
 
 async def show(view: View) -> Response:
@@ -64,12 +64,12 @@ async def show(view: View) -> Response:
 
 
 async def show_now(view: View) -> Response:
-    """Show the list of running calls alone, if it has changed."""
+    """Show only the list of running calls, if the list has changed."""
     return view.part("calls_now.html", **await _running(view))
 
 
 async def show_list(view: View) -> Response:
-    """Show the list alone, if it has changed."""
+    """Show only the list of calls, if the list has changed."""
     values = await _list(view)
     newest = values["calls"][0].call_id if values["calls"] else ""
     return view.part("calls_list.html", newest, **values)
@@ -136,7 +136,7 @@ async def picture(view: View) -> Response:
 
 
 async def raw(view: View) -> Response:
-    """Send the whole envelope, or one whole text of the answer, as a file."""
+    """Send a call's whole envelope, or one whole text of its answer, as a file."""
     details = await view.control.calls.show(view.path["call_id"])
     if details.envelope is None:
         raise Problem("The answer of this call is not shown.", 404)
@@ -219,7 +219,9 @@ def _entries(envelope: Envelope, name: str) -> list[dict[str, Any]]:
 
 
 def _entry(view: View, details: CallDetails, name: str) -> dict[str, Any]:
-    """Return the file or figure with the number in the address. Raises Problem if it is missing."""
+    """Return the file or figure whose number is in the address. Raises Problem if the answer has no
+    such file or figure.
+    """
     entries = _entries(details.envelope, name) if details.envelope is not None else []
     for number, entry in enumerate(entries):
         if str(number) == view.path["number"]:
@@ -228,7 +230,7 @@ def _entry(view: View, details: CallDetails, name: str) -> dict[str, Any]:
 
 
 async def _content(view: View, details: CallDetails, entry: dict[str, Any]) -> bytes:
-    """Return the bytes of a file of an answer. Raises Problem if they are not kept."""
+    """Return the bytes of a file of an answer. Raises Problem if the file is no longer kept."""
     try:
         if isinstance(entry.get("content_base64"), str):
             return base64.b64decode(entry["content_base64"], validate=True)
@@ -238,7 +240,9 @@ async def _content(view: View, details: CallDetails, entry: dict[str, Any]) -> b
 
 
 async def _session_of(view: View, session_id: str | None) -> tuple[str, list[SessionProcess]]:
-    """Return a session's name, and its processes if they can be listed now."""
+    """Return a session's name and its processes. The list is empty if the processes cannot be
+    listed now.
+    """
     if session_id is None:
         return "", []
     try:
@@ -264,7 +268,9 @@ def _tree(root: str, calls: Sequence[CallRecord]) -> list[Any]:
 
 
 def parts_of(envelope: Envelope) -> dict[str, Any]:
-    """Split the answer into pictures, files, tables, texts and the rest, by name."""
+    """Split the answer into pictures, files, a traceback, tables, texts and the rest. The result's
+    keys are these kinds.
+    """
     tables: dict[str, Any] = {}
     texts: dict[str, Any] = {}
     rest: dict[str, Any] = {}

@@ -26,7 +26,7 @@ async def show(view: View) -> Response:
 
 
 async def show_live(view: View) -> Response:
-    """Show the part that is refreshed."""
+    """Show only the part of the page that refreshes itself."""
     return view.render("health_live.html", **await _values(view))
 
 

@@ -1,7 +1,8 @@
-"""The inbox: calls that wait for approval, decisions on them, and those decided lately.
+"""The inbox: calls that wait for approval, decisions on these calls, and recently decided calls.
 
 Every decision carries the version and the digest that the page showed, so that it applies to
-exactly what was shown, or to nothing. The engine checks who may decide; this page shows its answer.
+exactly what was shown, or to nothing. The engine checks who may decide; this page shows the
+engine's answer.
 """
 
 from __future__ import annotations
@@ -39,18 +40,18 @@ from fumehood.web.figures import limits_in_words, money
 from fumehood.web.view import Form, Page, Problem, View, get, in_words, is_name, post
 
 DECIDED_EACH = 20
-"""Number of approvals of each state that are requested for the list of decided ones."""
+"""Number of approvals of each state that are requested for the list of decided approvals."""
 
 NOT_PENDING = [state for state in ApprovalState if state is not ApprovalState.PENDING]
 
 MOVED_ON = frozenset({"IDEMPOTENCY_CONFLICT", "APPROVAL_EXPIRED"})
-"""Codes of the engine's errors if an approval has changed since it was shown."""
+"""Codes of the engine's errors which mean that an approval has changed since it was shown."""
 
 PERIODS = {"1h": ("1 hour", 1), "8h": ("8 hours", 8), "1d": ("1 day", 24), "7d": ("7 days", 168)}
 """Value of a form field → its label, and how many hours a remembered rule is valid."""
 
 SESSION = "session"
-"""The value of that field for a rule that is valid until its session ends."""
+"""The value of the same field for a rule that is valid until its session ends."""
 
 
 async def show(view: View) -> Response:
@@ -62,7 +63,7 @@ async def show(view: View) -> Response:
 
 
 async def show_list(view: View) -> Response:
-    """Show the list alone."""
+    """Show only the list of approvals."""
     return view.render("inbox_list.html", **await _list(view))
 
 
@@ -197,7 +198,7 @@ async def resolve(view: View) -> Response:
 
 
 async def raw(view: View) -> Response:
-    """Send one whole part of an approval as a file."""
+    """Send one part of an approval, such as its arguments, completely as a file."""
     approval = await view.control.approvals.show(view.path["approval_id"])
     name = view.query.get("name")
     parts: dict[str, Any] = {
@@ -214,7 +215,7 @@ async def raw(view: View) -> Response:
 
 
 async def _list(view: View) -> dict[str, Any]:
-    """Return the values of the list."""
+    """Return the values for the template of the list."""
     tab = _tab(view)
     listing = _decided(view) if tab == "decided" else _waiting(view)
     (found, older), state = await asyncio.gather(listing, view.control.approvals.changes())
@@ -230,7 +231,9 @@ def _tab(view: View) -> str:
 
 
 def _chosen(view: View) -> str:
-    """Return the chosen list as the query of an address; the default is an empty query."""
+    """Return the query string that selects the list and page now shown. It is empty for the default
+    list.
+    """
     if _tab(view) == "decided":
         return "tab=decided"
     cursor = view.query.get("cursor")
@@ -245,7 +248,7 @@ async def _waiting(view: View) -> tuple[Sequence[Approval], str | None]:
 
 
 async def _decided(view: View) -> tuple[Sequence[Approval], None]:
-    """Return the recently decided approvals: the newest of every other state."""
+    """Return the recently decided approvals: the newest of every state except pending."""
     listed = view.control.approvals.list
     pages = await asyncio.gather(
         *(listed(state=state, limit=DECIDED_EACH) for state in NOT_PENDING)
@@ -316,7 +319,8 @@ def _of_detail(view: View, approval: Approval, problem: str = "") -> dict[str, A
 def _mark(approval: Approval) -> str:
     """Return a text that changes whenever the page of an approval must be updated.
 
-    The approval's version is not enough: the number of approvers who count can change without it.
+    The approval's version is not enough, because the number of approvers whose decisions count can
+    change without a new version.
     """
     return f"{approval.version}.{len(approval.counted)}"
 
@@ -343,7 +347,9 @@ def _edit_form(
 
 
 async def _schema(view: View, approval: Approval) -> JsonObject | None:
-    """Return the schema of the call's tool, or None if it is unknown, as for external tools."""
+    """Return the schema of the call's tool, or None if the tool is unknown, as for external
+    tools.
+    """
     try:
         found = await view.caller.tool(f"{approval.tool}@{approval.tool_version}")
     except (Refused, DaemonUnavailable, ValueError):

@@ -16,7 +16,9 @@ EXAMPLE = '[[rules]]\nid = "ask-for-shell"\ndecision = "ask"\ntools = ["run_shel
 
 
 async def show(view: View) -> Response:
-    """Show the rules, and two forms that change nothing."""
+    """Show the rules, a form that explains the decision on a call, and a form that tries rules on
+    past calls.
+    """
     status = await view.control.policy.show()
     remembered = await view.control.approvals.remembered() if view.login.can_approve else ()
     file = None
@@ -72,7 +74,9 @@ async def forget(view: View) -> Response:
 
 
 def _text(view: View) -> str:
-    """Return the policy file in a form. Raises Problem if it has invisible characters."""
+    """Return the text of the policy file in a form. Raises Problem if the text has invisible
+    characters.
+    """
     text = view.form.get("text").replace("\r\n", "\n")
     if not _is_plain(text):
         raise Problem("These rules have invisible characters: change the file itself.")
@@ -86,7 +90,7 @@ def _is_plain(text: str) -> bool:
 
 
 async def _tried(view: View, rules: str, **values: Any) -> Response:
-    """Respond with the past calls that rules match."""
+    """Return the response that shows which past calls the given rules match."""
     if not rules.strip():
         raise Problem("Write a rule first.")
     try:

@@ -18,7 +18,7 @@ IDS = {"call_": "/calls/", "sess_": "/sessions/", "apr_": "/inbox/"}
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """One result: what it is, its name, and the address of its page."""
+    """One result: its kind, its name, and the address of its page."""
 
     kind: str
     name: str

@@ -23,7 +23,7 @@ from fumehood.web.view import Page, Problem, View, get, in_words, mark_of, post,
 
 MAX_DOWNLOAD_BYTES = 64 * 1024 * 1024
 """Maximum size of a download in bytes, because the file is held in memory. `fumehood sessions get`
-downloads larger ones."""
+downloads larger files."""
 
 
 class _TooLarge(Exception):
@@ -95,7 +95,7 @@ async def open_port(view: View) -> Response:
 
 
 async def show_processes(view: View) -> Response:
-    """Show the list of a session's processes alone, if it has changed."""
+    """Show only the list of a session's processes, if the list has changed."""
     values = await _processes(view, view.path["session_id"], has_output=False)
     return view.part("session_processes.html", query=query_of, **values)
 
@@ -144,8 +144,9 @@ def _tree(files: SessionFileList, folder: str) -> Sequence[Branch]:
 
 
 async def _processes(view: View, session_id: str, *, has_output: bool = True) -> dict[str, Any]:
-    """Return a session's processes and the chosen one, by default the newest. Administrators also
-    get its output."""
+    """Return a session's processes, and which of them is chosen, by default the newest.
+    Administrators also get the chosen process's output.
+    """
     processes: Sequence[SessionProcess] = ()
     fault = ""
     try:
@@ -177,7 +178,9 @@ async def _output(view: View, session_id: str, process: str) -> dict[str, Any]:
 
 
 async def _content(view: View, session_id: str, name: str, most: int) -> bytes:
-    """Return a file. If it is longer than `most` bytes, return a beginning longer than `most`."""
+    """Return the content of a file. If the file is longer than `most` bytes, return only its
+    beginning, which is also longer than `most`, so that the caller notices.
+    """
     content = bytearray()
 
     def take(piece: bytes) -> None:
@@ -191,7 +194,7 @@ async def _content(view: View, session_id: str, name: str, most: int) -> bytes:
 
 
 def _text_of(content: bytes) -> str | None:
-    """Decode a text, or return None for a binary file."""
+    """Decode a file as text, or return None for a binary file."""
     return None if b"\x00" in content else content.decode("utf-8", "replace")
 
 

@@ -1,4 +1,4 @@
-"""The tools, with where they run and their statistics, and the agents with their tools.
+"""The tools with their statistics and the places where they run, and the agents with their tools.
 
 A tool can be tried with a form made from its schema. The call goes to the callers' socket, with the
 token in the form or, for administrators, as the user of the console. An approver's credential is
@@ -125,7 +125,7 @@ async def create_agent(view: View) -> Response:
 
 
 async def change_agent(view: View) -> Response:
-    """Switch an agent on or off, or change who may call for it."""
+    """Enable or disable an agent, or change which principals may act for it."""
     switch = view.form.get("is_enabled")
     change: dict[str, Any] = {"is_enabled": switch == "true"}
     if not switch:
@@ -159,7 +159,8 @@ def _tool_in(view: View) -> str:
 
 
 async def _caller(view: View) -> AsyncClient:
-    """Return the client for a call: with the form's token or, for administrators, the console's.
+    """Return the client for a call: a client with the form's token or, for administrators without a
+    token, the console's own client.
 
     Raises:
         Problem: the token is invalid, or missing and the user is not an administrator.

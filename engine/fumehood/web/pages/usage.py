@@ -77,7 +77,9 @@ def _money(row: UsageRow, currency: str) -> float:
 
 
 def _spent(one: BudgetStanding) -> tuple[float, float]:
-    """Return the amount spent, and the amount spent or reserved, as percentages of the limit."""
+    """Return two percentages of a budget's limit: the spent amount, and the spent and reserved
+    amounts together.
+    """
     return share(float(one.spent), float(one.limit)), share(
         float(one.spent) + float(one.held), float(one.limit)
     )
