@@ -63,7 +63,7 @@ KEYWORDS: Mapping[str, tuple[type[BaseModel], tuple[str, ...]]] = {
     "UsageKeywords": (UsageQuery, ("by",)),
     "ToolKeywords": (ToolDefinition, ()),
 }
-"""A TypedDict → the model whose fields it has, and those that it leaves out."""
+"""The name of a TypedDict → the model whose fields it has, and the fields that are left out."""
 
 Sockets = Mapping[str, Sequence[Operation]]
 
@@ -76,7 +76,7 @@ SOCKETS: Mapping[Path, Sockets] = {
         "Control": [one for one in CONTROL_OPERATIONS if one not in OPERATIONS],
     },
 }
-"""The operations of both sockets, and those of one alone, by the module of their methods."""
+"""The module of the methods → the prefix of their classes → the operations of the sockets."""
 
 NAMES = {
     "__aenter__": "__enter__",
@@ -97,10 +97,11 @@ PHRASES = {
     "An asynchronous context manager, for one event loop.": (
         "A context manager; threads may share it."
     ),
-    "Sends and waits. May be used by one event loop.": (
-        "Sends and waits. May be used by several threads."
+    "Sends requests and waits for the answers. May be used by one event loop.": (
+        "Sends requests and waits for the answers. May be used by several threads."
     ),
-    "\n        Cancelling the waiting task does not stop the call; its own limits do.": "",
+    "\n        Cancelling the waiting task does not stop the call, which continues within its own"
+    " limits.": "",
 }
 """Phrases for the asynchronous client alone → their replacements in the synchronous one."""
 
@@ -117,7 +118,7 @@ def main() -> None:
 
 
 def generate() -> Mapping[Path, str]:
-    """Every generated module: its path and its text.
+    """Return every generated module: its path → its text.
 
     Raises:
         ValueError: a phrase to replace is missing in the docstrings.
@@ -154,19 +155,19 @@ class Types:
         )
 
     def name(self, module: str, name: str) -> str:
-        """A name to be imported."""
+        """Return the name, and import it."""
         self._modules.setdefault(module, set()).add(name)
         return name
 
     def parameter(self, field: Any) -> str:
-        """The type of the parameter that stands for a model's field."""
+        """Return the text of the type of a parameter that becomes a model's field."""
         for note in field.metadata:
             if isinstance(note, Written):
                 return self.text(note.kind)
         return self.text(field.annotation)
 
     def text(self, hint: Any, *, is_answer: bool = False) -> str:
-        """One type. An answer's is exact; a parameter's is as a program may write it."""
+        """Return the text of a type. A parameter's type allows all that a program may pass."""
         origin, args = get_origin(hint), get_args(hint)
         if origin is Annotated:
             return self.text(args[0], is_answer=is_answer)
@@ -232,11 +233,11 @@ def keyword_types() -> str:
 
 # -- One method for each operation ---------------------------------------------------------
 
-OPERATIONS_DOCSTRING = '"""Methods that send one request and read its answer: of {}."""\n'
+OPERATIONS_DOCSTRING = '"""The client methods that only send one request: {}."""\n'
 
 
 def async_operations(sockets: Sockets) -> str:
-    """Write a class for each socket, and one for each part of its client."""
+    """Return a module with a class for each socket, and for each group of its methods."""
     written, made = Types("Iterable"), ""
     for socket, operations in sockets.items():
         parts: dict[str, list[tuple[str, Operation, Method]]] = {"": []}
@@ -245,13 +246,18 @@ def async_operations(sockets: Sockets) -> str:
                 part, _, name = operation.client.name.rpartition(".")
                 parts.setdefault(part, []).append((name, operation, operation.client))
         for part, members in sorted(parts.items(), reverse=True):  # the whole comes last
-            made += _class_of(socket, part, sorted(parts), members, written)
+            examples = {other: some[0][0] for other, some in sorted(parts.items())}
+            made += _class_of(socket, part, examples, members, written)
     for name in ("ask", "data_of", "field_of", "given", "json_of", "listed", "plain"):
         if re.search(rf"\b{name}\(", made):
             written.name("fumehood.client.api_request", name)
     written.name("fumehood.client.async_transport", "AsyncTransport")
     future = "\nfrom __future__ import annotations\n\n"
-    of = "the control socket alone" if "Control" in sockets else "the callers' and of both sockets"
+    of = (
+        "those of the control socket"
+        if "Control" in sockets
+        else "those of both sockets, and of callers"
+    )
     head = GENERATED.format(source="http/routes") + OPERATIONS_DOCSTRING.format(of)
     return head + future + written.imports + made
 
@@ -259,22 +265,23 @@ def async_operations(sockets: Sockets) -> str:
 def _class_of(
     socket: str,
     part: str,
-    parts: Sequence[str],
+    examples: Mapping[str, str],
     members: Sequence[tuple[str, Operation, Method]],
     written: Types,
 ) -> str:
     where = {"Common": "both sockets", "Caller": "the callers' socket"}.get(
         socket, "the control socket"
     )
-    what = f"The methods of `client.{part}` on {where}" if part else f"The operations of {where}"
+    what = f"The methods of `client.{part}` on {where}" if part else f"The methods on {where}"
     made = f'\n\nclass Async{socket}{part.title() or "Operations"}:\n    """{what}."""\n\n'
     made += "    def __init__(self, transport: AsyncTransport) -> None:\n"
     made += "        self._transport = transport\n"
-    for other in parts if not part else ():
+    for other, example in examples.items() if not part else ():
         if other:
             kind = f"Async{socket}{other.title()}"
             made += f"\n    @property\n    def {other}(self) -> {kind}:\n"
-            made += f'        """`{other}.…`, a part of this client."""\n'
+            words = f"The methods of the group `{other}`, such as `client.{other}.{example}()`."
+            made += f'        """{words}"""\n'
             made += f"        return {kind}(self._transport)\n"
     for name, operation, method in members:
         made += "\n" + _method(name, operation, method, written)
@@ -386,7 +393,7 @@ def _indented(text: str) -> str:
 
 
 def synchronous(source: str) -> str:
-    """The source without `async` and `await`, its names and docstrings replaced."""
+    """Return the source without `async` and `await`, and with names and docstrings replaced."""
     line_starts = [0, *accumulate(len(line) + 1 for line in source.split("\n"))]
     made, copied = "", 0
     for token in tokenize.generate_tokens(io.StringIO(source).readline):

@@ -30,9 +30,9 @@ class Done(Value):
 
 
 class Pagination(Value):
-    """Whether there is more of a list, and how to go on.
+    """Whether a list has more items, and the cursor of the next page.
 
-    `total_count` is null where counting was not worth it.
+    `total_count` is null if the items were not counted.
     """
 
     has_more: bool
@@ -46,9 +46,9 @@ class Pagination(Value):
 
 
 class ToolList(Value):
-    """A page of definitions; `sources` says for each name where it comes from.
+    """A page of tool definitions. `sources` maps each tool's name to the tool's source.
 
-    `unavailable` names those that cannot run now, because their sandbox or image is missing.
+    `unavailable` names the tools that cannot run now, because their sandbox or image is missing.
     """
 
     items: tuple[ToolDefinition, ...]
@@ -58,14 +58,14 @@ class ToolList(Value):
 
 
 class LeftOutTool(Value):
-    """A tool of an agent that was not chosen, and the first reason."""
+    """A tool of an agent that was left out of the list, and the first reason for that."""
 
     name: str
     reason: str
 
 
 class AgentTools(Value):
-    """An agent's tools in its order, as it sees them, and those that were left out."""
+    """An agent's tools, in the agent's order and as the agent sees them, and the tools left out."""
 
     items: tuple[ToolDefinition, ...]
     left_out: tuple[LeftOutTool, ...]
@@ -73,11 +73,11 @@ class AgentTools(Value):
 
 
 class AnyToolList(RootModel[ToolList | AgentTools]):
-    """A page of the tools or, with `agent_id`, all tools of that agent."""
+    """A page of tools or, with `agent_id`, all tools of that agent."""
 
 
 class ToolDetails(Value):
-    """One version of a tool, where it comes from, and all its versions, newest first."""
+    """One version of a tool, its source, and the tool's versions, newest first."""
 
     tool: ToolDefinition
     versions: tuple[str, ...]
@@ -89,7 +89,7 @@ class ToolDetails(Value):
 
 
 class ToolWithSource(ToolDefinition):
-    """A definition, where it comes from, and the rules it breaks which protect models."""
+    """A tool definition, its source, and the rules for the protection of models that it breaks."""
 
     source: str
     findings: tuple[Finding, ...] = ()
@@ -108,11 +108,11 @@ class CallList(Value):
 
 
 class CallAnswer(Value):
-    """One call with what is kept of it, and the approval where a human was asked.
+    """One call with everything that is kept of it, and its approval if it needed one.
 
-    `arguments` and `envelope` are kept as the engine's operator has configured it; answers of calls
-    that needed approval always are. Of a call that still waits `call` says so: its code is
-    REQUIRES_HUMAN_APPROVAL.
+    The operator's configuration determines whether `arguments` and `envelope` are kept. The
+    envelope of a call that needed approval is always kept. While a call waits for approval, the
+    `code` in `call` is REQUIRES_HUMAN_APPROVAL.
     """
 
     call: CallRecord
@@ -122,10 +122,11 @@ class CallAnswer(Value):
 
 
 class CallDetails(Value):
-    """One call of anybody's, with everything that is kept of it, for approvers and administrators.
+    """One call of any principal, with everything that is kept of it.
 
-    `stages_ms` is the time of each stage in order. `audit_seq` is its row in the audit chain.
-    `children` are the calls that its program made, and those that their programs made.
+    For approvers and administrators. `stages_ms` has the duration of each stage, in order.
+    `audit_seq` is the number of the call's row in the audit chain. `children` are the calls that
+    the call's program made, directly or through the programs of other calls.
     """
 
     call: CallRecord
@@ -154,13 +155,13 @@ class ForkedCalls:
 
 
 class BatchAnswer(Value):
-    """The answers to the calls of a batch, in their order."""
+    """The envelopes of a batch's calls, in the order of the calls."""
 
     results: tuple[Envelope, ...]
 
 
 class ProjectFile(Value):
-    """One changed file of a project."""
+    """One changed file of a session's project."""
 
     path: str
     change: Literal["added", "modified", "deleted", "renamed", "mode"]
@@ -172,8 +173,10 @@ class ProjectFile(Value):
 
 
 class ProjectDiff(Value):
-    """What has changed in a session's project. `diff` is git's format; `truncated` if it lacks
-    something. `unseen` are links out of the project and special files, which are never applied.
+    """The changes in a session's project since it was copied into the session.
+
+    `diff` is in git's format, and `truncated` is true if `diff` is incomplete. `unseen` are links
+    out of the project and special files, which are never applied.
     """
 
     diff: str
@@ -183,8 +186,10 @@ class ProjectDiff(Value):
 
 
 class SessionProcess(Value):
-    """A process of a session. `running` as long as anything of it lives; `exit_code` or `signal` is
-    that of its first process. `lost`: it was killed because memory ran out.
+    """A background process of a session, with all processes that it has started.
+
+    `state` is `running` until all of them have ended. `exit_code` and `signal` are those of the
+    first process. `lost` is true if the process was killed because memory ran out.
     """
 
     name: str
@@ -205,8 +210,10 @@ class SessionProcess(Value):
 
 
 class ProcessOutput(Value):
-    """A piece of a process's output. `offset` is where the next one begins, `skipped` the bytes
-    before `text` that are not kept any more.
+    """A piece of a process's output.
+
+    `offset` is the position at which the next piece begins. `skipped` is the number of bytes before
+    `text` that are no longer kept.
     """
 
     text: str
@@ -216,21 +223,21 @@ class ProcessOutput(Value):
 
 
 class SessionFileList(Value):
-    """A page of what is in a session's workspace, by path."""
+    """A page of the entries in a session's workspace, sorted by path."""
 
     items: tuple[WorkspaceEntry, ...]
     pagination: Pagination
 
 
 class WrittenFile(Value):
-    """A file as it is now in the workspace."""
+    """A file in the workspace, after it was written."""
 
     path: str
     size: int
 
 
 class UnpackedArchive(Value):
-    """What was unpacked into a directory of a workspace."""
+    """The directory of a workspace into which an archive was unpacked, and the unpacked files."""
 
     path: str
     files: int
@@ -239,21 +246,21 @@ class UnpackedArchive(Value):
 
 
 class CancelledCall(Done):
-    """A call that was ended by its caller; nothing of it runs any more."""
+    """A call that was cancelled. Nothing of the call is running any more."""
 
     call_id: str
     cancelled: bool
 
 
 class AgentDetails(Value):
-    """An agent with its tools in its order."""
+    """An agent and its tools, in the agent's order."""
 
     agent: Agent
     tools: tuple[Binding, ...]
 
 
 class Deleted(Done):
-    """What is gone."""
+    """The name or id of what was deleted."""
 
     deleted: str
 
@@ -278,9 +285,10 @@ class ApprovalList(Value):
 
 
 class ApprovalChanges(Value):
-    """A number that grows with every change of any approval. It begins anew with the engine.
+    """The number of changes to approvals since the engine started.
 
-    `pending` is how many wait for a decision.
+    `changes` grows with every change of any approval. `pending` is the number of approvals that
+    wait for a decision.
     """
 
     changes: int
@@ -288,7 +296,7 @@ class ApprovalChanges(Value):
 
 
 class AuditPage(Value):
-    """Rows of the audit chain, oldest first; `next_cursor` is what `after` goes on with."""
+    """Rows of the audit chain, oldest first. `next_cursor` is the next page's `after`."""
 
     items: tuple[AuditRecord, ...]
     pagination: Pagination

@@ -75,7 +75,7 @@ class BatchCall(CallBody):
 
 
 class BatchBody(RawBatch):
-    """The body of `POST /v1/calls`. A malformed call has an envelope that says so."""
+    """The body of `POST /v1/calls`. The envelope of a malformed call reports the fault."""
 
     calls: list[BatchCall | Any] = Field(min_length=1, max_length=MAX_CALLS)
 

@@ -72,10 +72,10 @@ class DecisionRecord(Value):
 
 
 class Approval(Value):
-    """One approval. `version` grows with every visible change, and is its ETag.
+    """One approval. `version` grows with every visible change, and is the approval's `ETag`.
 
-    Callers see their own approvals without `binding`, without the arguments that their agent's
-    configuration fixes, and without the approvers and what it sends.
+    Callers see their own approvals without `approvers`, `decisions`, `binding` and `sends`, and
+    without the arguments that the agent's configuration fixes.
     """
 
     id: str
@@ -155,12 +155,14 @@ def yes_votes(decisions: Iterable[DecisionRecord], action_digest: str) -> frozen
 
 
 class RememberWish(Value):
-    """Also allow matching calls from now on. Saved as a rule that administrators can review.
+    """A request to allow matching calls without approval from now on.
 
-    `session` needs the call to have one. `arguments` are those that must be equal: if absent or
-    complete, a matching call has exactly the approved arguments and no others; if only some are
-    named, any others may have any value, which a dangerous tool does not allow. `uses` is the
-    number of calls that the rule allows.
+    The request is stored as a rule that administrators can review. The scope `session` limits the
+    rule to the call's session, so the call must have one. `arguments` names the arguments that must
+    be equal to the approved ones. If it is absent or names all of them, a matching call has exactly
+    the approved arguments and no others. If it names only some of them, all other arguments may
+    have any value; this is refused for a dangerous tool. `uses` is the number of calls that the
+    rule allows.
     """
 
     scope: Literal["session", "until"] = "session"
@@ -176,10 +178,13 @@ class RememberWish(Value):
 
 
 class NewDecision(Value):
-    """An approver's decision. `arguments` replace the call's: an edit, which approves another
-    action and is validated like a new call. A denial's `reason` reaches the model.
-    `action_digest` is that of the approval or edit preview that the approver saw: if it differs
-    now, nothing is done."""
+    """An approver's decision.
+
+    If `arguments` are given, they replace the call's arguments. Such an edit approves another
+    action, and is validated like a new call. The model receives the `reason` of a denial.
+    `action_digest` is the digest in the approval or edit preview that the approver saw. If the
+    action's digest is now different, the decision is refused.
+    """
 
     decision: Literal["approve", "deny"]
     reason: str | None = Field(default=None, max_length=MAX_REASON_CHARACTERS)
@@ -195,13 +200,13 @@ class NewDecision(Value):
 
 
 class NewEdit(Value):
-    """An edit to be previewed: all of the call's arguments, as in `NewDecision`."""
+    """An edit to preview. `arguments` replace all arguments of the call, as in `NewDecision`."""
 
     arguments: dict[str, Any]
 
 
 class OneOfSeveral(Value):
-    """One of several decisions that are made together, all or none."""
+    """One of several decisions. If one of them is refused, none takes effect."""
 
     approval_id: str = Field(max_length=100)
     version: int | None = Field(default=None, strict=True)
@@ -216,14 +221,14 @@ class SeveralDecisions(Value):
 
 
 class Resolution(Value):
-    """The outcome of an interrupted call, as a human found it."""
+    """The outcome of an interrupted call, as determined by a human."""
 
     outcome: Literal["done", "failed"]
     note: str | None = Field(default=None, max_length=MAX_REASON_CHARACTERS)
 
 
 class ApprovalQuery(Value):
-    """A query for approvals, newest first. `cursor` is the id of the last approval seen."""
+    """Which approvals to list, newest first. `cursor` is the id of the last approval received."""
 
     state: ApprovalState | None = None
     tool: str | None = Field(default=None, max_length=160)
@@ -244,7 +249,7 @@ class ApprovalPage(Value):
 
 
 class RememberedRule(Value):
-    """A remembered rule, as administrators see it."""
+    """A remembered rule, which allows matching calls without approval."""
 
     id: str
     tool: str

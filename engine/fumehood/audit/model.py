@@ -12,7 +12,11 @@ MAX_AUDIT_PAGE = 1000
 
 
 class AuditRecord(Value):
-    """One row. `mac` covers the exact bytes of `body`, which is JSON; `before` is the last mac."""
+    """One row of the audit chain.
+
+    `mac` authenticates the exact bytes of `body`, which is JSON. `before` is the previous row's
+    `mac`.
+    """
 
     seq: int
     key_id: str
@@ -29,7 +33,7 @@ class AuditQuery(Value):
 
 
 class AuditFinding(Value):
-    """One break of the chain."""
+    """One place at which the audit chain is not intact."""
 
     seq: int
     problem: str
@@ -37,10 +41,10 @@ class AuditFinding(Value):
 
 
 class AuditVerdict(Value):
-    """The result of verifying the whole chain.
+    """The result of verifying the whole audit chain.
 
-    `anchored_to` is the newest row that an anchor confirms. Only the first findings are listed;
-    `problems` counts all.
+    `anchored_to` is the number of the newest row that an anchor confirms. Only the first findings
+    are listed; `problems` is the number of all findings.
     """
 
     intact: bool
@@ -56,7 +60,7 @@ class AuditVerdict(Value):
 
 
 class AuditRotation(Value):
-    """A new key. Its row is the last one under the previous key."""
+    """The change to a new key of the audit chain. Its row is the last row with the previous key."""
 
     seq: int
     key_id: str

@@ -107,9 +107,9 @@ class Exceeded:
 
 
 class BudgetStanding(Value):
-    """The remaining amount of one limit of one budget, and its owner.
+    """What is left of one limit of a budget, and the owner of the budget's counter (`subject`).
 
-    `held` is reserved for running calls. Money is a text with six decimal places.
+    `held` is the amount reserved for running calls. Money is a text with six decimal places.
     """
 
     budget: str
@@ -185,7 +185,7 @@ class AllUsageQuery(UsageQuery):
 
 
 class UsageRow(Value):
-    """The sums of one group of calls."""
+    """The total usage of one group of calls."""
 
     group: dict[Group, str | None]
     """The group's value for each name in `by`."""
@@ -204,9 +204,10 @@ class UsageRow(Value):
 
 
 class UsageTable(Value):
-    """Usage of past calls, and the standing of budgets.
+    """Usage of past calls, and what is left of budgets.
 
-    `has_more` says that there are more groups or budgets than are shown. `total` is the sum of all.
+    `has_more` is true if there are more groups or budgets than are shown. `total` is the sum of all
+    groups, including those that are not shown.
     """
 
     by: tuple[Group, ...]

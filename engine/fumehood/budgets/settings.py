@@ -15,7 +15,7 @@ Per = Literal["principal", "agent", "session", "tool"]
 
 
 class Period(StrEnum):
-    """How long a budget has to last."""
+    """The period after which a budget resets. `total` means never."""
 
     DAY = "day"
     TOTAL = "total"

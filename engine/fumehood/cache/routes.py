@@ -11,15 +11,16 @@ from fumehood.http.endpoint import Needs, endpoint
 
 @endpoint("GET", "/v1/cache", Needs.ADMIN, client="cache.show")
 async def show_cache(engine: Engine) -> CacheStatus:
-    """Show how much the result cache holds, and its hits and misses since the start."""
+    """Show the size of the result cache, and its hits and misses since the engine's start."""
     return engine.part(Cache).answers.status()
 
 
 @endpoint("DELETE", "/v1/cache", Needs.ADMIN, client="cache.clear")
 async def clear_cache(engine: Engine, caller: Principal) -> ClearedCache:
-    """Drop every answer of the result cache, of all principals.
+    """Drop all principals' answers from the result cache.
 
-    Runs that have begun answer the calls that wait for them already, and no later ones.
+    The result of a run in progress is given only to calls that already wait for it, and is not
+    cached.
     """
     done = engine.part(Cache).answers.clear()
     engine.log.info("cache.cleared", by=caller.id, entries=done.cleared)

@@ -1,8 +1,9 @@
 """Clients for a daemon's sockets, with the engine's own method names.
 
 Client side. The clients depend on the protocol and the models, not on the engine.
-scripts/make_clients.py generates one method for each HTTP operation, and for every `async_….py` its
-synchronous twin in `sync/`. Only methods that do more than send one request are written by hand.
+scripts/make_clients.py generates one method for each HTTP operation, and a synchronous twin in
+`sync/` for every file `async_….py`. Only methods that do more than send one request are written by
+hand.
 `api_request.py` makes the requests, and `exchange.py` has the rules for sending them.
 """
 

@@ -92,7 +92,9 @@ def ask(
 
 
 def ask_for_bytes(path: str, work_s: float = 0.0) -> ApiRequest[None]:
-    """Make a request that is answered with raw bytes. `read` is only for a refusal, and raises it.
+    """Make a request that is answered with raw bytes.
+
+    The request's `read` parses only refusals, and raises Refused for them.
 
     `work_s` is how many seconds the engine may work before it answers.
     """
@@ -141,8 +143,8 @@ def call_body(arguments: JsonObject | None, options: JsonObject) -> JsonObject:
 def batch_work_s(calls: Sequence[Any], options: JsonObject) -> float:
     """Return how many seconds a batch may take.
 
-    This is its timeout plus the time of the longest call or, without a timeout, the time of all
-    calls one after another.
+    The result is the batch's timeout plus the time of the longest call or, without a timeout, the
+    time of all calls one after another.
     """
     given = [call.get("options") for call in calls if isinstance(call, dict)]
     longest_s = max((_work_s(o) for o in given if isinstance(o, dict)), default=0.0)
@@ -161,7 +163,7 @@ def _work_s(options: JsonObject) -> float:
 def _seconds(asked: Any) -> float | None:
     """Return a positive number of seconds, or None for any other value.
 
-    The engine refuses an invalid value immediately, so no time is needed for it.
+    The engine refuses an invalid value immediately, so the client needs no time for such a call.
     """
     if isinstance(asked, int | float) and not isinstance(asked, bool) and asked > 0:
         return float(asked)
@@ -236,7 +238,7 @@ def listed(names: Iterable[str] | None) -> list[str] | None:
 
 
 def data_of(model: type[M]) -> Callable[[bytes], M]:
-    """Make a reader that returns an envelope's `data` as a value of the model."""
+    """Make a function that parses an envelope, and returns its `data` as a value of the model."""
 
     def read(raw: bytes) -> M:
         return model.model_validate(_data(raw))
@@ -245,7 +247,10 @@ def data_of(model: type[M]) -> Callable[[bytes], M]:
 
 
 def field_of(name: str, kind: type[T]) -> Callable[[bytes], T]:
-    """Make a reader that returns one field of an envelope's `data` as a value of the type."""
+    """Make a function that parses an envelope, and returns one field of its `data`.
+
+    The field is returned as a value of the type `kind`.
+    """
 
     def read(raw: bytes) -> T:
         adapter = _adapter(cast("Any", kind))
@@ -263,7 +268,7 @@ def _adapter(kind: Any) -> TypeAdapter[Any]:
 
 
 def plain(model: type[M]) -> Callable[[bytes], M]:
-    """Make a reader for an answer without an envelope, which returns a value of the model."""
+    """Make a function that parses an answer without an envelope as a value of the model."""
     return model.model_validate_json
 
 

@@ -72,7 +72,7 @@ from fumehood.core.workspace_path import path_fault
 from fumehood.protocol.messages import decode_envelope
 
 PAGE = 100
-"""Tools per page while all tools are fetched: the engine's maximum."""
+"""Number of tools to fetch per page: the engine's maximum."""
 
 UPLOAD_S = 900.0
 """The engine's time limit for an upload, in seconds."""
@@ -140,12 +140,12 @@ class AsyncClient(AsyncBaseClient, AsyncCallerOperations):
     async def call(
         self, tool: str, arguments: JsonObject | None = None, **options: Unpack[CallKeywords]
     ) -> Envelope:
-        """Call a tool (`name` or `name@version`); the answer is always an envelope.
+        """Call a tool (`name` or `name@version`). The answer is always an envelope.
 
         `options` are those of `CallOptions`. Once the bytes of a call have been sent, the call is
         never repeated automatically. If the connection then breaks, the call may have run, and
         `DaemonUnavailable.may_have_acted` is True.
-        Cancelling the waiting task does not stop the call; its own limits do.
+        Cancelling the waiting task does not stop the call, which continues within its own limits.
 
         Raises:
             TypeError: there is no such option.
@@ -165,14 +165,15 @@ class AsyncClient(AsyncBaseClient, AsyncCallerOperations):
     ) -> Decision:
         """Request a decision on a tool call that the caller makes itself; the engine runs nothing.
 
-        The tool may run only if the decision is `allow`, and then only once. A call that waits for
-        approval is `pending`: repeat the same call to get the decision. `context` is everything
-        else that determines the effect of the tool; `options` are those of `DecisionOptions`.
+        The tool may run only if the decision is `allow`, and then only once. If the call waits for
+        approval, the decision is `pending`: repeat the same request to get the final decision.
+        `context` is everything else that determines the effect of the tool. `options` are those of
+        `DecisionOptions`.
 
         Raises:
             TypeError: there is no such option.
             ValueError: arguments, context or options are not JSON, so nothing was sent.
-            Refused: nothing was decided, so the tool must not run.
+            Refused: the engine made no decision, so the tool must not run.
         """
         chosen = checked_keywords(DecisionKeywords, "decide", options)
         request = decision_read_by(data_of(Decision), tool, arguments, context, chosen)
@@ -220,7 +221,7 @@ class AsyncClient(AsyncBaseClient, AsyncCallerOperations):
         Raises:
             TypeError: there is no such option.
             ValueError: there are no inputs or too many, or they are not JSON.
-            Refused: the session cannot be forked. Exceptions of `best` are passed on.
+            Refused: the session cannot be forked. Exceptions that `best` raises are passed on.
         """
         if not 0 < len(inputs) <= MAX_FORKS:
             raise ValueError(f"map_forks needs at least one input, and takes {MAX_FORKS} at most.")
@@ -259,7 +260,7 @@ class AsyncClient(AsyncBaseClient, AsyncCallerOperations):
 
         Raises:
             CallFailed: the call for a page did not succeed; the exception has that page's envelope.
-            ValueError: the tool is not paginated, or as `call`.
+            ValueError: the tool is not paginated, or `call` raises ValueError.
         """
         pages = Pages(arguments, max_items)
         while not pages.is_over:
@@ -270,14 +271,14 @@ class AsyncClient(AsyncBaseClient, AsyncCallerOperations):
     def stream(
         self, tool: str, arguments: JsonObject | None = None, **options: Unpack[CallKeywords]
     ) -> AsyncGenerator[Event, None]:
-        """Call a tool and return its events as they happen; the last one is the answer.
+        """Call a tool and return its events as they happen. The last event is the answer.
 
         A refused call yields an `ErrorEvent`. Closing the iterator closes the connection; the call
         continues, unless `cancel_on_disconnect` is set. If the connection breaks, the stream is
-        resumed: no event is lost or repeated.
+        resumed, and no event is lost or repeated.
 
         Raises:
-            TypeError, ValueError: as `call`.
+            TypeError, ValueError: for the same reasons as in `call`.
             DaemonUnavailable: no server answers, or the stream breaks off and cannot be resumed.
         """
         chosen = checked_keywords(CallKeywords, "stream", options)
@@ -291,8 +292,8 @@ class AsyncClient(AsyncBaseClient, AsyncCallerOperations):
     def follow(self, call_id: str, after: str | None = None) -> AsyncGenerator[Event, None]:
         """Return the events of a call that `stream` started, even if the call has ended.
 
-        They begin with the first event, or with the one that follows the event id `after`. If the
-        events are not available, a single `ErrorEvent` is returned.
+        The events begin with the first one or, if `after` is given, with the one that follows the
+        event with this id. If the events are not available, a single `ErrorEvent` is returned.
 
         Raises:
             DaemonUnavailable: no server answers, or the stream breaks off and cannot be resumed.
@@ -324,7 +325,7 @@ class AsyncClient(AsyncBaseClient, AsyncCallerOperations):
         """Fetch the same tools as `tools`, each with its source.
 
         Raises:
-            Refused: as `tools`.
+            Refused: for the same reasons as in `tools`.
         """
         found: list[tuple[ToolDefinition, str]] = []
         cursor = None
@@ -346,7 +347,7 @@ class AsyncClient(AsyncBaseClient, AsyncCallerOperations):
         tag: str | None = None,
         type: str | None = None,  # noqa: A002 - as in `tools`
     ) -> ToolList:
-        """Fetch one page of the tools; the HTTP reference describes the parameters.
+        """Fetch one page of the tools. The HTTP reference describes the parameters.
 
         Raises:
             Refused: the query is invalid, or its cursor belongs to another list.
@@ -400,8 +401,8 @@ class AsyncClient(AsyncBaseClient, AsyncCallerOperations):
     async def whole(self, envelope: Envelope, field: str) -> Any:
         """Return the whole text of an answer's field, such as `stdout`.
 
-        The text is fetched if the answer has only its beginning and end. `field` is a dotted path
-        in `data` or in `error.details`.
+        If the answer contains only the beginning and end of the text, the text is fetched. `field`
+        is a dotted path in `data` or in `error.details`.
 
         Raises:
             ValueError: the field is missing, or the whole text was not kept.
@@ -413,11 +414,11 @@ class AsyncClient(AsyncBaseClient, AsyncCallerOperations):
         return envelope.read_whole(field, await self.blob(url))
 
     async def save_blob(self, url: str, path: Path | str) -> None:
-        """Save a blob as a new file, piece by piece; if that fails, no file is left.
+        """Save a blob as a new file, piece by piece. If the download fails, no file is left.
 
         Raises:
             FileExistsError: the file exists.
-            ValueError, Refused: as `blob`.
+            ValueError, Refused: for the same reasons as in `blob`.
         """
         request = _blob(url)
         with new_file(Path(path)) as file:
@@ -427,7 +428,8 @@ class AsyncClient(AsyncBaseClient, AsyncCallerOperations):
         """Pass a blob to `write`, piece by piece, in order.
 
         Raises:
-            ValueError, Refused: as `blob`. Exceptions of `write` are passed on.
+            ValueError, Refused: for the same reasons as in `blob`. Exceptions that `write` raises
+                are passed on.
         """
         await self._transport.download(_blob(url), write)
 
@@ -436,8 +438,8 @@ class AsyncClient(AsyncBaseClient, AsyncCallerOperations):
     ) -> WrittenFile:
         """Write a file of a session, from bytes, a local file or an open file.
 
-        The file appears completely or not at all; mode `create` refuses to replace an existing
-        file.
+        The file appears completely or not at all. With the mode `create`, an existing file is not
+        replaced, and the request is refused.
 
         Raises:
             ValueError: the source is not a regular file, or the path is invalid.
@@ -495,7 +497,7 @@ class AsyncClient(AsyncBaseClient, AsyncCallerOperations):
         """Copy a local directory into the directory `path` of a session's workspace.
 
         The default `path` is the workspace itself. Existing files with the same names are replaced,
-        and other files stay. Links are left out.
+        and other files are kept. Links are not copied.
 
         Raises:
             OSError: the directory cannot be read.

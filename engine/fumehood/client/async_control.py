@@ -68,27 +68,27 @@ class AsyncControlClient(AsyncBaseClient, AsyncControlOperations):
 
     @property
     def agents(self) -> AsyncControlledAgents:
-        """Agents and their tools."""
+        """The methods for agents and their tools."""
         return AsyncControlledAgents(self._transport)
 
     @property
     def approvals(self) -> AsyncControlledApprovals:
-        """All principals' approvals, and decisions on them."""
+        """The methods for the approvals of all principals, and for decisions on approvals."""
         return AsyncControlledApprovals(self._transport)
 
     @property
     def calls(self) -> AsyncControlledCalls:
-        """All principals' calls."""
+        """The methods for the calls of all principals."""
         return AsyncControlledCalls(self._transport)
 
     @property
     def sessions(self) -> AsyncControlledSessions:
-        """All principals' sessions."""
+        """The methods for the sessions of all principals."""
         return AsyncControlledSessions(self._transport)
 
 
 class AsyncControlledAgents(AsyncControlAgents):
-    """The methods of `AsyncControlClient.agents`: agents and their tools."""
+    """The methods of `AsyncControlClient.agents`, which act on agents and their tools."""
 
     async def enable(self, agent_id: str) -> Agent:
         """Allow calls for an agent again."""
@@ -100,10 +100,11 @@ class AsyncControlledAgents(AsyncControlAgents):
 
 
 class AsyncControlledApprovals(AsyncControlApprovals):
-    """The methods of `AsyncControlClient.approvals`: all principals' approvals, and decisions.
+    """The methods of `AsyncControlClient.approvals`, which act on the approvals of all principals.
 
     `version` is the version of the approval that the approver has seen. If the approval has changed
-    since then, nothing is decided (`Refused`, IDEMPOTENCY_CONFLICT). None accepts any version.
+    since then, the decision is refused (`Refused`, IDEMPOTENCY_CONFLICT). If `version` is None, the
+    decision applies to any version.
     """
 
     async def approve(
@@ -116,10 +117,10 @@ class AsyncControlledApprovals(AsyncControlApprovals):
         remember: RememberWish | None = None,
         action_digest: str | None = None,
     ) -> Approval:
-        """Approve a call, or with `arguments` approve the call with these arguments instead.
+        """Approve a call. If `arguments` are given, approve the call with these arguments instead.
 
         `action_digest` is the digest in the preview of these arguments (`preview_edit`): if the
-        action has changed since the preview, nothing is decided.
+        action has changed since the preview, the decision is refused.
         """
         decision = NewDecision(
             decision="approve", reason=reason, arguments=arguments, remember=remember,
@@ -135,14 +136,14 @@ class AsyncControlledApprovals(AsyncControlApprovals):
         return await self._decide(approval_id, decision, version)
 
     async def next_change(self, after: int = -1, *, wait_s: float = LONGEST_POLL_S) -> int:
-        """Wait until the number of changes to approvals differs from `after`, and return it.
+        """Wait until the number of changes to approvals differs from `after`; return the number.
 
         After `wait_s` seconds (25 at most), return the number even if it has not changed.
         """
         return (await self.changes(after, wait_s=wait_s)).changes
 
     async def changes(self, after: int = -1, *, wait_s: float = LONGEST_POLL_S) -> ApprovalChanges:
-        """Wait as `next_change`; also return the number of pending approvals."""
+        """Wait like `next_change`, and return the numbers of changes and of pending approvals."""
         query = {"after": after, "wait": wait_s}
         request = ask(
             "GET", data_of(ApprovalChanges), "approvals", "changes", query=query, work_s=wait_s
@@ -159,10 +160,10 @@ class AsyncControlledApprovals(AsyncControlApprovals):
 
 
 class AsyncControlledCalls(AsyncControlCalls):
-    """The methods of `AsyncControlClient.calls`: all principals' calls."""
+    """The methods of `AsyncControlClient.calls`, which act on the calls of all principals."""
 
     async def dry_run(self, call_id: str) -> Envelope:
-        """Repeat a call that needed approval as a dry run, with its caller's rights."""
+        """Repeat a call that needed approval as a dry run, with the rights of the call's caller."""
         path = address("calls", call_id, "dry-run")
         return await self._transport.send(ApiRequest("POST", path, _dry_run_answer))
 
@@ -179,7 +180,7 @@ class AsyncControlledCalls(AsyncControlCalls):
 
 
 class AsyncControlledSessions(AsyncControlSessions):
-    """The methods of `AsyncControlClient.sessions`: all principals' sessions."""
+    """The methods of `AsyncControlClient.sessions`, which act on the sessions of all principals."""
 
     async def download_file(self, session_id: str, path: str, write: Write) -> None:
         """Pass a file of a session to `write`, piece by piece."""

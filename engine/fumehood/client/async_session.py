@@ -100,9 +100,9 @@ class AsyncSession:
         return not record.state.is_over
 
     async def close(self) -> None:
-        """End the session if this object created it. Further use creates a new session.
+        """End the session and close the client, each only if this object created it.
 
-        A client that this object created is closed.
+        If this object is used again, it creates a new session.
         """
         async with self._turn:
             try:
@@ -178,7 +178,10 @@ class AsyncSession:
         return finished(envelope, stdout, stderr)
 
     async def whole(self, envelope: Envelope, field: str) -> Any:
-        """Return the whole text of an answer's field. Raises as `AsyncClient.whole`."""
+        """Return the whole text of an answer's field.
+
+        Raises for the same reasons as `AsyncClient.whole`.
+        """
         client = await self.client()
         return await client.whole(envelope, field)
 

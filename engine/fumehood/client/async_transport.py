@@ -1,8 +1,8 @@
 """`AsyncTransport`: sends an `ApiRequest` over one Unix socket, or TLS, and returns its answer.
 
-Client side. Connections are kept and reused; the daemon may have closed one meanwhile. Invariant:
-a request is sent a second time only if `may_send_again` allows it, and never a third time; a
-stream that breaks off is resumed by another request.
+Client side. Connections are kept and reused, although the daemon may have closed a connection since
+its last use. Invariant: a request is sent a second time only if `may_send_again` allows it, and
+never a third time. A stream that breaks off is resumed by another request.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ T = TypeVar("T")
 
 
 class AsyncTransport:
-    """Sends and waits. May be used by one event loop."""
+    """Sends requests and waits for the answers. May be used by one event loop."""
 
     def __init__(self, endpoint: Endpoint) -> None:
         self._endpoint = endpoint
@@ -60,8 +60,8 @@ class AsyncTransport:
     async def download(self, request: ApiRequest[None], write: Write) -> None:
         """Pass the bytes of an answer to `write` as they arrive.
 
-        A request that fails before the first byte of the answer may be sent once more, as by
-        `send`.
+        As in `send`, a request that fails before the first byte of the answer may be sent once
+        more.
 
         Raises:
             DaemonUnavailable: no server answers, or the answer is incomplete.
@@ -73,7 +73,7 @@ class AsyncTransport:
             read_answer(request, b"".join(refusal), self._endpoint)
 
     async def fetch(self, request: ApiRequest[None]) -> bytes:
-        """Return the bytes of an answer. Raises as `download`."""
+        """Return the bytes of an answer. Raises for the same reasons as `download`."""
         content = bytearray()
         await self.download(request, content.extend)
         return bytes(content)

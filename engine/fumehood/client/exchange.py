@@ -129,9 +129,9 @@ def require_listener(path: Path) -> None:
 
 
 class Progress:
-    """Whether one attempt failed to send the request's head, as reported by the HTTP library.
+    """Records whether an attempt failed to send the request's head, as the HTTP library reports it.
 
-    If it did not, the request may have arrived.
+    Unless this failed, the request may have arrived.
     """
 
     def __init__(self) -> None:
@@ -149,7 +149,7 @@ class Progress:
 def may_send_again(request: ApiRequest[Any], error: httpx2.HTTPError, progress: Progress) -> bool:
     """Return whether a failed request may be sent once more.
 
-    It may if the engine cannot have received it, or if it is a GET.
+    It may be sent again if the engine cannot have received it, or if it is a GET.
     """
     return isinstance(error, DROPPED) and (request.method == "GET" or progress.did_head_fail)
 
@@ -212,7 +212,7 @@ class Following:
         raise self._gone(f"{error.code}: {error.message}")
 
     def may_send_again(self, error: httpx2.HTTPError, progress: Progress) -> bool:
-        """Return whether to send the same request again immediately. True at most once."""
+        """Return whether to send the same request again immediately. Returns True at most once."""
         is_first, self._has_failed = not self._has_failed, True
         return is_first and may_send_again(self.request, error, progress)
 

@@ -33,7 +33,7 @@ Source = bytes | Path | BinaryIO
 
 @contextmanager
 def opened(source: Source) -> Iterator[bytes | BinaryIO]:
-    """Yield bytes unchanged, or an open file; a file that this function opened is closed again.
+    """Yield the source's bytes, or an open file. A file opened by this function is closed again.
 
     Raises:
         ValueError: the source has another type, or is not a regular file.
@@ -71,7 +71,7 @@ def plain_file(path: Path, *, follow: bool = True) -> Iterator[BinaryIO]:
 
 
 def size_of(source: bytes | BinaryIO) -> int | None:
-    """Return the number of bytes to send, or None if it is unknown."""
+    """Return the number of bytes to send, or None if the number is unknown."""
     if isinstance(source, bytes):
         return len(source)
     try:
@@ -82,7 +82,7 @@ def size_of(source: bytes | BinaryIO) -> int | None:
 
 
 def chunks_of(source: bytes | BinaryIO, size: int | None) -> Iterator[bytes]:
-    """Yield the bytes in pieces. If `size` is not None, exactly that many are read from a file.
+    """Yield the bytes in pieces. If `size` is given, exactly `size` bytes are read from a file.
 
     Raises:
         ValueError: the file became shorter while it was read.

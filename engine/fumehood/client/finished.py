@@ -31,15 +31,15 @@ REFUSED = 126
 """
 
 BY_SIGNAL = 128
-"""The exit code after a signal is this plus the signal's number. *Source*: the shell."""
+"""The exit code after a signal is 128 plus the signal's number. *Source*: the shell."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finished:
     """The result of a program.
 
-    `code` is None if the program ended by itself, otherwise the error code of the limit that ended
-    it.
+    `code` is None if the program ended by itself. Otherwise it is the error code of the limit that
+    ended the program.
     """
 
     exit_code: int

@@ -48,7 +48,7 @@ class Forwarding:
     session: str
     port: int
     is_tcp: bool
-    """Forward any bytes, instead of only HTTP requests to the link."""
+    """Whether to forward any bytes, instead of only HTTP requests to the link."""
     tell: Callable[[str], None]
     """Receives the reason if one connection cannot be forwarded."""
 
@@ -179,8 +179,8 @@ async def splice(
 ) -> None:
     """Pass bytes in both directions until the session's side ends.
 
-    Unless `may_half_close` is True, the end of the caller's side also ends both directions: a
-    browser never closes one direction only.
+    Unless `may_half_close` is True, the end of the caller's side also ends both directions, because
+    a browser never closes only one direction.
     """
 
     async def up() -> None:

@@ -1,4 +1,4 @@
-"""HTTP routes of the nodes: list them, drain and resume one."""
+"""HTTP routes of the cluster's nodes: list all nodes, and drain or resume one node."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from fumehood.http.endpoint import As, Needs, endpoint
 
 ERRORS = [InvalidParams, ResourceNotFound, SandboxUnavailable]
 
-NodeName = Annotated[str, "A node's name or id."]
-NodeAnswer = Annotated[NodeRecord, As("node", "NodeAnswer", "A node as it is now.")]
+NodeName = Annotated[str, "The node's name or id."]
+NodeAnswer = Annotated[NodeRecord, As("node", "NodeAnswer", "The current state of a node.")]
 
 
 @endpoint("GET", "/v1/nodes", Needs.APPROVER, authorize=require_authority, client="nodes.list")
@@ -23,24 +23,28 @@ async def list_nodes(
     engine: Engine,
 ) -> Annotated[
     tuple[NodeRecord, ...],
-    As("items", "NodeList", "The cluster's nodes by name; none if containers are on this machine."),
+    As(
+        "items",
+        "NodeList",
+        "The cluster's nodes, sorted by name. Empty if containers run on the engine's machine.",
+    ),
 ]:
     """List the nodes of the cluster.
 
-    Needs `approve` or `admin`.
+    Needs the scope `approve` or `admin`.
     """
     return tuple(engine.part(Cluster).nodes())
 
 
 @endpoint("POST", "/v1/nodes/{node}/drain", Needs.ADMIN, errors=ERRORS, client="nodes.drain")
 async def drain_node(engine: Engine, caller: Principal, node: NodeName) -> NodeAnswer:
-    """Let a node take no new calls and sessions. What runs there goes on."""
+    """Stop placing new calls and sessions on a node. Running calls and sessions continue."""
     return await engine.part(Cluster).drain(node, caller, is_drained=True)
 
 
 @endpoint("POST", "/v1/nodes/{node}/resume", Needs.ADMIN, errors=ERRORS, client="nodes.resume")
 async def resume_node(engine: Engine, caller: Principal, node: NodeName) -> NodeAnswer:
-    """Let a drained node take calls and sessions again."""
+    """Place calls and sessions on a drained node again."""
     return await engine.part(Cluster).drain(node, caller, is_drained=False)
 
 

@@ -42,8 +42,8 @@ Packages = Annotated[
     list[Annotated[str, Field(min_length=1, max_length=200)]],
     Field(
         max_length=50,
-        description="Packages of the Python index, such as `humanize>=4`, that are installed for "
-        "programs. `packages.allow` of the configuration says which.",
+        description="Packages from the Python index, such as `humanize>=4`, to install for "
+        "programs. The setting `packages.allow` determines which packages are allowed.",
     ),
 ]
 
@@ -53,14 +53,14 @@ NetworkHosts = Annotated[
     Field(
         max_length=100,
         description="Hosts that the program may reach, such as `api.example.org` or "
-        "`*.example.org:443`, and package indexes, such as `@pypi`. The configuration says which "
-        "are allowed, in `gateway`.",
+        "`*.example.org:443`, and package indexes, such as `@pypi`. The settings of `gateway` "
+        "determine which are allowed.",
     ),
 ]
 
 
 class CallOptions(StrictValue):
-    """Options of one call. Absent limits are the tool's or the wall's."""
+    """Options of one call. For an absent limit, that of the tool or of the wall applies."""
 
     # `fumehood.call_options` adds the options of parts.
 
@@ -107,7 +107,7 @@ class CallBody(StrictValue):
 
 
 class BatchOptions(StrictValue):
-    """Options of many calls at once. `timeout_seconds` is for all of them together."""
+    """Options of a batch. `timeout_seconds` is the time limit for all its calls together."""
 
     max_parallel: int = Field(default=8, ge=1, le=32)
     timeout_seconds: Seconds | None = None

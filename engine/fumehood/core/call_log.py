@@ -31,7 +31,7 @@ class _Record(BaseModel):
 
 
 class RunningCall(_Record):
-    """How far a call is that has not ended."""
+    """The progress of a call that has not ended."""
 
     is_waiting: bool
     """Whether the call is waiting for human approval."""
@@ -44,7 +44,10 @@ class RunningCall(_Record):
 
 
 class CallRecord(_Record):
-    """The log row of one call. `code` is `OK`, or the error's; of a call that runs `RUNNING`."""
+    """The log row of one call.
+
+    `code` is `OK`, an error code or, for a call that has not ended, `RUNNING`.
+    """
 
     call_id: str
     timestamp: str
@@ -187,8 +190,9 @@ class SeriesQuery(Value):
 
 
 class CallStep(Value):
-    """How the calls of one hour or day went, as in `ToolFigures`. `at` is its beginning, such as
-    `2026-01-31T09`, or its day.
+    """The metrics of the calls of one hour or day, with the fields of `ToolFigures`.
+
+    `at` is the hour, such as `2026-01-31T09`, or the day, such as `2026-01-31`.
     """
 
     at: str
@@ -201,8 +205,9 @@ class CallStep(Value):
 
 
 class CallSeries(Value):
-    """The steps that have calls, oldest first. `is_partial` says that only the newest calls of the
-    time were looked at.
+    """The hours or days that have calls, oldest first.
+
+    `is_partial` is true if only the newest calls in the time range were counted.
     """
 
     items: tuple[CallStep, ...]
@@ -210,10 +215,10 @@ class CallSeries(Value):
 
 
 class ToolFigures(Value):
-    """How the calls of one tool went. `tool` may be a name that no tool has.
+    """The metrics of one tool's calls. `tool` may be a name that no tool has.
 
-    Times are in milliseconds, without the wait for a human's approval; half and 95 of 100 were not
-    slower.
+    Durations are in milliseconds, without the wait for human approval. `p50_ms` is the median, and
+    `p95_ms` the 95th percentile.
     """
 
     tool: str
@@ -229,10 +234,10 @@ class ToolFigures(Value):
 
 
 class ToolFiguresList(Value):
-    """One entry for each name, the most called first.
+    """The metrics of each tool, sorted by the number of calls, highest first.
 
-    `is_partial` says that only the newest calls of the time were looked at, or that there were
-    more names.
+    `is_partial` is true if only the newest calls in the time range were counted, or if the list
+    omits some tools.
     """
 
     items: tuple[ToolFigures, ...]
@@ -240,7 +245,7 @@ class ToolFiguresList(Value):
 
 
 class RulesToTry(Value):
-    """Rules as in a policy file."""
+    """Rules to try, written as in a policy file."""
 
     rules: str = Field(min_length=1, max_length=MAX_RULES_BYTES)
     """TOML: one or more `[[rules]]`."""
@@ -249,7 +254,7 @@ class RulesToTry(Value):
 
 
 class MatchedCalls(Value):
-    """Calls in the log that a rule is about."""
+    """The number of calls in the log that a rule can match, for one tool, principal and agent."""
 
     tool: str
     principal_id: str
@@ -258,10 +263,11 @@ class MatchedCalls(Value):
 
 
 class TriedRule(Value):
-    """One rule and the past calls that it is about.
+    """One rule and the past calls that it can match.
 
-    Conditions are compared with the arguments of calls that have a record, for administrators. Of
-    other calls `unknown` names the conditions that were taken to hold.
+    For administrators, conditions are compared with the stored arguments of calls. For other
+    callers, and for calls without stored arguments, conditions are assumed to hold; `unknown` names
+    these conditions.
     """
 
     id: str
@@ -279,9 +285,10 @@ class TriedRule(Value):
 
 
 class TriedRules(Value):
-    """Rules, and the calls of the log that they were tried against.
+    """The tried rules, and the number of past calls against which they were tried.
 
-    `skipped` calls named a tool that the engine does not have, or not in that version.
+    `skipped` is the number of calls of a tool, or of a version of a tool, that the engine does not
+    have.
     """
 
     items: tuple[TriedRule, ...]

@@ -47,7 +47,10 @@ is invalid."""
 
 
 class DecisionOptions(StrictValue):
-    """The options of a decision, as those of a call. A session is one of the caller's own."""
+    """The options of a decision, which have the same meaning as those of a call.
+
+    `session_id` must name one of the caller's own sessions.
+    """
 
     wait_for_approval: bool | float | None = None
     session_id: Id | None = None
@@ -59,8 +62,8 @@ class DecisionOptions(StrictValue):
 class DecisionBody(StrictValue):
     """The body of `POST /v1/decisions`.
 
-    `context` is whatever else decides what the tool will do, such as the working directory.
-    Approvers see it, and the decision is for it as for the arguments.
+    `context` is everything else that determines the effect of the tool, such as the working
+    directory. Approvers see it, and the decision applies only to this context and these arguments.
     """
 
     tool: ExternalName
@@ -87,7 +90,7 @@ class ExternalCall(CallBody):
 
 
 class Decision(Value):
-    """The decision about one call. Anything but `allow` means that it must not run now."""
+    """The decision on one call. Unless it is `allow`, the caller must not run the tool now."""
 
     decision: Literal["allow", "deny", "pending"]
     tool: str

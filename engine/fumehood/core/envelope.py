@@ -28,7 +28,7 @@ class _Value(BaseModel):
 
 
 class ErrorInfo(_Value):
-    """Why a call did not succeed. Keys that do not apply are left out."""
+    """The reason why a call did not succeed. Keys that do not apply are absent."""
 
     code: str
     message: str
@@ -50,7 +50,7 @@ class ErrorInfo(_Value):
 
 
 class Performance(_Value):
-    """Milliseconds by the host's clock. They do not add up to the total: shaping is in it."""
+    """Durations in milliseconds. `total_ms` also includes work that no other field measures."""
 
     total_ms: float
     validation_ms: float | None = None
@@ -61,14 +61,14 @@ class Performance(_Value):
 
 
 class LimitsApplied(_Value):
-    """The limits that were enforced; null if the wall lacks such a limit."""
+    """The enforced limits of a run. A limit that the wall lacks is null."""
 
     timeout_seconds: float
     memory_mb: int | None
 
 
 class NetworkReport(_Value):
-    """What a program sent through the gateway. Refused and held requests count as requests, too."""
+    """What a program sent through the gateway. `requests` includes refused and held requests."""
 
     requests: int
     denied: int
@@ -87,7 +87,7 @@ class NetworkReport(_Value):
 
 
 class SandboxReport(_Value):
-    """The placement and the ending of the run. Null if nothing ran or the run is unknown."""
+    """Where the call ran, and how the run ended. Null if nothing ran or the run is unknown."""
 
     placement: str
     isolation: str
@@ -108,7 +108,7 @@ class Resources(_Value):
 
 
 class UsageReport(_Value):
-    """Tokens and money. `estimated` says that the token counts are."""
+    """Tokens and money that a call used. `estimated` is true if the token counts are estimates."""
 
     input_tokens: int = 0
     output_tokens: int = 0
@@ -119,8 +119,10 @@ class UsageReport(_Value):
 
 
 class Metacognition(_Value):
-    """What the operator's result checkers think of a result. `checked` is False where one of them
-    failed or took too long."""
+    """The verdict of the operator's result checkers on a result.
+
+    `checked` is false if a checker failed or took too long.
+    """
 
     checked: bool
     needs_correction: bool = False
@@ -128,7 +130,7 @@ class Metacognition(_Value):
 
 
 class CacheReport(_Value):
-    """Whether the answer is that of an earlier, equal call. `ttl_remaining` is in seconds."""
+    """Whether the answer is that of an earlier equal call. `ttl_remaining` is in seconds."""
 
     hit: bool
     cached_at: str | None = Field(default=None, exclude_if=not_)
@@ -136,11 +138,12 @@ class CacheReport(_Value):
 
 
 class FallbackReport(_Value):
-    """The tool that was called in place of one that failed.
+    """The fallback tool that was called because the requested tool failed.
 
-    `answered`: `data` is this tool's, and `error` says how the first one failed. Otherwise the
-    envelope has the first one's error, and `error` says why this one gave no answer. `usage` is
-    this tool's own, recorded under `call_id`; it is not part of the envelope's.
+    If `answered` is true, the envelope has the fallback tool's `data`, and `error` here is the
+    requested tool's error. Otherwise, the envelope has the requested tool's error, and `error` here
+    is the reason why the fallback tool gave no answer. `usage` is that of the fallback tool, which
+    is logged under `call_id` and not included in the envelope's `usage`.
     """
 
     tool: str
@@ -152,7 +155,7 @@ class FallbackReport(_Value):
 
 
 class ReceiptLink(_Value):
-    """Where the receipt of a call is kept, or why it is not."""
+    """The address of a call's receipt, or in `not_kept` the reason why there is no receipt."""
 
     url: str | None = Field(default=None, exclude_if=not_)
     expires_at: str | None = Field(default=None, exclude_if=not_)
@@ -160,7 +163,7 @@ class ReceiptLink(_Value):
 
 
 class Metadata(_Value):
-    """Information about the call other than its result."""
+    """Information about a call other than its result."""
 
     tool_name: str | None
     tool_version: str | None
@@ -186,7 +189,7 @@ class Metadata(_Value):
 
 
 class Envelope(_Value):
-    """The answer."""
+    """The standard form of every answer: success, result or error, and metadata."""
 
     success: bool
     status: Literal["success", "error"]

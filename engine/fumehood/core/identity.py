@@ -11,7 +11,7 @@ principal, because all these users would share it. *Source*: user_namespaces(7).
 
 
 class Scope(StrEnum):
-    """A right of a principal."""
+    """A right that a principal can have."""
 
     CALL = "call"
     APPROVE = "approve"

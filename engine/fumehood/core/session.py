@@ -56,8 +56,8 @@ Variables = Annotated[
     dict[VariableName, Word],
     Field(
         max_length=MAX_VARIABLES,
-        description="Environment variables of all programs in it. Those of a call's own argument "
-        "`env` win. Answers show only their names.",
+        description="Environment variables of all programs in the session. A call's argument `env` "
+        "takes precedence. Answers contain only the names of the variables.",
     ),
     AfterValidator(_require_small),
 ]
@@ -92,7 +92,7 @@ class _Record(BaseModel):
 
 
 class Snapshot(_Record):
-    """A copy of a session's files, as they were at a moment."""
+    """A copy of a session's files at one time."""
 
     id: str
     name: str | None
@@ -102,7 +102,10 @@ class Snapshot(_Record):
 
 
 class SessionRecord(_Record):
-    """One session. `why` is one sentence if it is over or stopped, otherwise null."""
+    """One session.
+
+    `why` is a sentence that says why the session ended, was lost or was stopped; otherwise null.
+    """
 
     id: str
     name: str | None = None
@@ -219,19 +222,21 @@ class SessionFields(StrictValue):
     )
     memory_mb: Megabytes | None = Field(
         default=None,
-        description="At most `sessions.max_memory_mb` of the configuration.",
+        description="At most the setting `sessions.max_memory_mb`.",
         json_schema_extra={"minimum": MIN_CONTAINER_MB, "maximum": CONTAINER_MEMORY_CLASSES[-1]},
     )
     cpus: float | None = Field(
         default=None,
         ge=MIN_CPUS,
         le=MAX_CPUS,
-        description="Processors of its programs, at most `sessions.max_cpus` of the configuration.",
+        description="Processors for the session's programs, at most the setting "
+        "`sessions.max_cpus`.",
     )
     disk_mb: Megabytes | None = Field(
         default=None,
-        description="Size of a disk for its files, which can be executed there; default: they are "
-        "in memory. At most `sessions.max_disk_mb` of the configuration.",
+        description="Size of a disk for the session's files, at most the setting "
+        "`sessions.max_disk_mb`. Files on the disk can be executed. By default, the files are in "
+        "memory.",
         json_schema_extra={"minimum": MIN_DISK_MB, "maximum": MAX_DISK_MB},
     )
     packages: Packages | None = None
@@ -239,14 +244,14 @@ class SessionFields(StrictValue):
     env: Variables = Field(default_factory=dict, repr=False)
     durable: bool = Field(
         default=False,
-        description="Save its files after each call, and restore them if its container or node is "
-        "lost.",
+        description="Save the session's files after each call, and restore them if the session's "
+        "container or node is lost.",
     )
     idle_seconds: Seconds | None = Field(
-        default=None, description="At most `sessions.idle_seconds` of the configuration."
+        default=None, description="At most the setting `sessions.idle_seconds`."
     )
     lifetime_seconds: Seconds | None = Field(
-        default=None, description="At most `sessions.lifetime_seconds` of the configuration."
+        default=None, description="At most the setting `sessions.lifetime_seconds`."
     )
 
 
@@ -256,17 +261,18 @@ class NewSession(SessionFields):
     name: str | None = Field(
         default=None,
         pattern=SESSION_NAME,
-        description="A name for it, which can stand for its id everywhere.",
+        description="A name for the session, which can be used everywhere instead of its id.",
     )
     project: Id | None = Field(
         default=None,
-        description="The id of a claimed project directory, whose files are copied in.",
+        description="The id of a claimed project directory, whose files are copied into the "
+        "session.",
     )
     agent_id: Id | None = None
     preset: PresetName | None = Field(
         default=None,
-        description="A preset of the configuration, `presets.NAME`: its fields are the defaults of "
-        "the others here; `network` and `env` are added to.",
+        description="The name of a configured preset. The preset's fields are the defaults of the "
+        "other fields here; `network` and `env` are added to those of the preset.",
     )
 
 
@@ -276,15 +282,16 @@ class NewProject(StrictValue):
     directory: str = Field(
         pattern=r"^/[^\x00]*$",
         max_length=4096,
-        description="The absolute path of a directory of the engine's host.",
+        description="The absolute path of a directory on the engine's host.",
     )
     everything: bool = Field(
-        default=False, description="Also copy what its `.gitignore` files leave out."
+        default=False,
+        description="Also copy files that the directory's `.gitignore` files exclude.",
     )
 
 
 class Project(_Record):
-    """A directory from which sessions can be made."""
+    """A claimed directory, whose files can be copied into new sessions."""
 
     id: str
     """The id by which a new session refers to the project. It is valid while the engine runs."""
@@ -306,7 +313,7 @@ class NewSnapshot(StrictValue):
     """The body of `POST /v1/sessions/{session_id}/snapshots`."""
 
     name: SnapshotName | None = Field(
-        default=None, description="A name for it, which can stand for its id."
+        default=None, description="A name for the snapshot, which can be used instead of its id."
     )
 
 
@@ -320,12 +327,14 @@ class ForkWish(StrictValue):
     """The body of `POST /v1/sessions/{session_id}/fork`."""
 
     snapshot_id: Id | None = Field(
-        default=None, description="A snapshot's id or name; default: the files as they are now."
+        default=None,
+        description="The id or name of a snapshot. By default, the session's current files are "
+        "used.",
     )
     name: SnapshotName | None = Field(
         default=None,
         max_length=60,
-        description="A name for the fork; several are numbered: NAME-1, NAME-2.",
+        description="A name for the fork. Several forks are numbered: NAME-1, NAME-2.",
     )
     count: int = Field(default=1, ge=1, le=MAX_FORKS)
 
@@ -349,9 +358,9 @@ UPLOAD_PIECE_BYTES = 1 << 20
 
 
 class WorkspaceEntry(Value):
-    """One file, directory, link or other thing in a workspace."""
+    """One entry of a workspace: a file, directory, link or other entry."""
 
-    path: str = Field(description="Relative to the workspace.")
+    path: str = Field(description="Path relative to the workspace.")
     kind: EntryKind
-    size: int = Field(description="Bytes.")
-    modified_at: str = Field(description="As the session's programs left it.")
+    size: int = Field(description="Size in bytes.")
+    modified_at: str = Field(description="Modification time, which the session's programs can set.")

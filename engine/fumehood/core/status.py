@@ -13,16 +13,16 @@ from fumehood.core.value import Value
 
 
 class Health(Value):
-    """The process answers; nothing is said of what it can do."""
+    """The engine's process answers. This does not mean that it serves calls (see `Readiness`)."""
 
     status: Literal["ok"] = "ok"
 
 
 class WallReadiness(Value):
-    """One wall: whether it may be used, and the limits that were seen to hold on this host.
+    """Whether a wall can be used, and the limits that were tested and hold on this host.
 
-    `missing` has a sentence for each image that is not there: calls that need none of them are
-    served. Where no image is there, the wall is not ready.
+    `missing` has a sentence for each missing image. Calls that need no missing image are served. If
+    every image is missing, the wall is not ready.
     """
 
     ready: bool
@@ -31,14 +31,17 @@ class WallReadiness(Value):
 
 
 class StateReadiness(Value):
-    """Whether writing to the state fails, and how many rows of the call log were lost."""
+    """Whether writing to the state fails, and the number of call log rows that were lost."""
 
     failing: bool
     lost_rows: int
 
 
 class CircuitState(StrEnum):
-    """Whether requests to a service are let through; half-open: a few, to try it."""
+    """Whether requests to a service are sent.
+
+    If the circuit is half-open, a few requests are sent to test the service.
+    """
 
     CLOSED = "closed"
     OPEN = "open"
@@ -46,9 +49,10 @@ class CircuitState(StrEnum):
 
 
 class CircuitStatus(Value):
-    """The circuit to one service, with the counts of its last requests.
+    """The state of the circuit to one service, with counts of the last requests to the service.
 
-    `retry_after_ms` is how long calls are refused; null if one would be let through.
+    `retry_after_ms` is the time in milliseconds for which calls are still refused, or null if a
+    call would be allowed now.
     """
 
     upstream: str
@@ -59,10 +63,10 @@ class CircuitStatus(Value):
 
 
 class Readiness(Value):
-    """Whether calls are served, and what each wall in use enforces, either way.
+    """Whether calls are served, and the limits that each wall in use enforces.
 
-    A state that cannot be written keeps no harmless call from being served, but it is said. An
-    engine is a `standby` while another one is active on the state that both share.
+    If the state cannot be written, harmless calls are still served, and `state` reports the
+    failure. An engine is a `standby` while another engine is active on the state that both share.
     """
 
     status: Literal["ready", "not_ready", "standby"]
@@ -78,7 +82,7 @@ AlertName = Literal[
 
 
 class Alert(Value):
-    """One threshold, and the value that it has now."""
+    """One alert: its threshold, and the current value that is compared with the threshold."""
 
     name: AlertName
     tool: str | None
@@ -99,7 +103,7 @@ class Alert(Value):
 
 
 class AlertList(Value):
-    """The alerts of the engine, and those of single tools that are firing."""
+    """The engine's alerts, and the firing alerts of single tools."""
 
     enabled: bool
     window_seconds: float
@@ -122,7 +126,7 @@ class NodeState(StrEnum):
 
 
 class NodeRecord(Value):
-    """One node: a machine with containers for this engine."""
+    """One node of the cluster: a machine that runs containers for this engine."""
 
     name: str
     state: NodeState
@@ -142,7 +146,7 @@ class NodeRecord(Value):
 
 
 class EngineSummary(Value):
-    """How the engine is. `containers` and `sessions` are counts by state."""
+    """A summary of the engine. `containers` and `sessions` are counts by state."""
 
     version: str
     started_at: AwareDatetime
@@ -166,7 +170,7 @@ def engine_version() -> str:
 
 
 class CacheStatus(Value):
-    """The present content, and counters since the start."""
+    """The current size of the result cache, and counters since the engine's start."""
 
     entries: int
     size_bytes: int
@@ -180,6 +184,6 @@ class CacheStatus(Value):
 
 
 class ClearedCache(Value):
-    """How many answers were dropped."""
+    """The number of answers that were dropped from the result cache."""
 
     cleared: int

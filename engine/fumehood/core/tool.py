@@ -309,7 +309,7 @@ class _Value(BaseModel):
 
 
 class OutputTokens(_Value):
-    """A guess at how many tokens a result has."""
+    """An estimate of the number of tokens in a tool's result."""
 
     min: int = Field(ge=0)
     max: int = Field(ge=0)
@@ -317,7 +317,7 @@ class OutputTokens(_Value):
 
 
 class EstimatedTokens(_Value):
-    """A guess at how many tokens a call has, both ways."""
+    """An estimate of the number of tokens in a call's arguments (`input`) and result (`output`)."""
 
     input: int = Field(ge=0)
     output: OutputTokens
@@ -365,12 +365,13 @@ Pointer = Annotated[str, Field(pattern=r"^(/([^~/]|~[01])*)*$", max_length=500)]
 
 
 class ResponseMapping(_Value):
-    """Which parts of a service's JSON are the result.
+    """The parts of a service's JSON answer that become the tool's result.
 
-    With `items` the result is a list, with `fields` an object, or a list of such objects. One of
-    `next_cursor`, `next_url` and `counts` says how the next page is asked for: with
-    `cursor_parameter` set to a value of the answer, to that parameter's value in a URL of the
-    answer, or to a number that counts pages or items from `first` on.
+    With `items`, the result is a list; with `fields`, an object; with both, a list of objects with
+    these fields. If the list has several pages, the query parameter `cursor_parameter` requests the
+    next page. Exactly one of these fields determines its value: `next_cursor`, the place of the
+    value in the answer; `next_url`, the place of a URL in the answer that contains the parameter;
+    or `counts`, for a number of pages or items, counted from `first`.
     """
 
     items: Pointer | None = None
@@ -410,19 +411,19 @@ NetworkPatterns = Annotated[
         max_length=100,
         strict=False,
         description="Hosts that programs may reach, such as `api.example.org` or "
-        "`*.example.org:443`, and package indexes, such as `@pypi`. The configuration says which "
-        "are allowed, in `gateway`.",
+        "`*.example.org:443`, and package indexes, such as `@pypi`. The settings of `gateway` "
+        "determine which are allowed.",
     ),
 ]
 
 
 class ToolDefinition(_Value):
-    """One tool in one version. All but a few fields have a default.
+    """One version of a tool. Most fields have a default.
 
-    `parameters` may be given as a list of `ToolParameter`s; what is kept is the JSON Schema.
+    `parameters` may be given as a list of `ToolParameter`s, which is converted to a JSON Schema.
 
-    An absent limit is the wall's default, not "none". `idempotent` is `read_only` unless
-    it is given. `id` is `name@version` unless it is given.
+    If a limit is absent, the wall's default applies, never "no limit". The default of `idempotent`
+    is the value of `read_only`. The default of `id` is `name@version`.
     """
 
     # Identity
@@ -558,7 +559,7 @@ class Severity(StrEnum):
 
 
 class Finding(_Value):
-    """One broken rule: where, why, and the remedy. `path` is a place in the definition."""
+    """One broken lint rule: where, why, and the remedy. `path` is a place in the definition."""
 
     rule: str
     severity: Severity

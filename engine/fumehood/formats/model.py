@@ -23,7 +23,7 @@ set. A longer result is shortened."""
 
 
 class Loss(Value):
-    """A part of a tool that a format cannot express: what, where, and what to change."""
+    """An aspect of a tool that a format cannot express: its place, and what to change."""
 
     tool: str
     where: str
@@ -32,7 +32,7 @@ class Loss(Value):
 
 
 class ExportedTools(Value):
-    """Tools as one provider takes them, and what got lost."""
+    """Tools in the format of one model provider, and what the format cannot express."""
 
     format: FormatName
     tools: tuple[JsonObject, ...]
@@ -40,7 +40,7 @@ class ExportedTools(Value):
 
 
 class HandleOptions(CallOptions):
-    """Options of all calls of a message: those of a call, and how they are read and run."""
+    """Options for all calls of a message: call options, and how the calls are parsed and run."""
 
     idempotency_key: str | None = Field(default=None, json_schema_extra={"type": "null"})
     """Always None, because a key belongs to a single call and these options apply to several."""
@@ -67,14 +67,14 @@ class HandleBody(Value):
 
     format: MessageFormat
     message: Any = Field(
-        description="An object; for `openai-responses` also a list of objects.",
+        description="An object or, for `openai-responses`, also a list of objects.",
         json_schema_extra={"anyOf": [_ANY_OBJECT, {"type": "array", "items": _ANY_OBJECT}]},
     )
     options: HandleOptions = Field(default_factory=HandleOptions)
 
 
 class HandledCalls(Value):
-    """The messages with the results, and the envelope of each call, in the order of the calls."""
+    """The result messages for the model, and the calls' envelopes in the order of the calls."""
 
     messages: tuple[JsonObject, ...]
     envelopes: tuple[Envelope, ...]

@@ -34,10 +34,11 @@ class AnyToolQuery(ToolQuery):
     model_config = ConfigDict(json_schema_extra=_at_most_last)
 
     format: FormatName | None = Field(
-        default=None, description="All tools as a model's provider takes them, in one answer."
+        default=None, description="All tools in the format of this model provider, in one answer."
     )
     tools: str | None = Field(
-        default=None, description="With `format`: only these, separated by commas."
+        default=None,
+        description="With `format`: only the tools with these names, separated by commas.",
     )
 
     @property
@@ -49,7 +50,7 @@ class AnyToolQuery(ToolQuery):
 
 
 class AnyToolList(RootModel[ToolList | AgentTools | ExportedTools]):
-    """A page of the tools, with `agent_id` all of that agent's, or with `format` an export."""
+    """A page of tools; with `agent_id`, all tools of that agent; with `format`, an export."""
 
 
 @endpoint(
@@ -65,9 +66,9 @@ async def list_tools(
 ) -> ToolList | AgentTools | ExportedTools:
     """List the preferred version of each matching tool, one page at a time.
 
-    Sources are beside the items, so that each item is a definition that could be registered
-    elsewhere unchanged. With `format`, all tools as a model's provider takes them, and `losses`:
-    what that format cannot express.
+    The tools' sources are in a separate field, so that each item is a definition that could be
+    registered unchanged in another engine. With `format`, the answer has all tools in the format of
+    a model provider, and in `losses` what that format cannot express.
     """
     if query.format is None:
         listed: ToolList | AgentTools = await tools.list_tools.function(engine, caller, query)
@@ -83,10 +84,10 @@ async def list_tools(
 async def handle_message(
     request: Request, engine: Engine, body: NewMessage, caller: Principal
 ) -> Response:
-    """Run all tool calls of an assistant's message, and answer with the messages for the model.
+    """Run all tool calls of an assistant message, and return the messages for the model.
 
-    Each call has one result and one envelope, in the order of the calls, also where it is refused,
-    fails or waits for approval. Disconnecting cancels the calls that run.
+    Each call has one result and one envelope, in the order of the calls, even if it is refused,
+    fails or waits for approval. If the client disconnects, running calls are cancelled.
     """
     calls = engine.open_message(body, caller)
     async with cancelled_with(request, calls.cancel):

@@ -78,7 +78,7 @@ def stopped(engine: Engine, tool: str | None) -> Envelope:
 
 
 def envelope_response(envelope: Envelope) -> Response:
-    """Return the envelope with the HTTP status of its error code."""
+    """Return an envelope as a response, with the HTTP status of its error code, or 200."""
     status = 200
     headers: Headers = ()
     if envelope.error is not None:
@@ -91,9 +91,9 @@ def envelope_response(envelope: Envelope) -> Response:
 
 
 def once_delivered(request: Request, response: Response, tell: Callable[[], None]) -> Response:
-    """Return the response, made to call `tell` once it has been sent.
+    """Make a response call `tell` once it has been sent, and return the response.
 
-    `tell` is not called for HEAD, or if the client has already disconnected.
+    `tell` is not called for a HEAD request, or if the client has already disconnected.
     """
 
     async def told() -> None:

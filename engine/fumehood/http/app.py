@@ -1,8 +1,8 @@
 """The HTTP application: routing, an envelope for every refusal, and the OpenAPI documents.
 
-Host side, between the server and one engine. Invariant: whatever a client sends, it gets JSON of a
-documented form, without stack traces or host paths. Each socket's document is made from the
-operations that the socket serves, so that none is undocumented.
+Host side, between the server and one engine. Invariant: every answer to a client is JSON of
+a documented form, without stack traces or host paths. Each socket's document is made from the
+operations that the socket serves, so that every operation is documented.
 *Source*: the OpenAPI Specification 3.1.0.
 """
 
@@ -53,11 +53,11 @@ TRACEPARENT = HEADER.encode()
 
 
 def with_added(kernel: Sequence[Operation], added: Iterable[Operation]) -> list[Operation]:
-    """Return the kernel's operations and those of parts, which may replace some of the kernel's.
+    """Return the kernel's operations, with those that parts add or replace.
 
     Raises:
-        PartError: two parts add the same operation, or a part's operation needs another authority
-            than the kernel's operation that it replaces.
+        PartError: two parts add the same operation, or a part's operation requires a different
+            authority than the kernel's operation that the part replaces.
     """
     own = {(operation.method, operation.path): operation for operation in kernel}
     found = dict(own)
@@ -103,7 +103,7 @@ CONTROL_OPERATIONS: list[Operation] = _with_parts(
 
 
 class Faces:
-    """Passes each request to the ASGI application of its socket, or to one that a part mounts."""
+    """Passes each request to its socket's ASGI application, or to one that a part has mounted."""
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
@@ -119,7 +119,8 @@ class Faces:
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         """Return the coroutine that answers one request.
 
-        It is not a coroutine function itself, because each nested one would slow down every call.
+        This method is not itself a coroutine function, because each nested coroutine would slow
+        down every call.
         """
         face = scope["state"]["face"]
         given = headers_of(scope, TRACEPARENT)
@@ -148,8 +149,8 @@ class Faces:
 class Application:
     """Serves the operations of one socket, for an engine that has been started.
 
-    It uses Starlette's requests and responses, but not Starlette's application and routes, which
-    cost every call about as much as a gate.
+    The class uses Starlette's requests and responses, but not its application and routes, which
+    would take about as much time in every call as a gate does.
     """
 
     def __init__(self, engine: Engine, title: str, operations: Sequence[Operation]) -> None:
@@ -162,7 +163,7 @@ class Application:
         )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request. Internal errors are logged, and hidden from the client."""
+        """Answer one request. Internal errors are logged, but their details are not sent."""
         scope["app"] = self
         try:
             response = await self._found(scope)(Request(scope, receive, send))
@@ -186,10 +187,10 @@ class Application:
         return envelope_response(self.engine.refusal(error, tool=_tool_of(scope)))
 
     def _found(self, scope: Scope) -> Respond:
-        """Find the operation of this address and method.
+        """Return the function that responds to a request with this address and method.
 
         Raises:
-            MethodNotAllowed: the address exists with another method only.
+            MethodNotAllowed: the address exists, but not with this method.
             ResourceNotFound: the address does not exist.
         """
         path, method = scope["path"], scope["method"]
@@ -215,8 +216,8 @@ def _tool_of(scope: Scope) -> str | None:
 
 REFERENCE = "#/components/schemas/{model}"
 ANY_OBJECT: JsonObject = {"type": "object", "additionalProperties": True}
-"""The schema of any object. It is explicit, because some client generators take an object without
-properties to be empty."""
+"""The schema of any object. `additionalProperties` is explicit, because some client generators
+treat an object without properties as empty."""
 
 BINARY = "application/octet-stream"
 """The media type of files in generated clients. The engine accepts files of any media type."""
@@ -231,10 +232,10 @@ SECURITY: dict[Needs, list[JsonObject]] = {
     Needs.SIGNATURE: [{"signature": []}],
 }
 DESCRIPTION = (
-    "HTTP/1.1 and JSON over a Unix socket. `HEAD` works wherever `GET` does. Malformed HTTP is "
-    "answered with status 400 and an envelope (`INVALID_PARAMS`), an address that is not in "
-    "this document with 404 (`RESOURCE_NOT_FOUND`), another method with 405 "
-    "(`METHOD_NOT_ALLOWED`)."
+    "HTTP/1.1 and JSON over a Unix socket. `HEAD` works wherever `GET` does. Every refusal is an "
+    "envelope. Malformed HTTP is refused with status 400 (`INVALID_PARAMS`), an address that is "
+    "not in this document with 404 (`RESOURCE_NOT_FOUND`), and a method that is not in this "
+    "document for its address with 405 (`METHOD_NOT_ALLOWED`)."
 )
 BEARER: JsonObject = {
     "type": "http",
@@ -280,8 +281,8 @@ def _schemes(operations: Iterable[Operation]) -> JsonObject:
 def _schemas(operations: Iterable[Operation]) -> tuple[Schemas, JsonObject]:
     """Return a schema reference for each model, and the definitions to which they refer.
 
-    A model has one definition for requests and answers, its schema for validation. Only that schema
-    shows that an answer may lack a field.
+    Requests and answers share one definition of a model: the model's schema for validation. Only
+    this schema shows that an answer may lack a field.
     """
     wanted: dict[type[BaseModel], None] = {Envelope: None}
     for operation in operations:
@@ -296,8 +297,8 @@ def _schemas(operations: Iterable[Operation]) -> tuple[Schemas, JsonObject]:
 def _worded(schema: Any) -> Any:
     """Return a schema with its defaults moved into the descriptions.
 
-    Generated clients would send defaults as values, so changing one field of an object would reset
-    its other fields.
+    Otherwise, generated clients would send the defaults as values, and a change of one field of an
+    object would reset the other fields.
     """
     if isinstance(schema, list):
         return [_worded(part) for part in schema]
@@ -346,11 +347,14 @@ def _responses(operation: Operation, schemas: Schemas, definitions: JsonObject) 
         statuses.setdefault(error.http_status, []).append(error.code)
     refusals = {status: _response(", ".join(codes), refusal) for status, codes in statuses.items()}
     if operation.has_tool_codes:
-        refusals[TOOL_CODE_HTTP_STATUS] = _response("A code of the tool's own.", refusal)
+        refusals[TOOL_CODE_HTTP_STATUS] = _response("An error code that the tool defines.", refusal)
     answers: dict[int, JsonObject]
     if operation.media is not None:
         answers = {
-            200: {"description": "The bytes.", "content": {BINARY: BYTES, operation.media: BYTES}}
+            200: {
+                "description": "The raw content.",
+                "content": {BINARY: BYTES, operation.media: BYTES},
+            }
         }
     elif operation.plain:
         answers = {status: _response("The answer.", data) for status in operation.plain}
@@ -366,7 +370,7 @@ def _responses(operation: Operation, schemas: Schemas, definitions: JsonObject) 
 def _envelope(
     definitions: JsonObject, name: str, *, is_success: bool, data: JsonObject
 ) -> JsonObject:
-    """Add the definition of a kind of envelope, and return a reference to it."""
+    """Add the definition of an envelope with this `data`, and return a reference to it."""
     any_envelope = definitions["Envelope"]
     fields = {
         **any_envelope["properties"],

@@ -51,8 +51,8 @@ DRAIN_DEADLINE_S = 10.0
 it reads then gets the refusal instead of a broken pipe."""
 
 HELD_BYTES = 1 << 20
-"""Estimated memory of one download in bytes, which counts against its user's share. It covers a
-piece as read, as sent, and in the server's buffer."""
+"""Estimated memory of one download in bytes, which counts against its user's share. The estimate
+covers a piece as it is read, as it is sent, and in the server's buffer."""
 
 SEND_DEADLINE_S = 60.0
 """Seconds for a client to receive one piece. A slower client is disconnected."""
@@ -63,7 +63,7 @@ async def read_json(request: Request) -> Any:
 
     Raises:
         InvalidParams: the body is not strict JSON.
-        EngineError: as in `read_raw`.
+        EngineError: for the same reasons as in `read_raw`.
     """
     body = await read_raw(request)
     return parse_json(body) if len(body) <= SMALL_BODY_BYTES else await parse_in_thread(body)
@@ -166,7 +166,7 @@ class IncomingBody:
         self._is_over = False
 
     async def whole(self) -> bytes:
-        """Return the whole body. If it is refused, the rest of it is first read and discarded.
+        """Return the whole body. If the body is refused, its rest is read and discarded first.
 
         Raises:
             RequestTooLarge: the body is larger than 8 MB.
@@ -248,7 +248,7 @@ class IncomingBody:
 
 
 def _hold(scope: Scope, size: int) -> None:
-    """Count bytes for the user of a request."""
+    """Count bytes against the share of the request's user."""
     scope["state"]["held_bytes"].add(scope["state"]["who"], size)
 
 
@@ -257,7 +257,7 @@ def _give_back(scope: Scope, size: int) -> None:
 
 
 def require_room(request: Request, size: int = HELD_BYTES) -> None:
-    """Raise RateLimited if `size` more bytes would exceed what one user's requests may hold."""
+    """Raise RateLimited if `size` more bytes would exceed the share of the request's user."""
     state = request.scope["state"]
     if state["held_bytes"].lacks(state["who"], size) is not None:
         raise RateLimited(
@@ -268,7 +268,7 @@ def require_room(request: Request, size: int = HELD_BYTES) -> None:
 
 
 def attachment_headers(path: str, content_type: str, size: int | None) -> dict[str, str]:
-    """Return headers with which browsers save an untrusted file, and no cache stores it."""
+    """Return headers that make browsers save an untrusted file, and that forbid caching."""
     name = quote(path.rpartition("/")[2], safe="")
     return {
         "content-type": content_type,
@@ -303,7 +303,7 @@ class FileBody(Response):
         self.init_headers(headers)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the file. Returning before its end makes the server close the connection."""
+        """Send the file. A return before the file's end makes the server close the connection."""
         _hold(scope, HELD_BYTES)
         try:
             await self._send(receive, send)

@@ -58,8 +58,9 @@ def require_own_user(request: Request) -> None:
 async def require_admin(request: Request) -> Principal:
     """Require a credential with the scope `admin`, and return its principal.
 
-    The scope allows changes of authority, agents, tokens and the registry. Call this after the
-    body was read, so that a credential revoked meanwhile is refused. Refusals are logged.
+    The scope allows changes of authority, agents, tokens and the registry. Call this function
+    after the body was read, so that a credential that is revoked while the body arrives is refused.
+    Refusals are logged.
 
     Raises:
         Unauthorized: the request has no credential, or an unknown one.
@@ -70,12 +71,19 @@ async def require_admin(request: Request) -> Principal:
 
 
 async def require_approver(request: Request) -> Principal:
-    """Like `require_admin`, but for the scope `approve`, which allows decisions on calls."""
+    """Require a credential with the scope `approve`, and return its principal.
+
+    The scope allows decisions on calls. Raises for the same reasons as `require_admin`.
+    """
     return await _require(request, Scope.APPROVE)
 
 
 async def require_decider(request: Request) -> Principal:
-    """Like `require_approver`. Also records an attempt without the scope in the audit chain."""
+    """Require a credential with the scope `approve`, and return its principal.
+
+    An attempt with a credential without the scope is recorded in the audit chain. Raises for the
+    same reasons as `require_admin`.
+    """
     approval_id: str | None = request.path_params.get("approval_id")
     try:
         return await require_approver(request)
@@ -87,15 +95,18 @@ async def require_decider(request: Request) -> Principal:
 
 
 async def require_authority(request: Request) -> Principal:
-    """Like `require_admin`, but the scope `approve` is also enough."""
+    """Require a credential with the scope `approve` or `admin`, and return its principal.
+
+    Raises for the same reasons as `require_admin`.
+    """
     return await _require(request, Scope.APPROVE, Scope.ADMIN)
 
 
 def peer_principal_id(request: Request) -> str | None:
     """Return the id of the principal of the peer's uid, regardless of the request's credential.
 
-    Return None for an unknown uid, and in single-user mode, in which approvers and callers have the
-    same uid.
+    Return None for an unknown uid, and always in single-user mode, in which approvers and callers
+    have the same uid.
     """
     engine = engine_of(request)
     uid = _peer(request).uid
@@ -133,7 +144,7 @@ def refusal_over_tcp(request: Request) -> EngineError | None:
 
 
 async def _require(request: Request, *scopes: Scope) -> Principal:
-    """Return the principal of a credential with one of the scopes. Log a refusal."""
+    """Return the credential's principal, which must have one of the scopes. Log a refusal."""
     words = " or ".join(scopes)
     try:
         if _credential(request) is None:

@@ -65,7 +65,7 @@ class Needs(StrEnum):
     APPROVER = "approver"
     ADMIN = "admin"
     SIGNATURE = "signature"
-    """The body is signed with the webhook's secret. The operation verifies that itself."""
+    """The body is signed with the webhook's secret. The operation itself verifies the signature."""
 
 
 CHECKS: Mapping[Needs, Authorize | None] = {
@@ -119,9 +119,11 @@ class As:
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """The clients' method for an operation, if it does not follow from the function.
+    """The name and parameters of the clients' method for an operation.
 
-    - `name`: for example, `agents.create` is the method `create` of the client's part `agents`.
+    Needed only if they differ from those of the operation's function.
+
+    - `name`: for example, `agents.create` is the method `client.agents.create()`.
     - `renamed`: maps path parameters and fields to the names of the method's parameters.
     - `whole`: name of the parameter for the whole body, instead of one parameter for each field.
     - `is_one`: the answer is a list with one item, and the method returns that item.
@@ -161,7 +163,7 @@ class Operation:
 
     @property
     def id(self) -> str:
-        """The operation's id in the document: its function's name in camel case."""
+        """The operation's id in the OpenAPI document: its function's name in camel case."""
         first, *rest = self.function.__name__.split("_")
         return first + "".join(word.capitalize() for word in rest)
 
@@ -173,7 +175,7 @@ class Operation:
 
     @property
     def all_errors(self) -> Errors:
-        """The declared errors, and those that reading and authorizing a request may raise."""
+        """The declared errors, and those that reading or authorizing a request may raise."""
         found: set[type[EngineError]] = {InternalError, StateUnavailable}
         if self.needs is not Needs.NOBODY:
             found |= {Unauthorized, PermissionDenied}
@@ -259,7 +261,7 @@ def endpoint(
 
 
 class _Signature:
-    """A function's parameters in their order, and how each is filled from a request."""
+    """A function's parameters, in order, and how each parameter is filled from a request."""
 
     def __init__(self, function: Callable[..., Awaitable[Any]], path: str) -> None:
         self.data: type[BaseModel] | None = None
@@ -314,7 +316,7 @@ class _Signature:
 
 @cache
 def _object_with(note: As, name: str, kind: Any) -> type[BaseModel]:
-    """Make the model of an object with one field. Equal arguments give the same model."""
+    """Make the model of an object with one field. Equal arguments return the same model."""
     config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
     fields: dict[str, Any] = {note.field: (kind, ...)}
     return create_model(name, __config__=config, __doc__=note.words, **fields)
@@ -328,7 +330,7 @@ def _responder(
 ) -> Respond:
     """Make the coroutine function that answers requests with `function`.
 
-    The signature is inspected in advance, so that requests do not wait for it.
+    The signature is inspected once, in advance, so that no request waits for the inspection.
     """
     reads_json = signature.body is not None
     before_caller, from_caller = signature.before_caller, signature.from_caller

@@ -1,11 +1,11 @@
 """The peer of a connection: its identity, attested by the kernel, and limits for its user.
 
-Host side, a subclass of uvicorn's protocol, which offers no peer credentials. It also answers
-requests that the HTTP parser refuses, and users with too many connections. A half-closed connection
-stays open for its response, because a client may stop sending and still wait. A client that has
-closed both directions is detected, so that its stream can end. Invariant: one user's connections
-to a socket leave room for other users' connections, and for the same user's connections to the
-control socket.
+Host side. uvicorn's protocol offers no peer credentials, so this file has a subclass of it. The
+subclass also refuses requests that the HTTP parser rejects, and users with too many connections. A
+half-closed connection stays open for its response, because a client may stop sending and still
+wait. A client that has closed both directions is detected, so that its stream can end. Invariant:
+one user's connections to a socket leave room for other users' connections, and for the same user's
+connections to the control socket.
 
 The owner of a session reaches its ports at `ANY /v1/sessions/{id}/ports/{port}/{path}`. The
 protocol hands the connection of such a request over to the port: it forwards the head of the
@@ -112,7 +112,7 @@ class CallerStream(anyio.abc.ByteStream):
 
     @property
     def has_left(self) -> bool:
-        """Whether the caller has closed both directions, or over TCP at least one."""
+        """Whether the caller has closed both directions or, over TCP, at least one of them."""
         return self._transport.is_closing() or has_left(self._transport.get_extra_info("socket"))
 
     async def send_eof(self) -> None:
@@ -187,8 +187,8 @@ async def pass_bytes(
 ) -> None:
     """Connect to the port, and pass bytes in both directions.
 
-    This ends when the port's side ends, the caller disconnects or the engine begins to stop.
-    `first` is what the caller has already sent after the head.
+    The function returns when the port's side ends, the caller disconnects or the engine begins to
+    stop. `first` are the bytes that the caller has already sent after the head.
 
     Raises:
         EngineError: the port cannot be reached; nothing was sent.
@@ -274,9 +274,9 @@ NOBODY = Peer(pid=0, uid=OVERFLOW_UID, gid=0)
 
 
 class Shares:
-    """Counts what each user, or each network address, holds.
+    """Counts the resources that each user, or each network address, holds.
 
-    This is the number of connections to each socket, and the bytes of requests in progress.
+    The resources are connections to each socket, and bytes of requests in progress.
     """
 
     def __init__(self, most_connections: int) -> None:
@@ -287,8 +287,8 @@ class Shares:
 def most_connections() -> int:
     """Return the maximum number of connections of one user to one socket.
 
-    It is at most half of the files that this process may open, so that one user cannot use them
-    all.
+    The result is at most half of the number of files that this process may open, so that one user
+    cannot use all of them.
     """
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return MAX_CONNECTIONS if soft == resource.RLIM_INFINITY else min(MAX_CONNECTIONS, soft // 2)
@@ -297,8 +297,8 @@ def most_connections() -> int:
 class _Joining:
     """A transport that sends a response's head and body in one piece.
 
-    uvicorn writes them separately, and each write would wake the client. A write is therefore held
-    until the next write, at most until the event loop's next iteration.
+    uvicorn writes the head and the body separately, and each write would wake the client. A write
+    is therefore held until the next write, but at most until the event loop's next iteration.
     """
 
     def __init__(self, transport: asyncio.Transport) -> None:
@@ -337,7 +337,7 @@ class _Joining:
 
 
 class PeerProtocol(H11Protocol):
-    """HTTP/1.1 that adds the peer and the `Face` to each request, in `scope["state"]`."""
+    """HTTP/1.1, with the peer and the `Face` in `scope["state"]` of each request."""
 
     refusal_body: RefusalBody
     port_request: Callable[[Request, bytes | None], PortRequest]
@@ -426,11 +426,11 @@ class PeerProtocol(H11Protocol):
         return body
 
     def _should_upgrade(self) -> bool:
-        """Return whether to hand the connection over: the request is for a session's port."""
+        """Return whether the request is for a session's port, which then gets the connection."""
         return self._face is not Face.CONTROL and is_for_port(self.scope["raw_path"])
 
     def handle_websocket_upgrade(self, event: h11.Request) -> None:
-        """Hand the connection over to the session's port. It then serves no API request."""
+        """Hand the connection over to the session's port. It no longer serves API requests."""
         upgrade: bytes | None = self._get_upgrade()
         request = Request(dict(self.scope))
         try:
@@ -457,7 +457,7 @@ class PeerProtocol(H11Protocol):
             self._leave()
 
     def eof_received(self) -> Any:
-        """Return True while a response is pending, which keeps the connection open."""
+        """Return True while a response is pending, so that the connection stays open."""
         self._half_closed = True
         cycle: RequestResponseCycle | None = self.cycle
         if cycle is not None and not cycle.response_complete:

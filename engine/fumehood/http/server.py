@@ -144,7 +144,7 @@ def listening_on_tcp(config: Config) -> Iterator[list[socket.socket]]:
 class CountingListener(socket.socket):
     """A listening socket that counts the open connections of each address, and limits them.
 
-    It is used for TLS, because nothing else counts a connection before its handshake, and each one
+    Used for TLS, because nothing else counts a connection before its handshake, and each connection
     takes 0.3 MB. Connections above the limit are closed immediately.
     """
 
@@ -444,7 +444,7 @@ async def serve(
 
 
 def _opened(config: Config, log: Logger) -> Database:
-    """Open the state, and log its events. Raises as `open_database`.
+    """Open the state, and log its events. Raises the same exceptions as `open_database`.
 
     If another engine becomes active on the state, this process stops itself with SIGTERM.
     """
@@ -530,7 +530,7 @@ async def _exit_on_signal(
 class _StandbyApp:
     """Refuses all requests to a standby, except for health and readiness.
 
-    The engine is not started, and only makes the refusals.
+    `engine` is never started. It is only used to make the envelopes of the refusals.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -571,13 +571,13 @@ def _warn_where_nobody_can_be_asked(engine: Engine) -> None:
 
 
 class _ToLog(logging.Handler):
-    """Forwards warnings of libraries to the engine's log, each at most once a second."""
+    """Forwards library warnings to the engine's log, each warning at most once a second."""
 
     def __init__(self, log: Logger) -> None:
         super().__init__(logging.WARNING)
         self._log = log
         self._last: dict[tuple[str, int], float] = {}
-        """When each place in the source, as file and line, last logged a message."""
+        """Source file and line → when this place last logged a message."""
 
     def emit(self, record: logging.LogRecord) -> None:
         if record.msg == UNFINISHED and isinstance(record.args, tuple):
@@ -620,7 +620,7 @@ class _Server(uvicorn.Server):
     """The additional socket with TLS, and its TLS context."""
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Listen on the sockets, and on the one with TLS."""
+        """Listen on the sockets and, if it is set, on the additional socket with TLS."""
         await super().startup(sockets)
         if self.tls is None:
             return
@@ -647,7 +647,8 @@ class _Server(uvicorn.Server):
 async def _watch_state(database: Database) -> None:
     """Check every second whether another engine has become active.
 
-    This engine would not learn of the other engine's changes, such as revoked tokens.
+    Without this check, an engine that has been replaced would continue to serve, and would not
+    notice changes that the other engine makes, such as revoked tokens.
     """
     while not database.is_fenced:
         await anyio.sleep(WATCH_S)
@@ -662,9 +663,9 @@ async def _stop_on_signal(
     manager: str,
     on_draining: Callable[[int], None],
 ) -> None:
-    """On the first signal, drain the engine and stop the server; on the second, stop at once.
+    """Drain the engine and stop the server on the first signal; stop immediately on the second.
 
-    While it drains, the server still listens, and refuses new calls with retryable errors.
+    While the engine drains, the server still listens, and refuses new calls with retryable errors.
     """
     async with anyio.create_task_group() as group:
         async for number in signals:

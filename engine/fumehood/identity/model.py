@@ -40,15 +40,15 @@ Presets = Annotated[
     Field(
         max_length=100,
         strict=False,
-        description="The only presets with which its sessions are made, the first one by default. "
-        "Empty: no restriction.",
+        description="The presets that the agent's sessions may have; the first one is the default. "
+        "An empty list means no restriction.",
     ),
 ]
 ToolReference = Annotated[str, Field(pattern=TOOL_REFERENCE_PATTERN)]
 
 
 class AgentFields(StrictValue):
-    """The changeable fields of an agent. An `id`, if given, must be that in the address."""
+    """The changeable fields of an agent. If `id` is given, it must equal the id in the address."""
 
     id: Id | None = None
     description: Description = ""
@@ -59,13 +59,13 @@ class AgentFields(StrictValue):
 
 
 class Agent(AgentFields):
-    """One agent. `principals` may make calls for it."""
+    """One agent. `principals` are those that may make calls for the agent."""
 
     id: Id
 
 
 class BindingFields(StrictValue):
-    """The changeable fields of a binding. A `tool`, if given, must be that in the address."""
+    """The changeable fields of a binding. If `tool` is given, it must equal that in the address."""
 
     tool: ToolReference | None = None
     sort_order: SortOrder = 0
@@ -75,11 +75,11 @@ class BindingFields(StrictValue):
 
 
 class Binding(BindingFields):
-    """One tool of one agent.
+    """A binding of one tool to one agent.
 
-    `fixed` arguments are set in every call: the agent neither sees nor sends them. `defaults` apply
-    to omitted arguments. `tool` is `name` or `name@version`; tools are sorted by `sort_order`, then
-    by name.
+    `fixed` arguments are set in every call; the agent neither sees nor sends these arguments.
+    `defaults` apply to omitted arguments. `tool` is `name` or `name@version`. An agent's tools are
+    sorted by `sort_order`, then by name.
     """
 
     tool: ToolReference
@@ -101,7 +101,7 @@ Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.@-]{0,63}$")]
 
 
 class NewToken(Value):
-    """A token to be made. `principal_id` defaults to `token:<name>`."""
+    """A token to create. `principal_id` defaults to `token:<name>`."""
 
     name: Name
     principal_id: PrincipalId | None = None
@@ -111,7 +111,7 @@ class NewToken(Value):
 
 
 class TokenInfo(Value):
-    """A token without its secret. `is_valid`: neither revoked nor expired."""
+    """A token without its secret. `is_valid` is true if it is neither revoked nor expired."""
 
     id: str
     name: str
@@ -126,14 +126,14 @@ class TokenInfo(Value):
 
 
 class MadeToken(Value):
-    """A new token with its secret text, which is shown only here."""
+    """A new token with its secret. No other answer contains the secret."""
 
     token: TokenInfo
     secret: str = Field(repr=False)
 
 
 class NewApprover(Value):
-    """An approver to be made. Scopes are `approve`, `admin`, or both."""
+    """An approver to create. `scopes` are `approve`, `admin`, or both."""
 
     name: Name
     scopes: tuple[Scope, ...] = Field(
@@ -143,7 +143,7 @@ class NewApprover(Value):
 
 
 class ApproverInfo(Value):
-    """An approver without the credential."""
+    """An approver, without the approver's credential."""
 
     name: str
     scopes: tuple[Scope, ...]
@@ -153,7 +153,7 @@ class ApproverInfo(Value):
 
 
 class MadeApprover(Value):
-    """A new approver with the credential, which is shown only here."""
+    """A new approver with the credential. No other answer contains the credential."""
 
     approver: ApproverInfo
     secret: str = Field(repr=False)
@@ -185,7 +185,7 @@ _DONE = {
 
 
 class Change(Value):
-    """One change of authority, of agents or of the registry: who changed what, and when."""
+    """One administrative change: who changed what, and when."""
 
     seq: int
     at: AwareDatetime

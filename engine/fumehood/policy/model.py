@@ -35,7 +35,7 @@ from fumehood.core.workspace_path import absolute_path
 
 
 class Verdict(StrEnum):
-    """The decision of a rule, the strictest last."""
+    """The decision of a rule, from the most permissive to the strictest."""
 
     ALLOW = "allow"
     ASK = "ask"
@@ -400,10 +400,10 @@ class PolicyError(FumehoodError):
 
 
 class CheckedPart(Value):
-    """One condition of a rule, and whether the call meets it.
+    """One condition of a rule (`says`), and whether the call meets the condition (`holds`).
 
-    None means in doubt: the argument is missing or cannot be compared. That counts as met for rules
-    that deny or ask, and as not met for rules that allow.
+    `holds` is null if the argument is missing or cannot be compared. The condition then counts as
+    met in rules that deny or ask, and as not met in rules that allow.
     """
 
     says: str
@@ -424,7 +424,7 @@ class ExplainedRule(Value):
 
 
 class Explanation(Value):
-    """The policy's decision on one call, and the reasons."""
+    """The policy's decision on one call, and how each rule applies to the call."""
 
     tool: str
     environment: str
@@ -442,7 +442,10 @@ _ID: JsonObject = {"pattern": CALL_ID_PATTERN}
 
 
 class ExplainWish(Value):
-    """A call to be explained. Without `principal_id` no rule's `principals` match."""
+    """A call for which to explain the policy's decision.
+
+    Without `principal_id`, a rule that has `principals` does not match.
+    """
 
     tool: str = Field(max_length=200)
     arguments: dict[str, Any] = Field(default_factory=dict)
@@ -452,7 +455,7 @@ class ExplainWish(Value):
 
 
 class RuleStatus(Value):
-    """A rule as the operator of a running engine sees it."""
+    """A rule of the running engine, and the number of calls that it decided."""
 
     id: str
     decision: Verdict
@@ -467,14 +470,14 @@ class RuleStatus(Value):
 
 
 class PolicyText(Value):
-    """The policy file, and its version."""
+    """The text of the policy file, and its version."""
 
     text: str
     version: str
 
 
 class NewPolicy(Value):
-    """Another content of the policy file."""
+    """The new text of the policy file, and the version of the file that it replaces."""
 
     text: str = Field(min_length=1, max_length=MAX_POLICY_CHARACTERS)
     version: str = Field(min_length=1, max_length=64)
@@ -482,7 +485,7 @@ class NewPolicy(Value):
 
 
 class PolicyStatus(Value):
-    """The policy of the running engine."""
+    """The policy that the running engine uses."""
 
     version: str
     file: str | None

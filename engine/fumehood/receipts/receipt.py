@@ -41,7 +41,7 @@ def _require_base64(text: str) -> str:
 
 
 class Exchange(StrictValue):
-    """A request that a program sent, and the answer as it got it: without values of secrets."""
+    """A request that a program sent, and the answer that it received, without secret values."""
 
     method: Text
     url: Text
@@ -60,8 +60,8 @@ class Exchange(StrictValue):
 class Cassette(StrictValue):
     """The exchanges of one call's program, in the order in which their answers ended.
 
-    `left_out` is the number of those that could not be kept: too long, a WebSocket, a tunnel, or
-    broken off.
+    `left_out` is the number of exchanges that could not be kept: those that were too long or broke
+    off, WebSockets and tunnels.
     """
 
     exchanges: list[Exchange] = Field(max_length=MAX_EXCHANGES)

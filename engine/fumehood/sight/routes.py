@@ -17,7 +17,10 @@ from fumehood.sight.metrics import exposition
     "GET", "/metrics", Needs.APPROVER, authorize=require_authority, media="text/plain", client=None
 )
 async def show_metrics(engine: Engine) -> Response:
-    """All figures of the engine as text for Prometheus, with an approver's or admin credential."""
+    """Show all metrics of the engine in Prometheus' text format.
+
+    Needs the scope `approve` or `admin`.
+    """
     figures = await engine.figures()
     counted = engine.part(Sight).metrics
     text, media_type = await anyio.to_thread.run_sync(exposition, counted, figures)
@@ -26,9 +29,9 @@ async def show_metrics(engine: Engine) -> Response:
 
 @endpoint("GET", "/v1/alerts", Needs.APPROVER, authorize=require_authority, client="alerts")
 async def show_alerts(engine: Engine) -> AlertList:
-    """Show the alerts of the engine with their present values, and those of tools that are firing.
+    """Show the engine's alerts with their current values, and the firing alerts of single tools.
 
-    With an approver's or admin credential.
+    Needs the scope `approve` or `admin`.
     """
     return engine.part(Sight).alerts.look()
 

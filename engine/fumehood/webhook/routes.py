@@ -21,7 +21,7 @@ PRINCIPAL = Principal(NAME, frozenset({Scope.APPROVE}))
 
 
 class CallbackBody(OneOfSeveral):
-    """A callback's decision, on the version of the message that it answers."""
+    """A callback's decision on an approval. `version` is that of the answered message."""
 
     version: int = Field(strict=True)
 
@@ -35,10 +35,10 @@ class CallbackBody(OneOfSeveral):
     client=None,
 )
 async def receive_callback(request: Request, engine: Engine) -> ApprovalAnswer:
-    """Decide with a signed body, as the approver `webhook`. No credential is needed.
+    """Decide on an approval with a signed body, as the approver `webhook`.
 
-    Only if the setting `webhook.may_decide` allows it. The body names the `version` in the
-    message.
+    No credential is needed. The setting `webhook.may_decide` must allow this. The body contains the
+    `version` from the webhook's message.
     """
     raw = await read_raw(request)
     channel = engine.part(Webhook).channel

@@ -69,27 +69,27 @@ class ControlClient(BaseClient, ControlOperations):
 
     @property
     def agents(self) -> ControlledAgents:
-        """Agents and their tools."""
+        """The methods for agents and their tools."""
         return ControlledAgents(self._transport)
 
     @property
     def approvals(self) -> ControlledApprovals:
-        """All principals' approvals, and decisions on them."""
+        """The methods for the approvals of all principals, and for decisions on approvals."""
         return ControlledApprovals(self._transport)
 
     @property
     def calls(self) -> ControlledCalls:
-        """All principals' calls."""
+        """The methods for the calls of all principals."""
         return ControlledCalls(self._transport)
 
     @property
     def sessions(self) -> ControlledSessions:
-        """All principals' sessions."""
+        """The methods for the sessions of all principals."""
         return ControlledSessions(self._transport)
 
 
 class ControlledAgents(ControlAgents):
-    """The methods of `ControlClient.agents`: agents and their tools."""
+    """The methods of `ControlClient.agents`, which act on agents and their tools."""
 
     def enable(self, agent_id: str) -> Agent:
         """Allow calls for an agent again."""
@@ -101,10 +101,11 @@ class ControlledAgents(ControlAgents):
 
 
 class ControlledApprovals(ControlApprovals):
-    """The methods of `ControlClient.approvals`: all principals' approvals, and decisions.
+    """The methods of `ControlClient.approvals`, which act on the approvals of all principals.
 
     `version` is the version of the approval that the approver has seen. If the approval has changed
-    since then, nothing is decided (`Refused`, IDEMPOTENCY_CONFLICT). None accepts any version.
+    since then, the decision is refused (`Refused`, IDEMPOTENCY_CONFLICT). If `version` is None, the
+    decision applies to any version.
     """
 
     def approve(
@@ -117,10 +118,10 @@ class ControlledApprovals(ControlApprovals):
         remember: RememberWish | None = None,
         action_digest: str | None = None,
     ) -> Approval:
-        """Approve a call, or with `arguments` approve the call with these arguments instead.
+        """Approve a call. If `arguments` are given, approve the call with these arguments instead.
 
         `action_digest` is the digest in the preview of these arguments (`preview_edit`): if the
-        action has changed since the preview, nothing is decided.
+        action has changed since the preview, the decision is refused.
         """
         decision = NewDecision(
             decision="approve", reason=reason, arguments=arguments, remember=remember,
@@ -134,14 +135,14 @@ class ControlledApprovals(ControlApprovals):
         return self._decide(approval_id, decision, version)
 
     def next_change(self, after: int = -1, *, wait_s: float = LONGEST_POLL_S) -> int:
-        """Wait until the number of changes to approvals differs from `after`, and return it.
+        """Wait until the number of changes to approvals differs from `after`; return the number.
 
         After `wait_s` seconds (25 at most), return the number even if it has not changed.
         """
         return (self.changes(after, wait_s=wait_s)).changes
 
     def changes(self, after: int = -1, *, wait_s: float = LONGEST_POLL_S) -> ApprovalChanges:
-        """Wait as `next_change`; also return the number of pending approvals."""
+        """Wait like `next_change`, and return the numbers of changes and of pending approvals."""
         query = {"after": after, "wait": wait_s}
         request = ask(
             "GET", data_of(ApprovalChanges), "approvals", "changes", query=query, work_s=wait_s
@@ -156,10 +157,10 @@ class ControlledApprovals(ControlApprovals):
 
 
 class ControlledCalls(ControlCalls):
-    """The methods of `ControlClient.calls`: all principals' calls."""
+    """The methods of `ControlClient.calls`, which act on the calls of all principals."""
 
     def dry_run(self, call_id: str) -> Envelope:
-        """Repeat a call that needed approval as a dry run, with its caller's rights."""
+        """Repeat a call that needed approval as a dry run, with the rights of the call's caller."""
         path = address("calls", call_id, "dry-run")
         return self._transport.send(ApiRequest("POST", path, _dry_run_answer))
 
@@ -176,7 +177,7 @@ class ControlledCalls(ControlCalls):
 
 
 class ControlledSessions(ControlSessions):
-    """The methods of `ControlClient.sessions`: all principals' sessions."""
+    """The methods of `ControlClient.sessions`, which act on the sessions of all principals."""
 
     def download_file(self, session_id: str, path: str, write: Write) -> None:
         """Pass a file of a session to `write`, piece by piece."""

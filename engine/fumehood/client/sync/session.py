@@ -101,9 +101,9 @@ class Session:
         return not record.state.is_over
 
     def close(self) -> None:
-        """End the session if this object created it. Further use creates a new session.
+        """End the session and close the client, each only if this object created it.
 
-        A client that this object created is closed.
+        If this object is used again, it creates a new session.
         """
         with self._turn:
             try:
@@ -177,7 +177,10 @@ class Session:
         return finished(envelope, stdout, stderr)
 
     def whole(self, envelope: Envelope, field: str) -> Any:
-        """Return the whole text of an answer's field. Raises as `Client.whole`."""
+        """Return the whole text of an answer's field.
+
+        Raises for the same reasons as `Client.whole`.
+        """
         client = self.client()
         return client.whole(envelope, field)
 

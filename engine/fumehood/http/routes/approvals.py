@@ -52,20 +52,29 @@ _TAG = re.compile(r'"(0|[1-9][0-9]{0,14})"', re.ASCII)
 
 ApprovalAnswer = Annotated[
     Approval,
-    As("approval", "ApprovalAnswer", "An approval as it is now.", lambda one: f'"{one.version}"'),
+    As(
+        "approval",
+        "ApprovalAnswer",
+        "The current state of an approval.",
+        lambda one: f'"{one.version}"',
+    ),
 ]
 RememberedAnswer = Annotated[
     RememberedRule,
-    As("rule", "RememberedAnswer", "One such rule: as it is now, or as it would be saved."),
+    As(
+        "rule",
+        "RememberedAnswer",
+        "A remembered rule: as it is stored, or as an approval would store it.",
+    ),
 ]
 
 
 class ChangesQuery(Value):
-    """The last known number of changes. The default -1 is answered immediately."""
+    """The number of changes that the client last received. The default -1 returns immediately."""
 
     after: int = Field(default=-1, ge=-1)
     wait: float = Field(default=LONGEST_POLL_S, ge=0, le=LONGEST_POLL_S)
-    """Seconds after which the answer comes even if the number has not changed."""
+    """Seconds after which the answer is sent even if the number has not changed."""
 
 
 @endpoint("GET", "/v1/approvals", Needs.CALLER, errors=[ResourceNotFound], client="approvals.list")
@@ -101,7 +110,10 @@ async def show_own_approval(
 async def cancel_approval(
     engine: Engine, caller: Principal, approval_id: ApprovalId
 ) -> ApprovalAnswer:
-    """Cancel one of the caller's own calls that waits for approval or has not used it yet."""
+    """Cancel one of the caller's own calls that needs approval and has not started.
+
+    The call is waiting for approval, or it was approved but has not started yet.
+    """
     return await engine.approvals.cancel(approval_id, caller)
 
 
@@ -109,7 +121,7 @@ async def cancel_approval(
     "GET", "/v1/approvals", Needs.APPROVER, errors=[ResourceNotFound], client="approvals.list"
 )
 async def list_approvals(engine: Engine, query: ApprovalQuery) -> ApprovalList:
-    """List all approvals, newest first, without their bindings."""
+    """List all approvals, newest first, without the field `binding`."""
     page = await engine.approvals.list(query)
     return ApprovalList(items=page.items, pagination=Pagination.of(page))
 
@@ -122,10 +134,11 @@ async def list_approvals(engine: Engine, query: ApprovalQuery) -> ApprovalList:
     client="approvals.show",
 )
 async def show_approval(engine: Engine, approval_id: ApprovalId) -> ApprovalAnswer:
-    """Show one approval in full. A decision sends its `ETag` back in `If-Match`.
+    """Show one approval with all fields.
 
-    While it is pending, `preview` is computed again. If the files have changed, the approval
-    gets a new version, and earlier decisions do not count for it.
+    A decision on this version sends the `ETag` of this answer in `If-Match`. While the approval is
+    pending, `preview` is computed again. If the files have changed since the last preview, the
+    approval gets a new version, and earlier decisions do not count for the new version.
     """
     return await engine.approvals.opened(approval_id)
 
@@ -145,11 +158,11 @@ async def decide_approval(
     approval_id: ApprovalId,
     body: NewDecision,
 ) -> ApprovalAnswer:
-    """Approve, approve with other arguments, or deny.
+    """Approve a call, approve it with other arguments, or deny it.
 
-    `If-Match` is required: the `ETag` of the version that the approver was shown, or `*` for the
-    current one. If the approval has changed or was already decided, nothing is done
-    (`IDEMPOTENCY_CONFLICT`, with `details.state` and `details.version`).
+    The header `If-Match` is required: the `ETag` of the version that the approver was shown, or
+    `*` for the current version. If the approval has changed or was already decided, the decision
+    is refused (`IDEMPOTENCY_CONFLICT`, with `details.state` and `details.version`).
     """
     return await engine.approvals.decide(
         approval_id,
@@ -176,10 +189,10 @@ async def decide_approvals(
     As(
         "items",
         "DecidedApprovals",
-        "Those that were decided at once, as they are now, in the order of the request.",
+        "The current state of the decided approvals, in the order of the request.",
     ),
 ]:
-    """Decide on several approvals: all or none."""
+    """Decide on several approvals. If one decision is refused, none takes effect."""
     return await engine.approvals.decide_all(
         body.items, caller, channel="control", peer=peer_principal_id(request)
     )
@@ -195,7 +208,7 @@ async def decide_approvals(
 async def preview_remembered(
     engine: Engine, approval_id: ApprovalId, body: RememberWish
 ) -> RememberedAnswer:
-    """Preview the rule that approving with this request would create. Nothing is saved."""
+    """Preview the rule that an approval with this `remember` would create. Nothing is saved."""
     return await engine.approvals.preview_remember(approval_id, body)
 
 
@@ -213,10 +226,11 @@ async def preview_edit(
     approval_id: ApprovalId,
     body: NewEdit,
 ) -> ApprovalAnswer:
-    """Preview the approval with these arguments: action, changes and approvers. Nothing is saved.
+    """Preview how an edit of the arguments would change an approval. Nothing is saved.
 
-    A decision sends its `action_digest`, which binds the decision to this action. The `ETag` is
-    that of the current approval.
+    The answer is the approval with the edited arguments: its action, changes and approvers. A
+    decision that includes the `action_digest` of this answer applies only to this action. The
+    `ETag` of the answer is that of the stored approval.
     """
     peer = peer_principal_id(request)
     return await engine.approvals.preview_edit(approval_id, body.arguments, caller, peer=peer)
@@ -237,17 +251,17 @@ async def resolve_approval(
     approval_id: ApprovalId,
     body: Resolution,
 ) -> ApprovalAnswer:
-    """Record the outcome of an interrupted call. It is not run again."""
+    """Record the outcome of an interrupted call. The call is not run again."""
     peer = peer_principal_id(request)
     return await engine.approvals.resolve(approval_id, body, caller, peer=peer)
 
 
 @endpoint("GET", "/v1/approvals/changes", Needs.APPROVER, errors=[ShuttingDown], client=None)
 async def await_approval_changes(engine: Engine, query: ChangesQuery) -> ApprovalChanges:
-    """Wait until any approval changes: a long poll.
+    """Wait until any approval changes (a long poll).
 
-    `changes` is a number. Send it back in `after`: the answer comes when the number differs, or
-    after `wait` seconds (25 at most).
+    The answer has the number of changes so far, `changes`. Send this number as `after` in the next
+    request. The next answer is sent when the number differs, or after `wait` seconds (25 at most).
     """
     changes = await engine.approvals.next_change(query.after, within_s=query.wait)
     return ApprovalChanges(changes=changes, pending=await engine.approvals.count_pending())
@@ -258,7 +272,7 @@ async def list_remembered(
     engine: Engine,
 ) -> Annotated[
     tuple[RememberedRule, ...],
-    As("items", "RememberedList", "The rules that approvers' decisions left behind, newest first."),
+    As("items", "RememberedList", "The rules remembered from approvers' decisions, newest first."),
 ]:
     """List the rules remembered from approvers' decisions."""
     return tuple(await engine.approvals.remembered())
@@ -274,7 +288,7 @@ async def list_remembered(
 async def forget_remembered(
     engine: Engine, caller: Principal, rule_id: Annotated[str, "The remembered rule's id."]
 ) -> RememberedAnswer:
-    """Remove a remembered rule: the calls it allowed need approval again."""
+    """Remove a remembered rule, so that the calls that it allowed need approval again."""
     return await engine.approvals.forget(rule_id, caller)
 
 

@@ -1,4 +1,4 @@
-"""Authority, on the control socket: tokens, approvers, the record of changes, agents, policy."""
+"""Authority, on the control socket: tokens, approvers, recorded changes, agents and the policy."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ from fumehood.storage import changes
 @endpoint("GET", "/v1/tokens", Needs.ADMIN, client="tokens.list")
 async def list_tokens(
     engine: Engine,
-) -> Annotated[tuple[TokenInfo, ...], As("items", "TokenList", "Every token, oldest first.")]:
+) -> Annotated[tuple[TokenInfo, ...], As("items", "TokenList", "All tokens, oldest first.")]:
     """List all tokens, without their secrets."""
     now = engine.now()
     return tuple(token.info(now) for token in engine.tokens.all())
@@ -61,7 +61,7 @@ async def list_tokens(
 
 @endpoint("POST", "/v1/tokens", Needs.ADMIN, client="tokens.new")
 async def new_token(engine: Engine, caller: Principal, body: NewToken) -> MadeToken:
-    """Create a token; only this answer shows it."""
+    """Create a token. Only this answer contains its secret."""
     now = engine.now()
     token, text = await engine.tokens.new(
         body.name,
@@ -85,8 +85,8 @@ async def new_token(engine: Engine, caller: Principal, body: NewToken) -> MadeTo
 async def revoke_token(
     engine: Engine,
     caller: Principal,
-    token_id: Annotated[str, "A token's id, as shown in the list."],
-) -> Annotated[TokenInfo, As("token", "TokenAnswer", "A token as it is now.")]:
+    token_id: Annotated[str, "The token's id, as shown in the list of tokens."],
+) -> Annotated[TokenInfo, As("token", "TokenAnswer", "The current state of a token.")]:
     """Revoke a token immediately."""
     now = engine.now()
     token = await engine.tokens.revoke(token_id, by=caller, now=now)
@@ -98,7 +98,7 @@ async def list_approvers(
     engine: Engine,
 ) -> Annotated[
     tuple[ApproverInfo, ...],
-    As("items", "ApproverList", "Those who have authority now, oldest first."),
+    As("items", "ApproverList", "The current approvers, oldest first."),
 ]:
     """List the current approvers."""
     return tuple(approver.info for approver in engine.approvers.current())
@@ -108,7 +108,7 @@ async def list_approvers(
     "POST", "/v1/approvers", Needs.ADMIN, errors=[IdempotencyConflict], client="approvers.add"
 )
 async def add_approver(engine: Engine, caller: Principal, body: NewApprover) -> MadeApprover:
-    """Create an approver; only this answer shows the credential."""
+    """Create an approver. Only this answer contains the credential."""
     made, text = await engine.approvers.add(body.name, body.scopes, by=caller, now=engine.now())
     return MadeApprover(approver=made.info, secret=text)
 
@@ -121,8 +121,8 @@ async def add_approver(engine: Engine, caller: Principal, body: NewApprover) -> 
     client=Method("approvers.remove", renamed={"approver": "name"}),
 )
 async def remove_approver(
-    engine: Engine, caller: Principal, approver: Annotated[str, "An approver's name."]
-) -> Annotated[ApproverInfo, As("approver", "ApproverAnswer", "An approver as it is now.")]:
+    engine: Engine, caller: Principal, approver: Annotated[str, "The approver's name."]
+) -> Annotated[ApproverInfo, As("approver", "ApproverAnswer", "The current state of an approver.")]:
     """Remove an approver immediately."""
     removed = await engine.approvers.remove(approver, by=caller, now=engine.now())
     return removed.info
@@ -130,37 +130,40 @@ async def remove_approver(
 
 @endpoint("GET", "/v1/whoami", Needs.APPROVER, authorize=require_authority)
 async def whoami(caller: Principal) -> Whoami:
-    """Show the principal and the scopes of this credential. Approvers may ask, too."""
+    """Show the principal and the scopes of the request's credential.
+
+    Needs the scope `approve` or `admin`.
+    """
     return Whoami(principal_id=caller.id, scopes=tuple(sorted(caller.scopes)))
 
 
 @endpoint("GET", "/v1/changes", Needs.APPROVER, authorize=require_authority, client="changes")
 async def list_changes(
     engine: Engine,
-) -> Annotated[tuple[Change, ...], As("items", "ChangeList", "The newest changes first.")]:
-    """List the newest 100 changes of authority, agents and registry.
+) -> Annotated[tuple[Change, ...], As("items", "ChangeList", "Changes, newest first.")]:
+    """List the newest 100 administrative changes, such as new tokens and replaced tools.
 
-    Approvers may see them, too.
+    Needs the scope `approve` or `admin`.
     """
     rows = await engine.database.read(lambda c: changes.list_changes(c, 100))
     return tuple(Change.model_validate(row) for row in rows)
 
 
-AgentAnswer = Annotated[Agent, As("agent", "AgentAnswer", "An agent as it is now.")]
-AgentId = Annotated[str, "An agent's id."]
+AgentAnswer = Annotated[Agent, As("agent", "AgentAnswer", "The current state of an agent.")]
+AgentId = Annotated[str, "The agent's id."]
 
 
 def _known(request: Request, _: Principal) -> Agent:
     return engine_of(request).agents.get(request.path_params["agent_id"])
 
 
-KnownAgent = Annotated[Agent, Given(_known, {"agent_id": "An agent's id."})]
+KnownAgent = Annotated[Agent, Given(_known, {"agent_id": "The agent's id."})]
 
 
 @endpoint("GET", "/v1/agents", Needs.ADMIN, client="agents.list")
 async def list_agents(
     engine: Engine,
-) -> Annotated[tuple[Agent, ...], As("items", "AgentList", "Every agent by id.")]:
+) -> Annotated[tuple[Agent, ...], As("items", "AgentList", "All agents, sorted by id.")]:
     """List all agents."""
     return tuple(engine.agents.all())
 
@@ -190,7 +193,7 @@ async def show_agent(engine: Engine, agent: KnownAgent) -> AgentDetails:
 async def replace_agent(
     engine: Engine, caller: Principal, agent: KnownAgent, body: AgentFields
 ) -> AgentAnswer:
-    """Replace all fields of an agent; its tools stay."""
+    """Replace all fields of an agent, but not its tools."""
     return await _change(engine, caller, agent, body, is_whole=True)
 
 
@@ -204,7 +207,7 @@ async def replace_agent(
 async def update_agent(
     engine: Engine, caller: Principal, agent: KnownAgent, body: AgentFields
 ) -> AgentAnswer:
-    """Change the given fields of an agent; other fields and its tools stay."""
+    """Change the given fields of an agent, but no other fields, and not its tools."""
     return await _change(engine, caller, agent, body, is_whole=False)
 
 
@@ -235,10 +238,10 @@ async def list_bindings(
     As(
         "items",
         "BindingList",
-        "An agent's tools in its order, those that are switched off included.",
+        "An agent's bindings in the agent's order, including disabled ones.",
     ),
 ]:
-    """List an agent's bindings, in the agent's order."""
+    """List an agent's bindings, in the agent's order, including disabled ones."""
     return tuple(engine.agents.bindings(agent_id))
 
 
@@ -251,7 +254,7 @@ async def list_bindings(
 )
 async def bind_tool(
     engine: Engine, agent_id: AgentId, tool: ToolName, caller: Principal, body: BindingFields
-) -> Annotated[Binding, As("binding", "BindingAnswer", "A binding as it is now.")]:
+) -> Annotated[Binding, As("binding", "BindingAnswer", "The current state of a binding.")]:
     """Bind a tool to an agent, or change its binding."""
     if body.tool not in (None, tool):
         raise InvalidParams("The tools in the address and in the body differ.", fields=["tool"])
@@ -290,9 +293,9 @@ async def _change(
 
 @endpoint("GET", "/v1/policy", Needs.APPROVER, authorize=require_authority, client="policy.show")
 async def show_policy(engine: Engine) -> PolicyStatus:
-    """Show the current rules, their version, and how often shadow rules matched.
+    """Show the current policy rules, their version, and how often shadow rules matched.
 
-    Needs `approve` or `admin`.
+    Needs the scope `approve` or `admin`.
     """
     return engine.policy.status()
 
@@ -306,9 +309,9 @@ async def show_policy(engine: Engine) -> PolicyStatus:
     client="policy.explain",
 )
 async def explain_call(engine: Engine, body: ExplainWish) -> Explanation:
-    """Explain the policy's decision for a call, rule by rule. Nothing is called.
+    """Explain the policy's decision for a call, rule by rule. The tool does not run.
 
-    Needs `approve` or `admin`. Budgets are assumed to suffice.
+    Needs the scope `approve` or `admin`. The explanation assumes that no budget is exceeded.
     """
     return engine.policy.explain(body)
 
@@ -327,15 +330,20 @@ async def read_policy_file(engine: Engine, caller: Principal) -> PolicyText:
     client="policy.replace",
 )
 async def replace_policy_file(engine: Engine, caller: Principal, body: NewPolicy) -> PolicyStatus:
-    """Write another policy file and use it at once. A faulty one is INVALID_PARAMS, and the old one
-    stays. It is recorded as a change.
+    """Replace the policy file, and use the new policy immediately.
+
+    If the new file is invalid, the error is INVALID_PARAMS, and the old file and policy stay. The
+    audit chain records the replacement as an administrative change.
     """
     return await engine.policy.replace(body, caller)
 
 
 @endpoint("POST", "/v1/policy/reload", Needs.ADMIN, errors=[InvalidParams], client="policy.reload")
 async def reload_policy(engine: Engine, caller: Principal) -> PolicyStatus:
-    """Reload the policy file. A faulty one is INVALID_PARAMS, and the old rules stay."""
+    """Reload the policy file.
+
+    If the file is invalid, the error is INVALID_PARAMS, and the old rules stay in force.
+    """
     return await engine.policy.reload(caller)
 
 

@@ -71,7 +71,8 @@ def call_tool(
 ) -> Awaitable[Response]:
     """Call a tool.
 
-    Disconnecting does not stop the call, unless `cancel_on_disconnect` is set; its limits do.
+    If the client disconnects, the call continues until it ends or reaches one of its limits, unless
+    `cancel_on_disconnect` is set.
     """
     return run_plainly(request, engine, name, body, caller)
 
@@ -102,10 +103,10 @@ async def run_plainly(
 async def call_tools(
     request: Request, engine: Engine, body: NewBatch, caller: Principal
 ) -> Response:
-    """Make 1 to 1000 calls at once. Each has its own envelope, in the order of the calls.
+    """Make 1 to 1000 calls in one request. The answer has one envelope per call, in their order.
 
-    A call that is malformed, refused or fails does not affect the others. Disconnecting cancels
-    the calls that run, and no other is begun.
+    A call that is malformed, refused or fails does not affect the others. If the client
+    disconnects, running calls are cancelled, and no further call is started.
     """
     batch = engine.open_batch(body, caller)
     async with cancelled_with(request, batch.cancel):
@@ -115,7 +116,10 @@ async def call_tools(
 
 @endpoint("GET", "/v1/calls", Needs.CALLER, errors=[ResourceNotFound], client="calls")
 async def list_calls(engine: Engine, caller: Principal, query: CallQuery) -> CallList:
-    """List the caller's own calls, newest first, or those that run now."""
+    """List the caller's own calls, newest first.
+
+    If `state` is `running`, only calls that are running now are listed, oldest first.
+    """
     page = await engine.calls_of(caller, query)
     return CallList(items=page.items, pagination=Pagination.of(page))
 
@@ -134,9 +138,10 @@ async def show_call(
     caller: Principal,
     call_id: Annotated[str, "The `call_id` of an envelope."],
 ) -> Response:
-    """Show one of the caller's own calls, with its arguments and its envelope where they are kept.
+    """Show one of the caller's own calls.
 
-    If it needed approval, also the approval.
+    The answer includes the call's arguments and envelope if they are kept, and the approval if the
+    call needed one.
     """
     approval = await engine.approvals.of_call(call_id, caller)
     envelope = await engine.approvals.answer_of(call_id, caller, is_fetched=False)
@@ -205,10 +210,10 @@ async def cancelled_with(request: Request, cancel: Callable[[], object]) -> Asyn
 async def decide(
     request: Request, engine: Engine, body: DecisionBody, caller: Principal | None
 ) -> Response:
-    """Decide about a call of a tool that is not this engine's, and run nothing.
+    """Decide on a call of a tool that the caller runs itself. The engine runs nothing.
 
-    The caller may run the tool only if the decision is `allow`, and then once. A denial is an
-    answer, too; with an error nothing was decided, and the tool must not run.
+    The caller may run the tool only if the decision is `allow`, and then only once. A denial is a
+    successful answer. An error means that nothing was decided, and the tool must not run.
     """
     tool = body.reference
     return await run_plainly(
@@ -222,8 +227,12 @@ CHUNK_BYTES = 64 * 1024
 class BlobQuery(Value):
     """The query parameters of a blob's address."""
 
-    expires: str = Field(description="As in the address that an answer gave.")
-    signature: str = Field(description="The same.")
+    expires: str = Field(
+        description="The value in the `url` or `resource_url` of the answer that has the blob."
+    )
+    signature: str = Field(
+        description="The value in the `url` or `resource_url` of the answer that has the blob."
+    )
 
 
 @endpoint(
@@ -243,9 +252,9 @@ async def get_blob(
 ) -> Response:
     """Download one of the caller's own blobs.
 
-    Use the address from `url` or `resource_url` of an answer unchanged. It is valid until
-    `expires_at`, and only for the principal that made the call. The response is always an
-    attachment, of the media type that the file name implies.
+    Use the address in `url` or `resource_url` of an answer unchanged. The address is valid until
+    the answer's `expires_at`, and only for the principal that made the call. The response is always
+    an attachment. Its media type follows from the file name.
     """
     blob, file = await engine.blobs.open_blob(blob_id, caller.id, query.expires, query.signature)
     return sent_blob(request, blob, file)

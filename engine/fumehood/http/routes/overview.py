@@ -75,7 +75,8 @@ def _files(request: Request, _: Principal) -> SessionFiles:
 
 
 OwnedSessionAnswer = Annotated[
-    OwnedSession, As("session", "OwnedSessionAnswer", "A session as it is now, with its owner.")
+    OwnedSession,
+    As("session", "OwnedSessionAnswer", "The current state of a session, with its owner."),
 ]
 Files = Annotated[SessionFiles, Given(_files, {"session_id": SESSION})]
 
@@ -89,10 +90,11 @@ Files = Annotated[SessionFiles, Given(_files, {"session_id": SESSION})]
     client="calls.list",
 )
 async def list_all_calls(engine: Engine, caller: Principal, query: AllCallsQuery) -> CallList:
-    """List the calls of all principals, newest first, or those that run now.
+    """List the calls of all principals, newest first.
 
-    Needs `approve` or `admin`; with `text` `admin`. A page may have fewer items than `limit` and
-    still go on.
+    If `state` is `running`, only calls that are running now are listed, oldest first. Needs the
+    scope `approve` or `admin`; a search with `text` needs `admin`. A page that is not the last one
+    may have fewer items than `limit`.
     """
     page = await engine.overview.calls(query, caller)
     return CallList(items=page.items, pagination=Pagination.of(page))
@@ -107,9 +109,10 @@ async def list_all_calls(engine: Engine, caller: Principal, query: AllCallsQuery
     client="calls.show",
 )
 async def show_any_call(engine: Engine, caller: Principal, call_id: CallId) -> CallDetails:
-    """Show one call of anybody's, with everything that is kept of it.
+    """Show one call of any principal, with everything that is kept of it.
 
-    Needs `approve` or `admin`. The answer of a call that needed no approval is for `admin`.
+    Needs the scope `approve` or `admin`. If the call needed no approval, its arguments and answer
+    are shown only with `admin`.
     """
     return await engine.overview.call(call_id, caller)
 
@@ -122,9 +125,9 @@ async def show_any_call(engine: Engine, caller: Principal, call_id: CallId) -> C
     client="calls.cancel",
 )
 async def cancel_any_call(engine: Engine, caller: Principal, call_id: CallId) -> CancelledCall:
-    """Cancel anybody's running call, and wait until its program has ended.
+    """Cancel a running call of any principal, and wait until its program has ended.
 
-    It is recorded as a change.
+    The audit chain records the cancellation as an administrative change.
     """
     await engine.overview.cancel(call_id, caller)
     return CancelledCall(call_id=call_id, cancelled=True)
@@ -147,9 +150,10 @@ async def get_blob_of_call(
     blob_id: Annotated[str, "The blob's id, `blob_…`."],
     query: BlobQuery,
 ) -> Response:
-    """Download a blob of a call's answer, for those who may see the answer.
+    """Download a blob of a call's answer.
 
-    `expires` and `signature` are those of the address in the answer.
+    Needs the scope `approve` or `admin`; if the call needed no approval, `admin`. `expires` and
+    `signature` are those of the blob's address in the answer.
     """
     blob, file = await engine.overview.open_blob(
         call_id, blob_id, caller, expires=query.expires, signature=query.signature
@@ -167,36 +171,37 @@ async def get_blob_of_call(
     client=None,
 )
 async def repeat_as_dry_run(engine: Engine, call_id: CallId) -> Response:
-    """Repeat a call that needed approval as a dry run, with its caller's rights. Nothing runs.
+    """Repeat a call that needed approval as a dry run, with the rights of the call's caller.
 
-    Needs `approve` or `admin`. The answer is the envelope of the dry run.
+    The tool does not run. Needs the scope `approve` or `admin`. The answer is the envelope of the
+    dry run.
     """
     return envelope_response(await engine.overview.repeat_as_dry_run(call_id))
 
 
 @endpoint("GET", "/v1/figures", Needs.APPROVER, authorize=require_authority, client="figures")
 async def show_figures(engine: Engine, query: FiguresQuery) -> ToolFiguresList:
-    """Show how the calls of each tool went in the last hours: success and latency.
+    """Show the success and latency of each tool's calls in the last `hours` hours.
 
-    Needs `approve` or `admin`. Computed from the call log.
+    Needs the scope `approve` or `admin`. The metrics are computed from the call log.
     """
     return await engine.overview.figures(query.hours)
 
 
 @endpoint("GET", "/v1/figures/series", Needs.APPROVER, authorize=require_authority, client="series")
 async def show_series(engine: Engine, query: SeriesQuery) -> CallSeries:
-    """Show how calls went by hour or day: counts, failures, latency and cost.
+    """Show the number, failures, latency and cost of calls by hour or day.
 
-    Needs `approve` or `admin`. Computed from the call log.
+    Needs the scope `approve` or `admin`. The metrics are computed from the call log.
     """
     return await engine.overview.series(query)
 
 
 @endpoint("GET", "/v1/engine", Needs.APPROVER, authorize=require_authority, client="engine")
 async def show_engine(engine: Engine) -> EngineSummary:
-    """Show the version, walls, containers, sessions, circuits and running calls.
+    """Show the engine's version, walls, containers, sessions, circuits and number of running calls.
 
-    Needs `approve` or `admin`.
+    Needs the scope `approve` or `admin`.
     """
     return engine.overview.summary(engine.ready())
 
@@ -211,12 +216,12 @@ async def list_all_sessions(
     As(
         "items",
         "OwnedSessionList",
-        "Sessions of all principals: active ones, then those that ended lately; newest first.",
+        "The sessions of all principals: active ones, then recently ended ones, newest first.",
     ),
 ]:
-    """List the sessions of all principals: active ones, then those of the last day.
+    """List the sessions of all principals: active ones, then those that ended in the last day.
 
-    Needs `approve` or `admin`.
+    Needs the scope `approve` or `admin`.
     """
     return engine.overview.sessions()
 
@@ -230,7 +235,7 @@ async def list_all_sessions(
     client="sessions.show",
 )
 async def show_any_session(engine: Engine, session_id: SessionId) -> OwnedSessionAnswer:
-    """Show one session of anybody's. Needs `approve` or `admin`."""
+    """Show one session of any principal. Needs the scope `approve` or `admin`."""
     return engine.overview.session(session_id)
 
 
@@ -245,9 +250,10 @@ async def show_any_session(engine: Engine, session_id: SessionId) -> OwnedSessio
 async def end_any_session(
     engine: Engine, caller: Principal, session_id: SessionId
 ) -> OwnedSessionAnswer:
-    """End anybody's session and everything that runs in it; delete its files.
+    """End a session of any principal and everything that runs in it, and delete its files.
 
-    It is recorded as a change. An ended session stays as it is.
+    The audit chain records this as an administrative change. A session that has already ended is
+    not changed.
     """
     return await engine.overview.end_session(session_id, caller)
 
@@ -264,12 +270,13 @@ async def end_any_session(
 async def list_processes_of_session(
     engine: Engine, session_id: SessionId
 ) -> Annotated[
-    tuple[SessionProcess, ...], As("items", "ProcessList", "Running ones, and the last ended ones.")
+    tuple[SessionProcess, ...],
+    As("items", "ProcessList", "Running processes, and the last ended ones."),
 ]:
-    """List the processes that run in anybody's session beside its calls, and the last ended ones.
+    """List the background processes of any principal's session: running and last ended ones.
 
-    Needs `approve` or `admin`. A stopped session has none, and those of a paused one cannot be
-    listed. Looking at them does not keep a session alive.
+    Needs the scope `approve` or `admin`. A stopped session has no processes, and the processes of a
+    paused session cannot be listed. Listing processes does not extend the session's idle time.
     """
     found = await engine.overview.processes(session_id).ask({"do": "list"})
     return tuple(map(SessionProcess.model_validate, found["processes"]))
@@ -286,9 +293,9 @@ async def list_processes_of_session(
 async def read_process_of_session(
     engine: Engine, caller: Principal, session_id: SessionId, process: ProcessName
 ) -> ProcessOutput:
-    """Read the end of what a process of anybody's session has printed, at most 64 KB.
+    """Read the end of the output of a process in any principal's session, at most 64 KB.
 
-    `skipped` counts all bytes before it.
+    `skipped` is the number of output bytes before the returned text.
     """
     return ProcessOutput.model_validate(
         await engine.overview.processes(session_id).read_end(process)
@@ -306,9 +313,10 @@ async def read_process_of_session(
 async def stop_process_of_session(
     engine: Engine, caller: Principal, session_id: SessionId, process: ProcessName, query: StopQuery
 ) -> ProcessAnswer:
-    """End a process of anybody's session and everything that it has started.
+    """End a process in any principal's session, and everything that the process has started.
 
-    It is recorded as a change. An ended process stays as it is.
+    The audit chain records this as an administrative change. A process that has already ended is
+    not changed.
     """
     stopped = await engine.overview.stop_process(session_id, process, query.grace_s, caller)
     return SessionProcess.model_validate(stopped)
@@ -325,7 +333,7 @@ async def stop_process_of_session(
 async def list_files_of_session(
     caller: Principal, files: Files, query: FileListQuery
 ) -> SessionFileList:
-    """List the files of anybody's session by path, one page at a time."""
+    """List the files of any principal's session, sorted by path, one page at a time."""
     page = await files.page(
         query.path, recursive=query.recursive, limit=query.limit, cursor=query.cursor
     )
@@ -343,7 +351,10 @@ async def list_files_of_session(
 async def get_file_of_session(
     request: Request, engine: Engine, caller: Principal, files: Files, path: FilePath
 ) -> Response:
-    """Download a file of anybody's session, as its owner could. The log says who did."""
+    """Download a file of any principal's session.
+
+    The engine's log records who downloaded the file.
+    """
     response = await sent_file(request, engine, files, path)
     engine.log.info("session.file_read", session_id=files.session_id, by=caller.id)
     return response
@@ -360,8 +371,9 @@ async def get_file_of_session(
 async def show_diff_of_session(
     engine: Engine, caller: Principal, session_id: SessionId
 ) -> ProjectDiff:
-    """Show what has changed in anybody's session since its project was copied in. The log says who
-    has looked.
+    """Show the changes in any principal's session since its project was copied into it.
+
+    The engine's log records who read the changes.
     """
     session = engine.overview.session(session_id)
     found = await engine.projects.difference(Principal(session.principal_id), session.id)
@@ -378,10 +390,11 @@ async def show_diff_of_session(
     client="policy.try_rules",
 )
 async def try_rules(engine: Engine, caller: Principal, body: RulesToTry) -> TriedRules:
-    """Try rules against the calls of the last days. The rules in force stay.
+    """Try rules against the calls of the last `days` days. The rules in force are not changed.
 
-    Needs `approve` or `admin`. With `admin`, conditions are compared with the arguments that are
-    kept of calls; otherwise they are taken to hold.
+    Needs the scope `approve` or `admin`. With `admin`, conditions are compared with the stored
+    arguments of calls. Otherwise, and for calls whose arguments are not stored, every condition is
+    assumed to hold.
     """
     return await engine.overview.try_rules(body, caller)
 
@@ -394,13 +407,16 @@ VERIFY_S = 600.0
 
 @endpoint("GET", "/v1/health", Needs.NOBODY, data=Health, plain=(200,))
 async def health() -> Response:
-    """Answer while the process runs."""
+    """Report that the engine's process is running."""
     return JSONResponse(Health().model_dump(mode="json"))
 
 
 @endpoint("GET", "/v1/ready", Needs.NOBODY, data=Readiness, plain=(200, 503))
 async def ready(engine: Engine) -> Response:
-    """200 if calls are served, 503 if not; in both cases with what each wall enforces."""
+    """Show whether calls are served, and the limits that each wall enforces.
+
+    The status is 200 if calls are served, and 503 otherwise.
+    """
     readiness = engine.ready()
     status = 200 if readiness.status == "ready" else 503
     return JSONResponse(readiness.model_dump(mode="json"), status_code=status)
@@ -408,32 +424,32 @@ async def ready(engine: Engine) -> Response:
 
 @endpoint("GET", "/v1/openapi.json", Needs.NOBODY, plain=(200,), client=None)
 async def openapi(request: Request) -> Response:
-    """The OpenAPI document of this socket."""
+    """Return the OpenAPI document of this socket."""
     document = await anyio.to_thread.run_sync(request.app.openapi)
     return JSONResponse(document)
 
 
 @endpoint("GET", "/v1/usage", Needs.CALLER, client="usage")
 async def show_usage(engine: Engine, caller: Principal, query: UsageQuery) -> UsageTable:
-    """Show the usage of the caller's own calls, and the remaining amounts of its budgets.
+    """Show the usage of the caller's own calls, and what is left of the caller's budgets.
 
-    It is summed from the call log, which keeps a limited number of calls.
+    Usage is summed from the call log, which keeps a limited number of calls.
     """
     return await engine.usage_of(caller, query)
 
 
 @endpoint("GET", "/v1/usage", Needs.ADMIN, client="usage")
 async def show_all_usage(engine: Engine, query: AllUsageQuery) -> UsageTable:
-    """Show the usage of all principals, and the remaining amount of every budget.
+    """Show the usage of all principals, and what is left of every budget.
 
-    It is summed from the call log, which keeps a limited number of calls of each principal.
+    Usage is summed from the call log, which keeps a limited number of calls of each principal.
     """
     return await engine.all_usage(query)
 
 
 @endpoint("GET", "/v1/audit", Needs.ADMIN, client="audit.page")
 async def list_audit(engine: Engine, query: AuditQuery) -> AuditPage:
-    """List rows of the audit chain after row `after`, oldest first."""
+    """List the rows of the audit chain that follow row `after`, oldest first."""
     found = await engine.audit.page(query.after, query.limit + 1)
     items = found[: query.limit]
     has_more = len(found) > query.limit
@@ -445,13 +461,13 @@ async def list_audit(engine: Engine, query: AuditQuery) -> AuditPage:
 
 @endpoint("GET", "/v1/audit/verify", Needs.ADMIN, work_s=VERIFY_S, client="audit.verify")
 async def verify_audit(engine: Engine) -> AuditVerdict:
-    """Verify the whole chain with the keys and anchors in the state directory."""
+    """Verify the whole audit chain with the keys and anchors in the state directory."""
     return await engine.audit.verify()
 
 
 @endpoint("POST", "/v1/audit/rotate", Needs.ADMIN, client="audit.rotate")
 async def rotate_audit_key(engine: Engine, caller: Principal) -> AuditRotation:
-    """Continue the chain under a new key. The old key is kept for verification."""
+    """Continue the audit chain with a new key. The old key is kept for verification."""
     return await engine.audit.rotate(caller)
 
 

@@ -83,13 +83,13 @@ LOOK_S = 0.1
 
 
 class NoQuery(Value):
-    """No parameters. A given one is refused, since a client might believe that it had an effect."""
+    """No parameters. Others are refused, since a client might believe that they had an effect."""
 
 
 class FileListQuery(Value):
     """Which files of a workspace to list."""
 
-    path: str = Field(default="", description="A directory; default: the whole workspace.")
+    path: str = Field(default="", description="A directory. By default, the whole workspace.")
     recursive: bool = Field(default=False, description="Include subdirectories.")
     limit: int = Field(
         default=DEFAULT_PAGE, ge=1, le=MAX_PAGE, description="Maximum number of items."
@@ -102,7 +102,7 @@ class FileListQuery(Value):
 class ArchiveQuery(Value):
     """The directory to pack as an archive, or into which to unpack one."""
 
-    path: str = Field(default="", description="A directory; default: the whole workspace.")
+    path: str = Field(default="", description="A directory. By default, the whole workspace.")
 
 
 class PutQuery(Value):
@@ -110,7 +110,7 @@ class PutQuery(Value):
 
     mode: Literal["create", "replace"] = Field(
         default="replace",
-        description="`create` fails if the file exists, as `If-None-Match: *` does.",
+        description="`create` fails if the file exists, like the header `If-None-Match: *`.",
     )
 
 
@@ -124,10 +124,16 @@ class OutputQuery(Value):
     """Which output to read."""
 
     after: int = Field(
-        default=0, ge=0, lt=1 << 53, description="`data.offset` of the previous answer."
+        default=0,
+        ge=0,
+        lt=1 << 53,
+        description="`data.offset` of the previous answer, to continue from there.",
     )
     wait_seconds: float = Field(
-        default=0, ge=0, le=MAX_WAIT_S, description="How long to wait for more than nothing."
+        default=0,
+        ge=0,
+        le=MAX_WAIT_S,
+        description="Seconds to wait for output if there is none yet.",
     )
 
 
@@ -175,16 +181,20 @@ def file_path(request: Request, _: Principal) -> str:
 
 
 SESSION = (
-    "The session's id, `sess_…`, or its name. A name means the session that has it, otherwise the "
-    "last one that had it."
+    "The session's id, `sess_…`, or its name. A name refers to the active session with this name "
+    "or, if there is none, to the last ended one."
 )
 SessionId = Annotated[str, SESSION]
-SessionAnswer = Annotated[SessionRecord, As("session", "SessionAnswer", "A session as it is now.")]
+SessionAnswer = Annotated[
+    SessionRecord, As("session", "SessionAnswer", "The current state of a session.")
+]
 SnapshotAnswer = Annotated[
-    Snapshot, As("snapshot", "SnapshotAnswer", "A copy of a session's files.")
+    Snapshot, As("snapshot", "SnapshotAnswer", "A snapshot: a copy of a session's files.")
 ]
 ProcessName = Annotated[str, "The process's name."]
-ProcessAnswer = Annotated[SessionProcess, As("process", "ProcessAnswer", "A process as it is now.")]
+ProcessAnswer = Annotated[
+    SessionProcess, As("process", "ProcessAnswer", "The current state of a process.")
+]
 Files = Annotated[SessionFiles, Given(_files, {"session_id": SESSION})]
 FilePath = Annotated[str, "The file's path in the workspace.", Given(file_path)]
 
@@ -194,9 +204,16 @@ async def list_sessions(
     engine: Engine, caller: Principal, query: NoQuery
 ) -> Annotated[
     tuple[SessionRecord, ...],
-    As("items", "SessionList", "The caller's own sessions, newest first."),
+    As(
+        "items",
+        "SessionList",
+        "The caller's own sessions: active ones, then recently ended ones, newest first.",
+    ),
 ]:
-    """List the caller's own sessions, newest first: active ones, then those of the last day."""
+    """List the caller's own sessions: active ones, then those that ended in the last day.
+
+    Both groups are sorted from newest to oldest.
+    """
     return tuple(engine.sessions.list(caller))
 
 
@@ -209,9 +226,9 @@ async def list_sessions(
     before_reading=_refuse_while_draining,
 )
 async def create_session(engine: Engine, body: NewSession, caller: Principal) -> SessionAnswer:
-    """Create a session: a container of the caller's own, until it ends.
+    """Create a session, which is a container for the caller's calls alone.
 
-    Every field is optional. Calls use it with the option `session_id`.
+    Every field is optional. Calls run in the session if their option `session_id` names it.
     """
     return await engine.projects.create(caller, **body.model_dump(exclude_unset=True))
 
@@ -228,9 +245,9 @@ async def show_session(engine: Engine, caller: Principal, session_id: SessionId)
     "DELETE", "/v1/sessions/{session_id}", Needs.CALLER, errors=[ResourceNotFound], work_s=TURN_S
 )
 async def end_session(engine: Engine, caller: Principal, session_id: SessionId) -> SessionAnswer:
-    """End one of the caller's own sessions and everything that runs in it; delete its files.
+    """End one of the caller's own sessions and everything that runs in it, and delete its files.
 
-    An ended session stays as it is.
+    A session that has already ended is not changed.
     """
     return await engine.sessions.end(caller, session_id)
 
@@ -239,7 +256,10 @@ async def end_session(engine: Engine, caller: Principal, session_id: SessionId) 
     "POST", "/v1/sessions/{session_id}/pause", Needs.CALLER, errors=LIFE_ERRORS, work_s=TURN_S
 )
 async def pause_session(engine: Engine, caller: Principal, session_id: SessionId) -> SessionAnswer:
-    """Freeze one of the caller's own sessions, after the calls in it, until its next use."""
+    """Freeze one of the caller's own sessions until its next use.
+
+    The session is frozen once its running and waiting calls have finished.
+    """
     return await engine.sessions.pause(caller, session_id)
 
 
@@ -251,9 +271,10 @@ async def pause_session(engine: Engine, caller: Principal, session_id: SessionId
     work_s=TURN_S,
 )
 async def stop_session(engine: Engine, caller: Principal, session_id: SessionId) -> SessionAnswer:
-    """End all that runs in one of the caller's own sessions, after the calls in it; keep its disk.
+    """End everything that runs in one of the caller's own sessions, and keep its disk.
 
-    Only a session with a disk can be stopped. The next use starts it again, without its variables.
+    The session is stopped once its running and waiting calls have finished. Only a session with a
+    disk can be stopped. The next use starts the session again, without its variables.
     """
     return await engine.sessions.stop(caller, session_id)
 
@@ -266,7 +287,10 @@ async def stop_session(engine: Engine, caller: Principal, session_id: SessionId)
     work_s=TURN_S,
 )
 async def resume_session(engine: Engine, caller: Principal, session_id: SessionId) -> SessionAnswer:
-    """Let one of the caller's own sessions, paused or stopped, continue, as a call in it does."""
+    """Resume one of the caller's own sessions that is paused or stopped.
+
+    A call in the session resumes it as well.
+    """
     return await engine.sessions.resume(caller, session_id)
 
 
@@ -297,9 +321,10 @@ async def list_snapshots(
 async def snapshot_session(
     engine: Engine, body: NewSnapshot, caller: Principal, session_id: SessionId
 ) -> SnapshotAnswer:
-    """Copy the files of one of the caller's own sessions with a disk, after the calls in it.
+    """Copy the files of one of the caller's own sessions to a snapshot.
 
-    The copy stays until it is deleted, or the session ends.
+    The session must have a disk. The copy is made once the session's running and waiting calls have
+    finished. It is kept until it is deleted or the session ends.
     """
     return await engine.sessions.snapshot(caller, session_id, body.name)
 
@@ -332,9 +357,11 @@ async def delete_snapshot(
 async def restore_session(
     engine: Engine, body: Restoration, caller: Principal, session_id: SessionId
 ) -> SessionAnswer:
-    """Give one of the caller's own sessions the files of one of its snapshots again.
+    """Restore the files of one of the caller's own sessions from one of its snapshots.
 
-    All that runs in it ends, after the calls in it; the next use starts it, without its variables.
+    The restore waits for the session's running and waiting calls to finish, and then ends
+    everything else that runs in the session. The next use starts the session again, without its
+    variables.
     """
     return await engine.sessions.restore(caller, session_id, body.snapshot_id)
 
@@ -350,10 +377,10 @@ async def restore_session(
 async def fork_session(
     engine: Engine, body: ForkWish, caller: Principal, session_id: SessionId
 ) -> Annotated[tuple[SessionRecord, ...], As("items", "ForkList", "The new sessions.")]:
-    """Make new sessions with the files of one of the caller's own, or of one of its snapshots.
+    """Create sessions with the files of one of the caller's own sessions or of its snapshots.
 
-    They are stopped until they are used. Variables are not copied. Snapshots of a lost session can
-    be forked for a day.
+    The new sessions are stopped until their first use. Variables are not copied. The snapshots of a
+    lost session can be forked for a day.
     """
     forks = await engine.projects.fork(caller, session_id, **body.model_dump())
     return tuple(forks)
@@ -370,20 +397,24 @@ async def fork_session(
 async def show_session_diff(
     engine: Engine, caller: Principal, session_id: SessionId
 ) -> ProjectDiff:
-    """Show what has changed in a session since its project was copied in, after the calls in it."""
+    """Show the changes in a session since its project was copied into it.
+
+    Waits for the session's running and waiting calls to finish first.
+    """
     return ProjectDiff.model_validate(await engine.projects.difference(caller, session_id))
 
 
 @endpoint("POST", "/v1/projects", Needs.CALLER)
 async def claim_project(
     request: Request, engine: Engine, caller: Principal, body: NewProject
-) -> Annotated[Project, As("project", "ProjectAnswer", "A directory for new sessions.")]:
-    """Name a directory of the engine's host, for sessions that are made from it.
+) -> Annotated[Project, As("project", "ProjectAnswer", "The claimed directory.")]:
+    """Claim a directory on the engine's host, so that its files can be copied into new sessions.
 
-    Only the engine's own user may, over the Unix socket. The claim holds once an empty file named
-    `proof` is in the directory: it shows that the caller can write there. The engine removes it
-    with the first session that names the claim's id as its `project`. Changes come back into the
-    directory only by the tool `apply_workspace`, after an approval.
+    Only the engine's own user may claim a directory, over the Unix socket. To prove that it can
+    write to the directory, the caller creates an empty file in it, with the name in the answer's
+    field `proof`. Then it creates a session whose `project` is the `id` in the answer. The first
+    such session removes the file. Only the tool `apply_workspace` writes changes back into the
+    directory, after an approval.
     """
     require_own_user(request)
     return engine.projects.claim(body.directory, everything=body.everything)
@@ -398,7 +429,7 @@ async def claim_project(
     client="session_files",
 )
 async def list_session_files(files: Files, query: FileListQuery) -> SessionFileList:
-    """List the files of a session's workspace by path, one page at a time."""
+    """List the files of a session's workspace, sorted by path, one page at a time."""
     page = await files.page(
         query.path, recursive=query.recursive, limit=query.limit, cursor=query.cursor
     )
@@ -428,8 +459,8 @@ async def get_session_file(
 ) -> Response:
     """Download a file.
 
-    The response is always an attachment, of the media type that the file name implies. If the
-    file changes during the download, the body ends before its announced length.
+    The response is always an attachment. Its media type follows from the file name. If the file
+    changes during the download, the body ends before its announced length.
     """
     return await sent_file(request, engine, files, path)
 
@@ -445,10 +476,10 @@ async def get_session_file(
 async def put_session_file(
     request: Request, files: Files, path: FilePath, query: PutQuery, body: IncomingBody
 ) -> WrittenFile:
-    """Write a file; directories are created as needed.
+    """Write a file. Missing directories are created.
 
-    The body is the raw file, of any type, at most as large as the session's workspace, sent at 1
-    MB per minute or faster. The file appears completely or not at all.
+    The body is the raw file, of any type and at most as large as the session's workspace. It must
+    be sent at 1 MB per minute or faster. The file appears completely or not at all.
     """
     unless = request.headers.get("if-none-match")
     if unless not in (None, "*"):
@@ -474,9 +505,10 @@ async def put_session_file(
 async def get_session_archive(
     request: Request, engine: Engine, files: Files, query: ArchiveQuery
 ) -> Response:
-    """Download a directory as a tar archive, without links. Its files are read one after the other.
+    """Download a directory as a tar archive, without links.
 
-    If a file changes meanwhile, the body ends before the archive's last block.
+    The files are read one after the other. If a file changes during the download, the body ends
+    before the archive's last block.
     """
     require_room(request)
     headers = attachment_headers("workspace.tar", "application/x-tar", None)
@@ -507,10 +539,11 @@ async def _after(first: bytes, pieces: AsyncIterator[bytes]) -> AsyncIterator[by
 async def put_session_archive(
     request: Request, files: Files, query: ArchiveQuery, body: IncomingBody
 ) -> UnpackedArchive:
-    """Unpack a tar archive into a directory: all of it is checked before anything is written.
+    """Unpack a tar archive into a directory.
 
-    The body is an uncompressed archive of plain files and directories with relative paths, at most
-    as large as the session's workspace, which must have room for the archive and its files.
+    The whole archive is checked before anything is written. The body is an uncompressed archive of
+    regular files and directories with relative paths. The session's workspace must have room for
+    both the archive and its files.
     """
     require_plain_bytes(request)
     _require_room_for(request, files)
@@ -530,7 +563,7 @@ async def put_session_archive(
 async def delete_session_file(files: Files, path: FilePath, query: DeleteQuery) -> Deleted:
     """Delete a file, link or directory.
 
-    The owner needs no approval for this, unlike for the tool `delete_files`.
+    Unlike the tool `delete_files`, this request never needs approval.
     """
     await files.delete(path, recursive=query.recursive)
     return Deleted(deleted=path)
@@ -547,11 +580,12 @@ async def delete_session_file(files: Files, path: FilePath, query: DeleteQuery) 
 async def list_session_processes(
     engine: Engine, caller: Principal, session_id: SessionId
 ) -> Annotated[
-    tuple[SessionProcess, ...], As("items", "ProcessList", "Running ones, and the last ended ones.")
+    tuple[SessionProcess, ...],
+    As("items", "ProcessList", "Running processes, and the last ended ones."),
 ]:
-    """List the processes that run in a session beside its calls, and the last ended ones.
+    """List the background processes of a session: running ones, and the last ended ones.
 
-    A stopped session has none.
+    A stopped session has no processes.
     """
     found = await engine.sessions.processes(caller, session_id).ask({"do": "list"})
     return tuple(map(SessionProcess.model_validate, found["processes"]))
@@ -568,7 +602,7 @@ async def list_session_processes(
 async def show_session_process(
     engine: Engine, caller: Principal, session_id: SessionId, process: ProcessName
 ) -> ProcessAnswer:
-    """Show one process of a session."""
+    """Show one background process of a session."""
     found = await engine.sessions.processes(caller, session_id).ask({"do": "list"})
     for one in found["processes"]:
         if one["name"] == process:
@@ -591,9 +625,10 @@ async def read_session_process(
     process: ProcessName,
     query: OutputQuery,
 ) -> ProcessOutput:
-    """Read what a process has printed, both streams together, at most 64 KB.
+    """Read the output of a process (stdout and stderr together), at most 64 KB.
 
-    To follow it, ask again with the answer's `offset`, and wait.
+    To follow the output, repeat the request with `after` set to the answer's `offset`, and with
+    `wait_seconds`.
     """
     processes = engine.sessions.processes(caller, session_id)
     asked: JsonObject = {"do": "read", "name": process, "after": query.after}
@@ -616,7 +651,7 @@ async def read_session_process(
 async def stop_session_process(
     engine: Engine, caller: Principal, session_id: SessionId, process: ProcessName, query: StopQuery
 ) -> ProcessAnswer:
-    """End a process and everything that it has started. Its output can still be read."""
+    """End a process and everything that it has started. The output can still be read."""
     asked: JsonObject = {"do": "stop", "name": process, "grace_s": query.grace_s}
     answer = await engine.sessions.processes(caller, session_id).ask(asked)
     return SessionProcess.model_validate(answer["process"])

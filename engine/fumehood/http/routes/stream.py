@@ -75,14 +75,14 @@ def _refuse_resumption(request: Request) -> None:
 async def stream_tool(
     request: Request, engine: Engine, name: ToolName, body: NewCall, caller: Principal | None
 ) -> Response:
-    """Call a tool and stream its events (SSE); the last one is the answer.
+    """Call a tool and stream its events (SSE). The last event is the answer.
 
-    A refusal before anything ran is an envelope with its HTTP status, as with `/call`, and so is
-    a dry run. Otherwise events follow: `tool_progress` (the first at once), `tool_output`,
-    `tool_retrying`, `tool_notice` if some were dropped, and finally `tool_result` or `tool_error`
-    with the envelope. Comments keep the connection alive. Disconnecting does not stop the call,
-    unless `cancel_on_disconnect` is set: its events can be followed on at
-    `/v1/calls/{call_id}/events`.
+    If the call is refused before anything runs, or is a dry run, the response is a single envelope
+    with its HTTP status, as for `/call`. Otherwise the response is a stream of the events
+    `tool_progress` (the first one immediately), `tool_output`, `tool_retrying`, `tool_notice` (if
+    events were dropped), and finally `tool_result` or `tool_error`, which has the envelope.
+    Comments keep the connection alive. If the client disconnects, the call continues, unless
+    `cancel_on_disconnect` is set. `/v1/calls/{call_id}/events` streams its events again.
     """
     call = engine.open_stream(name, body, caller)
     refusal = await call.begun()
@@ -99,7 +99,8 @@ class EventsQuery(Value):
     """The event after which to follow a call."""
 
     last_event_id: str | None = Field(
-        default=None, description="As the header `Last-Event-ID`, which comes before it."
+        default=None,
+        description="The same as the header `Last-Event-ID`, which is used if both are given.",
     )
 
 
@@ -118,11 +119,12 @@ async def follow_call(
     call_id: Annotated[str, "The `call_id` in the metadata of a stream's events."],
     query: EventsQuery,
 ) -> Response:
-    """Follow one of the caller's own calls that was started at `/sse` (SSE), also after its end.
+    """Stream the events (SSE) of one of the caller's own calls, even if the call has ended.
 
-    Events come from the first one on, or from behind the one whose `id` is given as the header
-    `Last-Event-ID`. If the call has no such event, one `resync` event says so, and all its events
-    follow. Disconnecting never stops the call.
+    The call must have been started at `/sse`. The stream begins with the call's first event or, if
+    the header `Last-Event-ID` is given, with the event that follows the event with this `id`. If
+    the call has no event with this `id`, the stream begins with an event `resync`, followed by all
+    events of the call. Disconnecting never stops the call.
     """
     after = request.headers.get("last-event-id") or query.last_event_id or None
     reader = await engine.runs.follow(call_id, caller, after)
@@ -142,8 +144,8 @@ async def cancel_call(
 ) -> CancelledCall:
     """Cancel one of the caller's own running calls.
 
-    It answers once the program has ended. The call itself is answered with `CANCELLED` and its
-    output so far.
+    The answer is sent once the program has ended. The cancelled call itself gets the error
+    `CANCELLED`, with the program's output so far.
     """
     await engine.cancel_call(call_id, caller)
     return CancelledCall(call_id=call_id, cancelled=True)

@@ -46,7 +46,7 @@ REFERENCE = {"name": "reference"}
 
 ChangedTools = Annotated[
     tuple[ToolWithSource, ...],
-    As("items", "ChangedTools", "The tools that were changed, as they are now."),
+    As("items", "ChangedTools", "The current definitions of the changed tools."),
 ]
 
 AMOUNT = r"^[0-9]{1,9}(\.[0-9]{1,9})?$"
@@ -60,7 +60,7 @@ def _amount(text: str) -> str:
 
 
 class ToolQuery(Value):
-    """Which tools to list: a page of all, or with `agent_id` all of that agent's."""
+    """Which tools to list: one page of all tools, or with `agent_id` all tools of that agent."""
 
     limit: int = Field(
         default=DEFAULT_PAGE, ge=1, le=MAX_PAGE, description="Maximum number of items."
@@ -68,22 +68,26 @@ class ToolQuery(Value):
     cursor: str | None = Field(
         default=None, description="`data.pagination.next_cursor` of the previous page."
     )
-    category: str | None = Field(default=None, description="Only this category.")
+    category: str | None = Field(default=None, description="Only tools of this category.")
     tag: str | None = Field(default=None, description="Only tools with this tag.")
-    type: ToolType | None = Field(default=None, description="Only this type.")
+    type: ToolType | None = Field(default=None, description="Only tools of this type.")
     # A malformed id is answered like an unknown one.
     agent_id: Annotated[str, Field(json_schema_extra={"pattern": ID_PATTERN})] | None = Field(
-        default=None, description="All tools of that agent; required for the parameters below."
+        default=None,
+        description="All tools of this agent. Required for `categories`, `exclude_dangerous`, "
+        "`max_cost` and `at_most`.",
     )
-    categories: str | None = Field(default=None, description="Only these, separated by commas.")
+    categories: str | None = Field(
+        default=None, description="Only tools of these categories, separated by commas."
+    )
     exclude_dangerous: bool = Field(default=True, description="Leave out dangerous tools.")
     max_cost: Annotated[str, AfterValidator(_amount)] | None = Field(
         default=None,
-        description="Only up to this cost per use: `0.05`.",
+        description="Only tools that cost at most this much per use, such as `0.05`.",
         json_schema_extra={"pattern": AMOUNT},
     )
     at_most: Annotated[int, Field(ge=0, le=MOST_TOOLS)] | None = Field(
-        default=None, description="Only this many."
+        default=None, description="Maximum number of tools."
     )
 
     @property
@@ -111,8 +115,8 @@ class ToolQuery(Value):
 async def list_tools(engine: Engine, caller: Principal, query: ToolQuery) -> ToolList | AgentTools:
     """List the preferred version of each matching tool, one page at a time.
 
-    Sources are beside the items, so that each item is a definition that could be registered
-    elsewhere unchanged.
+    The tools' sources are in a separate field, so that each item is a definition that could be
+    registered unchanged in another engine.
     """
     query.require_taken()
     if query.agent_id is not None:
@@ -158,7 +162,7 @@ def _agent_tools(engine: Engine, caller: Principal, agent_id: str, query: ToolQu
     client=Method("tool", renamed=REFERENCE),
 )
 async def show_tool(engine: Engine, name: ToolName) -> ToolDetails:
-    """Show one tool by `name` or `name@version`, and its other versions."""
+    """Show one tool, named `name` or `name@version`, and its other versions."""
     return engine.tool(name)
 
 
@@ -185,7 +189,7 @@ async def register_tool(engine: Engine, caller: Principal, body: RawDefinition) 
 async def replace_tool(
     engine: Engine, caller: Principal, name: PinnedName, body: RawDefinition
 ) -> ChangedTools:
-    """Replace the definition of a registered version."""
+    """Replace the definition of a registered version of a tool."""
     tool_name, version = _pinned(name)
     tool = await engine.registrations.replace(tool_name, version, body, by=caller, now=engine.now())
     return _changed(engine, [tool])
@@ -199,7 +203,7 @@ async def replace_tool(
     client=Method("tools.remove", renamed=REFERENCE),
 )
 async def delete_tool(engine: Engine, caller: Principal, name: PinnedName) -> Deleted:
-    """Remove a registered version."""
+    """Remove a registered version of a tool."""
     tool_name, version = _pinned(name)
     await engine.registrations.delete(tool_name, version, by=caller, now=engine.now())
     return Deleted(deleted=name)
