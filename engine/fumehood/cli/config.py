@@ -112,7 +112,9 @@ def _masked(path: KeyPath, value: Any) -> Any:
 
 
 def _variable(path: KeyPath) -> str:
-    """Return the environment variable that sets a key: the key's own, or that of a table above."""
+    """Return the environment variable that sets a key: the key's own variable, or the variable of a
+    table above the key.
+    """
     names = {name.upper() for name, value in os.environ.items() if value}
     variables = [variable_of(path[:end]) for end in range(len(path), 0, -1)]
     return next(variable for variable in variables if variable in names)

@@ -44,7 +44,7 @@ MODULES = {
     "agents": "authority", "approvers": "authority", "tokens": "authority",
     "state": "config", "usage": "calls",
 }  # fmt: skip
-"""Name → module in this package, if it has another name."""
+"""Name of each command whose module has a different name → name of the module in this package."""
 
 OPEN = frozenset({"doctor", "serve", "tools"})
 """Commands to which parts may add options, and groups to which parts may add commands. All other

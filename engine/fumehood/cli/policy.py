@@ -323,7 +323,9 @@ class Offline:
 
 
 def show_results(results: list[JsonObject], *, as_json: bool) -> None:
-    """Print each call with an unexpected decision, and the number of expected ones."""
+    """Print each call with an unexpected decision, and the number of calls with the expected
+    decision.
+    """
     passed = sum(result["passed"] for result in results)
     if wants_json(as_json):
         show_json({"passed": passed, "failed": len(results) - passed, "calls": results})

@@ -53,7 +53,9 @@ LOOK_S = 1.0
 """Seconds between two checks of the approvals that a running call waits for."""
 
 SEEN = 20
-"""How many of the caller's newest pending approvals are searched for those of a running call."""
+"""How many of the caller's newest pending approvals are searched for the approvals of a running
+call.
+"""
 
 ADMIN = "admin"
 APPROVE = "approve"

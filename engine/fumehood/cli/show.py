@@ -173,7 +173,7 @@ def show_envelope(envelope: Envelope | JsonObject, *, as_json: bool) -> None:
 
 
 def in_options(message: str) -> str:
-    """Replace option names in an engine message's advice by those of the command line."""
+    """Replace the option names in an engine message's advice by the command line's option names."""
     return _ADVICE.sub(lambda found: found[1] + OPTIONS[found[2]], message)
 
 

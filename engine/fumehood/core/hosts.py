@@ -20,8 +20,9 @@ _INDEX = re.compile(r"@[a-z][a-z0-9_-]{0,39}", re.ASCII)
 _UNSEEN = re.compile(r"[\x00-\x20\x7f-\xa0]")
 MAX_PORT = 65_535
 MAX_HOST_CHARACTERS = 253
-"""Maximum length of a host name. *Source*: RFC 1035. It also bounds what is stored with a call,
-because the host names come from its program."""
+"""Maximum length of a host name. *Source*: RFC 1035. This limit also bounds what is stored with a
+call, because the host names come from its program.
+"""
 
 
 def host_of(url: str) -> str | None:

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 OVERFLOW_UID = 65_534
-"""The uid that stands for every user who is not mapped into the engine's user namespace. It gets no
-principal, because all these users would share it. *Source*: user_namespaces(7)."""
+"""The uid that stands for every user who is not mapped into the engine's user namespace. This uid
+gets no principal, because all these users would share it. *Source*: user_namespaces(7).
+"""
 
 
 class Scope(StrEnum):

@@ -127,7 +127,7 @@ class WallLimits:
     """
 
     def memory_class(self, memory_mb: int) -> int:
-        """Return the memory limit in MB that the wall enforces for a requested one.
+        """Return the memory limit in MB that the wall enforces for a requested limit.
 
         `memory_mb` must be at least `min_memory_mb`.
         """

@@ -42,8 +42,9 @@ SESSION_NAME = r"^[a-z0-9][a-z0-9.-]{0,62}$"
 PresetName = Annotated[str, Field(pattern=SESSION_NAME)]
 
 MAX_ENV_BYTES = 64 * 1024
-"""Maximum bytes of all environment variables of a session together. They are stored with the
-session, and a call may add `arguments.MAX_WORDS_BYTES` of its own."""
+"""Maximum bytes of all environment variables of a session together. The variables are stored with
+the session, and a call may add `arguments.MAX_WORDS_BYTES` of its own.
+"""
 
 
 def _require_small(env: dict[str, str]) -> dict[str, str]:

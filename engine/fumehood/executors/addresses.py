@@ -80,7 +80,7 @@ class CheckedBackend(httpcore2.AnyIOBackend):
         self._allowed_hosts = frozenset(allowed_hosts)
         self._setting = setting
         self.dial: Dial | None = None
-        """A function that connects from another machine, or None to connect from this one."""
+        """A function that connects from another machine, or None to connect from this machine."""
         # Each backend has its own threads: a domain's owner can delay DNS answers, and a caller of
         # `fetch_url` can request many such names. That must not block REST tools.
         self._resolving = BoundedThreads(RESOLVED_AT_ONCE, "resolve")

@@ -78,8 +78,9 @@ class Given:
     """Arguments for the guest. The program's own arguments and those of earlier parts take
     precedence."""
     environment: Mapping[str, str] = field(default_factory=dict)
-    """Environment variables for the program. Those of the kernel, of earlier parts and of the
-    caller take precedence."""
+    """Environment variables for the program. Variables of the kernel, of earlier parts and of the
+    caller take precedence.
+    """
     call: OnCall | None = None
     network: Network | None = None
     scope: anyio.CancelScope | None = None

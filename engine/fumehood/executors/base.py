@@ -82,8 +82,9 @@ class ProgramCalls(Protocol):
 
     @property
     def report(self) -> JsonObject:
-        """The numbers of the program's calls as `{"made": …, "failed": …}`. Both include refused
-        calls."""
+        """The numbers of the program's calls as `{"made": …, "failed": …}`. Both numbers include
+        refused calls.
+        """
 
     def on_call(self, number: int, tool: str, arguments: JsonObject, port: CallPort) -> None:
         """Start or refuse the program's call with this number. Must not block. The answer is sent
@@ -381,7 +382,8 @@ class CallHandle:
     def for_fallback(self) -> CallHandle:
         """Return a handle for a fallback tool's call, which runs in this call's task.
 
-        Its events go to this call's listeners. Cancelling this call also ends the fallback.
+        The fallback's events go to this call's listeners. Cancelling this call also ends the
+        fallback.
         """
         return CallHandle(
             output=self.output,

@@ -84,7 +84,9 @@ class _ArgumentsRefused(Claim):
 
 
 class Raised(Claim):
-    """An exception that a function raised. The traceback has only frames of its own package."""
+    """An exception that a function raised. The traceback has only frames of the function's own
+    package.
+    """
 
     kind: Literal["exception"]
     type: str = Field(max_length=100)

@@ -627,7 +627,7 @@ def _cut(runs: Iterable[_Run], room: int) -> tuple[str, bool]:
 
 
 def _fitting(texts: Sequence[str], room: int) -> tuple[Sequence[str], int]:
-    """Return the first texts that fit into `room` bytes, and the number of complete ones. If not
+    """Return the first texts that fit into `room` bytes, and the number of complete texts. If not
     even the first text fits, return its beginning.
     """
     for number, text in enumerate(texts):

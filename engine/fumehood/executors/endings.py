@@ -250,8 +250,8 @@ def _measured(ending: RunEnding, limits: Limits, subject: Subject) -> JsonObject
 
 
 def _memory_hint(ending: RunEnding, limits: Limits, subject: Subject) -> str:
-    """Return the remedy for too little memory. It names the session's variables if they use much
-    of it.
+    """Return the remedy for too little memory. The remedy mentions the session's variables if they
+    use much of the memory.
     """
     held_mb = (ending.variables_bytes or 0) / MB
     if subject.in_session and held_mb > (limits.memory_mb or 0) * MUCH_HELD:
@@ -264,7 +264,7 @@ def _memory_hint(ending: RunEnding, limits: Limits, subject: Subject) -> str:
 
 def _wall_time_hint(ending: RunEnding, limits: Limits, subject: Subject) -> str:
     """Return the remedy for a timeout. It depends on the measured CPU time: a program that used
-    little is assumed to have waited for input or for open handles.
+    little CPU time is assumed to have waited for input or for open handles.
     """
     was_idle = ending.cpu_ms is not None and ending.cpu_ms < limits.wall_s * 1e3 * IDLE_SHARE
     if was_idle and subject.language.name == "javascript":

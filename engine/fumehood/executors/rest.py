@@ -73,9 +73,10 @@ MAX_BODY_SHOWN = 4096
 """Maximum number of characters of a service's error response that are shown to the caller."""
 
 MAX_ADDRESS = 16 * 1024
-"""Maximum length of a URL with its arguments, in characters. Many services close the connection on
-longer ones, which looks like a failure: a few such calls by one caller would open the service's
-circuit breaker for all callers."""
+"""Maximum length of a URL with its arguments, in characters. Many services close the connection if
+a URL is longer, which looks like a failure: a few such calls by one caller would open the service's
+circuit breaker for all callers.
+"""
 
 DRAINED_BYTES = 1 << 20
 """Number of bytes of a relayed answer after which reading pauses until the disk and the listener
@@ -670,7 +671,8 @@ class ListCursors:
         return strict_json.loads(text.encode())
 
     def with_position(self, tool: ToolDefinition, arguments: JsonObject) -> JsonObject:
-        """Return the arguments for the service, with its own page parameter instead of the cursor.
+        """Return the arguments for the service, with the service's page parameter instead of the
+        cursor.
 
         Raises:
             InvalidParams: for the same reasons as in `position`.

@@ -77,9 +77,10 @@ class SessionFiles:
     """The files of one principal's session.
 
     Every method may also raise:
-        ResourceNotFound: the principal has no such session, it has ended, or there is no such file.
-        InvalidParams: a path leads out of the workspace, contains a symbolic link, or is not that
-            of a regular file.
+        ResourceNotFound: the principal has no such session, the session has ended, or there is no
+            such file.
+        InvalidParams: a path leads out of the workspace, contains a symbolic link, or is not the
+            path of a regular file.
         SandboxUnavailable: the session is too busy, or its container was lost.
     """
 
@@ -171,7 +172,7 @@ class SessionFiles:
         error is raised after the first piece, the archive is incomplete.
 
         Raises:
-            InvalidParams: a file cannot be read, or the files' total size exceeds that of the
+            InvalidParams: a file cannot be read, or the files' total size exceeds the size of the
                 workspace.
             FileChanged: a file changed while it was read.
         """

@@ -58,7 +58,7 @@ PIECE_BYTES = 64 * 1024
 thousand bytes."""
 
 PACKED_OVERHEAD_BYTES = 64 * 1024
-"""Bytes by which a compressed body may exceed the limit for the decompressed one."""
+"""Bytes by which a compressed body may exceed the limit for the decompressed body."""
 
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 _REDIRECTED = "The tool's service redirected the request to another host."

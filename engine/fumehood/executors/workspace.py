@@ -60,7 +60,9 @@ DEFAULT_READ_BYTES = 10 * 1024
 an answer."""
 
 FILE_CONTENTS = frozenset({"content", "content_base64"})
-"""Fields with a file's content. They are never shortened, because the caller chose the size."""
+"""Fields with a file's content. These fields are never shortened, because the caller chose the size
+of the content.
+"""
 
 
 def _in_session(why: str) -> Placement:
@@ -265,7 +267,7 @@ _ACTIONS: Mapping[str, Callable[[JsonObject, _Place], Awaitable[JsonObject]]] = 
 
 
 def project_of(lease: Lease) -> Project:
-    """Return the project of a leased session. Raises InvalidParams."""
+    """Return the project of a leased session. Raises InvalidParams if it has no project."""
     project = lease.project if isinstance(lease, SessionLease) else None
     if project is None:
         raise InvalidParams(

@@ -35,10 +35,10 @@ SKEW = timedelta(days=2)
 
 
 class Authority:
-    """Issues certificates for one engine. `certificate` is the authority's own, in PEM."""
+    """Issues certificates for one engine. `certificate` is the authority's own, as PEM text."""
 
     def __init__(self, file: Path | None) -> None:
-        """`file` keeps the authority for the next engine. Without `file`, a new one is made.
+        """`file` keeps the authority for the next engine. Without `file`, a new authority is made.
 
         Raises:
             ValueError: the file contains no authority.

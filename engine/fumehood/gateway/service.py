@@ -112,8 +112,8 @@ class Gateway:
         agent_id: str | None,
         session_id: str | None,
     ) -> AsyncIterator[tuple[Door, Network]]:
-        """Open the door of one call. `hosts` are those that the call requests. `cancel` cancels the
-        approval request of a task, and returns whether there was one. If `tape` answers the
+        """Open the door of one call. `hosts` are the hosts that the call requests. `cancel` cancels
+        the approval request of a task, and returns whether there was one. If `tape` answers the
         requests, nothing is sent to hosts, and package indexes need not be configured.
 
         Raises:

@@ -26,7 +26,9 @@ _PAGES = ("simple", "pypi")
 
 _WHEEL = re.compile(r"([^-/]+)-[^/]*\.whl(\.metadata)?")
 _SOURCE = re.compile(r"([^/]+)-[^-/]+\.(tar\.gz|tar\.bz2|zip)(\.metadata)?")
-"""File names of source packages; `_WHEEL` matches those of wheels. *Source*: PEP 427, 625, 658."""
+"""File names of source packages; `_WHEEL` matches the file names of wheels. *Source*: PEP 427, 625,
+658.
+"""
 
 
 class ListedPackages(BaseModel):
@@ -76,7 +78,7 @@ class GatewaySettings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     hosts: tuple[NetworkHost, ...] = ()
-    """All hosts that programs may reach. Each call names those that its program needs."""
+    """All hosts that programs may reach. Each call names the hosts that its program needs."""
     tunnels: tuple[NetworkHost, ...] = ()
     """Hosts whose TLS is passed through without decryption, for clients that pin certificates: only
     the host name is checked, and no secret is inserted."""

@@ -50,8 +50,9 @@ MAX_RULES_BYTES = 1 << 20
 number of their rules."""
 
 MAX_TESTS = 50_000_000
-"""Maximum number of comparisons of a path's part with a rule's part for one tree. They take a
-thread about 10 s."""
+"""Maximum number of comparisons of a path's part with a rule's part for one tree. That many
+comparisons take a thread about 10 s.
+"""
 
 _MAGIC = frozenset("*?[\\")
 

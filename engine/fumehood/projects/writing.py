@@ -5,7 +5,7 @@ system. Then each old file is moved into the staging directory, checked there un
 and replaced by the new file without overwriting anything. A journal in the engine's own state
 records the changes. If writing fails, all changes are undone. If the engine is killed before the
 journal is marked as done, the next engine undoes them. Invariants: no link is followed; if any file
-differs from the copied one, nothing changes; nothing outside the project is touched.
+differs from the copied file, nothing changes; nothing outside the project is touched.
 """
 
 from __future__ import annotations
@@ -35,7 +35,9 @@ IN_THE_WAY = "is in the way"
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """The change of one path. `before` is None for a new path, `after` for a deleted path."""
+    """The change of one path. `before` is None for a new path, and `after` is None for a deleted
+    path.
+    """
 
     path: str
     before: Entry | None
@@ -97,8 +99,9 @@ class Recovered(NamedTuple):
     """The result of recovering the journals of a killed engine."""
 
     failed: list[str]
-    """Project directories whose changes could not be undone, and unreadable journals. Their
-    journals are kept for the next attempt."""
+    """Project directories whose changes could not be undone, and unreadable journals. All these
+    journals are kept for the next attempt.
+    """
     outcomes: dict[str, bool]
     """Call id → True if the call has written all its changes, False if none."""
 
@@ -212,8 +215,8 @@ class Writing:
             os.fsync(file.fileno())
 
     def write(self, changes: Iterable[Change], directories: frozenset[str]) -> None:
-        """Write the changes. `directories` are those of the session: they are not removed when they
-        become empty.
+        """Write the changes. `directories` are the session's directories, which are not removed
+        when they become empty.
 
         Raises:
             Conflicts: a file is not as it was copied; nothing has changed.
@@ -385,8 +388,9 @@ def _put_back(project: ProjectDirectory, journal: _Journal) -> bool:
 
 @contextmanager
 def _parent_or_top(project: ProjectDirectory, path: str) -> Iterator[tuple[int, bool]]:
-    """Yield a descriptor of a path's directory and False, or, if that directory cannot be opened,
-    one of the project's top directory and True."""
+    """Yield a descriptor of a path's directory and False, or, if that directory cannot be opened, a
+    descriptor of the project's top directory and True.
+    """
     with ExitStack() as stack:
         try:
             directory, is_top = stack.enter_context(project.parent(path))[0], False

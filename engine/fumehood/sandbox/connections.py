@@ -210,7 +210,7 @@ class PortConnections(Connections):
         """Connect to a port on the loopback of the container.
 
         Raises:
-            InvalidParams: the number is the gateway's port, or not that of a port.
+            InvalidParams: `port` is the gateway's port, or not a valid port number.
             NetworkError: nothing listens on the port, or nothing accepts in time.
             SandboxUnavailable: there are too many connections, or the container has ended.
         """
@@ -256,7 +256,7 @@ class PortConnections(Connections):
             waiting.set_result(opened)
 
     def drop(self) -> None:
-        """Close all connections. New ones can still be opened."""
+        """Close all connections. New connections can still be opened."""
         for number in [*self._opening, *self._open]:
             self._drop(number)
 

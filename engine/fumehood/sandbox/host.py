@@ -1,8 +1,8 @@
 """Execution on the host: functions that the operator trusts, without a sandbox.
 
-Host side. It enforces wall time (by cancelling, or by killing a worker process) and a size limit on
-the result, and reports only these limits. It also limits how many calls run at once, so that one
-tool cannot occupy the engine.
+Host side. This module enforces wall time (by cancelling, or by killing a worker process) and a size
+limit on the result, and reports only these limits. It also limits how many calls run at once, so
+that one tool cannot occupy the engine.
 
 Synchronous functions run in workers, so that they can be killed. A worker serves one call at a time
 and is reused. A worker that exceeded its time, was cancelled, died or sent anything but one reply

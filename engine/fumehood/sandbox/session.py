@@ -203,8 +203,8 @@ class Session:
         )
 
     def with_env(self, program: str, arguments: JsonObject) -> JsonObject:
-        """Return a run's arguments, with the session's environment variables added if `program` is
-        that of a language.
+        """Return a run's arguments, with the session's environment variables added if `program`
+        is the name of a language.
         """
         return (
             with_env(self.spec.env, arguments)
@@ -499,7 +499,8 @@ class SessionPlaces:
     sessions that are being created.
 
     All running sessions together never reserve more than three quarters of the host's memory, and
-    those of one principal three quarters of that. Callers must give back each amount exactly once.
+    one principal's sessions never reserve more than three quarters of that amount. Callers must
+    give back each amount exactly once.
     """
 
     def __init__(self, settings: SessionSettings) -> None:
@@ -651,8 +652,8 @@ class Saver(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class CopySource:
-    """A session's workspace, for a saver. It is also a lease on the session's container, which does
-    not take a turn, and saves no copy after a run.
+    """A session's workspace, for a saver. It is also a lease on the session's container. Unlike a
+    call's lease, it takes no turn and saves no copy after a run.
     """
 
     session_id: str

@@ -479,7 +479,7 @@ class SessionProcesses:
 
         Raises:
             ResourceNotFound: the session has ended.
-            InvalidParams: the number is not that of a port.
+            InvalidParams: `port` is not a valid port number.
             NetworkError: nothing listens on the port.
             SandboxUnavailable: the session cannot run now.
         """

@@ -180,7 +180,7 @@ class SessionKeeper:
         self._history = SessionHistory(rows)
         wall.spare_copies(self._copies)
         self._left_behind: list[KeptSession] = []
-        """Active sessions of an earlier engine, until this one continues them."""
+        """Active sessions of an earlier engine, until this engine continues them."""
         for one in sorted(kept, key=lambda one: one.finished_at or one.record.created_at):
             self._inherit(one)
 
@@ -313,7 +313,8 @@ class SessionKeeper:
 
     def find(self, principal: Principal, reference: str) -> SessionRecord:
         """Return one of a principal's sessions by its id or name, even if it has ended. A name
-        refers to the active session with this name, otherwise to the last ended one.
+        refers to the active session with this name, otherwise to the last ended session with this
+        name.
 
         Raises:
             ResourceNotFound: the principal has no such session.
@@ -623,8 +624,8 @@ class SessionKeeper:
         return {name: value for name, value in session.spec.env.items() if usual.get(name) != value}
 
     async def facts_of(self, session_id: str) -> JsonObject:
-        """Return the facts of the image that a session's next call uses, in the form of
-        `HasImages.facts_of`.
+        """Return the facts of the image that a session's next call uses, in the form that
+        `HasImages.facts_of` returns.
 
         Raises:
             ResourceNotFound: the session is not active.
@@ -653,7 +654,7 @@ class SessionKeeper:
             ResourceNotFound, InvalidParams: for the same reasons as in `examine`. Entering the
                 lease may also raise ResourceNotFound.
             SandboxUnavailable: on entering, if the session is too busy or cannot run now.
-            QuotaExceeded: on entering, if too many sessions run to start this one again.
+            QuotaExceeded: on entering, if too many sessions run to start this session again.
         """
         self.examine(principal, agent_id, session_id, language=language, memory_mb=memory_mb)
         return self._lease(principal.id, session_id, is_call=True)
@@ -700,7 +701,7 @@ class SessionKeeper:
     def keep_for_calls(self, session_ids: frozenset[str]) -> None:
         """Set the sessions that idle time must not end: those with calls that wait for a human.
 
-        The idle time of a session starts again when it is no longer among them.
+        The idle time of a session starts again when the session is no longer in this set.
         """
         before, self._awaited = self._awaited, session_ids
         for session in self._live.values():

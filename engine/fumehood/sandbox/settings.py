@@ -49,8 +49,9 @@ class SessionSettings(BaseModel):
     """Both the default and the maximum lifetime of a session with a disk."""
     max: int = Field(default=32, ge=0, le=256)
     """Maximum number of sessions that are not stopped. In addition, all of them together may
-    reserve at most three quarters of the host's memory, and those of one principal three quarters
-    of that."""
+    reserve at most three quarters of the host's memory, and one principal's sessions at most three
+    quarters of that amount.
+    """
     max_per_principal: int = Field(default=16, ge=0, le=256)
     max_memory_mb: int | None = Field(default=None, ge=MIN_MB, le=MAX_MB)
     """Maximum memory that can be requested for a session. None: a quarter of the host's memory, but
@@ -235,8 +236,9 @@ class PackageSettings(BaseModel):
     allow: tuple[str, ...] = ()
     """Names of the allowed packages; `"*"` allows all. Their dependencies are allowed as well."""
     max_mb: int = Field(default=10_240, ge=1, le=10_000_000)
-    """Maximum total size of all layers of packages, and also of all downloaded wheels. Above it,
-    the oldest unused ones are removed."""
+    """Maximum total size of all layers of packages, and also of all downloaded wheels. Above this
+    size, the oldest unused layers or wheels are removed.
+    """
 
 
 @dataclass(frozen=True, slots=True)

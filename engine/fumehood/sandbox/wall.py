@@ -148,8 +148,8 @@ class Network:
 class RunSinks:
     """Receivers of a run's events. Events without a receiver are dropped.
 
-    They are called in the event loop, so they must not block. One that raises is not called again,
-    and the run continues.
+    Receivers are called in the event loop, so they must not block. A receiver that raises is not
+    called again, and the run continues.
     """
 
     progress: OnProgress | None = None
@@ -247,8 +247,9 @@ class WallStatus:
     required: frozenset[Limit]
     """The limits without which no call runs here."""
     enforced: frozenset[Limit]
-    """The limits reported for calls: the required ones, except those that were seen to fail on this
-    host."""
+    """The limits reported for calls: the required limits, except those that were seen to fail on
+    this host.
+    """
     seen: frozenset[Limit]
     """The limits that were seen to hold on this host."""
     is_ready: bool
@@ -410,7 +411,7 @@ class HasImages(ABC):
     async def look_again(self) -> None:
         """Query Docker again, and wait a bounded time for the result.
 
-        Concurrent callers share a query, but never one that began before they called.
+        Concurrent callers share a query, but never a query that began before they called.
 
         Raises:
             SandboxUnavailable: the engine is stopping.
@@ -418,8 +419,8 @@ class HasImages(ABC):
 
     @abstractmethod
     async def with_packages(self, image: str, packages: Sequence[str], principal_id: str) -> str:
-        """Return the name of an image that has these packages in addition to those of `image`.
-        Their versions are resolved on behalf of the principal.
+        """Return the name of an image that has these packages in addition to those of `image`. The
+        versions of `packages` are resolved on behalf of the principal.
 
         Raises:
             InvalidParams: a package is not allowed or not available.
@@ -473,8 +474,8 @@ class SessionContainer(Protocol):
         """The packages that were added to the image, as a lock with hashes, or ""."""
 
     async def facts(self) -> JsonObject:
-        """Return the facts of the image that the next run uses, in the form of
-        `HasImages.facts_of`.
+        """Return the facts of the image that the next run uses, in the form that
+        `HasImages.facts_of` returns.
 
         Raises:
             SandboxUnavailable: the facts cannot be determined now.
@@ -503,8 +504,8 @@ class SessionContainer(Protocol):
 
     def copy_disk(self, copy: str) -> AbstractAsyncContextManager[int]:
         """Copy the container's disk under the name `copy`, while no run is in progress. The block
-        gets the size of the copy in bytes. After the block the copy is removed, unless it is one of
-        those from `SessionWall.spare_copies`.
+        gets the size of the copy in bytes. After the block the copy is removed, unless the function
+        passed to `SessionWall.spare_copies` returns its name.
 
         Raises:
             SandboxUnavailable: there is no room, or the disk could not be copied.
@@ -524,8 +525,8 @@ class SessionContainer(Protocol):
 
     async def processes(self, request: JsonObject) -> JsonObject:
         """Carry out a request about the registered processes, which run beside calls: `do` is
-        `list`, `start`, `read`, `write` or `stop`. Requests are possible during runs. They neither
-        start nor thaw the container.
+        `list`, `start`, `read`, `write` or `stop`. Requests are possible during runs. A request
+        neither starts nor thaws the container.
 
         Raises:
             InvalidParams: the request is not valid, or cannot be carried out.
@@ -539,7 +540,7 @@ class SessionContainer(Protocol):
         ends or is paused. Connecting neither starts nor thaws the container.
 
         Raises:
-            InvalidParams: the number is not that of a port.
+            InvalidParams: `port` is not a valid port number.
             NetworkError: nothing listens on the port.
             SandboxUnavailable: the container is stopped, paused or lost, or does not answer in
                 time.
@@ -554,8 +555,8 @@ class SessionContainer(Protocol):
         """
 
     async def until_free(self) -> None:
-        """Thaw a paused container, or start a stopped one again. Then wait a bounded time until the
-        container is clean after the last run, or has ended.
+        """Thaw a paused container, or start a stopped container again. Then wait a bounded time
+        until the container is clean after the last run, or has ended.
 
         Raises:
             SandboxUnavailable: the container cannot be thawed or started now.
@@ -577,7 +578,8 @@ class SessionContainer(Protocol):
 
 
 FIRST_EPOCH = 1
-"""The epoch of the engine that creates a session. Each engine that takes it over has a higher one.
+"""The epoch of the engine that creates a session. Each engine that takes the session over has a
+higher epoch.
 """
 
 
@@ -619,8 +621,8 @@ class SessionWall(Wall, Protocol):
         on_lost: Callable[[], None],
     ) -> SessionContainer:
         """Wait a bounded time for an unused container, and reserve it for this domain. With
-        `disk_mb`, the working directory is a separate disk. `packages`, or those of a `lock`, are
-        added to the image.
+        `disk_mb`, the working directory is a separate disk. `packages`, or the packages of a
+        `lock`, are added to the image.
 
         `on_lost` is called whenever the container has ended for any reason: once, or if the
         container has a disk, also each time that it is stopped.
@@ -681,8 +683,8 @@ class Slots:
     """The number of concurrent runs of one wall, and the queue for them.
 
     The queue is limited in length and in time. One principal never has all slots or the whole
-    queue, so its calls, however long they run, never lock out those of others. `what` completes
-    "Too many calls wait for …" in errors.
+    queue, so its calls, however long they run, never lock out the calls of other principals. `what`
+    completes the sentence "Too many calls wait for …" in errors.
     """
 
     def __init__(self, most: int, what: str) -> None:

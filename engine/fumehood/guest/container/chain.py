@@ -98,7 +98,9 @@ class Chain:
 
     @property
     def has_trial(self) -> bool:
-        """Whether a trial's process is waiting. It may be the parent of the next call's process."""
+        """Whether a trial's process is waiting. This process may be the parent of the next call's
+        process.
+        """
         return bool(self._aside)
 
     @property

@@ -2,9 +2,9 @@
 
 Guest side, used by the supervisor. In a session, the stopped processes that hold its variables are
 kept, and so are its files. After any other run, a housekeeper sends the files to the host and
-removes them. It is a short-lived process of the programs' user, forked when no process of the
-program is left. It writes its frames to the channel itself; the supervisor waits for it for a
-limited time.
+removes them. The housekeeper is a short-lived process of the programs' user, forked when no process
+of the program is left. It writes its frames to the channel itself; the supervisor waits for it for
+a limited time.
 """
 
 from __future__ import annotations

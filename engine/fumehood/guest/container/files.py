@@ -60,8 +60,8 @@ clock for files ticks every 4 to 10 ms."""
 
 TIMED = frozenset({"ext4", "9p"})
 """File systems that update a file's change time whenever a program begins to write through a memory
-map: those of disks, without gVisor (ext4) and with it (9p). tmpfs does not update it if the program
-has read the page before.
+map: the file systems of disks, without gVisor (ext4) and with gVisor (9p). tmpfs does not update
+the change time if the program has read the page before.
 """
 
 PROC = "/proc"
@@ -279,7 +279,7 @@ def _take(arguments: Result) -> Result:
     """Create the files, directories and links that the host sends after the request. Each has a row
     of path, size (-1 for a directory, -2 for a link), whether it can be executed, modification time
     in microseconds, and a link's target. A file's content follows its row. The last row is null.
-    Only for a workspace in which no program has run.
+    Use this only for a workspace in which no program has run.
     """
     count = size = 0
     with _LastDirectory(make=True) as parents:

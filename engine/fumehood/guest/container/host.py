@@ -94,7 +94,7 @@ class Host:
         return requests
 
     def send(self, message: dict[str, Any], *, more: bool = False) -> None:
-        """Send one frame. With `more`, it may be held back to be sent with the next frame."""
+        """Send one frame. With `more`, the frame may be held back and sent with the next frame."""
         self._waiting += framing.encode(message)
         if more and len(self._waiting) < CHUNK_BYTES:
             return
@@ -147,7 +147,9 @@ class Host:
                 requests.append(message)
 
     def _answer(self, message: dict[str, Any]) -> Answer:
-        """Return an answer to a tool call as a frame for the child. Its text is not parsed."""
+        """Return an answer to a tool call as a frame for the child. The answer's text is not
+        parsed.
+        """
         body = "".join([*self._parts, message["text"]]).encode("ascii")
         self._parts = []
         return Answer(int(message["id"]), framing.HEADER.pack(len(body)) + body)

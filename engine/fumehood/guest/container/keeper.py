@@ -116,8 +116,9 @@ class Keeper:
         self._kill_at = math.inf
 
     def serve(self, config: dict[str, Any], request: dict[str, Any]) -> None:
-        """Start the registered process, and serve the supervisor until no process is left below
-        this one."""
+        """Start the registered process, and serve the supervisor until no process is left below the
+        keeper.
+        """
         fault = self._start(config, request)
         if fault is not None:
             self._tell({"failed": fault})
@@ -168,7 +169,7 @@ class Keeper:
 
     @staticmethod
     def _has_children() -> bool:
-        """Whether a process is left below this one. Orphans become this process's children."""
+        """Whether a process is left below the keeper. Orphans become the keeper's children."""
         try:
             os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         except ChildProcessError:
@@ -176,7 +177,9 @@ class Keeper:
         return True
 
     def _stop(self, grace_s: float) -> None:
-        """Send SIGTERM to all processes below this one. They are killed after `grace_s` seconds."""
+        """Send SIGTERM to all processes below the keeper. Processes that are left after `grace_s`
+        seconds are killed.
+        """
         if self._kill_at == math.inf:
             for pid in trees.below(os.getpid()):
                 for number in (signal.SIGTERM, signal.SIGCONT):  # a stopped process must continue
@@ -331,8 +334,9 @@ class Piece(NamedTuple):
 class Ring:
     """The last `RING_BYTES` bytes that a registered process has printed.
 
-    It is an anonymous file that the keeper writes and the supervisor reads, without exchanging
-    messages. Invariant: `read` returns no bytes that were overwritten while it was reading.
+    The bytes are in an anonymous file that the keeper writes and the supervisor reads, without
+    exchanging messages. Invariant: `read` returns no bytes that were overwritten while it was
+    reading.
     """
 
     def __init__(self) -> None:

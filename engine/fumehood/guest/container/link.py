@@ -44,7 +44,7 @@ group with a stopped process when another process of the group ends.
 
 RUNNING_SCORE = b"1000"
 BEHIND_SCORE = b"500"
-"""`oom_score_adj` of a waiting process, so that the kernel kills the running one first."""
+"""`oom_score_adj` of a waiting process, so that the kernel kills the running process first."""
 
 
 def hand_on(exit_code: int, claim: dict[str, Any]) -> None:

@@ -85,7 +85,7 @@ class Counters:
 
 class Meter:
     """Measures runs by the counters. `own_pids` returns the ids of the guest's processes other than
-    this one, and `run_pids` those of a run's processes.
+    this process, and `run_pids` returns the ids of a run's processes.
     """
 
     def __init__(

@@ -55,7 +55,9 @@ def all_pids() -> list[int]:
 
 
 def is_alive(pid: int) -> bool:
-    """Whether a process is alive, even if stopped. One that was killed or is exiting is not."""
+    """Whether a process is alive, even if stopped. A process that was killed or is exiting does not
+    count as alive.
+    """
     is_killed = int(field(status(pid), b"SigPnd") or b"0", 16) & SIGKILL_PENDING
     # While the kernel ends a process, SIGKILL is no longer pending, and it is not a zombie yet.
     is_exiting = int(_stat(pid)[6]) & EXITING
@@ -152,8 +154,9 @@ def has_terminal(pid: int) -> bool:
 
 
 def _stat(pid: int) -> list[bytes]:
-    """Return the fields of a process's stat file after its name. If the process is gone, return
-    those of an exiting process."""
+    """Return the fields that follow the name in a process's stat file. If the process is gone,
+    return the fields of an exiting process.
+    """
     try:
         with open(f"/proc/{pid}/stat", "rb") as stat:
             return stat.read().rpartition(b")")[2].split()

@@ -1,4 +1,4 @@
-"""Connections over the channel: those of programs to the gateway, and the host's to ports.
+"""Connections over the channel: programs connect to the gateway, and the host connects to ports.
 
 Guest side, used by the supervisor and by a server's front. For programs the relay is an HTTP proxy
 on loopback, but it does not parse their bytes; the host does. Invariants: bytes are relayed to the
@@ -8,10 +8,10 @@ or the channel; after a run, none of its connections is left. The host's connect
 loopback, and end with the channel.
 
 If an operator's program with network runs in a container, the front is the container's first
-process, instead of a supervisor. It relays between the program and the host: the program's standard
-input and output are the relay's first connection, so they share the channel with the program's
-connections to the gateway. The front runs as the program's user, and has no right that the program
-lacks.
+process, instead of a supervisor. The front relays between the program and the host: the program's
+standard input and output are the relay's first connection, so they share the channel with the
+program's connections to the gateway. The front runs as the program's user, and has no right that
+the program lacks.
 """
 
 from __future__ import annotations

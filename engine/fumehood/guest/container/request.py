@@ -100,7 +100,7 @@ def _set_variable(name: str, value: str | None) -> None:
 
 
 def _enter(path: str) -> int:
-    """Enter a directory of the workspace. Returns a descriptor of the previous one."""
+    """Enter a directory of the workspace. Returns a descriptor of the previous directory."""
     earlier = os.open(".", os.O_PATH | os.O_CLOEXEC)
     try:
         with directory_at(path) as directory:

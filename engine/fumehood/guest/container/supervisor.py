@@ -1,7 +1,7 @@
 """The supervisor of a container: its first process, between the host and its programs.
 
-Guest side. One run at a time. It owns the channel (its standard input and output), keeps time,
-counts the output of a program, kills, measures, and restores the container.
+Guest side. The supervisor serves one run at a time. It owns the channel (its standard input and
+output), keeps time, counts the output of a program, kills, measures, and restores the container.
 
 host ──frames── supervisor ──one byte── zygotes ──fork── child, of another user
                         └── request, reply, stdout, stderr ──┘
@@ -309,7 +309,9 @@ class Supervisor:
             self._flush_request()
 
     def _feed(self, frame: framing.ConnectionFrame) -> None:
-        """Forward bytes from the host to the run's program, which is one of the engine's own."""
+        """Forward bytes from the host to the run's program, which is one of the engine's own
+        programs.
+        """
         run = self._run
         if run is not None and run.id == frame.run_id and _is_running(run):
             run.request += frame.data

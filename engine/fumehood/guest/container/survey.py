@@ -1,9 +1,9 @@
 """A survey of a write or a deletion: the current state of everything that the operation affects.
 
 Guest side, in the child that carries out file operations; used by `files`. Nothing is changed. The
-same survey is made twice: for the approver, and in the approved request, where its hash must be the
-approved one. Invariants: a survey is complete or refused; an approved request does not change what
-its survey could not see.
+same survey is made twice: for the approver, and in the approved request, where the survey's hash
+must be the approved hash. Invariants: a survey is complete or refused; an approved request does not
+change what its survey could not see.
 """
 
 from __future__ import annotations

@@ -35,8 +35,8 @@ num_threads."""
 END_PAUSE_S = 0.001
 
 MAX_LOOKS = 200
-"""Maximum number of searches for new processes of a tree before it is killed. Its processes could
-resume each other for ever.
+"""Maximum number of searches for new processes of a tree before the tree is killed. The processes
+of a tree could resume each other for ever.
 """
 
 
@@ -52,8 +52,8 @@ class _Known:
 
 
 class Trees:
-    """All processes below the keepers. `keepers` returns the keepers' process ids, and `own` those
-    of the guest's other processes.
+    """All processes below the keepers. `keepers` returns the keepers' process ids, and `own`
+    returns the process ids of the guest's other processes.
     """
 
     def __init__(
@@ -188,7 +188,9 @@ class Trees:
 
 
 def below(root: int) -> set[int]:
-    """Return the ids of all descendants of `root`. Those whose parent ends now may be missing."""
+    """Return the ids of all descendants of `root`. Descendants whose parent ends during the search
+    may be missing.
+    """
     children: dict[int, list[int]] = {}
     for pid in processes.all_pids():
         parent = processes.parent_of(pid)
@@ -206,7 +208,7 @@ def below(root: int) -> set[int]:
 def _kill_below(root: int) -> int:
     """Send SIGKILL to all descendants of `root`. Returns their number.
 
-    Each is stopped before the next search, so none can fork while the others are killed.
+    Each descendant is stopped before the next search, so none can fork while the others are killed.
     """
     found: set[int] = set()
     for _ in range(MAX_LOOKS):

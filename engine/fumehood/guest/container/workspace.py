@@ -55,7 +55,7 @@ class Mounts:
     """The state of the writable mounts before any run."""
 
     def __init__(self, paths: Sequence[str] = MOUNTS, *, kept: Sequence[str] = ()) -> None:
-        """`kept` are the mounts whose files outlive the container. They are never emptied."""
+        """`kept` are the mounts whose files outlive the container. These are never emptied."""
         self.paths = tuple(path for path in paths if os.path.ismount(path))
         self.emptied = tuple(path for path in self.paths if path not in kept)
         self._clean = {path: _usage(path) for path in self.emptied}
@@ -66,8 +66,8 @@ class Mounts:
         self._changes.register(self._watched, select.POLLPRI)
 
     def are_clean(self) -> bool:
-        """Whether the used blocks and inodes of all mounts except `kept` ones are unchanged. If a
-        file system does not count inodes, whether these mounts are empty.
+        """Whether all mounts except `kept` ones are as before any run: their used blocks and inodes
+        are unchanged, or, if a file system does not count inodes, the mounts are empty.
         """
         if not self._count_inodes:
             return not any(os.listdir(path) for path in self.emptied)

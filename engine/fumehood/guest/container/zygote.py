@@ -130,8 +130,8 @@ def _fork() -> int | None:
 
 
 def _receive(orders: socket.socket) -> None:
-    """Receive the descriptors of one order. They get the lowest free numbers, which are those in
-    `PLACES`. End this process if the supervisor is gone.
+    """Receive the descriptors of one order. The descriptors get the lowest free numbers, which are
+    the numbers in `PLACES`. End this process if the supervisor is gone.
     """
     try:
         order, descriptors, _ = receive(orders, 1, len(PLACES), socket.MSG_CMSG_CLOEXEC)

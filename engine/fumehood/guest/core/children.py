@@ -167,7 +167,7 @@ def kill_below(pid: int) -> set[int]:
     Used by the jail's supervisor, the subreaper of all processes below it. Processes are not found
     by their user, because on a host this would kill the operator's own processes. Each process is
     stopped before its children are listed, so none is missed, and is killed through a descriptor,
-    so a reused process id is harmless. If it had descendants, the process `pid` stays stopped,
+    so a reused process id is harmless. If the process `pid` had descendants, it stays stopped,
     because the caller kills it next.
     """
     children = _children(pid)

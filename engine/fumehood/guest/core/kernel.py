@@ -47,7 +47,7 @@ def fork_for_parent() -> int:
     """Fork a sibling of this process. Return its process id, and 0 in the new process.
 
     Like `os.fork`, but this process's parent becomes the parent of the new process and reaps it.
-    Only for processes with a single thread, so that no lock is held.
+    Use this only in a process with a single thread, so that no lock is held.
 
     *Source*: clone(2), CLONE_PARENT: the exit signal is that of this process.
 

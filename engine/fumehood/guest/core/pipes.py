@@ -31,7 +31,7 @@ SEAL_FAILED = 70
 MEMORY_REPLY = framing.encode(
     {"error": {"kind": "memory", "message": "the program needed more memory than its limit"}}
 )
-"""A reply encoded in advance, because a process without memory cannot build one."""
+"""A reply encoded in advance, because a process without memory cannot build a reply."""
 
 
 def tell(message: dict[str, Any]) -> None:
@@ -92,13 +92,13 @@ def write_all(descriptor: int, data: bytes, patience_s: float | None = None) -> 
 
 MAX_REPLY_DEPTH = 60
 """Maximum nesting depth of a child's message. It is below the host's limit, because the supervisor
-nests the message in another one.
+nests the message in another message.
 """
 
 MAX_CLAIM_BYTES = 512 * 1024
 """Size limit of one frame from a program in a container, of which the largest is the final claim.
-In the jail, the size limit of all progress reports of one run together. More counts as too much
-output.
+In the jail, the size limit of all progress reports of one run together. Anything above these limits
+counts as too much output.
 """
 
 

@@ -307,8 +307,8 @@ class ModuleFinder:
 def import_module(name: Any, namespace: Any = None, *_: Any, **__: Any) -> Module:
     """Implement `__import__` for programs: look a module up, without importing anything.
 
-    Python's C code also calls this for modules that it needs itself (`_strptime`). It then takes
-    them from `sys.modules`, so it can be given an empty module.
+    Python's C code also calls this for modules that it needs itself (`_strptime`). The C code then
+    takes these modules from `sys.modules`, so this function can return an empty module.
     """
     finder = namespace.get(FINDER) if type(namespace) is dict else None
     if type(finder) is not ModuleFinder or type(name) is not str:

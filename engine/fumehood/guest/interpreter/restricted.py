@@ -32,7 +32,7 @@ from fumehood.protocol.strict_json import MAX_VALUE_DEPTH
 
 RESERVE_BYTES = 2 << 20
 """Address space in bytes that is released when a program has used up its memory limit, because the
-report needs some. It is mapped but never touched, so it costs no memory.
+report needs some. The space is mapped but never touched, so it costs no memory.
 """
 
 REHEARSALS = 16

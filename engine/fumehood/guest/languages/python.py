@@ -328,8 +328,8 @@ def _execute(code: str, names: dict[str, Any], filename: str) -> Any:
 
 def _event_loop() -> Any:
     """Return the event loop runner of a program with a top-level `await`. The loop ends with the
-    program, because the session's next program runs in another process. It then cancels all tasks
-    that still run.
+    program, because the session's next program runs in another process. The loop then cancels all
+    tasks that still run.
     """
     import asyncio
 
@@ -337,8 +337,9 @@ def _event_loop() -> Any:
 
 
 def _failure(error: BaseException) -> Claim:
-    """Return the claim for an exception, and print its traceback. Both show only the program's own
-    lines."""
+    """Return the claim for an exception, and print its traceback. The claim and the traceback show
+    only the program's own lines.
+    """
     try:
         described = traceback.TracebackException(
             type(error), error, _in_program(error.__traceback__), limit=-50

@@ -48,8 +48,8 @@ def arguments_of_bash(command: str) -> tuple[list[str], tuple[int, ...]]:
 
 
 def execute(program: str, arguments: list[str], keep: tuple[int, ...] = ()) -> NoReturn:
-    """Replace this process by another program. It inherits the standard streams and the descriptors
-    in `keep`.
+    """Replace this process by another program. The new program inherits the standard streams and
+    the descriptors in `keep`.
 
     Raises:
         OSError: the program is missing, or cannot be executed.

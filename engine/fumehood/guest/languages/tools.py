@@ -119,7 +119,9 @@ class ToolCalls:
         return number
 
     def _await(self, number: int) -> dict[str, Any]:
-        """Wait for the answer to the call `number`. One of the waiting threads reads for all."""
+        """Wait for the answer to the call `number`. One of the waiting threads reads the answers
+        for all of them.
+        """
         with self._changed:
             while number not in self._answers:
                 if self._is_reading:

@@ -625,7 +625,7 @@ class ReceivedRun:
         )
 
     def cut_off(self, ended_by: EndedBy) -> RunEnding:
-        """Return the ending of a run whose guest did not report one, with the output so far."""
+        """Return an ending, with the output so far, for a run whose guest did not report one."""
         stdout, stderr = self._texts["stdout"].text, self._texts["stderr"].text
         sizes = [len(text.encode("utf-8", "replace")) for text in (stdout, stderr)]
         return RunEnding(

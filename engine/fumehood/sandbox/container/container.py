@@ -30,7 +30,7 @@ START_DEADLINE_S = 20.0
 """Seconds for a guest to become ready, enough for a host that starts several at once."""
 
 TAKEOVER_DEADLINE_S = 60.0
-"""Seconds for a guest to accept a takeover. It first ends the earlier engine's run."""
+"""Seconds for a guest to accept a takeover. The guest first ends the earlier engine's run."""
 
 LOSS_DEADLINE_S = 5.0
 """Maximum seconds to determine why a container ended."""

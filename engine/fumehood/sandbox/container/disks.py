@@ -42,7 +42,7 @@ PROGRAMS = ("mkfs.ext4", "debugfs", "e2fsck", "losetup", "blockdev", "cp")
 SEARCH_PATH = f"{os.defpath}:/usr/sbin:/sbin"
 
 RUN_S = 20.0
-"""Maximum seconds for a run of one of these programs, which usually takes about 10 ms."""
+"""Maximum seconds for a run of one of `PROGRAMS`, which usually takes about 10 ms."""
 
 COPY_S_PER_GB = 60.0
 """Seconds that are added to `RUN_S` for each GB of data that is copied."""
@@ -276,8 +276,8 @@ class Disks:
         (await self._detach(name)).unlink(missing_ok=True)
 
     async def sweep(self, in_use: Callable[[], Iterable[str]]) -> None:
-        """Remove all disks and copies whose names `in_use` does not return. Those that cannot be
-        removed stay until the next sweep.
+        """Remove all disks and copies whose names `in_use` does not return. A disk or copy that
+        cannot be removed stays until the next sweep.
         """
         if self._directory is None:
             return

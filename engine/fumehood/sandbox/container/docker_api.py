@@ -84,7 +84,9 @@ class DockerError(Exception):
     heals = True
     """Whether the error may disappear without the operator's help, for example after a restart."""
     reason = ""
-    """Why Docker refused a request, for callers: the status, and a known cause, if any."""
+    """Why Docker refused a request, for callers: the HTTP status, and the cause if `KNOWN_CAUSES`
+    contains it.
+    """
 
 
 class DockerUnreachable(DockerError):
@@ -272,8 +274,8 @@ class Docker:
             await self.ask("remove a volume", lambda client: client.remove_volume(name), SLOW_S)
 
     async def remove(self, container_id: str) -> None:
-        """Kill and remove a container by id or name. A missing container, and one that is being
-        removed, count as removed.
+        """Kill and remove a container by id or name. A container that is missing or already being
+        removed counts as removed.
         """
         with suppress(DockerNotFound, DockerConflict):
             await self.ask(

@@ -90,8 +90,8 @@ class PackageLayers:
         monotonic clock."""
 
     async def name_for(self, image: Image, packages: Sequence[str], principal_id: str) -> str:
-        """Return the name of an image that has these packages in addition to those of `image`.
-        Their versions are resolved on behalf of the principal.
+        """Return the name of an image that has these packages in addition to those of `image`. The
+        versions of `packages` are resolved on behalf of the principal.
 
         Raises:
             InvalidParams: a package is not allowed or not available.

@@ -259,8 +259,8 @@ class PoolState:
     def find(self, request: PoolRequest, state: State) -> PoolEntry | None:
         """Return a container in this state that may serve the request, or None.
 
-        If there are several, it is the most recently used one, so that surplus containers stay idle
-        and expire.
+        If there are several, the most recently used container is returned, so that surplus
+        containers stay idle and expire.
         """
         domain = None if state is State.WARM else request.domain
         if request.fresh and state is not State.WARM:
@@ -273,11 +273,11 @@ class PoolState:
         return max(fitting, key=lambda entry: entry.last_used, default=None)
 
     def dispensable(self, requests: Iterable[PoolRequest], now: float) -> PoolEntry | None:
-        """Return the container to destroy if another one needs its place, or None.
+        """Return the container to destroy if a new container needs its place, or None.
 
-        It is the least recently used one without a call; warm containers come last. If its own
-        domain waits for a container of this kind, the domain keeps it for `TURN_S` seconds: if each
-        call of each domain got a new container, all would wait longer.
+        This is the least recently used container without a call; warm containers come last. A
+        domain that itself waits for a container of this kind keeps its container for `TURN_S`
+        seconds: if each call of each domain got a new container, all would wait longer.
         """
         wanted = {(request.domain, request.kind) for request in requests if not request.fresh}
         idle = (
@@ -338,7 +338,7 @@ class Pool:
 
     async def take(self, domain: TrustDomain, kind: Kind, *, fresh: bool) -> PoolEntry:
         """Wait a bounded time for a container that this domain used before or that has run nothing;
-        with `fresh`, only for one that has run nothing.
+        with `fresh`, only for a container that has run nothing.
 
         Raises:
             SandboxUnavailable: no container became free in time, too many calls are waiting, or
@@ -362,8 +362,8 @@ class Pool:
             raise
 
     def give_back(self, entry: PoolEntry, *, ran: bool, fresh: bool) -> None:
-        """Return a container after its lease. It is destroyed if it was `fresh` and used, if a run
-        in it did not end, or if it has reached a limit.
+        """Return a container after its lease. The container is destroyed if it was `fresh` and
+        used, if a run in it did not end, or if it has reached a limit.
         """
         if entry.container.name not in self._state.entries:
             return
@@ -426,7 +426,7 @@ class Pool:
     def retire(self, is_outdated: Callable[[Container], bool]) -> None:
         """Destroy outdated containers that no call uses.
 
-        Those in use stay until the next call of this method.
+        Containers in use stay until the next call of this method.
         """
         for entry in list(self._state.entries.values()):
             if entry.state in UNUSED and is_outdated(entry.container):

@@ -1,8 +1,8 @@
 """The specification of a container: every Docker setting that protects the host, in one place.
 
-Host side, pure. It builds the complete body of the request that creates a container, so no default
-of a library or of the Docker client's configuration is mixed in. Invariant: a call or a tool
-chooses only the image and the memory class; all other values are fixed, derived or set by the
+Host side, pure. This module builds the complete body of the request that creates a container, so no
+default of a library or of the Docker client's configuration is mixed in. Invariant: a call or a
+tool chooses only the image and the memory class; all other values are fixed, derived or set by the
 operator.
 
 Docker's own defaults are used on purpose: its seccomp profile (so there is no `seccomp=` option),

@@ -3,8 +3,8 @@
 Host side. Above it are the pipeline and the executors; below it the supply, the pool and Docker. An
 engine without Docker starts as fast as one with it, and refuses only tools that need a container.
 Invariants: if an image is missing, only the calls that need it are refused. A container of the pool
-is returned to the pool after its run. A session's container never is, because the session's files
-and processes stay in it; it counts as in use until it is removed.
+is returned to the pool after its run. A session's container is never returned to the pool, because
+the session's files and processes stay in it; it counts as in use until it is removed.
 """
 
 from __future__ import annotations
@@ -235,7 +235,9 @@ class ContainerWall(HasImages):
 
     @property
     def warm(self) -> Mapping[Kind, int]:
-        """The number of warm containers by kind. They have run nothing, and are for any domain."""
+        """The number of warm containers by kind. Warm containers have run nothing, and are for any
+        domain.
+        """
         return self._pool.warm()
 
     def add_packages(self, image: str, lock: str) -> None:
@@ -563,7 +565,7 @@ class ContainerWall(HasImages):
     def start_soon(
         self, task: Callable[..., Coroutine[Any, Any, None]], *arguments: object
     ) -> None:
-        """Start a task in the background. It is cancelled when the wall's context ends."""
+        """Start a task in the background. The task is cancelled when the wall's context ends."""
         assert self._group is not None
         start_soon(self._group, task, *arguments)
 
@@ -791,7 +793,8 @@ class HeldContainer:
     @asynccontextmanager
     async def copy_disk(self, copy: str) -> AsyncIterator[int]:
         """Copy the disk under the name `copy`. The block gets the copy's size in bytes. After the
-        block the copy is removed, unless `ContainerWall.spare_copies` names it.
+        block the copy is removed, unless the function passed to `ContainerWall.spare_copies`
+        returns its name.
         """
         assert self.disk is not None
         with self._wall.spared(copy):
@@ -923,7 +926,7 @@ class HeldContainer:
     async def run(
         self, program: str, arguments: JsonObject, limits: Limits, sinks: RunSinks
     ) -> RunEnding:
-        """Run a program. Its files and variables are kept for the next run."""
+        """Run a program. The program's files and variables are kept for the next run."""
         if self.container is None:
             return RunEnding(EndedBy.SANDBOX_LOST, "session")
         return await self.container.run(program, arguments, limits, sinks, "session", keep=True)

@@ -9,7 +9,8 @@ without running anything in them; their members become plain files and folders b
 packages, owned by root and writable only by root.
 
 Build steps run in containers without a network, capabilities or another user's files. Each
-container has a deadline in its name, so that a later build removes those of a killed build.
+container has a deadline in its name, so that a later build removes the containers of a killed
+build.
 
 An operator's own image has a recipe folder that adds packages to a built-in image. The folder is
 made under a temporary name, and `publish` renames it after the image was built. Invariant: a folder
@@ -132,8 +133,8 @@ for name in sys.argv[1:]:
     except Exception as error:
         sys.exit(f"{{name}} of `preload` in image.toml: {{type(error).__name__}}: {{error}}")
 """
-"""Python script that compiles the installed packages and imports those to be preloaded. It runs in
-a container without a network, because importing packages runs their code.
+"""Python script that compiles the installed packages and imports those to be preloaded. The script
+runs in a container without a network, because importing packages runs their code.
 """
 
 _FINISH_LAYER = f"""\
@@ -141,11 +142,13 @@ import compileall, py_compile
 mode = py_compile.PycInvalidationMode.UNCHECKED_HASH
 compileall.compile_dir("/{LAYER}", quiet=2, workers=0, invalidation_mode=mode)
 """
-"""Python script that compiles packages that callers request. It imports none of them."""
+"""Python script that compiles packages that callers request. The script imports none of these
+packages.
+"""
 
 PATH_FILE = "usr/lib/python3/dist-packages/fumehood.pth"
-"""Path of a file that Debian's Python reads. It adds the packages to the import path of every
-Python process that a program starts.
+"""Path of a file that Debian's Python reads. The file adds the image's Python packages to the
+import path of every Python process that a program starts.
 """
 
 LAYER_PATH_FILE = "usr/lib/python3/dist-packages/fumehood-packages.pth"

@@ -49,7 +49,9 @@ BASE = "fumehood.base"
 """Label: the existing image from which the root file system was made, or empty."""
 
 ROOT = "fumehood.root"
-"""Label: the digest of a root file system's sources; empty on images that are based on one."""
+"""Label: the digest of a root file system's sources; empty on images that are based on a root file
+system.
+"""
 
 PACKAGES = "fumehood.packages"
 """Label: the number of installed packages."""
@@ -146,8 +148,8 @@ def newest_own(found: Sequence[Image]) -> Image | None:
 def list_images(
     client: docker.APIClient, name: str | None = None, *, own: Path | None = None
 ) -> list[Image]:
-    """Return all images, or those with this name, that have our labels and tag, newest first. They
-    include images of other engines.
+    """Return all images, or those with this name, that have our labels and tag, newest first. The
+    result includes images of other engines.
     """
     label = f"{IMAGE}={name}" if name is not None else IMAGE
     rows = client.images(filters={"label": [label, GUEST]})
@@ -167,8 +169,8 @@ def _has_our_tag(row: dict[str, Any]) -> bool:
 
 
 def _parsed(row: dict[str, Any], own: Path | None) -> Image | None:
-    """Return the image in a row of Docker's list. Its labels are untrusted: return None if they are
-    invalid.
+    """Return the image in a row of Docker's list. The image's labels are untrusted: return None if
+    they are invalid.
     """
     labels = row.get("Labels") or {}
     try:
@@ -258,8 +260,8 @@ def useless(client: docker.APIClient, own: Path) -> set[str]:
 
 def old_layers(client: docker.APIClient, most_bytes: int, own: Path | None = None) -> set[str]:
     """Return the ids of layers of packages that are over a week old and whose image is not current.
-    Add those of the oldest layers if the total size exceeds `most_bytes`. Layers that were made in
-    the last minutes are excluded.
+    If the total size exceeds `most_bytes`, also return the ids of the oldest layers. Layers that
+    were made in the last minutes are excluded.
     """
     current = {image.id: image.size_bytes for image in list_images(client, own=own) if image.is_own}
     rows = client.images(filters={"label": LAYER_BASE})
@@ -277,8 +279,8 @@ def old_layers(client: docker.APIClient, most_bytes: int, own: Path | None = Non
 
 
 def idle_roots(client: docker.APIClient, own: Path) -> set[str]:
-    """Return the ids of root file systems that no recipe needs. Those made in the last hour are
-    excluded, because a running build may be using them.
+    """Return the ids of root file systems that no recipe needs. Root file systems made in the last
+    hour are excluded, because a running build may be using them.
     """
     wanted = set()
     for name in image_names(own=own):

@@ -303,8 +303,8 @@ def listed(text: str) -> tuple[str, ...]:
 
 
 def _digest(pairs: tuple[tuple[str, bytes], ...]) -> str:
-    """Return the SHA-256 over names and contents, as hexadecimal digits. It includes their lengths,
-    so that no two lists collide.
+    """Return the SHA-256 over names and contents, as hexadecimal digits. The hash includes their
+    lengths, so that no two lists collide.
     """
     total = hashlib.sha256()
     for name, content in pairs:
@@ -475,7 +475,7 @@ def lock_of(wheels: Iterable[Path]) -> Lock:
     """Return the lock that accepts exactly these files.
 
     Raises:
-        WrongRequirements: a file's name is not that of a wheel, or cannot be written in a lock.
+        WrongRequirements: a file's name is not a wheel's name, or cannot be written in a lock.
     """
     packages = []
     for wheel in wheels:
@@ -499,8 +499,8 @@ def normalized(name: str) -> str:
 
 
 def merged(ours: Mapping[str, str], theirs: Mapping[str, str]) -> str:
-    """Merge two parsed lists into the text of one. If both name a package, the line in `theirs` is
-    used.
+    """Merge two parsed lists, and return the text of the merged list. If both name a package, the
+    line in `theirs` is used.
     """
     return "".join(f"{line}\n" for _, line in sorted({**ours, **theirs}.items()))
 

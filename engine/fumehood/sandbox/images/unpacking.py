@@ -1,9 +1,9 @@
 """Unpack wheels into a tar archive, as a process with limits: `python -m … FOLDER TARGET WHEEL…`.
 
-Host side. Nothing in a wheel is run. Its members become plain files and folders below FOLDER, owned
-by root and writable only by root. This module imports neither Docker nor pip. If a wheel is
-refused, the process prints the cause and the remedy as a line of JSON and exits with the status
-`REFUSED`.
+Host side. Nothing in a wheel is run. The members of wheels become plain files and folders below
+FOLDER, owned by root and writable only by root. This module imports neither Docker nor pip. If a
+wheel is refused, the process prints the cause and the remedy as a line of JSON and exits with the
+status `REFUSED`.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ MAX_SITE_FILES = 200_000
 """Maximum number of files in the Python packages of an image."""
 
 _DATA_FOLDERS = ("purelib", "platlib")
-"""Parts of a wheel's `.data` folder that are installed beside its packages. Its scripts and
-headers are left out. *Source*: the wheel format, PEP 427.
+"""Parts of a wheel's `.data` folder that are installed beside its packages. Scripts and headers in
+that folder are left out. *Source*: the wheel format, PEP 427.
 """
 
 TESTED = frozenset(

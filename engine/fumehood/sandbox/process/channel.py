@@ -329,7 +329,7 @@ class GuestProcess(asyncio.Protocol):
             self._listeners.pop(message.id, None)
 
     def _on_handover(self) -> None:
-        """Receive a child's two pipes. If the guest sent anything else, kill it."""
+        """Receive a child's two pipes. If the guest sent anything else, kill the guest."""
         try:
             data, descriptors, _, _ = socket.recv_fds(self._handover, CHECKOUT.size, 2)
         except BlockingIOError:

@@ -145,10 +145,10 @@ class ProcessWall:
         return ProcessLease(self, domain.principal_id, key)
 
     async def running(self) -> GuestProcess:
-        """Return the running guest. Wait up to `GUEST_PATIENCE_S` for one that is starting.
+        """Return the running guest. Wait up to `GUEST_PATIENCE_S` for a guest that is starting.
 
         Raises:
-            SandboxUnavailable: no guest is running, or it lacks a required limit.
+            SandboxUnavailable: no guest is running, or the guest lacks a required limit.
         """
         if not self._has_guest():
             with anyio.move_on_after(GUEST_PATIENCE_S):
