@@ -14,6 +14,7 @@ from fumehood.approvals.model import ApprovalQuery, NewDecision
 from fumehood.call_options import (
     OF_PARTS,
     CallOptions,
+    inherited,
     is_deciding,
     options_of,
     read_stored,
@@ -127,6 +128,34 @@ def test_options_that_decide_are_those_of_the_kernel_and_what_parts_or_nobody_he
         ("kept", True), ("shade", 2), ("enable_cache", False), ("receipt", False),
     ]  # fmt: skip
     assert not any(is_deciding(name, value) for name, value in twins)
+
+
+def test_calls_of_a_program_take_over_inherited_options_alone(added: Callable[..., Any]) -> None:
+    model = added(COLOUR, SHADE)
+    given = {"shade": 2, "colour": "red", "receipt": True, "enable_cache": False}
+    assert inherited(model(**given)) == {"shade": 2, "enable_cache": False}
+    assert inherited(model()) == {}
+
+
+@pytest.mark.parametrize(
+    ("options", "is_hit"),
+    [({}, True), ({"shade": 2}, True), ({"colour": "red"}, False), ({"kept": False}, False)],
+)
+async def test_result_of_an_equal_call_does_not_answer_one_with_an_option_that_decides(
+    home: Path, added: Callable[..., Any], options: dict[str, Any], is_hit: bool
+) -> None:
+    @tool(sandboxed=False, read_only=True, cacheable=True, description="Look.")
+    async def look() -> dict[str, int]:
+        return {"seen": 1}
+
+    model = added(COLOUR, KEPT, SHADE)
+    async with bench(home, [look]) as made:
+        hits = []
+        for one in (model(), model(**options)):
+            body = kernel.CallBody(options=one)
+            cache = (await made.engine.run("look", body, made.engine.owner)).metadata.cache
+            hits.append(cache is not None and cache.hit)
+    assert hits == [False, is_hit]
 
 
 # -- stored calls -------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from types import SimpleNamespace
 from typing import Any
 
 import anyio
@@ -19,6 +20,7 @@ from fumehood.core.errors import EngineError, InternalError, PermissionDenied, R
 from fumehood.core.part import CallOption
 from fumehood.pipeline.authorize import PermittedCall
 from fumehood.pipeline.gate import Ended, Excess, Gate, Hold, KnownAnswer
+from fumehood.pipeline.pass_gates import answer_of_gates
 from fumehood.pipeline.plan import Plan
 from fumehood.pipeline.validate import ValidatedCall
 from fumehood.policy.model import Verdict
@@ -163,6 +165,19 @@ def test_allowed_call_runs_at_most_once_and_what_is_held_ends(
 )
 def test_control_call_without_such_a_gate(decision: str, code: str, ran: int) -> None:
     assert anyio.run(outcome, decision)[:2] == (code, ran)
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(("held", "seen"), [(None, 1), (object(), 0)])
+async def test_gate_is_not_asked_for_the_answer_of_a_held_action(held: Any, seen: int) -> None:
+    gate = Hostile("none", "none", "none", "none")
+    permitted: Any = SimpleNamespace(
+        decision=SimpleNamespace(verdict=Verdict.ALLOW), request=SimpleNamespace(held=held)
+    )
+    services: Any = SimpleNamespace(gates=(gate,))
+    unused: Any = None
+    assert await answer_of_gates(permitted, unused, services) is None
+    assert len(gate.asked) == seen
 
 
 # -- options of parts ---------------------------------------------------------------------------
