@@ -17,6 +17,7 @@ import os
 import sys
 import tempfile
 import threading
+import traceback
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
@@ -129,9 +130,15 @@ class FileRoom:
             self._own = None
 
     def submit(self, work: Callable[[], T]) -> Future[T] | None:
-        """Run a function in the room's thread. Returns None if the room is closed or closing."""
+        """Run a function in the room's thread. Returns None if the room is closed or closing.
+
+        Its exception is reported to the event loop, because few callers read the result.
+        """
         with suppress(RuntimeError):
-            return None if self._thread is None else self._thread.submit(work)
+            if self._thread is not None:
+                done = self._thread.submit(work)
+                done.add_done_callback(self._report)
+                return done
         return None
 
     @property
@@ -167,8 +174,13 @@ class FileRoom:
         """Copy a complete file to the bucket in a thread. Does nothing if the room is closed, the
         bucket cannot be used or the file was removed.
         """
+
+        def put() -> None:
+            with suppress(OSError):
+                self.put(name)
+
         with suppress(RuntimeError):
-            self._copiers.submit(self.put, name)
+            self._copiers.submit(put).add_done_callback(self._report)
 
     def put(self, name: str) -> None:
         """Copy a complete file to the bucket. Blocks.
@@ -221,6 +233,15 @@ class FileRoom:
         if self._loop is not None:
             with suppress(RuntimeError):  # the loop has ended
                 self._loop.call_soon_threadsafe(work)
+
+    def _report(self, done: Future[Any]) -> None:
+        """Report the exception of work, if any, which is a bug. Runs in the work's thread."""
+        loop, error = self._loop, done.exception()
+        if error is not None and loop is not None:
+            where = traceback.extract_tb(error.__traceback__)[-1].name
+            words = f"A thread of {self._name} failed: {type(error).__name__} in {where}"
+            told = {"message": words, "exception": error}
+            self.call_in_loop(partial(loop.call_exception_handler, told))
 
     async def drained(self) -> None:
         """Wait until all work submitted so far is done."""
