@@ -65,11 +65,10 @@ class Look(StrEnum):
     """The host sees the program's processes while it runs; their number stays within the limit, and
     no process is left afterwards."""
     SEALED = "sealed"
-    """The kernel reports that the processes have no capabilities, `no_new_privs`, and a seccomp
-    filter.
-    """
+    """The kernel reports that the processes have no capabilities, that `no_new_privs` is set, and
+    that they have a seccomp filter."""
     UNBROKEN = "unbroken"
-    """The wall's guest (process or containers) was not replaced or ended."""
+    """Neither the wall's guest process nor its containers were replaced or ended."""
     LAYER = "layer"
     """Docker reports no change in the container's image layer."""
     MEMORY_LIMIT = "memory_limit"

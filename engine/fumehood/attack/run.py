@@ -480,7 +480,7 @@ def below(pid: int | None) -> list[int]:
 
 
 def is_sealed(seal: dict[str, str]) -> bool:
-    """Whether a process has no capabilities, `no_new_privs`, and a seccomp filter."""
+    """Whether a process has no capabilities, has `no_new_privs` set, and has a seccomp filter."""
     nothing = all(set(seal[name]) <= {"0"} for name in ("CapEff", "CapPrm", "CapInh", "CapAmb"))
     return nothing and seal["NoNewPrivs"] == "1" and seal["Seccomp"] == "2"
 

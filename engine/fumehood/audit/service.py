@@ -44,8 +44,8 @@ ANCHORS_NAME = "audit-anchors.jsonl"
 """The file of anchors next to the database."""
 
 TAIL_LINES = 20
-"""The newest anchor is searched for in this number of last lines of the file. More than one,
-because a crash may have cut a line off."""
+"""The number of last lines of the file in which the newest anchor is searched for. One line is not
+enough, because a crash may have cut it off."""
 
 
 class AuditService:
@@ -200,7 +200,7 @@ class AuditService:
     async def _check_last_anchor(self, state: Path) -> None:
         """Log an error if the chain does not match the last anchor.
 
-        The engine still starts, because a restored backup looks the same.
+        The engine still starts, because the chain of a restored backup does not match either.
         """
         try:
             anchor = await anyio.to_thread.run_sync(last_own_anchor, state)
@@ -254,7 +254,9 @@ async def _on_disk(work: Callable[..., None], state: Path, *rest: object) -> Non
 
 
 def add_anchor(state: Path, anchor: Anchor) -> None:
-    """Append an anchor to the file. It is durable when this returns. Raises OSError."""
+    """Append an anchor to the file. The anchor is durable when this function returns. Raises
+    OSError.
+    """
     with open(state / ANCHORS_NAME, "ab+", opener=private) as file:
         end = file.seek(0, os.SEEK_END)
         # A crash may have cut the last line off. The new anchor must begin a new line.

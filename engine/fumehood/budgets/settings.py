@@ -11,7 +11,8 @@ from pydantic import AfterValidator, Field, model_validator
 from fumehood.core.value import Value
 
 Per = Literal["principal", "agent", "session", "tool"]
-"""The keys by which a budget is counted."""
+"""The keys by which a budget is counted. With `agent`, for example, each agent has its own
+counter."""
 
 
 class Period(StrEnum):

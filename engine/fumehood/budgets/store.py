@@ -110,8 +110,8 @@ class CounterTable:
         self._database.write_soon(_writing(_RAISE, rows, at))
 
     async def give_back(self, rows: Sequence[CounterRow], at: datetime) -> None:
-        """Lower the marks to those in `rows`. Until they are stored, no call may use the freed
-        amounts.
+        """Lower the marks to those in `rows`. Until the lower marks are stored, no call may use the
+        freed amounts.
 
         Raises:
             WriteFailed: the marks are unchanged.

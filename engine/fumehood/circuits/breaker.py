@@ -93,7 +93,7 @@ class Circuit:
         self._state = CircuitState.CLOSED
         self._generation = 0
         """Number of state changes. A permit from an earlier state does not affect the current
-        one."""
+        state."""
         self._recent = Window(settings.window_seconds)
         self._open_s = settings.open_seconds
         self._opens_until = 0.0
@@ -248,8 +248,8 @@ class CircuitSettings(Value):
     open_seconds: float = Field(default=30, gt=0, le=3600)
     max_open_seconds: float = Field(default=300, gt=0, le=86_400)
     trials: int = Field(default=2, ge=1, le=100)
-    """Number of trial requests that a half-open circuit lets through. It closes when all have
-    succeeded."""
+    """Number of trial requests that a half-open circuit lets through. The circuit closes when all
+    of them have succeeded."""
 
     @model_validator(mode="after")
     def _grows(self) -> Self:

@@ -228,7 +228,7 @@ def _description(document: JsonObject, name: str, text: str) -> Iterator[Finding
 
 
 def _parameters(schema: JsonObject, path: str, depth: int) -> Iterator[Finding]:
-    """Check the rules for an object's properties, including those of nested objects."""
+    """Check the rules for the properties of an object and of the objects nested in it."""
     properties, required = declared_in({"parameters": schema})
     if schema.get("additionalProperties", True) is True:
         yield _finding("open-object", path, "takes parameters that it does not declare")

@@ -60,9 +60,9 @@ class AsyncClientWithFormats(AsyncClient):
     ) -> list[JsonObject]:
         """Run all tool calls of an assistant's message, and return the messages with the results.
 
-        `message` is the provider's message or whole response, as an object of its library or as
-        JSON. Every call has one result, in order, even if it is refused, fails or waits for
-        approval. `options` are the fields of `HandleOptions`, and apply to all calls.
+        `message` is the provider's message or whole response, as an object of the provider's
+        library or as JSON. Every call has one result, in order, even if it is refused, fails or
+        waits for approval. `options` are the fields of `HandleOptions`, and apply to all calls.
 
         Raises:
             TypeError: there is no such option.

@@ -20,7 +20,9 @@ from fumehood.registry.json_schema import CompiledSchema, TooCostly
 
 
 class OfPart(Format):
-    """A format that another part adds (`Part.exports`). It only exports tools, without losses."""
+    """A format that another part adds (`Part.exports`). It can only export tools, and reports no
+    losses.
+    """
 
     def __init__(self, place: str) -> None:
         self._place = place

@@ -51,7 +51,7 @@ OpenBatch = Callable[[Sequence[Any], BatchOptions, Parse], Batch]
 
 
 def parse_message(document: Any) -> HandleBody:
-    """Parse the body of `POST /v1/tool_calls`. Its message is not parsed yet.
+    """Parse the body of `POST /v1/tool_calls`, but not yet the message in it.
 
     Raises:
         InvalidParams: some fields are invalid; the error names each of them.
@@ -165,7 +165,7 @@ class MessageCalls:
         return given
 
     async def _repair_all(self, repair: Callable[[str], Any]) -> None:
-        """Repair broken JSON arguments, except those of dangerous and unknown tools."""
+        """Repair broken JSON arguments of the calls, except calls of dangerous or unknown tools."""
         left = MAX_REPAIRED_CHARACTERS
         for place, call in enumerate(self._calls):
             tool = self._find(call.name)

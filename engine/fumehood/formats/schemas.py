@@ -137,7 +137,7 @@ def restored(arguments: JsonObject, parameters: JsonObject, dialect: Dialect) ->
 def _undescribed(schema: JsonObject) -> JsonObject:
     """Return a schema for each property that an open object requires but does not describe.
 
-    Providers refuse a name in `required` that `properties` lack.
+    Providers refuse a name in `required` that is missing in `properties`.
     """
     more = schema.get("additionalProperties", True)
     if more is False:

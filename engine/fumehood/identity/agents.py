@@ -63,8 +63,8 @@ class Agents:
         return self._bindings.get(agent_id, {}).get(tool_name)
 
     def tools(self, agent_id: str, index: ToolIndex) -> tuple[list[ToolDefinition], list[LeftOut]]:
-        """Return an agent's tools in order, as the agent sees them, and its tools that are
-        unavailable now.
+        """Return an agent's available tools in order, as the agent sees them, and the agent's tools
+        that are unavailable now.
         """
         seen: list[ToolDefinition] = []
         left_out: list[LeftOut] = []
@@ -190,8 +190,8 @@ class Agents:
 def seen_by_agent(tool: ToolDefinition, binding: Binding) -> ToolDefinition:
     """Return the tool definition as the agent sees it.
 
-    Arguments that the binding fixes are hidden; those for which it has a default are optional.
-    Calls are still validated against the full definition.
+    Arguments that the binding fixes are hidden. Arguments for which the binding has a default are
+    optional. Calls are still validated against the full definition.
     """
     if not binding.fixed and not binding.defaults:
         return tool

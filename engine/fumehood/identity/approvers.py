@@ -84,7 +84,7 @@ class Approver:
 
     @property
     def principal(self) -> Principal:
-        """The principal of this credential. It can never call tools."""
+        """The principal of this credential. This principal can never call tools."""
         return Principal(f"approver:{self.name}", self.scopes)
 
     @property

@@ -50,7 +50,9 @@ def parse_credential(text: str) -> Presented | None:
 
 
 def quick_hash(secret: str) -> bytes:
-    """Return the hash of a token's secret. Its 256 random bits need no slow hash."""
+    """Return the hash of a token's secret. A secret has 256 random bits, so a fast hash is
+    enough.
+    """
     return hashlib.sha256(secret.encode()).digest()
 
 

@@ -32,7 +32,7 @@ def require_caller(principal: Principal | None) -> Principal:
 
 
 def require_credential(principal: Principal, tool: ToolDefinition) -> None:
-    """Raise Unauthorized if the tool needs a token and the caller has not presented one."""
+    """Raise Unauthorized if the tool needs a token and the caller has not presented a token."""
     if tool.requires_auth and not principal.has_authenticated:
         raise Unauthorized(
             f"The tool {tool.name} needs a token, and this caller is known by its user only. Ask "

@@ -121,7 +121,8 @@ class Tokens:
     ) -> Principal | None:
         """Return a caller with its current authority, or None if its token is no longer valid.
 
-        `agents` are those that a caller without a token may act for.
+        `agents` are the agents that the caller may act for if it has no token. `is_program` marks
+        the caller as a program.
         """
         if token_id is not None:
             return self.principal_of_id(token_id, now)

@@ -52,7 +52,7 @@ class FumehoodCodeExecutor(CodeExecutor, Component[FumehoodCodeExecutorConfig]):
         client: AsyncClient | None = None,
         **options: Any,
     ) -> None:
-        """`options` are those of `AsyncSession`. The session is created on first use."""
+        """`options` are passed to `AsyncSession`. The session is created on first use."""
         self._config = FumehoodCodeExecutorConfig(
             timeout=timeout, image=image, memory_mb=memory_mb, disk_mb=disk_mb
         )

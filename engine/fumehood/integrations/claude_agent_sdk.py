@@ -27,7 +27,7 @@ def fumehood_permissions(
     """Return a callback: `ClaudeAgentOptions(can_use_tool=fumehood_permissions())`.
 
     `context` contains everything else that determines the effect of the tools, such as the working
-    directory. `options` are those of `AsyncClient.decide`.
+    directory. `options` are passed to `AsyncClient.decide`.
     """
     told = {"client": "claude-agent-sdk", **(context or {})}
 

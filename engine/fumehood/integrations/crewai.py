@@ -28,7 +28,7 @@ class FumehoodApprover:
     """
 
     def __init__(self, client: Client | None = None, **options: Any) -> None:
-        """`options` are those of `Client.decide`."""
+        """`options` are passed to `Client.decide`."""
         self._client = client or Client()
         self._options = options
         self._reasons: dict[int, str] = {}

@@ -47,7 +47,7 @@ class FumehoodBackend(BaseSandbox):
     """
 
     def __init__(self, client: Client | None = None, **options: Any) -> None:
-        """`options` are those of `Session`. The session is created on first use."""
+        """`options` are passed to `Session`. The session is created on first use."""
         self._session = Session(client, **options)
 
     def __enter__(self) -> Self:
@@ -75,7 +75,9 @@ class FumehoodBackend(BaseSandbox):
         return ExecuteResponse(output=ran.output, exit_code=ran.exit_code, truncated=is_cut)
 
     def upload_files(self, files: list[tuple[str, bytes]]) -> list[FileUploadResponse]:
-        """Write files. Each has its own result, so one failure does not affect the others."""
+        """Write files. Each file has its own result, so one failure does not affect the other
+        files.
+        """
         answers = []
         for path, content in files:
             _, error = self._tried(partial(self._put, path, content))
@@ -83,7 +85,9 @@ class FumehoodBackend(BaseSandbox):
         return answers
 
     def download_files(self, paths: list[str]) -> list[FileDownloadResponse]:
-        """Read files. Each has its own result, so one failure does not affect the others."""
+        """Read files. Each file has its own result, so one failure does not affect the other
+        files.
+        """
         answers = []
         for path in paths:
             content, error = self._tried(partial(self._get, path))

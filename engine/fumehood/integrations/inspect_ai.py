@@ -142,7 +142,9 @@ class FumehoodSandbox(SandboxEnvironment):
         timeout: int | None = None, timeout_retry: bool = True,  # noqa: ASYNC109
         concurrency: bool = True,
     ) -> ExecResult[str]:  # fmt: skip
-        """Run a program once. It is not repeated after a timeout, even with `timeout_retry`."""
+        """Run a program once. The program is not repeated after a timeout, even with
+        `timeout_retry`.
+        """
         if user is not None:
             raise SandboxUserUnsupportedError(_ONE_USER.format(user))
         ran = await self._run(cmd, input, cwd, env, timeout)
@@ -375,7 +377,7 @@ def _program(program: list[str], path: str, directory: str | None) -> list[str]:
 
 @contextmanager
 def _as_inspect_expects() -> Iterator[None]:
-    """Convert the client's exceptions to those that Inspect expects."""
+    """Convert the client's exceptions to the exceptions that Inspect expects."""
     try:
         yield
     except CallFailed as failed:

@@ -31,7 +31,7 @@ class FumehoodApprover(AgentMiddleware):
     def __init__(
         self, client: Client | None = None, *, interrupts: bool = False, **options: Any
     ) -> None:
-        """`options` are those of `Client.decide`.
+        """`options` are passed to `Client.decide`.
 
         With `interrupts`, which needs a checkpointer, a call that waits for approval pauses the
         graph. Otherwise the model receives the reason and may repeat the call.

@@ -35,8 +35,9 @@ WORKING_DIRECTORY = "/workspace"
 class FumehoodWorkspace(WorkspaceBackend, SupportsCommands):
     """A session as the workspace of an agent: `agent.run(…, workspace=FumehoodWorkspace())`.
 
-    With a `ref` or `session_id` it uses that session. As the protocol demands, the session outlives
-    an agent's run. `close`, or leaving `async with`, ends a session that this object created.
+    If `ref` or `session_id` is given, that session is used. As the protocol demands, the session
+    outlives an agent's run. `close`, or leaving `async with`, ends a session that this object
+    created.
     """
 
     def __init__(
@@ -47,7 +48,7 @@ class FumehoodWorkspace(WorkspaceBackend, SupportsCommands):
         session_id: str | None = None,
         **options: Any,
     ) -> None:
-        """`options` are those of `AsyncSession`. A new session is created on first use.
+        """`options` are passed to `AsyncSession`. A new session is created on first use.
 
         Raises:
             ValueError: `ref` is from another provider.

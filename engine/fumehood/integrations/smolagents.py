@@ -40,7 +40,7 @@ class FumehoodExecutor(PythonExecutor):
     """Runs an agent's code in one session: `CodeAgent(…, executor=FumehoodExecutor())`."""
 
     def __init__(self, client: Client | None = None, **options: Any) -> None:
-        """`options` are those of `Session`. The session is created on first use."""
+        """`options` are passed to `Session`. The session is created on first use."""
         self._session = Session(client, **options)
         self.state: dict[str, Any] = {"_print_outputs": ""}
         """`_print_outputs` is the output of the code that ran last. Agents show it if that code

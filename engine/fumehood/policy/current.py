@@ -101,8 +101,8 @@ class CurrentPolicy:
             await watch(self._file.poll, take, partial(log_fault, self._log, "policy.failed"))
 
     async def reload(self, by: Principal) -> PolicyStatus:
-        """Read the file now instead of at the next poll; return the status. Without a file, only
-        return the status.
+        """Read the policy file now instead of at the next poll, and return the status. If the
+        policy has no file, only return the status.
 
         Raises:
             InvalidParams: the file is faulty; the old rules stay in force.
@@ -190,7 +190,7 @@ class CurrentPolicy:
         return [*found, *self._registry.coming]
 
     def _use(self, policy: Policy, by: str) -> bool:
-        """Put a policy in force. Returns whether it differs from the previous one."""
+        """Put a policy in force. Return whether the policy differs from the previous policy."""
         self._refused = ()
         is_other = self._policy is None or policy.version != self._policy.version
         self._policy = policy

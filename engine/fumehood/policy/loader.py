@@ -42,8 +42,8 @@ from fumehood.sandbox.trusted_files import (
 from fumehood.storage.directory import write_private
 
 Known = ToolDefinition | tuple[str, str]
-"""A registered tool: its definition, or its name and version if only those are known. With an empty
-version, the name is a prefix: tools whose names begin with it may be registered later."""
+"""A registered tool: its definition, or only its name and version. If the version is empty, the
+name is a prefix of the names of tools that may be registered later."""
 
 Place = tuple[str | int, ...]
 """The path to a value in a rule: keys of tables and indexes of lists."""
@@ -146,7 +146,7 @@ class PolicyFile:
 
     def replace(self, text: str, version: str) -> Policy:
         """Write new content if the file still has this version and the content has no faults;
-        return the new policy. A crash leaves either the old file or the new one.
+        return the new policy. A crash leaves either the old file or the new file.
 
         Raises:
             PolicyError: the new content has faults; nothing was written.
@@ -221,7 +221,9 @@ class _Faults:
         self._ids: dict[int, str] = {}
 
     def checked_entries(self, document: dict[str, Any]) -> list[Any]:
-        """Return the unparsed rules after checking the other top-level keys."""
+        """Check the document's other top-level keys, and return the rules, which are not parsed
+        yet.
+        """
         for key in document.keys() - {"budgets", "rules", "mode"}:
             known = _known(str(key), ("budgets", "mode", "rules"))
             self._tell((key,), f"unknown key {key[:40]!a}{known}")
@@ -237,7 +239,9 @@ class _Faults:
         return entries
 
     def budgets(self, document: dict[str, Any]) -> tuple[BudgetRule, ...]:
-        """Parse the budgets, which are written as in the configuration. Add their faults."""
+        """Parse the budgets, which have the same form as in the configuration. Add a fault for each
+        invalid budget.
+        """
         try:
             return _BUDGETS.validate_python(document.get("budgets", ()))
         except ValidationError as error:
@@ -261,7 +265,7 @@ class _Faults:
             return None
 
     def check_ids(self) -> None:
-        """Report ids that are used twice, including those of invalid rules."""
+        """Report rule ids that are used twice. The ids of invalid rules count as well."""
         first: dict[str, int] = {}
         for number, name in self._ids.items():
             if first.setdefault(name, number) != number:
@@ -280,8 +284,8 @@ class _Faults:
         self._found.append((int(number), fault))
 
     def raise_if_any(self) -> None:
-        """Raise PolicyError if there are faults. It lists them by line, or by rule if lines are
-        unknown.
+        """Raise PolicyError if there are faults. The error lists the faults by line, or by rule if
+        lines are unknown.
         """
         if self._found:
             ordered = [

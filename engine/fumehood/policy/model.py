@@ -49,7 +49,8 @@ def _never() -> bool:
 class CallFacts(NamedTuple):
     """Everything about a call that a rule can test. A named tuple, which is fast to create.
 
-    `arguments` are the effective ones: after coercion, defaults and the agent's fixed arguments.
+    `arguments` are the effective arguments: after coercion, defaults and the agent's fixed
+    arguments.
     """
 
     tool: ToolDefinition
@@ -82,7 +83,7 @@ class Decision:
     may_exceed_budget: bool = False
     """Whether an approval lets the call exceed its budget, because a rule tests the budget."""
     wants_trial: bool = False
-    """Whether the call runs as a trial, if it can, before a human is asked."""
+    """Whether the call runs as a trial before a human is asked, if a trial is possible."""
 
 
 MAX_RULES = 5_000
@@ -144,7 +145,7 @@ Money = Annotated[
 Text = Annotated[str, Field(strict=True, max_length=MAX_TEXT)]
 Flag = Annotated[bool, Field(strict=True)]
 Names = Annotated[tuple[Text, ...], Field(min_length=1, max_length=MAX_NAMES)]
-"""A list of texts. It must not be empty, because an empty list would never match."""
+"""A list of texts. The list must not be empty, because an empty list would never match."""
 
 PROGRAM_PATTERN = re.compile(r"[A-Za-z0-9_.+:@%-]+( +[A-Za-z0-9_.,+:@%=/^-]+)*", re.ASCII)
 """A program's name and the words after it, without characters that a shell would interpret."""

@@ -136,12 +136,12 @@ def compile_rule(rule: Rule, line: int | None, environment: str) -> CompiledRule
 
 
 def names_exactly(pattern: str) -> bool:
-    """Whether this entry of `tools` is an exact name."""
+    """Whether this pattern in a rule's `tools` is an exact name."""
     return "*" not in pattern.partition("@")[0]
 
 
 def compile_tool(pattern: str) -> Callable[[str, str], bool]:
-    """Compile an entry of `tools` to a test of name and version."""
+    """Compile a pattern in a rule's `tools` to a function that tests a tool's name and version."""
     name, at, version = pattern.partition("@")
     fits_name = compile_glob(name)
     if not at:
@@ -245,7 +245,7 @@ def _any_name(patterns: tuple[str, ...]) -> Callable[[str], bool]:
 
 
 def _words(predicate: Predicate) -> str:
-    """Return a predicate as it is written in the file."""
+    """Return a predicate as text, in the form of the policy file."""
     if predicate.not_ is not None:
         return f"not {_words(predicate.not_)}"
     written = predicate.model_dump(
@@ -308,7 +308,9 @@ def why_in_doubt(condition: Condition, tool: ToolDefinition, arguments: JsonObje
 
 
 def _instead(condition: Condition, tool: ToolDefinition, arguments: JsonObject) -> str:
-    """Return a note that names an argument which the call has in place of the absent one, or ""."""
+    """Return a note that names another argument which the call has in place of the absent argument,
+    or "".
+    """
     exclusive = ARGUMENTS[tool.executor].exclusive if tool.executor in ARGUMENTS else ()
     for pair in exclusive:
         for name, other in (pair, reversed(pair)):
@@ -346,7 +348,9 @@ def kind_of(value: Any) -> str:
 
 
 def _on_text(test: Callable[[str], Answer]) -> Callable[[Any], Answer]:
-    """Extend a test of text to all values. Values that are not text are in doubt."""
+    """Extend a test of texts to all values. For a value that is not a text, the new test returns
+    None (in doubt).
+    """
     return lambda value: test(value) if isinstance(value, str) else None
 
 

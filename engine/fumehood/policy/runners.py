@@ -1,8 +1,9 @@
 """Programs that run other programs, and the other ways in which bash runs a text.
 
 Host side, used by `policy/shell`. The tables are for GNU bash 5 and the programs of Linux
-distributions. Invariant: each construct that may run a text that `policy/shell` does not read is a
-doubt in one of these tables; bash options that are not known to be harmless are also doubts.
+distributions. Invariant: each construct with which bash may run a text that `policy/shell` does not
+read is a doubt, according to one of these tables; bash options that are not known to be harmless
+are also doubts.
 """
 
 from __future__ import annotations
@@ -171,7 +172,7 @@ OPAQUE = frozenset({
     "nix run", "nix shell", "nodenv exec", "perf record", "perf stat", "perf trace", "pyenv exec",
     "rbenv exec", "sops exec-env", "sops exec-file", "yarn exec",
 })  # fmt: skip
-"""Programs that run text, files or other programs in a way that is not analysed."""
+"""Programs that run text, files or other programs in ways that this package does not analyse."""
 
 
 GNU = {
@@ -252,7 +253,7 @@ NUMBERS = frozenset({
 """Variables whose value bash evaluates as arithmetic when it is set."""
 
 DIRECTORIES = frozenset({"HOME", "OLDPWD", "PWD"})
-"""Variables whose value replaces a `~`."""
+"""Variables whose value the shell substitutes for a `~`."""
 
 ASSIGNED = re.compile(
     rf"(?:^|[\s=]|^-E)(BASH_FUNC_[^=]*|{'|'.join(sorted({*VARIABLES, *DIRECTORIES}))})=(.*)",

@@ -46,22 +46,24 @@ from fumehood.policy.shell_syntax import (
 )
 
 MAX_CHARACTERS = 16 * 1024
-"""Characters of one command. A command over this limit, or over a limit below, is in doubt."""
+"""Maximum number of characters of one command. A command over this limit, or over one of the
+following limits, is in doubt."""
 
 MAX_PARSE_S = 0.1
-"""Seconds of processor time to parse a command and its nested texts."""
+"""Maximum seconds of processor time for parsing a command and its nested texts."""
 
 MAX_NODES = 10_000
-"""Syntax nodes of a command and its nested texts together."""
+"""Maximum number of syntax nodes of a command and its nested texts together."""
 
 MAX_TEXTS = 20
-"""Texts parsed for one command: itself and nested ones, such as the argument of `bash -c`."""
+"""Maximum number of texts that are parsed for one command: the command itself and nested texts,
+such as the argument of `bash -c`."""
 
 MAX_DEPTH = 8
-"""Levels of programs that run each other, such as the three in `sudo nice rm`."""
+"""Maximum levels of programs that run each other. `sudo nice rm` has three."""
 
 MAX_WORDS = 50_000
-"""Words of all programs of one command together."""
+"""Maximum number of words of all programs of one command together."""
 
 EVALUATED = "bash may run a text of it while it evaluates a variable"
 KEPT = 64
@@ -246,7 +248,8 @@ _VALUED_BY_READ = re.compile(r"-[^adinNptu]*[dinNptu]")
 
 
 _RUNS_LATER = re.compile(r"`|\$(?:[({\[]|$)")
-"""What bash expands if it evaluates the text. A final `$` counts: another text may follow it."""
+"""Matches text that bash expands if it evaluates the text. A final `$` also matches, because
+another text may follow it."""
 
 _BASH_ONLY = re.compile(r"""\$['"[]|(?<!\$)\(\(|\[\[|&>""")
 """Bash syntax that other shells read differently."""
@@ -601,7 +604,7 @@ class _Reader:
                     self._named(word.text, HARMLESS_SHOPTS | HARMLESS_OPTIONS)
 
     def _named(self, option: str, harmless: frozenset[str]) -> None:
-        """Record a doubt if the bash option of this name is not harmless."""
+        """Record a doubt unless `harmless` contains the bash option of this name."""
         if option not in harmless:
             self.doubt(OTHERWISE)
 

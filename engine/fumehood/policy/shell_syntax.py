@@ -19,12 +19,12 @@ import tree_sitter_bash
 from tree_sitter import Language, Node, Parser
 
 MAX_OPERATORS = 600
-"""Shell operators (characters of `OPERATORS`) in one text. The parser can take time quadratic in
-their number."""
+"""Maximum number of shell operators (characters of `OPERATORS`) in one text. The parser can take
+time quadratic in their number."""
 
 OPERATORS = "|&;()<>`$[{"
 MAX_HEREDOCS = 20
-"""Here-documents (`<<EOF`) in one text."""
+"""Maximum number of here-documents (`<<EOF`) in one text."""
 
 OTHERWISE = "bash may read it in another way"
 UNREADABLE = "it cannot be read as a shell command"
@@ -378,14 +378,14 @@ class Text:
         return above is not None and above.type == "expansion"
 
     def _is_ansi(self, node: Node) -> bool:
-        """Whether the string ends where bash ends it. The grammar reads `\\\\'` as an escaped
-        quote.
+        """Whether the node ends where bash ends the string. The grammar reads `\\\\'` as an escaped
+        quote, but bash does not.
         """
         return bool(_ANSI.fullmatch(self._of(node))) and self._expands_nothing_else(node)
 
     def _is_comparison(self, node: Node) -> bool:
-        """Whether the operator is really a comparison. The grammar also finds a comparison in `[[ a
-        >(rm) ]]`.
+        """Whether bash also reads a comparison at this node. The grammar finds a comparison in `[[
+        a >(rm) ]]`, but bash does not.
         """
         ends = [child.end_byte for child in node.children if child.type in ("<", ">")]
         return all(self._text[end : end + 1] != "(" for end in ends) and (
@@ -397,7 +397,9 @@ class Text:
         return all(one.end_byte == other.start_byte for one, other in pairs)
 
     def _is_variable(self, node: Node) -> bool:
-        """Whether bash reads a variable here. The grammar also reads a variable in `x=$ rm`."""
+        """Whether bash also reads a variable at this node. The grammar reads a variable in `x=$
+        rm`, but bash does not.
+        """
         is_quoted = node.parent is not None and node.parent.type in ("heredoc_body", "string")
         return is_quoted or self._is_joined(node)
 

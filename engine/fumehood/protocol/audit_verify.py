@@ -120,7 +120,9 @@ def mac_of(secret: bytes, before: bytes, seq: int, body: bytes) -> bytes:
 
 
 def next_key_of(body: bytes) -> tuple[str, str] | None:
-    """Return the id and the commitment of the next key if a row announces one, otherwise None."""
+    """Return the id and the commitment of the next key if a row's body announces a key, otherwise
+    None.
+    """
     if not body.startswith(_ROTATED_BODY):
         return None
     try:
@@ -149,7 +151,7 @@ def verify(
 
 
 class _Walk:
-    """A verification in progress, which knows what the next row must be."""
+    """A verification in progress, with the state that is needed to check the next row."""
 
     def __init__(
         self, keys: Mapping[str, bytes], anchors: Iterable[Anchor], *, whole: bool

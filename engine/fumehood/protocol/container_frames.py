@@ -131,7 +131,9 @@ class ContainerEnding(StrictFrame):
 
 
 class ContainerReset(StrictFrame):
-    """Whether the container is as it was before the run. If not, the container must be removed."""
+    """The report after a run. `clean` is True if the container is in the same state as before the
+    run. Otherwise, the container must be removed.
+    """
 
     op: Literal["reset"]
     id: int

@@ -1,7 +1,7 @@
 """Frames: how host, supervisor and child cut a byte stream into messages.
 
 A frame is a four-byte big-endian length and that many bytes of strict JSON, whose value is an
-object. Used on both sides of every wall, standard library only.
+object. This module is used on both sides of every wall, and needs only the standard library.
 
 Invariant: a reader never buffers more unaccepted bytes than one frame may have; a length over that
 limit is refused before a byte of the body is kept.
@@ -146,8 +146,8 @@ def encode(message: dict[str, Any]) -> bytes:
 
 
 class ConnectionFrame(NamedTuple):
-    """A frame of a program's connection. Its body is not JSON, because encoding it would take most
-    of the time of a transfer.
+    """A frame of a program's connection. Its body is not JSON, because encoding JSON would take
+    most of the time of a transfer.
     """
 
     kind: int

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 MEDIA_TYPE = "text/event-stream"
 KEEP_ALIVE = b": keep-alive\n\n"
-"""A comment, which is not an event. It shows each end that the other end is alive."""
+"""A comment, which is not an event. The comment shows each end that the other end is alive."""
 
 MIN_RETRY_MS, RETRY_SPREAD_MS = 1000, 2000
 """Minimum milliseconds before clients reconnect, and the random part that is added, so that they do
@@ -31,7 +31,7 @@ class Frame(NamedTuple):
 
 
 def retry() -> bytes:
-    """Return the field that tells a client how long to wait before it reconnects."""
+    """Return the field that sets how long a client waits before it reconnects."""
     return b"retry: %d\n\n" % (MIN_RETRY_MS + randbelow(RETRY_SPREAD_MS))
 
 

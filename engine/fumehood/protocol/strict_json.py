@@ -1,7 +1,7 @@
 """Strict JSON: the one parser for everything that comes from outside.
 
-Both sides use it (host for HTTP bodies and guest frames, guest for host frames), so it needs
-nothing but the standard library. Above it: `framing` and the daemon's routes.
+Host and guest use this module (the host for HTTP bodies and guest frames, the guest for host
+frames), so it needs only the standard library. `framing` and the daemon's routes use it.
 
 Invariant: what `loads` returns can be encoded as UTF-8 JSON again and means the same to every
 reader. JSON leaves open what repeated keys, NaN, lone surrogates and endless nesting mean; each of

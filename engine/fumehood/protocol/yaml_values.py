@@ -29,7 +29,8 @@ _DIRECTIVE = re.compile(r"^%", re.MULTILINE)
 _NO_NUMBER = re.compile(r"[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)")
 
 _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-"""PyYAML's loader in C, if it was built with libyaml. It produces the same events."""
+"""PyYAML's loader in C, if PyYAML was built with libyaml, or else the loader in Python, which
+produces the same events."""
 
 
 class YamlError(ValueError):

@@ -43,8 +43,8 @@ class RedactionSettings(Value):
     """What is replaced by `[redacted]` in results, streams, errors and the log."""
 
     common_keys: bool = True
-    """Keys and tokens with a well-known form: those of clouds, code hosts and model providers, JSON
-    Web Tokens, and private keys."""
+    """Whether keys and tokens with a well-known form are replaced: those of clouds, code hosts and
+    model providers, JSON Web Tokens, and private keys."""
     patterns: tuple[
         Annotated[str, Field(max_length=MAX_PATTERN_CHARACTERS), AfterValidator(_pattern)], ...
     ] = ()
@@ -218,7 +218,8 @@ class Redactor:
         return "".join([*parts, text[at:end]]), count
 
     def settled(self, text: str, start: int) -> int:
-        """Return the end of the part that can be redacted without knowing the rest of the stream.
+        """Return the position up to which the text can be redacted without knowing the rest of the
+        stream.
 
         The text before `start` has already been passed on.
         """
@@ -309,7 +310,8 @@ def _is_file(name: str, value: Any) -> bool:
 
 
 def complete(text: str, longest: int, *, in_lines: bool) -> int:
-    """Return the position before which every value that begins in the text also ends in the text.
+    """Return the position before which no value can begin that is still incomplete at the end of
+    the text.
 
     `longest` is the length of the longest value, or 0 without values; with `in_lines`, no value
     contains a line break. The values themselves make no difference: otherwise the author of the

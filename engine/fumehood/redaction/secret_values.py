@@ -1,4 +1,4 @@
-"""Remove the values of a request's secrets from the service's answer.
+"""Remove the values of a request's secrets from the answer of the service that received them.
 
 Host side, pure. It guards against services that echo a request, even if the echo is encoded for
 URLs, JSON, HTML or base64, in bytes and in truncated texts. `redactor` does all other redaction. A
@@ -27,7 +27,7 @@ _BASE64 = frozenset(f"{string.ascii_letters}{string.digits}+/-_")
 
 @dataclass(frozen=True, slots=True)
 class _Form:
-    """One form of a value, as it is searched for."""
+    """One form in which a secret's value is searched for, such as its base64 encoding."""
 
     text: str
     shares_first: bool = False
@@ -113,7 +113,7 @@ class SecretValues:
         return "".join([*parts, text[at:cut]]), cut
 
     def complete(self, text: str) -> int:
-        """Return the end of the part of a text that can be passed on before the next piece
+        """Return the position up to which the text can be passed on before the next piece
         arrives.
         """
         # One more than a form, for the base64 character before it.
@@ -180,8 +180,10 @@ class SecretStream:
 
 
 def _forms(value: str) -> set[_Form]:
-    """Return the forms in which a value may be echoed: as it is, and encoded for URLs, HTML forms,
-    JSON, HTML and base64, also within longer base64, such as credentials of the scheme Basic."""
+    """Return the forms in which a value may be echoed: unchanged, and encoded for URLs, HTML forms,
+    JSON and HTML and in base64, also as part of a longer base64 text, such as the credentials of
+    the scheme Basic.
+    """
     urls = {quote(value, safe=""), quote(value), quote_plus(value)}
     lower = {_PERCENT.sub(lambda found: found[0].lower(), url) for url in urls}
     in_json = json.dumps(value)[1:-1]

@@ -299,8 +299,8 @@ _OURS = frozenset(
         "proxy-connection", "te", "trailer", "transfer-encoding", "upgrade",
     }
 )  # fmt: skip
-"""Header names that a definition cannot set. They belong to the connection, and setting them could
-split or redirect requests."""
+"""Header names that a definition cannot set. These headers belong to the connection, and setting
+them could split or redirect requests."""
 
 _CREDENTIAL_NAME = re.compile(
     r"auth(?!or(?!i[sz]))|token(?!s)|secret|passw|credential|cookie|signature|session"

@@ -70,7 +70,8 @@ class DirectoryContents:
 
 
 _Look = dict[str, Signature] | str
-"""The files that one poll found, by name, or the reason why the poll failed."""
+"""The result of one poll: the signatures of the files by name, or the reason why the poll
+failed."""
 
 
 class ToolDirectory:
@@ -246,7 +247,7 @@ async def watch(
     """Call `poll` in a thread, again and again, until cancelled.
 
     `on_change` gets each result of `poll` except None, which means that nothing has changed.
-    `on_failure` gets each exception. Both run on the event loop.
+    `on_failure` gets each exception. Both functions run on the event loop.
     """
     while True:
         await anyio.sleep(PERIOD_S)
@@ -284,7 +285,7 @@ class WatchedDirectory:
         )
 
     def _serve(self, contents: DirectoryContents) -> None:
-        """Register the directory's tools in place of the previous ones. Each fault is logged
+        """Register the directory's tools in place of its previous tools. Each fault is logged
         once.
         """
         self._registry.replace_source(Source.DIRECTORY, contents.tools)

@@ -3,9 +3,9 @@
 Host side. A package offers tools through the entry point `fumehood.tools`, which names a
 `ToolDefinition`, a `FunctionTool`, or a list of these. Loading an entry point runs its package's
 code, so only packages that the operator installed are found. Invariants: one faulty package does
-not exclude the others; host code (`sandboxed=False`) stays disabled until the configuration names
-it. An embedding program is its own operator: its tools need no permission, and either all of them
-or none are registered.
+not exclude the others; a tool that runs on the host (`sandboxed=False`) stays disabled until the
+configuration names it. Tools of an embedding program need no permission, and either all of them are
+registered or none.
 
 An asynchronous function with `sandboxed=False` is awaited in this process. Other functions run in a
 process that imports them: a sandboxed function in the jail, a synchronous one in a worker that can
@@ -107,8 +107,8 @@ def discover(
 def _configured(
     definition: ToolDefinition, settings: WebToolSettings
 ) -> tuple[ToolDefinition, str | None]:
-    """Return a built-in tool as the operator has configured it, and why it is disabled (or
-    None).
+    """Return a built-in tool as the operator has configured it, and the reason why the tool is
+    disabled, or None if it is enabled.
     """
     if definition.name == FETCH and not settings.fetch_url:
         return _disabled(definition, "web.fetch_url = true")
@@ -317,7 +317,9 @@ def _import_path(module: ModuleType) -> Path:
 
 
 def _check_import_path(path: Path, private: Sequence[Path]) -> None:
-    """Refuse a broad or private import path, because the function can read everything below it."""
+    """Refuse a broad or private import path, because a function can read everything below its
+    import path.
+    """
     resolved = [directory.resolve() for directory in private]
     if path in TOO_WIDE or any(directory.is_relative_to(path) for directory in resolved):
         raise _NotFound(

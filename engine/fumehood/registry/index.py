@@ -110,7 +110,8 @@ def tool_of_document(
 
 
 class ToolIndex:
-    """Tools by name and version. Their definitions may refer to these `secrets`.
+    """All registered tools by name and version. The tools' definitions may refer to the secrets in
+    `secrets`.
 
     `external` returns the tool for a name that begins with `external:`, which is never registered.
     """
@@ -188,7 +189,9 @@ class ToolIndex:
         self._put(name, {v: tool for v, tool in versions.items() if v != version})
 
     def switch(self, name: str, version: str, *, is_active: bool) -> None:
-        """Enable or disable a version. Does nothing if it is missing or already in that state."""
+        """Enable or disable a version. Does nothing if the version is missing or already in that
+        state.
+        """
         tool = self.find(name, version)
         if tool is None or tool.definition.is_active is is_active:
             return
@@ -333,7 +336,9 @@ _KEPT_BY_EXECUTOR = {
 
 
 def _promise_to_check(definition: ToolDefinition) -> CompiledSchema | None:
-    """Return the compiled output schema, or None if the executor already guarantees it."""
+    """Return the compiled output schema, or None if the executor already guarantees that results
+    match the schema.
+    """
     promised = definition.output_schema
     if promised is None or promised == _KEPT_BY_EXECUTOR.get(definition.executor):
         return None
@@ -483,7 +488,9 @@ class LeftOut:
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """The chosen tools in their given order, and those that were not chosen."""
+    """The chosen tools in the order in which they were given, and the tools that were not
+    chosen.
+    """
 
     tools: tuple[ToolDefinition, ...]
     left_out: tuple[LeftOut, ...]

@@ -62,7 +62,8 @@ _OF_SEVERAL = frozenset({"anyOf", "oneOf", "prefixItems", "properties"})
 _STRUCTURE = _OF_SEVERAL | {"items", "additionalProperties", "contains", "not"}
 
 MAX_TOOL_DESCRIPTION = 2000
-"""Characters of a tool's or parameter's description. Longer ones are cut."""
+"""Maximum number of characters of a tool's or parameter's description. Longer descriptions are
+cut."""
 
 RETRIES = 2
 """Retries of a call to a tool that can be repeated without harm (GET, HEAD and PUT)."""
@@ -361,8 +362,8 @@ class _Reader:
     # -- address and credentials
 
     def _base(self) -> str:
-        """Return the URL that the path is appended to. It is the first server that the operation
-        lists or, if it lists none, the first server of its path, or else of the document.
+        """Return the URL that the path is appended to. The URL is that of the first server that the
+        operation lists, or else its path, or else the document.
         """
         given = [x.get("servers") for x in (self._operation.node, self._operation.item)]
         lists = [x for x in (*given, self._root.document.get("servers")) if isinstance(x, list)]
@@ -460,8 +461,8 @@ class _Reader:
         return schema, path, query
 
     def _declared(self) -> tuple[dict[tuple[str, str], JsonObject], JsonObject]:
-        """Return the schemas of parameters that need a placeholder, and one schema for a plain
-        query.
+        """Return the schemas of the parameters that need a placeholder, and one schema for all
+        other parameters, which are in the query.
         """
         placed: dict[tuple[str, str], JsonObject] = {}
         query: JsonObject = {}
@@ -488,8 +489,8 @@ class _Reader:
         return placed, _object(query, required, is_open=False)
 
     def _given_parameters(self) -> dict[tuple[str, str], JsonObject]:
-        """Map (place, name) to the parameter. The operation's parameters replace those of its
-        path.
+        """Map (place, name) to the parameter. A parameter of the operation replaces a parameter of
+        its path with the same place and name.
         """
         found: dict[tuple[str, str], JsonObject] = {}
         for owner in (self._operation.item, self._operation.node):
@@ -693,7 +694,7 @@ class OpenApiDocument:
         raise CannotImport(f"{kind} refers in a circle")
 
     def table(self, *keys: str) -> JsonObject:
-        """Return the object at these keys in the document, or an empty one."""
+        """Return the object at these keys in the document, or an empty object if there is none."""
         found: Any = self.document
         for key in keys:
             found = found.get(key) if isinstance(found, dict) else None

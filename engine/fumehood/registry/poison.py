@@ -1,7 +1,7 @@
 """Poison: texts of a definition that attack the model that reads it.
 
 Host side, pure functions. Registration searches definitions for such texts, and an MCP server's
-tool with one of them counts as dangerous. The rules are in the kernel, because the kernel decides
+tool with such a text counts as dangerous. The rules are in the kernel, because the kernel decides
 which tools count as dangerous.
 """
 

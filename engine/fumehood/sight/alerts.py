@@ -49,7 +49,9 @@ class Totals(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """A threshold. Values above it are bad or, with `is_least`, values below it."""
+    """A threshold. Values above the threshold are bad. With `is_least`, values below it are bad
+    instead.
+    """
 
     value: Callable[[Totals], float]
     threshold: float

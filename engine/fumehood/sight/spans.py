@@ -1,7 +1,7 @@
 """The spans of calls that have ended.
 
 Host side. Only this module knows the names of OpenTelemetry's attributes. It needs only
-OpenTelemetry's API, which it imports when it creates spans. The ids of a call's span are those of
+OpenTelemetry's API, which it imports when it creates spans. The ids of a call's span come from
 `observe/trace_context.py`, and are the same after a restart. Spans are created after the call has
 ended, from the times that were measured. So a call that waited for a human has one span, even if
 the engine was restarted meanwhile. Invariants: arguments, results and names of unknown tools are
@@ -115,7 +115,9 @@ class CallSpans:
         from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
 
         class ChosenIds(RandomIdGenerator):
-            """Uses the chosen ids for the next span, and for its trace if it begins one."""
+            """Uses the chosen ids for the next span, and for the span's trace if the span begins a
+            new trace.
+            """
 
             next_span: int | None = None
             next_trace: int | None = None

@@ -59,7 +59,8 @@ class AuditEntry:
 
 
 class AuditChain:
-    """Appends rows. It reads the head from the database each time, so a rollback needs no undo.
+    """Appends rows to the chain. The chain's newest row is read from the database each time, so the
+    object holds no state that a rollback would have to undo.
 
     `kept` is the number of newest rows to keep, or None to keep all. `on_growth` is called on the
     writer's thread with the number of appended rows, even if they are rolled back.

@@ -77,8 +77,8 @@ def all_keys(state: Path) -> dict[str, bytes]:
 
 
 def keep_key(state: Path, key: AuditKey) -> None:
-    """Write a key to a file next to the current key. It is durable when this returns. Raises
-    OSError.
+    """Write a key to a file next to the current key. The file is durable when this function
+    returns. Raises OSError.
     """
     path = state / kept_name(key.id)
     if not path.exists():

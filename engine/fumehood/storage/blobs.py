@@ -1,12 +1,12 @@
 """Blobs: content too large for an answer, kept in files for a limited time.
 
-Host side, in a `file_room`. Written by the executors and `pipeline/result`, read by the public
-interfaces. A blob belongs to one principal; other principals cannot tell that it exists. It is
-removed with its session, at its expiry, or when a newer blob needs its space. Invariants: a file is
-complete (in the bucket, if there is one) before its row is inserted; the next start removes files
-without a row and rows without a file. A blob is not kept if the disk is too slow. A signed URL
-proves that this engine made the URL for this blob, principal and expiry; the signing key is a file
-in the state directory or in the bucket.
+Host side, in a `file_room`. The executors and `pipeline/result` write blobs, and the public
+interfaces read them. A blob belongs to one principal; other principals cannot tell that it exists.
+A blob is removed with its session, at its expiry, or when a newer blob needs its space. Invariants:
+a file is complete (in the bucket, if there is one) before its row is inserted; the next start
+removes files without a row and rows without a file. A blob is not kept if the disk is too slow. A
+signed URL proves that this engine made the URL for this blob, principal and expiry; the signing key
+is a file in the state directory or in the bucket.
 """
 
 from __future__ import annotations
@@ -68,7 +68,9 @@ class NotKept(Exception):
 
 
 class Draft(RoomFile):
-    """A blob that is being written: the event loop feeds it, the store's thread writes it."""
+    """A blob that is being written: the event loop passes data to `feed`, and the store's thread
+    writes it to the file.
+    """
 
     def __init__(self, room: FileRoom, principal_id: str, session_id: str | None) -> None:
         super().__init__(room, principal_id, f"blob_{secrets.token_hex(16)}")

@@ -103,7 +103,7 @@ class Database:
             await self.write(partial(Connection.execute, statement=gone))
 
     def write_soon(self, job: Job[Any]) -> None:
-        """Queue a job without waiting for it. It runs in order with the jobs of `write`."""
+        """Queue a job without waiting for it. The job runs in order with the jobs of `write`."""
         self._writer.submit(job, durable=True)
 
     def post(self, how: Batch, row: Row) -> None:
@@ -133,13 +133,15 @@ class Database:
             raise ResourceNotFound("Nothing has a NUL character in its name.") from None
 
     def read_now(self, query: Callable[[Connection], T]) -> T:
-        """Run a query and block this thread. For the engine's start."""
+        """Run a query and block this thread. This method is only for the engine's start."""
         if not self._backend.has_readers and self._writer.is_running:
             return self._writer.submit(query, durable=False).result()
         return self._read(query)
 
     def write_now(self, job: Job[T]) -> T:
-        """Run a job as `write` does, but block this thread. For commands without an event loop."""
+        """Run a job as `write` does, but block this thread. This method is for commands without an
+        event loop.
+        """
         return self._writer.submit(job, durable=True).result()
 
     async def flush(self) -> None:

@@ -2,7 +2,7 @@
 
 Host side. Invariants: one engine per state directory, enforced by a lock that ends with the
 process; successive engines of one directory have the same owner id, and simultaneous engines have
-different ones. The owner id labels what an engine creates elsewhere, such as containers.
+different owner ids. The owner id labels what an engine creates elsewhere, such as containers.
 """
 
 from __future__ import annotations
@@ -121,8 +121,8 @@ def random_file(path: Path, size: int) -> tuple[bytes, int]:
 
 
 def write_private(path: Path, content: bytes, mode: int = PRIVATE_FILE) -> None:
-    """Write a file atomically, by default a private one; it is durable when this returns. Raises
-    OSError.
+    """Write a file atomically; by default, the file is private. The file is durable when this
+    function returns. Raises OSError.
     """
     draft = path.with_name(f"{path.name}.new")
     draft.unlink(missing_ok=True)

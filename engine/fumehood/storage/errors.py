@@ -32,11 +32,11 @@ class NewerState(StoreError):
 
 
 class ForeignState(StoreError):
-    """The database belongs to another program. It stays unchanged."""
+    """The database belongs to another program. The engine does not change it."""
 
 
 class DamagedState(StoreError):
-    """The database cannot be read. It stays unchanged."""
+    """The database is damaged and cannot be read. The engine does not change it."""
 
 
 class Standby(StoreError):

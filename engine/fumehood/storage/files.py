@@ -50,7 +50,8 @@ MIN_BYTES_PER_S = 5 << 20
 """Transfer rate, in bytes per second, from which the deadline of a transfer is computed."""
 
 LISTING_S = 60.0
-"""Additional seconds for a listing, which takes a request for each 1,000 objects."""
+"""Additional seconds for listing the objects in a bucket, which takes one request for each 1,000
+objects."""
 
 PAUSE_S = 5.0
 """Seconds for which requests are refused after a request got no answer."""
@@ -319,7 +320,7 @@ not have its row yet."""
 
 
 def file_name(session_id: str, content: bytes) -> str:
-    """Return a new name for a file of a session."""
+    """Return a new, unique name for a file of a session with this content."""
     return f"{session_id}.{secrets.token_hex(4)}.{hashlib.sha256(content).hexdigest()}"
 
 

@@ -1,13 +1,14 @@
 """Recordings: the events of calls, in one file for each call, which is kept for a while after the
 call ends.
 
-Host side, in a `file_room`. Written by `pipeline/running`, read by the public interfaces. A file's
-first line describes its call; each other line is one event, `["kind",SEQUENCE,data]`. Readers read
-the file, so that a slow reader uses none of the daemon's memory. Invariants: readers get complete
-events, from the beginning or after any event; a file's first line names the one principal that owns
-it; a file with readers is not removed. Recording never fails a call: events that cannot be written
-are omitted, one event reports the omission, and the last event is always delivered, from memory if
-necessary. A crash can leave an incomplete last line, which the next start removes.
+Host side, in a `file_room`. `pipeline/running` writes recordings, and the public interfaces read
+them. A file's first line describes its call; each other line is one event,
+`["kind",SEQUENCE,data]`. Readers read the file, so that a slow reader uses none of the daemon's
+memory. Invariants: readers get complete events, from the beginning or after any event; a file's
+first line names the one principal that owns it; a file with readers is not removed. Recording never
+fails a call: events that cannot be written are omitted, one event reports the omission, and the
+last event is always delivered, from memory if necessary. A crash can leave an incomplete last line,
+which the next start removes.
 
 With a bucket, a recording is copied there when its call ends. The next engine lists the recordings
 of earlier engines, and fetches a recording when its owner requests it.
@@ -87,7 +88,9 @@ class Record(NamedTuple):
 
 
 class Recording:
-    """One call's recording. Used in the event loop; only `record` may be called in any thread."""
+    """One call's recording. Its methods must be called in the event loop, except `record`, which
+    may be called in any thread.
+    """
 
     def __init__(
         self,
@@ -119,7 +122,7 @@ class Recording:
         self.holders = 1
         """Number of readers, plus one for the writer."""
         self.news = asyncio.Event()
-        """Set when there are new records, and then replaced."""
+        """Set when there are new records. A new event then takes its place."""
         self.file = RoomFile(store.room, call.principal_id, call.call_id, size)
         self._store = store
         self._notice = notice
@@ -246,9 +249,9 @@ class RecordingReader:
         self._after = after
         self._place = source.start
         self._number = 0
-        """Number of the event at `_place`."""
+        """Sequence number of the event that begins at the position `_place` in the file."""
         self._first = 0
-        """Number of the first event that is wanted."""
+        """Sequence number of the first event that the reader returns."""
         self._is_closed = False
 
     async def read(self) -> list[Record]:
@@ -554,7 +557,9 @@ def records_in(call_id: str, lines: list[bytes], first: int) -> list[Record]:
 
 
 def _resync(reason: str, given: str) -> Record:
-    """Return the `resync` event. Its empty id makes a client forget its last event id."""
+    """Return the `resync` event. The event's empty id makes a client forget the last event id that
+    it received.
+    """
     data = {"reason": reason, "message": REASONS[reason], "from": 0, "given": given[:40]}
     return Record(RESYNC, "", _encoded(data))
 

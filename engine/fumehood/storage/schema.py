@@ -354,7 +354,7 @@ IDEMPOTENCY = Table(
     Index("idempotency_by_end", "expires_at"),
 )
 """One row for each idempotency key. Its state is `running`, `waiting` (for an approval), `done`
-(with the answer) or `unknown` (whether the call took effect)."""
+(with the answer) or `unknown` (the call may or may not have taken effect)."""
 
 COUNTERS = Table(
     "counters",
@@ -370,10 +370,10 @@ COUNTERS = Table(
     UniqueConstraint("name", "subject", "period", "unit"),
     Index("counters_by_end", "until"),
 )
-"""One row for each budget or rate limit (`name`), subject (`agent=a;tool=b`), period and
-unit. `settled` is the amount used and `reserved` the amount reserved ahead, which counts as used
-after a crash; money is in millionths. For a rate limit, `reserved` is when its whole
-burst is available again, in Unix nanoseconds. The row is deleted at `until`."""
+"""One row for each budget or rate limit (`name`), subject (`agent=a;tool=b`), period and unit.
+`settled` is the amount used and `reserved` the amount reserved ahead, which counts as used after a
+crash; money is in millionths. For a rate limit, `reserved` is the time when the whole burst is
+available again, in Unix nanoseconds. The row is deleted at `until`."""
 
 AUDIT = Table(
     "audit",

@@ -1,8 +1,8 @@
-"""Rows of sessions: active sessions, and ended ones for a day.
+"""Rows of sessions: active sessions, and ended sessions until a day after their end.
 
 Host side. `sandbox/sessions` has the active sessions in memory; the rows are for the next start.
-They are written with `Database.write`, so that a row is durable before its session is reported. The
-cost is small: starting a container takes a hundred times as long.
+The rows are written with `Database.write`, so that a row is durable before its session is reported.
+The cost is small: starting a container takes a hundred times as long.
 """
 
 from __future__ import annotations
@@ -43,7 +43,8 @@ class SessionTable:
         self._on_over = on_over
 
     def all_now(self) -> list[KeptSession]:
-        """Return every row. Blocks this thread. For the engine's start.
+        """Return every row, and block this thread meanwhile. This method is only for the engine's
+        start.
 
         Raises:
             ReadFailed: the database cannot be read.
@@ -52,7 +53,8 @@ class SessionTable:
         return self._database.read_now(_all)
 
     async def ids(self) -> tuple[set[str], set[str]]:
-        """Return the ids of the sessions that have not ended, and the ids of those that have.
+        """Return the ids of the sessions that have not ended, and the ids of the sessions that have
+        ended.
 
         Raises:
             ReadFailed: the database cannot be read.

@@ -30,7 +30,7 @@ class StateSettings(Value):
 
     url: SecretStr | None = None
     """A PostgreSQL database (`postgresql://USER@HOST:PORT/DATABASE`), or None for a SQLite file in
-    the state directory. It may hold a password, so it is never shown."""
+    the state directory. The URL may contain a password, so it is never shown."""
 
     @property
     def secret_url(self) -> str | None:

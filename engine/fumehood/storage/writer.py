@@ -27,11 +27,13 @@ T = TypeVar("T")
 Job = Callable[[Connection], T]
 Row = dict[str, Any]
 Batch = Callable[[Connection, list[Row]], None]
-"""Writes posted rows. Called for a group of rows, and again for each row if the group fails."""
+"""Writes posted rows. The writer calls it for a group of rows, and again for each row if the group
+fails."""
 OnEvent = Callable[[str, dict[str, Any]], None]
 """Receives an event's name and values, in the writer's thread."""
 CommitHook = Callable[[str, int], None]
-"""Called around each flushed commit, with `before` or `after`, and the commit's number from 1."""
+"""The writer calls it before and after each flushed commit, with `before` or `after`, and the
+commit's number, counted from 1."""
 
 MAX_GROUP = 500
 MAX_POSTS = 20_000
@@ -184,7 +186,7 @@ class Writer:
                 return
 
     def _take_turn(self) -> None:
-        """Alternate jobs and posts, so that neither starves the other."""
+        """Write pending jobs and posted rows in turn, so that neither delays the other forever."""
         with self._lock:
             flushing, self._flushing = self._flushing, []
             owed = len(self._posts) if flushing or self._posts_are_due() else 0
@@ -240,8 +242,8 @@ class Writer:
             future.set_result(result)
 
     def _drop_pending(self) -> list[_Waiting[Any]]:
-        """Drop pending jobs and rows, and return the jobs. For `close`: each attempt to write to an
-        unreachable database takes seconds.
+        """Drop pending jobs and rows, and return the jobs. `close` calls this method, because each
+        attempt to write to an unreachable database takes seconds.
         """
         with self._lock:
             jobs = list(self._waiting)

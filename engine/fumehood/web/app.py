@@ -62,14 +62,14 @@ POLL_S = 20.0
 """Seconds that one request to the engine waits for a change."""
 
 RETRY_S = 0.5
-"""Seconds between a failed request and the next one."""
+"""Seconds between a failed request and the next request."""
 
 TOGETHER_S = 0.1
 """Seconds within which changes are combined into one event."""
 
 MAX_STREAMS = 4
 """Maximum number of event streams of one login. Browsers open only six connections to a server, and
-pages need the others."""
+pages need the remaining connections."""
 
 LOST_AUTHORITY = frozenset({"UNAUTHORIZED", "PERMISSION_DENIED"})
 """Codes of those errors of the engine after which a login is ended."""
@@ -90,7 +90,7 @@ class Live:
         self._streams: list[_Stream] = []
         self._watcher: asyncio.Task[None] | None = None
         self._last: bytes | None = None
-        """The last event about approvals or the engine, which new streams also receive."""
+        """The last event about approvals or the engine. A new stream begins with this event."""
         self._is_stopping = False
 
     async def events(self, login: Login | None) -> AsyncIterator[bytes]:
@@ -179,7 +179,8 @@ def _event(name: str, data: JsonObject | None = None) -> bytes:
 
 HOME = "/inbox"
 MAX_LOGIN_BYTES = 16_384
-"""Maximum size of a login form in bytes. Any process on this machine may send one."""
+"""Maximum size of a login form in bytes. It is small, because any process on this machine may send
+such a form."""
 
 LINK_OVER = (
     "This link was used already, or its five minutes are over. Enter a credential, or start "

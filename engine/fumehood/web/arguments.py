@@ -65,8 +65,8 @@ def fields_of(arguments: JsonObject, schema: JsonObject | None) -> list[Argument
     arguments.
 
     Raises:
-        Problem: the arguments are too long or too many for a form, or a browser would change the
-            name of one.
+        Problem: the arguments are too long or too many for a form, or a browser would change an
+            argument's name.
     """
     properties = _object(_object(schema).get("properties"))
     required = _object(schema).get("required")

@@ -48,7 +48,7 @@ SAFE = frozenset({"GET", "HEAD"})
 
 
 class Guard:
-    """An ASGI application that wraps another one."""
+    """An ASGI application that wraps another ASGI application."""
 
     def __init__(self, app: ASGIApp, names: Callable[[], frozenset[str]]) -> None:
         self._app = app

@@ -102,8 +102,8 @@ class _Connection(H11Protocol):
     """uvicorn's connection, limited in number: any user of this machine can connect."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Accept a new connection. If there are too many, close an idle connection or refuse the
-        new one.
+        """Accept a new connection. If there are too many connections, close an idle connection, or
+        else refuse the new connection.
         """
         super().connection_made(transport)
         if len(self.connections) > MAX_CONNECTIONS:

@@ -154,7 +154,9 @@ def amount(number: float) -> str:
 
 
 def brief(value: Any, length: int = 120) -> str:
-    """Return the beginning of a text or a JSON value on one line, with a mark if it is cut."""
+    """Return the beginning of a text or a JSON value on one line. If anything is cut off, the
+    result ends with a mark.
+    """
     text = value if isinstance(value, str) else _arguments_in_brief(value, length)
     return cut(text[: length + 1].replace("\n", " ⏎ ").replace("\t", " "), length)
 

@@ -75,7 +75,7 @@ httpx2.HTTPError."""
 class WebhookChannel:
     """Notifies one address about approvals. If callbacks may decide, `callbacks` checks their
     signatures, and `decides_as` is the principal of their decisions, which counts as an approver.
-    Otherwise, both are None.
+    Otherwise, both attributes are None.
 
     Raises:
         ConfigError: the secret cannot be used.
@@ -138,7 +138,9 @@ class WebhookChannel:
                 await anyio.sleep(self._pause_s())
 
     async def _round(self, send: Send) -> bool:
-        """Send all pending messages once. Return whether none must be sent again. Never raises."""
+        """Send all pending messages once. Return True if no message must be sent again. Never
+        raises.
+        """
         is_clean = False
         try:
             is_clean = await self.send_owed(send)
@@ -150,9 +152,9 @@ class WebhookChannel:
         return is_clean
 
     async def send_owed(self, send: Send) -> bool:
-        """Send each pending message once. Return whether none must be sent again.
+        """Send each pending message once. Return True if no message must be sent again.
 
-        If all messages sent at the same time fail, the later ones are not tried.
+        If all messages that are sent at the same time fail, later messages are not tried.
         """
         is_clean, after = True, 0
         while True:
@@ -285,7 +287,9 @@ def sign(secret: bytes, body: bytes, at: datetime) -> str:
 
 
 class Callbacks:
-    """Checks the signatures of callbacks. Remembers recent ones in memory."""
+    """Checks the signatures of callbacks. Recent signatures are remembered in memory, because each
+    is valid only once.
+    """
 
     def __init__(self, secret: bytes, *, window_s: float) -> None:
         self._secret = secret
@@ -361,7 +365,8 @@ def owe(
 ) -> int:
     """Store a message in the transaction of its event, and return its number.
 
-    The sent message contains `document` or, if that is None, the approval as it is at that time.
+    The sent message contains `document`. If `document` is None, it contains the approval in its
+    state when the message is sent.
     """
     row = {
         "event": event,
@@ -378,10 +383,12 @@ def owe(
 
 
 def owe_anchor(connection: Connection, document: JsonObject, at: datetime) -> None:
-    """Store a message about an anchor of the audit chain, which replaces the earlier ones.
+    """Store a message about an anchor of the audit chain, which replaces the earlier messages about
+    anchors.
 
-    The earlier messages are deleted after the new one is stored. Otherwise the new one could get
-    the number of a deleted message that is still being sent, and that delivery would settle it.
+    The earlier messages are deleted after the new message is stored. Otherwise, the new message
+    could get the number of a deleted message that is still being sent. The end of that delivery
+    would then mark the new message as delivered.
     """
     seq = owe(connection, ANCHOR, at, document=document)
     earlier = _IS_OWED & (DELIVERIES.c.event == ANCHOR) & (DELIVERIES.c.seq < seq)

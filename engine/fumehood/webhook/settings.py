@@ -12,7 +12,9 @@ from fumehood.core.value import MASKED_URL, Value
 
 
 class WebhookSettings(Value):
-    """The address that is notified of approvals, and the secret that signs both directions."""
+    """The address that is notified of approvals, and the secret that signs messages in both
+    directions.
+    """
 
     url: Annotated[str, MASKED_URL] = Field(pattern=r"^https?://", max_length=2000)
     secret_file: Path

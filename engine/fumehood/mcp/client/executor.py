@@ -125,7 +125,7 @@ async def call_tool(run: ToolRun, server: McpServer) -> Outcome:
 async def _ask(
     server: McpServer, name: str, arguments: JsonObject, request: Request, limits: Limits
 ) -> JsonObject:
-    """Return the server's result. Raises EngineError if the server does not return one."""
+    """Return the server's result. Raises EngineError if the server returns no result."""
     try:
         with anyio.fail_after(limits.wall_s):
             return await server.call(name, arguments, request)
@@ -148,9 +148,10 @@ def result_data(result: JsonObject, tool: ToolDefinition) -> tuple[JsonObject, t
     """Return the tool's data, and a warning for each content block of the result that is not
     understood.
 
-    The data is the structured content if there is one, otherwise the texts as `text`. Files and
-    links are added as `files` and `links` unless those names are taken. The tool has already run,
-    so a malformed block does not make the other blocks fail.
+    The data is the result's structured content. Without structured content, it is the result's
+    texts, as `text`. Files and links are added as `files` and `links`, unless the structured
+    content has these names. The tool has already run, so a malformed block does not make the other
+    blocks fail.
 
     Raises:
         ExecutionError: the tool failed or requests input, or nothing in the result is understood.
@@ -240,6 +241,6 @@ def _file(block: JsonObject, number: int, *, may_be_text: bool) -> JsonObject:
 
 
 def _link(block: JsonObject) -> JsonObject:
-    """Return a link with the texts that the server sent. The engine never follows it."""
+    """Return a link with the texts that the server sent. The engine never follows links."""
     keys = ("uri", "name", "mimeType", "description")
     return {key: block[key] for key in keys if isinstance(block.get(key), str)}

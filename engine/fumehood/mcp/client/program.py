@@ -1,8 +1,8 @@
 """The standard streams of an MCP server's program in a container.
 
-Host side, above the wall. The container has no guest, and one process serves all callers. Its
-output is untrusted: an invalid frame ends the program, and a program that does not read its input
-is disconnected.
+Host side, above the wall. The container has no guest, and one process serves all callers. The
+program's output is untrusted: an invalid frame ends the program, and a program that does not read
+its input is disconnected.
 """
 
 from __future__ import annotations

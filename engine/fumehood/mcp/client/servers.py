@@ -1,4 +1,4 @@
-"""MCP servers: keep those of the configuration alive, and register their tools.
+"""MCP servers: keep the configured servers alive, and register their tools.
 
 Host side, one task for each server. A server that cannot be reached or that dies is started again
 after a growing pause; meanwhile its last known tools stay registered, and their calls are refused
@@ -89,10 +89,10 @@ STABLE_S = 30.0
 """Seconds of a run after which the pause before the next start is the shortest again."""
 
 MAX_TOOLS = 1000
-"""Maximum number of tools of one server; further ones are left out."""
+"""Maximum number of tools of one server. Further tools are left out."""
 
 MAX_PAGES = 50
-"""Maximum number of pages of one list; further ones are not requested."""
+"""Maximum number of pages of one list. Further pages are not requested."""
 
 FAULTS_LOGGED = 20
 """Maximum number of faults that are logged for one list."""

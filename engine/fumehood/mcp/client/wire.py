@@ -2,8 +2,9 @@
 
 Host side. It does not use the MCP SDK, because that takes 57 MB, and because servers are treated as
 hostile: every message is bounded, a program that breaks the framing is ended, and a request ends
-when it is answered, its caller cancels it or its time is up. *Source*: the specification of MCP,
-revisions 2025-11-25 ("initialize") and 2026-07-28 (no handshake; each request names its version).
+when it is answered, when its caller cancels it, or when its time is up. *Source*: the specification
+of MCP, revisions 2025-11-25 ("initialize") and 2026-07-28 (no handshake; each request names its
+version).
 """
 
 from __future__ import annotations

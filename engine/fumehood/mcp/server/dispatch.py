@@ -1,7 +1,7 @@
 """The server: answers one client's messages from an engine, with or without a protocol handshake.
 
-Host side, in the daemon, behind `endpoint.py`. It is only a caller: each call goes through
-`Engine.run` or `Engine.open_stream`. It keeps no sessions: a session's id only encodes what its
+Host side, in the daemon, behind `endpoint.py`. The server is only a caller: each call goes through
+`Engine.run` or `Engine.open_stream`. It keeps no MCP sessions: a session's id only encodes what the
 client sent in `initialize`, and grants nothing. Invariants: one principal's message never ends or
 answers another's request; `requestState` runs nothing and only names a call that is looked up for
 its own principal; a client's "accept" makes the engine check again and is never an approval.

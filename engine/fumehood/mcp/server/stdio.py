@@ -408,7 +408,7 @@ class Bridge:
         return {**JSON, "mcp-session-id": self._session}
 
     def _connection(self) -> Connection:
-        """Return an idle connection or a new one.
+        """Return an idle connection or a new connection.
 
         Retries for `RESTART_S` if the daemon was reachable before.
 

@@ -45,7 +45,7 @@ async def show(view: View) -> Response:
 
 
 def _filled(now: datetime, hours: int, by: str, steps: Sequence[CallStep]) -> list[CallStep]:
-    """Return a step for each hour or day of the period, including those without calls."""
+    """Return a step for each hour or day of the period, including hours and days without calls."""
     known = {one.at: one for one in steps}
     length = timedelta(days=1) if by == "day" else timedelta(hours=1)
     form = "%Y-%m-%d" if by == "day" else "%Y-%m-%dT%H"

@@ -278,8 +278,8 @@ async def _decide(view: View, decision: NewDecision) -> Response:
 
 
 async def _next(view: View, decided: Approval) -> Approval | None:
-    """Return the pending approval after a decided one in the list or else the first pending one, or
-    None if no other is pending.
+    """Return the pending approval that follows a decided approval in the list, or else the first
+    pending approval. Return None if no approval is pending.
     """
     if decided.state is ApprovalState.PENDING:  # it needs more approvers
         return None

@@ -26,7 +26,9 @@ class Result:
 
 
 async def show(view: View) -> Response:
-    """Show the list of results while the user types; on Enter, go to the page of the first one."""
+    """Show the list of results while the user types. On Enter, go to the page of the first
+    result.
+    """
     wanted = view.query.get("q").strip()
     results = await _found(view, wanted)
     if view.is_part:
