@@ -233,7 +233,7 @@ def keyword_types() -> str:
 
 # -- One method for each operation ---------------------------------------------------------
 
-OPERATIONS_DOCSTRING = '"""The client methods that only send one request: {}."""\n'
+OPERATIONS_DOCSTRING = '"""The client methods that only send one request, for {}."""\n'
 
 
 def async_operations(sockets: Sockets) -> str:
@@ -253,11 +253,7 @@ def async_operations(sockets: Sockets) -> str:
             written.name("fumehood.client.api_request", name)
     written.name("fumehood.client.async_transport", "AsyncTransport")
     future = "\nfrom __future__ import annotations\n\n"
-    of = (
-        "those of the control socket"
-        if "Control" in sockets
-        else "those of both sockets, and of callers"
-    )
+    of = "the control socket" if "Control" in sockets else "the callers' socket or both sockets"
     head = GENERATED.format(source="http/routes") + OPERATIONS_DOCSTRING.format(of)
     return head + future + written.imports + made
 

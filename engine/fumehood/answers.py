@@ -30,7 +30,7 @@ class Done(Value):
 
 
 class Pagination(Value):
-    """Whether a list has more items, and the cursor of the next page.
+    """Whether a list has more items after this page, and the cursor of the next page.
 
     `total_count` is null if the items were not counted.
     """

@@ -125,7 +125,7 @@ class BudgetStanding(Value):
     resets_at: AwareDatetime | None
 
     def unit_in(self, currency: str) -> str:
-        """The unit as shown to people: the currency if it is money."""
+        """Return the unit as shown to people. For money, this is the currency."""
         return currency if self.unit is Unit.MONEY else self.unit.value
 
 
@@ -174,7 +174,7 @@ class UsageQuery(Value):
 
     @property
     def groups(self) -> tuple[Group, ...]:
-        """The names in `by`, in order."""
+        """The names in the field `by`, in order."""
         return cast("tuple[Group, ...]", tuple(self.by.split(",")))
 
 

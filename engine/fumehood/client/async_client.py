@@ -213,10 +213,10 @@ class AsyncClient(AsyncBaseClient, AsyncCallerOperations):
     ) -> ForkedCalls:
         """Call a tool with each of the inputs concurrently, each in its own fork of a session.
 
-        The session must have a disk. The forks begin with the session's files, or those of a
-        snapshot (its id or name). If `best` is given, it computes a value from each successful
-        answer, and the fork whose answer has the highest value is kept. All other forks are ended,
-        which also ends their calls that wait for approval.
+        The session must have a disk. The forks begin with the session's files, or with the files of
+        the snapshot with the id or name `snapshot_id`. If `best` is given, it computes a value from
+        each successful answer, and the fork whose answer has the highest value is kept. All other
+        forks are ended, which also ends their calls that wait for approval.
 
         Raises:
             TypeError: there is no such option.
@@ -307,7 +307,9 @@ class AsyncClient(AsyncBaseClient, AsyncCallerOperations):
         tag: str | None = None,
         type: str | None = None,  # noqa: A002 - the name that HTTP has
     ) -> list[ToolDefinition]:
-        """Fetch the preferred version of every tool, or of those of a `category`, `tag` or `type`.
+        """Fetch the preferred version of every tool with this `category`, `tag` and `type`.
+
+        A filter that is None matches every tool.
 
         Raises:
             Refused: the caller or a filter is unknown.

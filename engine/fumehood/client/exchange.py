@@ -155,7 +155,7 @@ def may_send_again(request: ApiRequest[Any], error: httpx2.HTTPError, progress: 
 
 
 def is_followed(headers: Mapping[str, str]) -> bool:
-    """Whether an answer is a stream of events instead of an envelope."""
+    """Return whether an answer is a stream of events instead of an envelope."""
     return headers.get("content-type", "").partition(";")[0].strip() == sse.MEDIA_TYPE
 
 
@@ -332,7 +332,7 @@ def _how_to_start(path: Path) -> str:
 
 
 def _is_forbidden(error: BaseException) -> bool:
-    """Whether a PermissionError is among the causes of an error."""
+    """Return whether a PermissionError is among the causes of an error."""
     cause: BaseException | None = error
     while cause is not None and not isinstance(cause, PermissionError):
         cause = cause.__cause__ or cause.__context__

@@ -266,8 +266,8 @@ class TriedRule(Value):
     """One rule and the past calls that it can match.
 
     For administrators, conditions are compared with the stored arguments of calls. For other
-    callers, and for calls without stored arguments, conditions are assumed to hold; `unknown` names
-    these conditions.
+    readers, and for calls without stored arguments, conditions are assumed to hold. `unknown` names
+    the conditions that were assumed to hold.
     """
 
     id: str

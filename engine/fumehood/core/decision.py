@@ -47,7 +47,7 @@ is invalid."""
 
 
 class DecisionOptions(StrictValue):
-    """The options of a decision, which have the same meaning as those of a call.
+    """Options of a decision. Each has the same meaning as the call option of the same name.
 
     `session_id` must name one of the caller's own sessions.
     """

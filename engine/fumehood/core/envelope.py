@@ -50,7 +50,7 @@ class ErrorInfo(_Value):
 
 
 class Performance(_Value):
-    """Durations in milliseconds. `total_ms` also includes work that no other field measures."""
+    """Durations in milliseconds. `total_ms` also includes work that the other fields do not."""
 
     total_ms: float
     validation_ms: float | None = None
@@ -68,7 +68,7 @@ class LimitsApplied(_Value):
 
 
 class NetworkReport(_Value):
-    """What a program sent through the gateway. `requests` includes refused and held requests."""
+    """A program's use of the gateway. `requests` includes refused and held requests."""
 
     requests: int
     denied: int

@@ -102,7 +102,7 @@ class AgentRun(Value):
 
 
 def waits(envelope: Envelope) -> bool:
-    """Whether a call waits for approval."""
+    """Return whether the call with this envelope waits for approval."""
     error = envelope.error
     return (
         error is not None

@@ -1,7 +1,7 @@
 """The HTTP application: routing, an envelope for every refusal, and the OpenAPI documents.
 
-Host side, between the server and one engine. Invariant: every answer to a client is JSON of
-a documented form, without stack traces or host paths. Each socket's document is made from the
+Host side, between the server and one engine. Invariant: whatever a client sends, the answer
+has a documented form, without stack traces or host paths. Each socket's document is made from the
 operations that the socket serves, so that every operation is documented.
 *Source*: the OpenAPI Specification 3.1.0.
 """
@@ -103,7 +103,7 @@ CONTROL_OPERATIONS: list[Operation] = _with_parts(
 
 
 class Faces:
-    """Passes each request to its socket's ASGI application, or to one that a part has mounted."""
+    """Passes each request to the ASGI application of its socket, or to one mounted by a part."""
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine

@@ -121,7 +121,7 @@ class As:
 class Method:
     """The name and parameters of the clients' method for an operation.
 
-    Needed only if they differ from those of the operation's function.
+    Needed only if the name or the parameters differ from those of the operation's function.
 
     - `name`: for example, `agents.create` is the method `client.agents.create()`.
     - `renamed`: maps path parameters and fields to the names of the method's parameters.

@@ -134,7 +134,7 @@ class PortRequest:
 
 
 def is_for_port(path: bytes) -> bool:
-    """Whether a request with this path is for a port of a session."""
+    """Return whether a request with this path is for a port of a session."""
     return path.startswith(b"/v1/sessions/") and ADDRESS.fullmatch(path) is not None
 
 
@@ -244,11 +244,11 @@ RefusalBody = Callable[[EngineError], bytes]
 
 
 class Faces(Protocol):
-    """What the protocol needs of a server's application."""
+    """The part of a server's application that the protocol uses."""
 
     @property
     def engine(self) -> Engine:
-        """The engine that is served."""
+        """The engine whose operations the application serves."""
 
     def port_request(self, request: Request, upgrade: bytes | None) -> PortRequest:
         """Check and parse a request to a session's port. Raises EngineError if it is refused."""

@@ -301,7 +301,7 @@ class Rule(_Written):
     @model_validator(mode="before")
     @classmethod
     def _move_runs(cls, document: Any) -> Any:
-        """Move a rule's own `runs` into `when`, because it is shorthand for a condition there."""
+        """Move a rule's own `runs`, which is shorthand for a condition, into `when`."""
         if not isinstance(document, dict) or document.get("runs") is None:
             return document
         when = document.get("when", [])

@@ -21,7 +21,7 @@ PRINCIPAL = Principal(NAME, frozenset({Scope.APPROVE}))
 
 
 class CallbackBody(OneOfSeveral):
-    """A callback's decision on an approval. `version` is that of the answered message."""
+    """A callback's decision. `version` is the approval's version in the webhook's message."""
 
     version: int = Field(strict=True)
 
@@ -37,8 +37,8 @@ class CallbackBody(OneOfSeveral):
 async def receive_callback(request: Request, engine: Engine) -> ApprovalAnswer:
     """Decide on an approval with a signed body, as the approver `webhook`.
 
-    No credential is needed. The setting `webhook.may_decide` must allow this. The body contains the
-    `version` from the webhook's message.
+    No credential is needed. The setting `webhook.may_decide` must allow callbacks to decide. The
+    body contains the `version` from the webhook's message.
     """
     raw = await read_raw(request)
     channel = engine.part(Webhook).channel

@@ -70,7 +70,7 @@ RememberedAnswer = Annotated[
 
 
 class ChangesQuery(Value):
-    """The number of changes that the client last received. The default -1 returns immediately."""
+    """The number of changes that the client last received. The default -1 never waits."""
 
     after: int = Field(default=-1, ge=-1)
     wait: float = Field(default=LONGEST_POLL_S, ge=0, le=LONGEST_POLL_S)
@@ -293,11 +293,11 @@ async def forget_remembered(
 
 
 def expected_version(request: Request) -> int | None:
-    """Return the version that the client has seen, or None if it accepts any (`*`).
+    """Return the version that the client has seen, or None if the client accepts any (`*`).
 
     Raises:
-        InvalidParams: `If-Match` is missing or invalid. Without it, a decision could apply to an
-            approval that has changed meanwhile.
+        InvalidParams: `If-Match` is missing or invalid. Without this header, a decision could apply
+            to an approval that has changed since the approver saw it.
     """
     given = request.headers.getlist("if-match")
     if not given:

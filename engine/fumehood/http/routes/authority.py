@@ -87,7 +87,7 @@ async def revoke_token(
     caller: Principal,
     token_id: Annotated[str, "The token's id, as shown in the list of tokens."],
 ) -> Annotated[TokenInfo, As("token", "TokenAnswer", "The current state of a token.")]:
-    """Revoke a token immediately."""
+    """Revoke a token. The token stops working immediately."""
     now = engine.now()
     token = await engine.tokens.revoke(token_id, by=caller, now=now)
     return token.info(now)
@@ -123,7 +123,7 @@ async def add_approver(engine: Engine, caller: Principal, body: NewApprover) -> 
 async def remove_approver(
     engine: Engine, caller: Principal, approver: Annotated[str, "The approver's name."]
 ) -> Annotated[ApproverInfo, As("approver", "ApproverAnswer", "The current state of an approver.")]:
-    """Remove an approver immediately."""
+    """Remove an approver. The approver's credential stops working immediately."""
     removed = await engine.approvers.remove(approver, by=caller, now=engine.now())
     return removed.info
 
@@ -193,7 +193,7 @@ async def show_agent(engine: Engine, agent: KnownAgent) -> AgentDetails:
 async def replace_agent(
     engine: Engine, caller: Principal, agent: KnownAgent, body: AgentFields
 ) -> AgentAnswer:
-    """Replace all fields of an agent, but not its tools."""
+    """Replace all fields of an agent. The agent's tools stay."""
     return await _change(engine, caller, agent, body, is_whole=True)
 
 
@@ -207,7 +207,7 @@ async def replace_agent(
 async def update_agent(
     engine: Engine, caller: Principal, agent: KnownAgent, body: AgentFields
 ) -> AgentAnswer:
-    """Change the given fields of an agent, but no other fields, and not its tools."""
+    """Change the given fields of an agent. The agent's other fields and its tools stay."""
     return await _change(engine, caller, agent, body, is_whole=False)
 
 

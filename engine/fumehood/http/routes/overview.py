@@ -152,8 +152,8 @@ async def get_blob_of_call(
 ) -> Response:
     """Download a blob of a call's answer.
 
-    Needs the scope `approve` or `admin`; if the call needed no approval, `admin`. `expires` and
-    `signature` are those of the blob's address in the answer.
+    Needs the scope `admin` or, for a call that needed approval, `approve`. `expires` and
+    `signature` are the query parameters of the blob's address in the answer.
     """
     blob, file = await engine.overview.open_blob(
         call_id, blob_id, caller, expires=query.expires, signature=query.signature

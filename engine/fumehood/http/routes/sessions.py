@@ -228,7 +228,7 @@ async def list_sessions(
 async def create_session(engine: Engine, body: NewSession, caller: Principal) -> SessionAnswer:
     """Create a session, which is a container for the caller's calls alone.
 
-    Every field is optional. Calls run in the session if their option `session_id` names it.
+    Every field is optional. A call runs in the session if the call's option `session_id` names it.
     """
     return await engine.projects.create(caller, **body.model_dump(exclude_unset=True))
 

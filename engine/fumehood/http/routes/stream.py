@@ -82,7 +82,7 @@ async def stream_tool(
     `tool_progress` (the first one immediately), `tool_output`, `tool_retrying`, `tool_notice` (if
     events were dropped), and finally `tool_result` or `tool_error`, which has the envelope.
     Comments keep the connection alive. If the client disconnects, the call continues, unless
-    `cancel_on_disconnect` is set. `/v1/calls/{call_id}/events` streams its events again.
+    `cancel_on_disconnect` is set. `/v1/calls/{call_id}/events` streams the call's events again.
     """
     call = engine.open_stream(name, body, caller)
     refusal = await call.begun()
