@@ -80,6 +80,8 @@ class CallContext:
     key counts as the same call."""
     holds: list[tuple[Gate, Hold]] = field(default_factory=list)
     """What gates hold for the call until `close`."""
+    is_released: bool = False
+    """Whether the holds were released."""
     plan: Plan | None = None
     """Set once the call holds its place in the sandbox."""
     queue_ms: float | None = None
@@ -106,8 +108,10 @@ class CallContext:
         self.has_begun = True
 
     def release(self) -> None:
-        """Release what gates hold for the call, because it used nothing."""
-        self._end_holds(lambda hold: hold.release())
+        """Release what gates hold for the call, because it used nothing. Does so only once."""
+        if not self.is_released:
+            self.is_released = True
+            self._end_holds(lambda hold: hold.release())
 
     def close(self) -> None:
         """Close what gates hold for the call, because the call has ended."""
@@ -120,7 +124,7 @@ class CallContext:
         """
         if not self.has_begun:
             self.release()
-        elif self.holds:
+        elif self.holds and not self.is_released:  # a fallback begins after the release
             ended = self._ended(envelope)
             self._end_holds(lambda hold: hold.settle(ended))
         if self.claim is None:

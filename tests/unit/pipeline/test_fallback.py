@@ -16,6 +16,8 @@ from fumehood.call_options import CallBody, CallOptions
 from fumehood.core.call_log import CallQuery
 from fumehood.core.errors import ERROR_CODES, EngineError, RateLimited, UpstreamTimeout
 from fumehood.executors.base import CallHandle, ToolRun
+from fumehood.pipeline.authorize import PermittedCall
+from fumehood.pipeline.gate import Ended, Gate, Hold
 from support.answers import code_of, error_of
 from support.asking import add_approvers, approve
 from support.identities import bind, make_agent
@@ -89,6 +91,37 @@ async def test_fallback_answers_if_the_circuit_is_open(
     assert envelope.data == {"answer": "fine"}
     assert envelope.metadata.fallback.error.code == "CIRCUIT_OPEN"
     assert envelope.metadata.usage.cost == "0.000000"
+
+
+class Noting(Hold, Gate):
+    """Notes how what it holds for each call ends."""
+
+    def __init__(self, tool: str, ended: list[str]) -> None:
+        self._tool, self._ended = tool, ended
+
+    async def hold(self, permitted: PermittedCall, *, is_let_pass: bool) -> Hold:
+        return Noting(permitted.tool.definition.name, self._ended)
+
+    def settle(self, ended: Ended) -> None:
+        self._ended.append(f"{self._tool} settled")
+
+    def release(self) -> None:
+        self._ended.append(f"{self._tool} released")
+
+
+async def test_what_gates_hold_for_a_call_ends_once_if_its_fallback_answers(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config, ended = {"circuits": {"min_failures": 1}}, list[str]()
+    async with upstream_bench(home, monkeypatch, first(), archive(), **config) as made:
+        services = made.bench.engine._made.services
+        object.__setattr__(services, "gates", (*services.gates, Noting("", ended)))
+        fails(made)
+        await made.call()
+        assert ended == ["archive settled", "weather settled"]
+        ended.clear()
+        assert (await made.call()).metadata.fallback.error.code == "CIRCUIT_OPEN"
+    assert ended == ["weather released", "archive settled"]
 
 
 @pytest.mark.parametrize(
