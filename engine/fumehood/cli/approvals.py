@@ -321,7 +321,9 @@ def _holds(rule: RememberedRule) -> bool:
 
 
 def _looked_at(given: Sequence[str], version: int | None) -> dict[str, int | None]:
-    """Parse `ID[@VERSION]` words: map each id to the version that the user has seen, or None."""
+    """Parse `ID[@VERSION]` words: map each id to the version that the user has seen, or to None if
+    no version was given.
+    """
     if version is not None and (len(given) > 1 or "@" in given[0]):
         fail("--version takes one approval. For several, use ID@VERSION.", ExitCode.USAGE)
     found: dict[str, int | None] = {}

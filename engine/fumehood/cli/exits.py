@@ -35,7 +35,7 @@ class ExitCode(IntEnum):
 def exit_code_of(envelope: Envelope | JsonObject) -> int:
     """Return the exit code for an answer; a tool's own error code gives 1.
 
-    A call that needs approval waits for it only if its error names an approval. Otherwise no
+    If the error of a call that needs approval names no approval, the call does not wait: no
     approver exists, and the exit code is 1.
     """
     error = document_of(envelope)["error"]

@@ -29,7 +29,9 @@ from fumehood.protocol import strict_json
 
 
 def directory(given: str | None) -> Path | None:
-    """Return the path of an option, or None without it. An empty path ends the command."""
+    """Return the path given with an option, or None if the option is missing. An empty path ends
+    the command.
+    """
     if given == "":
         fail("Name a directory; . is this one.", ExitCode.USAGE)
     return None if given is None else Path(given)

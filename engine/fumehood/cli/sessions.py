@@ -66,7 +66,9 @@ SNAPSHOT = SESSION | {
 
 
 def _reference(session: SessionRecord) -> str:
-    """Return a session's name, or its id if it has no name or has ended, which frees the name."""
+    """Return a session's name, or the session's id if it has no name or has ended, because an ended
+    session's name is free again.
+    """
     has_ended = session.state is SessionStatus.ENDED
     return session.id if has_ended else session.name or session.id
 

@@ -33,14 +33,18 @@ class FairShare:
         return self._taken.get(principal_id, 0)
 
     def take(self, principal_id: str, amount: int = 1) -> Lack | None:
-        """Take an amount, or nothing if a limit is reached. Returns that limit, or None."""
+        """Take an amount, or nothing if that would exceed a limit. Returns the limit that would be
+        exceeded, or None if the amount was taken.
+        """
         lack = self.lacks(principal_id, amount)
         if lack is None:
             self.add(principal_id, amount)
         return lack
 
     def lacks(self, principal_id: str, amount: int = 1) -> Lack | None:
-        """Return the limit that prevents taking an amount, or None. Takes nothing."""
+        """Return the limit that prevents taking an amount, or None if the amount could be taken.
+        Takes nothing.
+        """
         if self.of(principal_id) + amount > self.most_of_one:
             return Lack.SHARE
         return Lack.TOTAL if self.total + amount > self.most else None

@@ -40,7 +40,8 @@ def host_of(url: str) -> str | None:
 
 def host_pattern_fault(pattern: str) -> str | None:
     """Return the fault of a rule's host pattern (`example.org`, `*.example.org`) as a clause, or
-    None."""
+    None if the pattern is valid.
+    """
     host = pattern.removeprefix("*.")
     if "*" in host:
         return "may have '*' only in front, as '*.example.org'"

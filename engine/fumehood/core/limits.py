@@ -29,7 +29,8 @@ MIN_CONTAINER_MB = 128
 """MB of the smallest container size."""
 
 CONTAINER_MEMORY_CLASSES = (MIN_CONTAINER_MB, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768)
-"""Memory sizes of containers, in MB. Few, so that a ready container is likely to fit the next call.
+"""Memory sizes of containers, in MB. There are only a few, so that a ready container is likely to
+fit the next call.
 """
 
 MIN_CPUS, MAX_CPUS = 0.1, 64.0

@@ -49,7 +49,9 @@ def did_you_mean(given: str, known: Iterable[str]) -> str:
 
 
 def suggestion(given: str, known: Iterable[str]) -> str:
-    """Return the end of a sentence that suggests one name, `; did you mean 'x'?`, or ""."""
+    """Return the end of a sentence that suggests one name, `; did you mean 'x'?`, or "" if no name
+    is similar.
+    """
     near = nearest(given, sorted(known), most=1)
     return f"; did you mean {near[0]!a}?" if near else ""
 

@@ -89,7 +89,7 @@ class Alert(Value):
     """The tool, or None for all tools together."""
     firing: bool
     since: AwareDatetime | None
-    """The time since which the alert is firing, or None."""
+    """The time since which the alert is firing, or None if it is not firing."""
     value: float | None
     """The current value: a share of all calls, milliseconds or, for `secret_misuse`, a number of
     requests; None without calls. For `p99_duration`, it is the share of calls that took longer

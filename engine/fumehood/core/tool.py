@@ -611,7 +611,9 @@ def with_own_root(parameters: JsonObject) -> JsonObject:
 
 
 def target_of(reference: str, root: JsonObject) -> Any:
-    """Return the schema to which a local reference points, or True if it does not exist."""
+    """Return the schema to which a local reference points, or True if the reference leads to no
+    schema.
+    """
     found: Any = root
     for part in reference.split("/")[1:]:
         key = unquote(part).replace("~1", "/").replace("~0", "~")

@@ -23,7 +23,7 @@ RESERVED_PREFIX = ".fumehood-upload-"
 
 
 def path_fault(path: str) -> str | None:
-    """Return the fault of a path as a clause ("is absolute"), or None."""
+    """Return the fault of a path as a clause ("is absolute"), or None if the path is valid."""
     if not path:
         return "is empty"
     if "\0" in path:

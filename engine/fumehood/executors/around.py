@@ -37,7 +37,7 @@ class HeldBack(Protocol):
         """The actions as shown to approvers: field → value. Empty if there are none."""
 
     async def apply(self, run: ToolRun) -> EngineError | None:
-        """Do the actions. Return why some of them were not done, or None."""
+        """Do the actions. Return why some of them were not done, or None if all were done."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +95,8 @@ class Given:
 
 Around = Callable[["ToolRun", Sequence[Given]], AbstractAsyncContextManager[Given | None]]
 """One part's hook around a run. It receives the run and what earlier parts give, and returns a
-context manager that is entered before the run and yields what this part gives, or None.
+context manager that is entered before the run and yields what this part gives, or None if it gives
+nothing.
 
 If entering raises an EngineError, the run does not begin.
 """

@@ -165,8 +165,8 @@ class Executor(ABC):
         return self.place
 
     def upstream(self, tool: ToolDefinition) -> str | None:
-        """Return the name of the service that a tool calls, or None. All calls to one service share
-        a circuit breaker.
+        """Return the name of the service that a tool calls, or None if it calls no service. All
+        calls to one service share a circuit breaker.
         """
         return None
 

@@ -367,7 +367,7 @@ class SurveyClaim(Claim):
 
 @dataclass(frozen=True, slots=True)
 class Survey:
-    """A valid survey, with a fault for each requested path."""
+    """A valid survey, with the fault, if any, of each requested path."""
 
     claim: SurveyClaim
     faults: Mapping[str, FaultKind | None]

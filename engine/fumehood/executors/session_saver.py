@@ -80,7 +80,7 @@ class SavedFile:
     can_run: bool
     pieces: tuple[str, ...]
     version: str = field(default="", compare=False)
-    """The file's version in the workspace when it was read, or ""."""
+    """The file's version in the workspace when it was read, or "" if the version is unknown."""
 
 
 Tree = dict[str, SavedFile]

@@ -38,10 +38,12 @@ from fumehood.sandbox.wall import CallPort
 from fumehood.storage.errors import StoreError
 
 Send = Callable[[], Awaitable[EngineError | None]]
-"""Sends a held request. Returns what went wrong, or None."""
+"""Sends a held request. Returns what went wrong, or None if nothing did."""
 
 Ask = Callable[[JsonObject, Send, CallPort], Awaitable[EngineError | None]]
-"""Requests a human's approval, then calls `Send`. Returns why the request was not sent, or None."""
+"""Requests a human's approval, then calls `Send`. Returns why the request was not sent or failed,
+or None if it succeeded.
+"""
 
 
 class Spend(Protocol):
@@ -96,7 +98,7 @@ class NetworkUse:
     scope: anyio.CancelScope = field(default_factory=anyio.CancelScope)
     """The scope in which the program runs. Cancelling it ends the program."""
     ended_for: str | None = None
-    """Name of the secret whose misuse ended the program, or None."""
+    """Name of the secret whose misuse ended the program, or None if no misuse ended it."""
 
     def report(self) -> NetworkReport:
         """Return the counts in the form that the envelope contains."""
@@ -204,7 +206,8 @@ class Door:
             raise self.refused(413, "REQUEST_TOO_LARGE", "Its body is too long to be shown.")
 
     def judge(self, request: ProgramRequest) -> bool:
-        """Count a request. Return True if it may be sent now, or False if it needs approval.
+        """Count a request. Return True if the request may be sent now, or False if it needs
+        approval.
 
         Raises:
             Refusal: the request may not be sent.
@@ -283,7 +286,7 @@ class Door:
         self, request: ProgramRequest, body: bytes, send: Send, port: CallPort
     ) -> EngineError | None:
         """Request a human's approval of a request, then send it. `port` pauses the program's clock.
-        Return why the request was not sent or failed, or None.
+        Return why the request was not sent or failed, or None if it succeeded.
         """
         self.use.held += 1
         return await self._ask(shown_request(request, body), send, port)

@@ -93,7 +93,9 @@ class GatewayPart(EnginePart):
         )  # fmt: skip
 
     async def send(self, run: ToolRun, requests: Sequence[HeldRequest]) -> EngineError | None:
-        """Send the requests of a trial in order until one fails. Return the error, or None."""
+        """Send the requests of a trial in order until one fails. Return its error, or None if none
+        failed.
+        """
         async with self._opened(run, None, None) as (door, _):
             assert door.deliver is not None
             for number, one in enumerate(requests, 1):

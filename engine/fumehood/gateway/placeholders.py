@@ -74,7 +74,8 @@ class Placeholders:
 
     def misused(self, request: ProgramRequest) -> tuple[str, str] | None:
         """Return the name of a secret whose placeholder the request misuses, and the reason as a
-        clause; or None."""
+        clause. Return None if the request misuses no placeholder.
+        """
         names = b"\n".join(name for name, _ in request.headers)
         in_text = self.within(request.url.encode() + b"\n" + names)
         if in_text is not None:
@@ -106,7 +107,8 @@ class Placeholders:
 
     def within(self, data: bytes) -> str | None:
         """Return the name of a secret whose placeholder is in the bytes and whose misuse is not
-        ignored, or None."""
+        ignored, or None if there is no such secret.
+        """
         for placeholder, (name, settings) in self._bound.items():
             if settings.misuse != "pass" and placeholder in data:
                 return name
@@ -185,7 +187,8 @@ class BodyWatch:
 
     def add(self, piece: bytes) -> str | None:
         """Search the next piece, and return the name of a secret whose placeholder ends in it, or
-        None."""
+        None if no placeholder does.
+        """
         text = self._tail + piece
         self._tail = text[-PLACEHOLDER_CHARACTERS + 1 :]
         return self._placeholders.within(text)

@@ -92,7 +92,9 @@ _PATTERNS = {tool: re.compile(_pattern(names)) for tool, names in _TABLE.items()
 
 
 def executed_by(path: str) -> str | None:
-    """Return the tool that executes the file or link at a project's path, or None."""
+    """Return the tool that executes the file or link at a project's path, or None if no listed tool
+    does.
+    """
     # Some file systems take a backslash for a slash.
     looked_at = "/" + "/".join(plain(part) for part in path.replace("\\", "/").split("/"))
     return next((tool for tool, one in _PATTERNS.items() if one.search(looked_at)), None)

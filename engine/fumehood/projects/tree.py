@@ -327,8 +327,9 @@ def entry_of(name: str, directory: int) -> Entry | None:
 
 
 def link_fault(path: str, target: str) -> str | None:
-    """Return why a link is not allowed in a project, for example because it could lead out of it,
-    as a clause; or None if it is allowed."""
+    """Return why a link is not allowed in a project, for example because the link could lead out of
+    the project, as a clause, or None if the link is allowed.
+    """
     if not target.isprintable() or len(target) > MAX_TARGET:
         return "is a link whose target cannot be shown"
     if not target or target.startswith("/"):

@@ -73,7 +73,7 @@ class _Journal:
     directory: str
     staging: str
     call_id: str = ""
-    """The call that writes; empty in journals of old engine versions."""
+    """Id of the call that writes; empty in journals of old engine versions."""
     state: str = "staging"
     """`staging`, then `writing`, then `done`. The recovery after a kill sets `undone` instead, or
     `mixed` if somebody else changed the files in the meantime.

@@ -105,7 +105,7 @@ class Connection(anyio.abc.ByteStream):
         self._connections.forget(self._number)
 
     def on_frame(self, frame: ConnectionFrame) -> None:
-        """Process a frame from the guest. Raises FrameError if it breaks the protocol."""
+        """Process a frame from the guest. Raises FrameError if the frame breaks the protocol."""
         if frame.kind == DATA and not self._is_finished:
             self._received += frame.data
             if len(self._received) + self._untold > WINDOW_BYTES:
@@ -154,7 +154,7 @@ class Connections:
         self._is_closed = False
 
     def on_frame(self, frame: ConnectionFrame) -> None:
-        """Process a frame from the guest. Raises FrameError if it breaks the protocol."""
+        """Process a frame from the guest. Raises FrameError if the frame breaks the protocol."""
         if frame.run_id != self.run_id:
             raise FrameError("a connection of another run")
         if self._is_closed:
@@ -236,7 +236,7 @@ class PortConnections(Connections):
         raise NetworkError(f"What listens on port {port} does not accept a connection.")
 
     def on_frame(self, frame: ConnectionFrame) -> None:
-        """Process a frame from the guest. Raises FrameError if it breaks the protocol."""
+        """Process a frame from the guest. Raises FrameError if the frame breaks the protocol."""
         if self._is_closed:
             return
         if frame.number not in self._opening:

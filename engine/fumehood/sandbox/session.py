@@ -406,8 +406,7 @@ _VARIABLES: TypeAdapter[dict[str, str]] = TypeAdapter(Variables)
 def with_env(env: Mapping[str, str], arguments: JsonObject) -> JsonObject:
     """Return a program's arguments with a session's environment variables added.
 
-    The session's variables come before those in the arguments, because the last value of a name is
-    used.
+    If a name is in both, the value in the arguments is used.
     """
     added = [{"name": name, "value": value} for name, value in env.items()]
     return {**arguments, "env": [*added, *(arguments.get("env") or [])]}
@@ -711,8 +710,8 @@ class SessionHistory:
         self._undeleted: set[str] = set()
 
     def find(self, principal_id: str, reference: str) -> KeptSession | None:
-        """Return this principal's ended session with this id, or the last one that had this name,
-        or None.
+        """Return this principal's ended session with this id, or else the last ended session with
+        this name, or None if there is neither.
         """
         found = self._over.get(self._named.get((principal_id, reference), reference))
         return found if found is not None and found.principal_id == principal_id else None

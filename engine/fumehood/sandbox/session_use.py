@@ -69,7 +69,7 @@ class SessionLease:
 
     `until_ready` waits until the session can run a program, and raises if the session has ended.
     `save` receives the program and arguments of a run. If the session is durable and the run may
-    have changed files, `save` saves the files. It returns why this failed, or None.
+    have changed files, `save` saves the files. It returns why this failed, or None if it did not.
     """
 
     session: Session
@@ -78,9 +78,9 @@ class SessionLease:
     queue_ms: float
     is_call: bool = True
     trials: SessionTrials | None = None
-    """Set if the session is durable."""
+    """The session's trials, or None if the session is not durable."""
     project: Project | None = None
-    """Set if the session's files were copied from a project directory."""
+    """The session's project, or None if the session's files came from no project directory."""
     processes: Callable[[JsonObject], Awaitable[JsonObject]] | None = None
     """Carries out a request about the registered processes (`SessionProcesses.ask`)."""
 
@@ -187,7 +187,7 @@ class HeldFiles:
 
 class SessionTrials:
     """The trials of one session. `save` saves the session's files, and returns why this failed, or
-    None; `write` stores the session's record.
+    None if it did not; `write` stores the session's record.
     """
 
     def __init__(
@@ -303,7 +303,7 @@ class SessionTrials:
 
     async def put_in(self, held: HeldFiles) -> str | None:
         """Apply an effect to the session, and release it. Return why the files could not be saved
-        afterwards, as a clause, or None. Must be called once.
+        afterwards, as a clause, or None if they could. Must be called once.
 
         Raises:
             ApprovalExpired: files or variables that the effect changes have changed since, so

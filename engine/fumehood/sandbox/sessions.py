@@ -279,7 +279,8 @@ class SessionKeeper:
 
     def project_home(self, principal: Principal, session_id: str) -> tuple[str, ProjectHome | None]:
         """Return the id of a principal's session, even if it is lost, and the project from which
-        its files came, if any. Raises ResourceNotFound.
+        the session's files came, or None if they came from no project. Raises ResourceNotFound if
+        the principal has no such session.
         """
         record = self.find(principal, session_id)
         kept = self._kept(principal.id, record.id)
@@ -564,8 +565,9 @@ class SessionKeeper:
     # -- for calls -----------------------------------------------------------------
 
     def id_of(self, principal: Principal, reference: str) -> str:
-        """Return the id of a principal's session, even if it has ended, by its id or name. Any
-        other text is returned unchanged, because tools that need no session accept any text.
+        """Return the id of a principal's session, given the id or the name of the session, which
+        may have ended. Any other text is returned unchanged, because tools that need no session
+        accept any text.
         """
         session = self._live_one(principal.id, reference)
         if session is not None:
@@ -689,7 +691,7 @@ class SessionKeeper:
         return session_id in self._live
 
     def last_end(self, session_id: str) -> datetime | None:
-        """Return the end of a session's lifetime, or None if it is not active."""
+        """Return the end of a session's lifetime, or None if the session is not active."""
         session = self._live.get(session_id)
         return None if session is None else session.last_end
 
@@ -1026,7 +1028,7 @@ class SessionKeeper:
 
     async def _save(self, session: Session) -> str | None:
         """Save the files of a durable session, whose turn the caller must have. Return why this
-        failed, as a clause, or None.
+        failed, as a clause, or None if it did not.
         """
         if session.finished is not None or session.copy is None or self._saver is None:
             return None
@@ -1170,7 +1172,7 @@ class SessionKeeper:
             self._end_if_over(session)
 
     def _live_one(self, principal_id: str, reference: str) -> Session | None:
-        """Return a principal's active session by its id or name, or None."""
+        """Return a principal's active session by its id or name, or None if there is none."""
         session = self._live.get(reference)
         if session is None:
             named = (one for one in self._live.values() if one.spec.name == reference)

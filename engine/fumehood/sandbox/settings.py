@@ -122,7 +122,7 @@ class ProcessWallSettings(BaseModel):
     timeout_seconds: float = Field(default=30, gt=0, le=600)
     max_timeout_seconds: float = Field(default=600, gt=0, le=600)
     cpu_seconds: float | None = Field(default=None, gt=0)
-    """Maximum CPU seconds of one call. None: only wall time limits them."""
+    """Maximum CPU seconds of one call. None means that only wall time limits CPU time."""
     memory_mb: int
     max_memory_mb: int
     output_kb: int = Field(default=1024, ge=1, le=1024)
@@ -184,7 +184,7 @@ class ContainerSettings(BaseModel):
     timeout_seconds: float = Field(default=30, gt=0, le=600)
     max_timeout_seconds: float = Field(default=600, gt=0, le=600)
     cpu_seconds: float | None = Field(default=None, gt=0)
-    """Maximum CPU seconds of one call. None: only wall time and `cpus` limit them."""
+    """Maximum CPU seconds of one call. None means that only wall time and `cpus` limit CPU time."""
     cpus: float = Field(default=1, ge=MIN_CPUS, le=MAX_CPUS)
     memory_mb: int = Field(default=512, ge=MIN_MB, le=MAX_MB)
     """Default memory of a call. Like `max_memory_mb`, this is rounded down to a value of

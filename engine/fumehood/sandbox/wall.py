@@ -57,7 +57,7 @@ class CallPort(Protocol):
         """Send an answer, as JSON that includes the call's number."""
 
     def pause(self, *, is_paused: bool) -> None:
-        """Pause the run's clock while it waits for a human, or resume it."""
+        """Pause the run's clock while the run waits for a human, or resume the clock."""
 
 
 OnCall = Callable[[int, str, JsonObject, CallPort], None]
@@ -471,7 +471,9 @@ class SessionContainer(Protocol):
 
     @property
     def lock(self) -> str:
-        """The packages that were added to the image, as a lock with hashes, or ""."""
+        """The packages that were added to the image, as a lock with hashes, or "" if no packages
+        were added.
+        """
 
     async def facts(self) -> JsonObject:
         """Return the facts of the image that the next run uses, in the form that
@@ -624,8 +626,8 @@ class SessionWall(Wall, Protocol):
         `disk_mb`, the working directory is a separate disk. `packages`, or the packages of a
         `lock`, are added to the image.
 
-        `on_lost` is called whenever the container has ended for any reason: once, or if the
-        container has a disk, also each time that it is stopped.
+        `on_lost` is called once the container has ended for any reason. If the container has a
+        disk, `on_lost` is also called each time that the container is stopped.
 
         Raises:
             InvalidParams: a package is not allowed or not available.
@@ -653,8 +655,8 @@ class SessionWall(Wall, Protocol):
         """
 
     def expect(self, record: SessionRecord, home: SessionHome) -> None:
-        """Do not remove the container of an earlier engine's session before `resume`. Called before
-        the wall's context is entered.
+        """Keep the container of an earlier engine's session from being removed before `resume`.
+        Called before the wall's context is entered.
         """
 
     def resume(
@@ -800,8 +802,8 @@ class Claims(TypedDict):
 
 
 def claims_of(error: object) -> Claims:
-    """Return the fields of a `RunEnding` for the error in a program's reply. Each is None if the
-    reply does not have it.
+    """Return the fields of a `RunEnding` for the error in a program's reply. A field that the reply
+    lacks is None.
     """
     found: JsonObject = error if isinstance(error, dict) else {}
     kind, message = (

@@ -48,7 +48,7 @@ WATCH_S = 0.5
 """Seconds between checks that the waiting processes are stopped."""
 
 AWAKE_NS = 5_000_000
-"""CPU time that a waiting process may use before it counts as awake."""
+"""CPU time in nanoseconds that a waiting process may use before it counts as awake."""
 
 END_CPU_S = 1.0
 """CPU time in seconds that the supervisor spends on killing a program's descendants before the
@@ -80,7 +80,7 @@ class Chain:
         self._wake, self.wake_end = socket.socketpair()
         self._wake.setblocking(False)
         self.first: int | None = None
-        """The process that holds the variables, or None."""
+        """The process that holds the variables, or None if there are none."""
         self._behind: int | None = None
         self._aside: dict[str, int] = {}
         """Token of a trial → the process with the trial's variables."""
@@ -281,7 +281,7 @@ class Chain:
 
     def _copy_of(self, pid: int) -> int | None:
         """Make the first process copy itself again, after an earlier attempt failed for lack of
-        memory or processes. Return the copy, or None.
+        memory or processes. Return the copy, or None if this attempt fails as well.
         """
         try:
             self._order(COPY, ())

@@ -47,8 +47,9 @@ LEFT_OUT_BYTES = 8
 
 @dataclass(frozen=True, slots=True)
 class Housekeeper:
-    """A housekeeper's outcome: the minimum number of files that were left out, and why it failed,
-    or None."""
+    """A housekeeper's outcome: the minimum number of files that were left out, and why the
+    housekeeper failed, or None if it did not.
+    """
 
     left_out: int = 0
     fault: str | None = None
@@ -238,7 +239,7 @@ class Cleaner:
         return keep_house(run.id, self._mounts, since_ns=run.since_ns)
 
     def why_not_clean(self, run: Run, housekeeper: Housekeeper) -> str | None:
-        """Return the reason why the container is not clean, or None if it is."""
+        """Return the reason why the container is not clean, or None if it is clean."""
         if housekeeper.fault is not None:
             return housekeeper.fault
         if not self.is_left_alone():

@@ -1,14 +1,15 @@
 """The system-call filter of a container's programs: an allow-list for whole programs.
 
-Guest side. Zygotes install it for all their children, and a registered process gets it before it
-starts, on every runtime, because old `runsc` ignores the container's own profile. Invariant: it
-allows nothing that Docker's default profile refuses to a container without capabilities. It also
-refuses System V IPC, POSIX message queues, keyrings, `io_uring`, `userfaultfd`, `perf_event_open`,
-`ptrace` and other access to processes, namespaces, `inotify` (its instances are counted over all
-containers together), and all sockets but Unix and IP. Of the set-id calls it allows the three with
-which a child becomes the programs' user; after that the child has no capabilities, so the kernel
-refuses any other use of them. It also refuses the ways in which a program could make the kernel
-send it SIGCONT, because its process may be stopped to keep the session's variables.
+Guest side. Zygotes install the filter for all their children, and a keeper's child installs it
+before it becomes a registered program. This is done on every runtime, because old `runsc` ignores
+the container's own profile. Invariant: the filter allows nothing that Docker's default profile
+refuses to a container without capabilities. It also refuses System V IPC, POSIX message queues,
+keyrings, `io_uring`, `userfaultfd`, `perf_event_open`, `ptrace` and other access to processes,
+namespaces, `inotify` (its instances are counted over all containers together), and all sockets but
+Unix and IP. Of the set-id calls it allows the three with which a child becomes the programs' user;
+after that the child has no capabilities, so the kernel refuses any other use of them. It also
+refuses the ways in which a program could make the kernel send SIGCONT to the program's own process,
+because that process may be stopped to keep the session's variables.
 
 A refused call fails with EPERM and the program continues, because whole programs try many calls
 that they can do without. A call newer than this list fails with ENOSYS, which libraries handle.

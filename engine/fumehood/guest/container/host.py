@@ -290,7 +290,9 @@ class Reporter:
         return decode_status(run.status) if run.status is not None else (None, None)
 
     def _variables_bytes(self, state: str | None) -> int | None:
-        """Return the memory of the process with the variables, minus its zygote's, or None."""
+        """Return the memory of the process with the variables, minus its zygote's, or None if there
+        is no such process or the memory is unknown.
+        """
         first = self._chain.first
         if state is None or first is None:
             return None

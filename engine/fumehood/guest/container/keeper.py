@@ -141,7 +141,7 @@ class Keeper:
     # -- the process -----------------------------------------------------------------------
 
     def _start(self, config: dict[str, Any], request: dict[str, Any]) -> str | None:
-        """Start the registered process. Returns why this failed, or None."""
+        """Start the registered process. Returns why this failed, or None if it succeeded."""
         with kernel.files_made_as(USER_ID):  # so that the process can open /dev/stdout
             stdin_read, self._input = os.pipe()
             self._output, stdout_write = os.pipe()
@@ -212,7 +212,8 @@ class Keeper:
 
     def _write(self, data: bytes, *, close: bool) -> str | None:
         """Write to the registered process's standard input, as soon as its pipe has room, and then
-        close it if `close`. Returns why this is not possible, or None."""
+        close it if `close`. Returns why this is not possible, or None if it is possible.
+        """
         if self._input < 0 or self._is_closing:
             return "Its standard input is closed."
         if len(self._waiting) + len(data) > MAX_WAITING_BYTES:

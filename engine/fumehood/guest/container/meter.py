@@ -64,7 +64,7 @@ class Counters:
         self.process_limit = self._limit("process_limit")
 
     def read(self, name: Counter) -> int | None:
-        """Return the current value of a counter, or None."""
+        """Return the current value of a counter, or None if the kernel does not show it."""
         return _read(self._opened[name])
 
     def _open(self, sources: Sequence[_Source]) -> tuple[int, _Source] | None:

@@ -221,7 +221,7 @@ class PreforkPools:
         self._all = (thin,) if fat is None else (thin, fat)
 
     def load_fat(self) -> None:
-        """Make the fat zygote load its modules, unless it has already been told to."""
+        """Make the fat zygote load its modules, unless it has already received this order."""
         if not self.is_fat_loaded:
             self.is_fat_loaded = True
             self.fat.preload()

@@ -101,7 +101,8 @@ def threads_of(pid: int) -> int:
 
 def memory_bytes(pid: int) -> int | None:
     """Return the resident memory of a process in bytes, without mapped files if the kernel shows
-    them separately, or None."""
+    them separately. Return None if the kernel shows neither.
+    """
     shown = status(pid)
     return size(field(shown, b"RssAnon") or field(shown, b"VmRSS"))
 
@@ -109,8 +110,8 @@ def memory_bytes(pid: int) -> int | None:
 def is_stranger(pid: int) -> bool:
     """Whether a process has a user other than root, or is gone.
 
-    *Source*: proc_pid_status(5). The owner of its directory in /proc is no evidence: it is root if
-    the process is not dumpable.
+    *Source*: proc_pid_status(5). The owner of the process's directory in /proc proves nothing: that
+    owner is root if the process is not dumpable.
     """
     uids = field(status(pid), b"Uid")
     return uids is None or set(uids.split()) != {b"0"}

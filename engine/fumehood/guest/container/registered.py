@@ -75,8 +75,8 @@ class Registered:
         """Process id of each keeper that exists → the keeper's process."""
         self._told = 0
         self.has_lost = False
-        """Whether processes may be left that have no keeper, because it was killed or does not
-        become the parent of orphans.
+        """Whether processes may be left that have no keeper, because their keeper was killed or
+        does not become the parent of orphans.
         """
         self.get_orphans = True
         """Whether keepers become the parents of the orphans below them."""

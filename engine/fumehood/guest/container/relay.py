@@ -63,7 +63,7 @@ class _Connection:
     is_finished: bool = False
     """Whether the program has closed its sending side."""
     is_ending: bool = False
-    """Whether the sending side to the program is to be shut down once `unsent` is empty."""
+    """Whether the program is to receive the end of the stream once `unsent` is empty."""
     is_closing: bool = False
     """Whether the connection is to be closed once `unsent` is empty."""
     events: int = 0
@@ -369,8 +369,9 @@ def front(config: dict[str, Any]) -> NoReturn:
 
 
 def _first_frame() -> dict[str, Any]:
-    """Return the host's first message. The host sends no other before the program's streams are
-    open."""
+    """Return the host's first message. The host sends no other message before the program's streams
+    are open.
+    """
     decoder = framing.Decoder(framing.MAX_REQUEST_BYTES)
     while chunk := os.read(0, CHUNK_BYTES):
         for message in decoder.feed(chunk):

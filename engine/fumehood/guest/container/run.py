@@ -66,7 +66,7 @@ class Run:
     keep: bool = False
     """Whether files, and a Python program's variables, are kept for the next run."""
     live: bool = False
-    """Whether the output is followed, so that it must be sent at once."""
+    """Whether the output is followed, so that new text must be sent at once."""
     thin: bool = False
     """Whether the program appears to need none of the modules that the image preloads."""
     has_tools: bool = False
@@ -86,7 +86,7 @@ class Run:
     quiet: bool = False
     """Whether only the run's figures are sent to the host, and not its files."""
     is_left: bool = False
-    """Whether the host that began the run is gone, so that nothing of it is reported."""
+    """Whether the host that began the run is gone, so that nothing of the run is reported."""
     child: Child | None = None
     before: Measures | None = None
     deadline: float = 0.0
@@ -128,7 +128,9 @@ def ending_of(
     out_of_memory: bool,
     cpu_ms: float | None = None,
 ) -> tuple[str, dict[str, Any] | None]:
-    """Return how a run ended, such as "ok", and the part of its claim to forward, or None."""
+    """Return how a run ended, such as "ok", and the part of its claim to forward, or None if no
+    part is forwarded.
+    """
     claimed = _error_of(run).get("kind")
     if run.killed_for is not None:
         return run.killed_for, None

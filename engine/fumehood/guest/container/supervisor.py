@@ -134,7 +134,9 @@ class Supervisor:
         """An exit stack that resumes the registered processes that were stopped so that a run could
         end."""
         self._orphaned: Run | None = None
-        """A session's run whose first process has ended but that is not concluded yet, or None."""
+        """A session's run whose first process has ended but that is not concluded yet, or None if
+        there is no such run.
+        """
         self._mounts = Mounts(kept=[WORKSPACE] if config["disk_bytes"] else [])
         self._counters = Counters()
         self._selector = selectors.DefaultSelector()
@@ -610,8 +612,9 @@ class Supervisor:
         self._load_at = time.monotonic() + QUIET_S
 
     def _finish(self, run: Run, why: str | None) -> None:
-        """Report whether the container is clean, and end it if it is not. `why` is the reason why
-        it is not clean, or None."""
+        """Report whether the container is clean, and end a container that is not. `why` is the
+        reason why the container is not clean, or None if it is clean.
+        """
         if not run.is_left:
             self._host.send({"op": "reset", "id": run.id, "clean": why is None, "why": why})
         elif not self._host.is_gone:
@@ -713,7 +716,7 @@ class Supervisor:
 
     @staticmethod
     def _is_chained(run: Run | None) -> bool:
-        """Whether a run uses the chain's processes, so that these are not waiting meanwhile."""
+        """Whether a run uses the chain's processes, so that they are not waiting during the run."""
         return run is not None and run.keep and run.program == "python"
 
     def _watch_chain(self, run: Run | None, now: float) -> None:

@@ -54,7 +54,9 @@ _OTHERS = {
 
 @dataclass(frozen=True)
 class Outcome:
-    """The outcome for one path of the request. `fault` is the kind of refusal, or None."""
+    """The outcome for one path of the request. `fault` is the kind of refusal, or None if the path
+    is not refused.
+    """
 
     path: str
     fault: str | None = None

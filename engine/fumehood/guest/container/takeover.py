@@ -70,8 +70,9 @@ class Takeover:
 
 
 def relay(config: dict[str, Any]) -> None:
-    """Pass this process's standard input and output to the supervisor, and exit once it refuses or
-    releases this relay."""
+    """Pass this process's standard input and output to the supervisor, and exit once the supervisor
+    refuses or releases this relay.
+    """
     ours, theirs = socket.socketpair()
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as end:
         end.connect(ADDRESS)

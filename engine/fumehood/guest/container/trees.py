@@ -70,8 +70,8 @@ class Trees:
         self._known: dict[int, _Known] = {}
 
     def count(self) -> tuple[int, bool]:
-        """Return the number of threads of the known processes, and whether it has certainly not
-        changed since the last count. Processes that are gone are forgotten.
+        """Return the number of threads of the known processes, and whether this number has
+        certainly not changed since the last count. Processes that are gone are forgotten.
 
         A known process that exists now existed at the last count. The threads of a process do not
         change while it uses no CPU time.
@@ -146,8 +146,9 @@ class Trees:
                     os.kill(pid, signal.SIGCONT)
 
     def forget(self) -> None:
-        """Forget all known processes, because a keeper is gone and those below it have no keeper
-        any more."""
+        """Forget all known processes, because a keeper is gone and the processes below it have no
+        keeper any more.
+        """
         for known in self._known.values():
             os.close(known.descriptor)
         self._known.clear()

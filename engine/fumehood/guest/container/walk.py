@@ -65,7 +65,8 @@ def enter(name: str, directory: int, path: str, *, make: bool = False) -> int:
     it is missing. `path` is the whole path, for messages.
 
     Raises:
-        Refused: it is missing, a link, not a directory, or this user may not enter it.
+        Refused: the directory is missing, is a link, is not a directory, or may not be entered by
+            this user.
     """
     if name in ("", ".", ".."):
         raise Refused("invalid", "The path is not made of plain names.")

@@ -25,7 +25,7 @@ class Ended(NamedTuple):
     """The status as `wait` returns it."""
     cpu_ns: int
     largest_bytes: int
-    """Peak resident memory."""
+    """Peak resident memory in bytes."""
 
 
 def watch() -> socket.socket:

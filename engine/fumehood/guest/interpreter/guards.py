@@ -194,7 +194,7 @@ _KNOWN_TYPES = frozenset(ATTRIBUTES) | {bool, type(None), object}
 
 
 class Guards(Uncopied):
-    """The guards of one program. `refusal` is the first refusal, or None."""
+    """The guards of one program. `refusal` is the first refusal, or None if nothing was refused."""
 
     def __init__(self) -> None:
         self.classes = ProgramClasses()

@@ -94,7 +94,7 @@ class Hint:
 
 
 def _members(module: Any, words: str) -> dict[str, Any]:
-    """Return those of the named members of a module that this Python version has."""
+    """Return the named members of a module, without members that this Python version lacks."""
     return {name: getattr(module, name) for name in words.split() if hasattr(module, name)}
 
 

@@ -379,7 +379,9 @@ def _in_program(entry: TracebackType | None) -> TracebackType | None:
 
 
 def _last_line(error: BaseException) -> int | None:
-    """Return the last line of the program in an exception's traceback, or None."""
+    """Return the last line of the program in an exception's traceback, or None if the traceback has
+    none.
+    """
     if isinstance(error, SyntaxError) and _is_program(error.filename):
         return error.lineno if _is_small(error.lineno) else None
     line = None

@@ -1,9 +1,9 @@
 """Shell and JavaScript: turns the child into bash with one command, or Node with one program.
 
 Guest side, in the child. After `execute`, nothing of the guest is left in the child's process. Bash
-makes no claims; its exit status decides how the run ended. Node runs `javascript.js` beside this
-file, which gets the descriptors of the request and reply pipes, and reports a claim in the same
-form as a Python program's.
+makes no claims; its exit status decides how the run ended. Node runs `javascript.js`, from the same
+directory as this file. That script gets the descriptors of the request and reply pipes, and reports
+a claim in the same form as a Python program's claim.
 """
 
 from __future__ import annotations

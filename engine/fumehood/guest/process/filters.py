@@ -77,8 +77,8 @@ JAIL_ALLOWED = (
     "readlink", "readlinkat", "recvfrom", "rt_sigaction", "sched_getaffinity", "select",
     "shutdown", "sigaltstack", "stat", "statx", "sysinfo", "times", "uname", "write",
 )  # fmt: skip
-"""System calls allowed with any arguments. A SIGXCPU handler gains nothing, because the supervisor
-also measures CPU time.
+"""System calls allowed with any arguments. A program gains nothing by handling SIGXCPU, because the
+supervisor also measures CPU time.
 """
 
 UNTIL_NARROWED = ("landlock_create_ruleset", "landlock_add_rule", "landlock_restrict_self")
@@ -106,8 +106,9 @@ architectures.
 """
 
 _FCNTL_COMMANDS = (0, 1, 2, 3, 4, 1030)
-"""Duplicate, and get or set flags. F_SETOWN is excluded, because it could send signals to other
-processes."""
+"""Commands that duplicate a descriptor, and that get or set its flags. F_SETOWN is excluded,
+because it could send signals to other processes.
+"""
 
 _IOCTL_COMMANDS = (0x5421, 0x5450, 0x5451)
 """FIONBIO, FIONCLEX, FIOCLEX. FIOSETOWN is excluded, because it could send signals to other

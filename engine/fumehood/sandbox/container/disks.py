@@ -231,8 +231,8 @@ class Disks:
         return [line.partition(":")[0] for line in found.splitlines()]
 
     def _promise(self, path: Path, needed: int) -> None:
-        """Create an empty file for a disk. Raises SandboxUnavailable if the host has fewer free
-        bytes than needed, apart from those that are reserved for other disks.
+        """Create an empty file for a disk. Raises SandboxUnavailable if the host has fewer than
+        `needed` free bytes that are not reserved for other disks.
         """
         assert self._directory is not None
         self._directory.mkdir(mode=0o700, exist_ok=True)

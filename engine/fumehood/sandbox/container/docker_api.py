@@ -506,8 +506,8 @@ host: the texts of system call errors, and of some errors in Go's libraries.
 
 
 def _known_cause(words: str) -> str | None:
-    """Return the last cause in Docker's explanation that `KNOWN_CAUSES` contains, or None. The
-    explanation begins with the outermost failure, so the last cause is the innermost.
+    """Return the last cause in Docker's explanation that `KNOWN_CAUSES` contains, or None if there
+    is none. The explanation begins with the outermost failure, so the last cause is the innermost.
     """
     words = words.lower()
     found = [(words.rfind(cause) + len(cause), cause) for cause in KNOWN_CAUSES if cause in words]
@@ -566,7 +566,9 @@ def host_checks(
 
 
 def why_unfit(info: JsonObject, *, runtime: str | None, has_swap: bool | None) -> Unfit | None:
-    """Return the fault for the first requirement that Docker's host does not meet, or None."""
+    """Return the fault for the first requirement that Docker's host does not meet, or None if the
+    host meets all requirements.
+    """
     checks = host_checks(info, runtime=runtime, has_swap=has_swap)
     return next((check.unfit for check in checks if check.unfit is not None), None)
 

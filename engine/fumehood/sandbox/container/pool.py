@@ -257,7 +257,7 @@ class PoolState:
         return shares
 
     def find(self, request: PoolRequest, state: State) -> PoolEntry | None:
-        """Return a container in this state that may serve the request, or None.
+        """Return a container in this state that may serve the request, or None if there is none.
 
         If there are several, the most recently used container is returned, so that surplus
         containers stay idle and expire.
@@ -273,7 +273,8 @@ class PoolState:
         return max(fitting, key=lambda entry: entry.last_used, default=None)
 
     def dispensable(self, requests: Iterable[PoolRequest], now: float) -> PoolEntry | None:
-        """Return the container to destroy if a new container needs its place, or None.
+        """Return the container to destroy if a new container needs its place, or None if none may
+        be destroyed.
 
         This is the least recently used container without a call; warm containers come last. A
         domain that itself waits for a container of this kind keeps its container for `TURN_S`
@@ -382,7 +383,8 @@ class Pool:
     def let_go(self, entry: PoolEntry, listener: ChannelListener) -> bool:
         """Take a leased, unused container out of the pool. Return False if it has ended meanwhile.
 
-        From then on, `listener` receives the container's events, and must end and remove it.
+        From then on, `listener` receives the container's events, and must end and remove the
+        container.
         """
         assert entry.uses == 0
         if self._state.entries.pop(entry.container.name, None) is None:

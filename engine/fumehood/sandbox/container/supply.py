@@ -212,12 +212,16 @@ class ContainerSupply:
 
     @property
     def down(self) -> Trouble | None:
-        """Why Docker cannot be used, according to the last request and the last look, or None."""
+        """Why Docker cannot be used, according to the last request and the last look, or None if it
+        can be used.
+        """
         return self._docker.failure or self._unfit
 
     @property
     def trouble(self) -> Trouble | None:
-        """Why calls get no container (Docker cannot be used, or a limit was missing), or None."""
+        """Why calls get no container (Docker cannot be used, or a limit was missing), or None if
+        calls get containers.
+        """
         return self.down or self.lacking
 
     @property

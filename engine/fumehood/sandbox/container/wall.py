@@ -241,7 +241,9 @@ class ContainerWall(HasImages):
         return self._pool.warm()
 
     def add_packages(self, image: str, lock: str) -> None:
-        """Register, from their lock, the packages to which the digest in an image's name refers."""
+        """Register the packages to which the digest in an image's name refers. `lock` is their
+        lock.
+        """
         self._layers.add_text(image.partition(PLUS)[0], lock)
 
     async def save_image(self, image: str, file: IO[bytes]) -> None:
@@ -418,7 +420,9 @@ class ContainerWall(HasImages):
         return held.image
 
     def lock_text(self, image: str) -> str:
-        """Return the lock, with hashes, of the packages that were added to an image, or ""."""
+        """Return the lock, with hashes, of the packages that were added to an image, or "" if no
+        packages were added.
+        """
         lock = self._layers.lock_of(image)
         return lock.text if lock is not None else ""
 
@@ -514,7 +518,9 @@ class ContainerWall(HasImages):
         removed.set()
 
     def expect(self, record: SessionRecord, home: SessionHome) -> None:
-        """Do not remove the container and disk of an earlier engine's session before `resume`."""
+        """Keep the container and disk of an earlier engine's session from being removed before
+        `resume`.
+        """
         self._expected.add(home.container)
         if record.disk_mb is not None:
             self._disks_in_use.add(f"fumehood-{record.id}")

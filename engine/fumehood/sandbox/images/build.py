@@ -216,8 +216,8 @@ def wheel_cache() -> Path:
 
 
 def _ready(client: docker.APIClient, recipe: Recipe, own: Path | None) -> Image | None:
-    """Return the existing image with the digests of this recipe and the current guest, or None.
-    This reads none of the recipe's files.
+    """Return the existing image with the digests of this recipe and the current guest, or None if
+    there is none. This reads none of the recipe's files.
     """
     wanted = (recipe.digest, guest_digest())
     found = list_images(client, recipe.name, own=own)

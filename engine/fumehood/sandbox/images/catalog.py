@@ -139,8 +139,8 @@ def find_image(client: docker.APIClient, name: str, *, own: Path | None = None) 
 
 
 def newest_own(found: Sequence[Image]) -> Image | None:
-    """Return the first image in the list that this engine would build, or None. The newest image
-    must come first in the list.
+    """Return the first image in the list that this engine would build, or None if there is none.
+    The newest image must come first in the list.
     """
     return next((image for image in found if image.is_own), None)
 

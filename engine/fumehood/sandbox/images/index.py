@@ -142,7 +142,8 @@ def trim(cache: Path, most_bytes: int) -> None:
 
 
 def _kept(cache: Path, package: Pinned) -> Path | None:
-    """Return the path of a cached wheel with a hash of the locked package, or None.
+    """Return the path of a cached wheel with a hash of the locked package, or None if there is
+    none.
 
     Wheels for other architectures are ignored, because different machines may share a home
     directory.

@@ -18,7 +18,7 @@ ASKED = "platform_release"
 """The environment marker that is used to test whether the replacement has an effect."""
 
 SIGN = "of-an-image"
-"""The value of that marker in an image. No real system has this value."""
+"""The value of the marker `ASKED` in an image. No real system has this value."""
 
 
 MAX_FILE_BYTES = 4 << 30

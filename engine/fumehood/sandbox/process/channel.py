@@ -365,7 +365,7 @@ class GuestProcess(asyncio.Protocol):
             self._transport.write(framing.encode(message))
 
     async def _cancel(self, run_id: int) -> None:
-        """Cancel a run and wait for its end. If the guest does not answer in time, kill it."""
+        """Cancel a run and wait for its end. Kill a guest that does not answer in time."""
         if self.dead.is_set():
             return
         ended: asyncio.Future[RunEnding] = asyncio.get_running_loop().create_future()
