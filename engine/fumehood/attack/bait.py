@@ -41,8 +41,8 @@ KNOCK_PATIENCE_S = 1.0
 LOOPBACK = "127.0.0.1"
 
 STAND_STILL = "import sys; sys.stdin.read()"
-"""The program of the bait's process. The process ends when its input is closed, also by the death
-of its parent."""
+"""The program of the bait's process. The process ends when its input is closed, which also happens
+when its parent dies."""
 
 
 class BaitFailed(Exception):

@@ -50,7 +50,8 @@ OUT_OF_TIME = "The time for all attacks was used up."
 OUT_OF_TIME_CURE = "Try one wall at a time (--wall), or when this host has less to do."
 
 OnLine = Callable[[str, Line], None]
-"""Called with the wall's name and the result of each attack as soon as it is known."""
+"""A function that receives the wall's name and the result of each attack, as soon as the result is
+known."""
 
 
 @dataclass
@@ -486,7 +487,7 @@ def is_sealed(seal: dict[str, str]) -> bool:
 
 
 def status_of(pid: int) -> dict[str, str]:
-    """Return the fields of `/proc/PID/status`. Empty if the process has ended."""
+    """Return the fields of `/proc/PID/status`, or an empty dictionary if the process has ended."""
     try:
         text = Path(f"/proc/{pid}/status").read_text(encoding="ascii", errors="replace")
     except OSError:

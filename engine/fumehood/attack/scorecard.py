@@ -88,8 +88,8 @@ class Scorecard:
 
     @property
     def verdict(self) -> Verdict:
-        """`FAILED` if any wall failed; `UNTRIED` if a wall that should exist was not tried, or no
-        wall was; otherwise `HELD`.
+        """`FAILED` if any wall failed; `UNTRIED` if a wall that should exist, or every wall, was
+        not tried; otherwise `HELD`.
         """
         verdicts = {card.verdict for card in self.walls}
         if Verdict.FAILED in verdicts:

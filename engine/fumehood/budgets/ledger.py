@@ -1,9 +1,9 @@
 """The ledger: reserve the expected cost of a call before it runs, settle the actual cost after.
 
-Called by the pipeline; it uses `budgets/store`. Each counter has a durable mark: the amount up to
-which spending is stored. Decisions are made in memory without an `await` in between, so two
-concurrent calls cannot both get the last of a budget. Invariant: spent plus held is at most the
-mark, unless a call has just cost more than expected. A mark is ahead of the use, so most calls
+The pipeline calls this module, which uses `budgets/store`. Each counter has a durable mark: the
+amount up to which spending is stored. Decisions are made in memory without an `await` in between,
+so two concurrent calls cannot both get the last of a budget. Invariant: spent plus held is at most
+the mark, unless a call has just cost more than expected. A mark is ahead of the use, so most calls
 write nothing. After a restart, everything up to the mark counts as spent, because nothing durable
 records which calls ran. The mark's distance from the use is half of the use since the start, but at
 least one step and at most one block. A crash can reduce what is left of a budget, by that distance
@@ -174,8 +174,8 @@ class Account:
     @property
     def next_mark(self) -> int:
         """The next mark: ahead of the used amount, but not beyond the limit unless the used amount
-        is beyond it. The distance grows with the use since the start, so that an engine that is
-        killed often does not lose more than it uses.
+        is beyond it. The distance between the mark and the used amount grows with the use since the
+        start, so that an engine that is killed often does not lose more than it uses.
         """
         limit, since_start = self.rule.limit, self.used - self.began
         ahead = min(limit // BLOCKS, max(limit // STEPS, since_start // 2))
@@ -292,7 +292,8 @@ class Budgets:
         """Read the counters when the engine starts, blocking. Raises the same errors as the
         constructor.
 
-        Reserved amounts may be spent, so they count as spent.
+        Amounts that were reserved before the start count as spent, because they may have been
+        spent.
         """
         if not self._rules:
             return

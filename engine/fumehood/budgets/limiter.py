@@ -1,11 +1,11 @@
 """The limiter: decides whether a call may start now and, if not, when.
 
-Called by the pipeline; it uses `budgets/store`. Rows are written after the answers of calls, like
-the call log, so a crash may lose the rows of the last second. Each count is one number (GCRA, the
-generic cell rate algorithm): the time from which its whole burst is free. Each start of a call
-moves this time by one interval, `period / limit`. A start is allowed while the count is at most
-`burst - 1` intervals ahead of now. A decision covers all limits of a call, in memory without an
-`await` in between.
+The pipeline calls this module, which uses `budgets/store`. Rows are written after the answers of
+calls, like the call log, so a crash may lose the rows of the last second. Each count is one number
+(GCRA, the generic cell rate algorithm): the time from which its whole burst is free. Each start of
+a call moves this time by one interval, `period / limit`. A start is allowed while the count is at
+most `burst - 1` intervals ahead of now. A decision covers all limits of a call, in memory without
+an `await` in between.
 
 A call *holds* its intervals until it starts (`take`) or ends without starting (`release`), so a
 call that is refused later uses nothing. Invariant: `max(now, free) + held <= now + interval *
@@ -156,7 +156,7 @@ class _Count:
         return self.free_ns <= now_ns and not self.held_ns and not self.waiters
 
     def wake(self) -> None:
-        """Let the first waiting call check again."""
+        """Wake the first waiting call, so that it checks again whether it may start."""
         if self.waiters:
             self.waiters[0].turn.set()
 
@@ -217,7 +217,7 @@ class RateLimits:
     def exceeded(self, caller: Spender, per_minute: int | None) -> Exceeded | None:
         """Return the limit that would refuse a call now, even after its longest wait, or None.
 
-        This takes no place. `per_minute` is the rate in the tool's definition.
+        The check takes no place in any limit. `per_minute` is the rate in the tool's definition.
         """
         now_ns = self._now_ns()
         over: list[tuple[int, Limit]] = []
@@ -228,10 +228,11 @@ class RateLimits:
         return _refused(over, now_ns, now_ns)
 
     async def hold(self, caller: Spender, per_minute: int | None) -> RateHold | None:
-        """Hold a place in every limit of the call, or in none. Return None if the call has no
+        """Hold a place in every limit of the call, or in no limit. Return None if the call has no
         limits.
 
-        Waits at most as long as the exceeded limits allow, behind calls that arrived earlier.
+        The method waits at most as long as the exceeded limits allow, behind calls that arrived
+        earlier.
 
         Raises:
             RateLimited: a limit stays exceeded for longer. The error has the delay after which the

@@ -1,9 +1,10 @@
 """Rows of counters, for budgets and rate limits, and sums of past calls from the call log.
 
 Host side. `budgets/ledger` and `budgets/limiter` decide in memory; these rows survive a restart.
-Invariant: a budget's mark, `reserved`, is at least the amount that the engine has allowed. So
-counting it as used after a restart can only be too strict. Sums of past calls are exact, because no
-float is added and no sum can overflow; a principal gets only the sums of its own calls.
+Invariant: a budget's mark, `reserved`, is at least the amount that the engine has allowed. So the
+engine can only be too strict if it counts the mark as used after a restart. Sums of past calls are
+exact, because no float is added and no sum can overflow; a principal gets only the sums of its own
+calls.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ KEPT_DAYS = 30
 """Days for which the counter of a day or session is kept after its last change."""
 
 FOREVER = "9999"
-"""Later than any time, as text."""
+"""A text that sorts after the text of any time."""
 
 _OF_SESSIONS = or_(
     COUNTERS.c.subject.like("session=%"), COUNTERS.c.subject.like("%;session=%")

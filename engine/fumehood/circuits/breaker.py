@@ -1,10 +1,10 @@
 """The circuit breakers of an engine, one for each service that its tools call.
 
-Called by the pipeline before each request; it uses only values and the log. A circuit is closed,
-open, or half-open. A half-open circuit lets exactly `trials` requests through, however many calls
-arrive at the same time. Invariants: a request without a permit is never sent; a permit ends however
-its call ends, so that no unfinished trial keeps a circuit half-open; a permit of an earlier state
-changes nothing. State is in memory only: a restart closes every circuit.
+The pipeline calls this module before each request. The module uses only values and the log. A
+circuit is closed, open, or half-open. A half-open circuit lets exactly `trials` requests through,
+however many calls arrive at the same time. Invariants: a request without a permit is never sent; a
+permit ends however its call ends, so that no unfinished trial keeps a circuit half-open; a permit
+of an earlier state changes nothing. State is in memory only: a restart closes every circuit.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ class Circuit:
         return Permit(self, self._generation)
 
     def require_passable(self) -> None:
-        """Raise CircuitOpen if `enter` would, without taking a permit."""
+        """Raise CircuitOpen if `enter` would raise it, without taking a permit."""
         wait_ms = self.wait_ms()
         if wait_ms:
             raise CircuitOpen(
@@ -148,8 +148,8 @@ class Circuit:
         )
 
     def wait_ms(self) -> int:
-        """Return for how many milliseconds calls are refused from now on; 0 if a call is let
-        through.
+        """Return the number of milliseconds for which calls are refused from now on, or 0 if a call
+        is let through.
         """
         if self._state is CircuitState.OPEN:
             return max(0, math.ceil((self._opens_until - self._now()) * 1000))
@@ -203,7 +203,9 @@ class Circuit:
 
 
 class Circuits:
-    """The circuits to all services, each created with the first call of its tools."""
+    """The circuits to all services. Each circuit is created at the first call of one of its
+    service's tools.
+    """
 
     def __init__(self, settings: CircuitSettings, now: Callable[[], float], log: Logger) -> None:
         self._settings = settings

@@ -215,7 +215,9 @@ def _documents(file: Path) -> list[JsonObject]:
 
 
 def _one(target: str, socket: Path | None, as_json: bool) -> ToolDefinition:
-    """Return the definition in the file `target` or, if there is no such file, the engine's."""
+    """Return the definition in the file `target` or, if there is no such file, the engine's
+    definition of the tool `target`.
+    """
     from fumehood.registry.definitions import InvalidDefinition, parse_definition
 
     if not Path(target).is_file():

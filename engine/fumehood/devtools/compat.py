@@ -40,10 +40,10 @@ _STRICTER = {
     "strict": "values are no longer converted to the declared type",
     "requires_auth": "calls without authentication are refused",
 }
-"""Field → what breaks callers if it becomes true."""
+"""Field → the change that breaks callers if the field becomes true."""
 
 _PROMISES = {"read_only": "changes things now", "idempotent": "can no longer be repeated safely"}
-"""Field → what breaks callers if it becomes false."""
+"""Field → the change that breaks callers if the field becomes false."""
 
 _LIMITS = ("timeout_seconds", "memory_limit_mb", "rate_limit", "timeout")
 """Fields of a definition for which a lower value is a minor change."""
@@ -119,7 +119,7 @@ class Compatibility:
 
 
 def compare(old: ToolDefinition, new: ToolDefinition) -> Compatibility:
-    """Compare two versions of a definition."""
+    """Return all differences between two versions of a definition."""
     changes = list(_of_input(old.parameters, new.parameters, "parameters"))
     changes += _of_output(old.output_schema, new.output_schema)
     changes += _of_tool(old, new)

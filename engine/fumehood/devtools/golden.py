@@ -1,7 +1,7 @@
 """Golden sequences: calls with their arguments and recorded answers, in one file.
 
-Client side. `record` and `check` test a registry that changes; `Cassette` gives recorded answers to
-the tests of an agent, without an engine.
+Client side. `record` and `check` test whether recorded calls still work after the registry has
+changed. With `Cassette`, an agent's tests get recorded answers, without an engine.
 """
 
 from __future__ import annotations

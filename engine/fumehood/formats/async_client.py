@@ -1,6 +1,6 @@
 """The methods of `AsyncClient` for exported tools and the messages of models.
 
-Client side: it uses the protocol and values, but not the engine.
+Client side: this module uses the protocol and values, but not the engine.
 """
 
 from __future__ import annotations

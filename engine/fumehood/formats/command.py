@@ -1,8 +1,8 @@
 """`fumehood tools export`: tools in a model provider's format, or as a skill (SKILL.md).
 
 Descriptions come from the tools' authors, so each is in a Markdown fence that is longer than any
-run of backticks in it, with control and direction-changing characters escaped: it can neither end
-its fence nor appear to. Text outside a fence is fixed, or a name.
+run of backticks in it, with control and direction-changing characters escaped. So a description can
+neither end its fence nor seem to end it. Text outside a fence is fixed, or a name.
 """
 
 from __future__ import annotations

@@ -52,7 +52,9 @@ class Gemini(ChatFormat):
         return ({"function_declarations": list(tools)},) if tools else ()
 
     def turn(self, message: Any) -> list[JsonObject]:
-        """Return the model's content, or that of a whole response's first candidate."""
+        """Return the model's content. For a whole response, this is the content of the first
+        candidate.
+        """
         message = object_of(message, "it")
         if "candidates" in message:
             candidate = next(items_of(message["candidates"], "candidates"), {})

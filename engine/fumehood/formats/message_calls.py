@@ -123,7 +123,7 @@ class MessageCalls:
         return HandledCalls.model_construct(messages=tuple(messages), envelopes=envelopes)
 
     def cancel(self) -> None:
-        """Cancel the running calls, and start no further ones."""
+        """Cancel the running calls, and start no further calls."""
         self._batch.cancel()
 
     def _parse(self, member: JsonObject) -> tuple[str, CallBody]:

@@ -74,7 +74,9 @@ class OpenAIChat(ChatFormat):
         return {"type": "function", "function": function}, losses
 
     def turn(self, message: Any) -> list[JsonObject]:
-        """Return the assistant's message, or that of a whole response's first choice."""
+        """Return the assistant's message. For a whole response, this is the message of the first
+        choice.
+        """
         message = object_of(message, "it")
         if "choices" in message:
             choice = next(items_of(message["choices"], "choices"), {})

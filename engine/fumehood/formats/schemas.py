@@ -268,8 +268,8 @@ class _Fitting:
         return plain
 
     def _check_union(self, schema: JsonObject, where: str) -> None:
-        """Check that a union or reference has no other constraints, and branches of different
-        types.
+        """Check that a union or reference has no other constraints, and that a union's branches
+        have different types.
         """
         for keyword in ("anyOf", "$ref"):
             if keyword in schema and schema.keys() - _ANNOTATIONS - {keyword, "$defs"}:

@@ -1,6 +1,6 @@
 """Agents and their tools: in memory for every call, in the database for the next start.
 
-Host side, used by `pipeline/resolve`, HTTP and the other ways in. Invariants: a change is in the
+Host side, used by `pipeline/resolve`, HTTP and the other interfaces. Invariants: a change is in the
 database before any caller can see it; a caller cannot distinguish an unknown agent from a disabled
 agent or from an agent that it may not act for.
 """

@@ -1,9 +1,9 @@
 """Approvers: people whose authority comes from a credential, not from their user id on the host.
 
 Host side. The first approver is created while no engine uses the state directory, and only if no
-approver ever existed; an approver with `admin` creates all others. Invariants: no request over a
-socket creates the first approver; no request over a caller's socket creates, changes or removes an
-approver; there is always an approver with `admin`.
+approver ever existed. All other approvers are created by an approver with `admin`. Invariants: no
+request over a socket creates the first approver; no request over a caller's socket creates, changes
+or removes an approver; there is always an approver with `admin`.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ class Approvers:
 
     @property
     def cure(self) -> str:
-        """A clause for messages: how the operator can add an approver now."""
+        """A clause for messages, which explains how the operator can add an approver now."""
         return cure_of_none(any_there=bool(self.current()))
 
     async def principal_of(self, text: str) -> Principal:

@@ -1,4 +1,4 @@
-"""Credentials: their format and their hashes. Used by `tokens` and `approvers`.
+"""Credentials: their format and their hashes, for `tokens` and `approvers`.
 
 Host side. Invariants: a secret is shown only once, when it is created; the stored hash cannot be
 used as a credential; comparing credentials takes the same time, whatever is wrong.

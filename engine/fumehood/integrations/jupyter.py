@@ -194,7 +194,7 @@ def install(arguments: list[str]) -> str:
 
 
 def main() -> None:
-    """Install the kernel, or run it."""
+    """Install the kernel, or run the kernel's process."""
     if sys.argv[1:2] == ["install"]:
         print(f"Installed in {install(sys.argv[2:])}")
     else:

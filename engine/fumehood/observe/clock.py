@@ -37,8 +37,8 @@ class SystemClock:
 class IdSource:
     """Creates unguessable identifiers from random bytes that are drawn in advance.
 
-    Requesting random bytes from the kernel for each identifier would be slower. Must not be used
-    after a fork, because both processes would create the same identifiers.
+    Requesting random bytes from the kernel for each identifier would be slower. An object must not
+    be used after a fork, because both processes would create the same identifiers.
     """
 
     def __init__(self) -> None:

@@ -1,7 +1,8 @@
 """The place of a call in a distributed trace.
 
-Host side. The ids of a call's span are derived from the ids of the call. So they are known before
-the call starts, and can be sent to the services that the call reaches. *Source*: W3C Trace Context.
+Host side. The ids of a call's span are derived from the ids of the call. So the ids are known
+before the call starts, and can be sent to the services that the call reaches. *Source*: W3C Trace
+Context.
 """
 
 from __future__ import annotations
@@ -32,8 +33,9 @@ _W3C_ID = re.compile(r"(?!0{32})[0-9a-f]{32}", re.ASCII)
 
 
 def read_traceparent(text: object) -> TraceParent | None:
-    """Parse the header `traceparent`. Return None if it is invalid: then a new trace begins
-    here."""
+    """Parse the header `traceparent`. Return None if the header is invalid, in which case a new
+    trace begins here.
+    """
     match = _FORM.fullmatch(text) if isinstance(text, str) and len(text) <= 200 else None
     if match is None or (match[1] == "00" and match[5] is not None):
         return None

@@ -87,19 +87,19 @@ class Decision:
 
 
 MAX_RULES = 5_000
-"""Rules in one file."""
+"""Maximum number of rules in one file."""
 
 MAX_NAMES = 1_000
-"""Entries of one list in a rule."""
+"""Maximum number of entries of one list in a rule."""
 
 MAX_CONDITIONS = 50
 """Maximum number of conditions in a rule's `when`, and also in its `any`."""
 
 MAX_POLICY_CHARACTERS = 1_000_000
-"""Characters of a policy file that is written through the engine."""
+"""Maximum number of characters of a policy file that is written through the engine."""
 
 MAX_TEXT = 4_096
-"""Characters of one text in a rule."""
+"""Maximum number of characters of one text in a rule."""
 
 
 ID_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$"
@@ -245,7 +245,7 @@ class Condition(Predicate):
 
     @property
     def name(self) -> str:
-        """The name of what the condition tests, for messages: an argument or the shell command."""
+        """A name for messages of the tested object: an argument or the shell command."""
         return f"argument {self.argument}" if self.runs is None else "shell command"
 
     @property
@@ -270,7 +270,7 @@ class Condition(Predicate):
 
 
 class Rule(_Written):
-    """One rule. It matches calls for which all its conditions hold."""
+    """One rule. A rule matches the calls for which all its conditions hold."""
 
     id: str = Field(pattern=ID_PATTERN)
     decision: Verdict
@@ -347,7 +347,9 @@ class Rule(_Written):
 
     @property
     def is_enforced(self) -> bool:
-        """Whether the rule decides calls. In shadow mode it only reports."""
+        """Whether the rule decides calls. A rule in shadow mode only reports what it would
+        decide.
+        """
         return self.mode == "enforce"
 
     @property

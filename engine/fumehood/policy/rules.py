@@ -44,10 +44,10 @@ MAX_LOOKED_AT = 1_000
 doubt."""
 
 MAX_SHOWN = 200
-"""Characters of the compared values in an explanation. Longer text is cut."""
+"""Maximum number of characters of the compared values in an explanation. Longer text is cut."""
 
 ABSENT: Final = object()
-"""The value of a pointer that leads to no argument."""
+"""The value that is tested if a pointer leads to no argument."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +93,9 @@ class CompiledRule:
         return True
 
     def doubt(self, facts: CallFacts) -> str | None:
-        """Return why conditions are in doubt, or None if the rule matches without doubt."""
+        """Return the reason why conditions of this rule, which matches the call, are in doubt.
+        Return None if the rule matches without doubt.
+        """
         for question in self.of_call:
             if question.conditions and question.ask(facts) is None:
                 return "; ".join(
@@ -179,7 +181,7 @@ ALSO: Mapping[str, str] = MappingProxyType({"start_process": "run_shell"})
 
 
 def names_for(tool: ToolDefinition) -> tuple[str, ...]:
-    """Return the names with which rules can refer to a tool."""
+    """Return the names by which rules can refer to a tool."""
     return (tool.name, ALSO[tool.name]) if tool.name in ALSO else (tool.name,)
 
 
@@ -264,8 +266,8 @@ def _listed(names: Iterable[str]) -> str:
 def compile_condition(condition: Condition, *, for_every: bool) -> Callable[[JsonObject], Answer]:
     """Compile a condition to a function of the arguments.
 
-    A condition on several elements (`*`) or programs (`runs`) holds if it holds for one of them, or
-    with `for_every` for all of them. Without any element or program, it is in doubt.
+    A condition on several elements (`*`) or programs (`runs`) holds if one of them meets it or,
+    with `for_every`, if all of them do. Without any element or program, the condition is in doubt.
     """
     if condition.runs is not None:
         # Imported here because it loads a parser, which most policies do not need.
@@ -446,8 +448,8 @@ def _given(value: T | None) -> T:
 
 
 def any_holds(answers: Iterable[Answer]) -> Answer:
-    """Return True if any answer is True, False if all are False, and None otherwise or without
-    answers.
+    """Return True if any answer is True, False if all answers are False, and None otherwise.
+    Without any answers, return None.
     """
     outcome: Answer = False
     is_empty = True
@@ -461,8 +463,8 @@ def any_holds(answers: Iterable[Answer]) -> Answer:
 
 
 def _every(answers: Iterable[Answer]) -> Answer:
-    """Return False if any answer is False, True if all are True, and None otherwise or without
-    answers.
+    """Return False if any answer is False, True if all answers are True, and None otherwise.
+    Without any answers, return None.
     """
     return _negated(any_holds(map(_negated, answers)))
 

@@ -85,7 +85,7 @@ class PolicyGate:
         return self._rules.version
 
     def replace(self, policy: Policy | None) -> None:
-        """Replace the whole policy at once."""
+        """Replace the whole policy atomically."""
         self._rules = _Rules(policy, self.environment)
         self._counts: Counter[str] = Counter()
         self._shadow_counts: Counter[str] = Counter()
@@ -187,8 +187,8 @@ def _reason(rule: CompiledRule, facts: CallFacts) -> str | None:
 
 
 def _asked(asking: Sequence[CompiledRule], facts: CallFacts, version: str) -> Decision:
-    """Combine the rules that ask: use the largest quorum, and the approvers who are in every rule's
-    list.
+    """Return the combined decision of the rules that ask: the largest quorum of these rules, and
+    the approvers whom all of them accept.
     """
     first = asking[0].rule
     named = [one.rule.approvers for one in asking if one.rule.approvers is not None]

@@ -228,7 +228,7 @@ def read_command(text: str) -> Reading:
 
 @lru_cache(maxsize=KEPT)
 def read_argv(argv: tuple[str, ...]) -> Reading:
-    """Return the program in an argument list, and the programs that it runs."""
+    """Return the program that an argument list starts, and the programs that this program runs."""
     reader = _Reader()
     for word in argv:
         reader.holds(word)
@@ -510,7 +510,7 @@ class _Reader:
             self._held.add(text)
 
     def sets(self, name: str, value: Word = UNKNOWN) -> None:
-        """Record what may run when a variable, or an element of it, is set."""
+        """Record the commands that bash may run when the variable, or an element of it, is set."""
         base, subscript, _ = name.partition("[")
         self.evaluates |= bool(subscript) or base in NUMBERS
         is_used = base not in DIRECTORIES or any("~" in text for text in self._read)
@@ -518,7 +518,7 @@ class _Reader:
             self.doubt(why)
 
     def _sets_one_of(self, word: Word) -> None:
-        """Record what may run when the variable that an argument names is set."""
+        """Record the commands that bash may run when the variable that an argument names is set."""
         name, equals, value = word.text.partition("=")
         if word.whole or equals:
             self.sets(name.removesuffix("+"), Word(value, word.whole))

@@ -1,4 +1,5 @@
-"""The syntax of a shell command: its tree, its words, and where the grammar differs from bash.
+"""The syntax of a shell command: its tree, its words, and the differences between the grammar and
+bash.
 
 Host side, used by `policy/shell`, which collects the programs that are found here. The text is
 hostile, and its parser is a C library whose grammar is not bash's own. Invariants: anything that
@@ -564,7 +565,7 @@ def parsed(text: str, deadline: float) -> Node | str:
 
 
 def _is_word(node: Node) -> bool:
-    """Whether a part of a command is its name or an argument."""
+    """Whether a child node of a command is the command's name or an argument."""
     return node.type != "variable_assignment" and not node.type.endswith("_redirect")
 
 

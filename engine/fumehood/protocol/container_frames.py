@@ -80,7 +80,7 @@ class ContainerCall(StrictFrame):
     op: Literal["call"]
     id: int
     number: int = Field(ge=0, lt=1 << 31)
-    """Chosen by the program, which gets it back with the answer."""
+    """The program chooses this number. The answer to the call has the same number."""
     tool: str = Field(max_length=MAX_TOOL_CHARACTERS)
     arguments: dict[str, Any]
 
@@ -204,7 +204,7 @@ class ContainerAnswer(StrictFrame):
 
 
 class ContainerProcesses(StrictFrame):
-    """The number of running registered processes. Sent when a process has ended."""
+    """The number of running registered processes. The guest sends it when a process has ended."""
 
     op: Literal["processes"]
     running: int = Field(ge=0, le=framing.MAX_PROCESSES)

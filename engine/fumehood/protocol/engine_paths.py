@@ -58,7 +58,7 @@ class EnginePaths:
         """The callers' socket.
 
         Raises:
-            ConfigError: the path is longer than a Unix socket's may be.
+            ConfigError: the path is longer than the path of a Unix socket may be.
         """
         return fitting(self._callers())
 
@@ -68,7 +68,7 @@ class EnginePaths:
         socket.
 
         Raises:
-            ConfigError: the path is longer than a Unix socket's may be.
+            ConfigError: the path is longer than the path of a Unix socket may be.
         """
         if self.mode == "service":
             return fitting(self.run_directory / "control" / "control.sock")

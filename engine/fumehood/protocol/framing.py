@@ -41,22 +41,22 @@ MAX_TIME_NS = (1 << 63) - 1
 time."""
 
 MAX_HEAD_BYTES = 64 * 1024
-"""Size limit of the line and headers of an HTTP message."""
+"""Maximum size of the first line and the headers of an HTTP message."""
 
 MAX_DIRECTORY_DEPTH = 64
 """Maximum number of levels of nested directories in a workspace or a project."""
 
 MAX_INPUT_BYTES = 64 * 1024
-"""Bytes for a registered process's standard input in one request."""
+"""Maximum number of bytes for a registered process's standard input in one request."""
 
 OUTPUT_PIECE_BYTES = 64 * 1024
-"""Bytes of a registered process's output in one answer."""
+"""Maximum number of bytes of a registered process's output in one answer."""
 
 WINDOW_BYTES = 256 * 1024
-"""Bytes of one connection that may be in transit in one direction."""
+"""Maximum number of bytes of one connection that may be in transit in one direction."""
 
 MAX_CONNECTIONS = 256
-"""Concurrent connections of one program to the gateway."""
+"""Maximum number of concurrent connections of one program to the gateway."""
 
 GATEWAY_PORT = 3128
 """The port on a container's loopback where programs find the gateway, as an HTTP proxy."""
@@ -88,7 +88,7 @@ PORTS_RUN = 0
 run."""
 
 MAX_PORT_CONNECTIONS = 64
-"""Concurrent connections to the ports of one session."""
+"""Maximum number of concurrent connections to the ports of one session."""
 
 OPENED, DATA, TAKEN, FINISHED, CLOSED, OPEN = range(1, 7)
 """Kinds of connection frames. `OPENED`: a program opened a connection. `DATA`: its next bytes.
@@ -126,7 +126,7 @@ def whole_words(text: str, most: int) -> str:
 
 def before_word(text: str) -> str:
     """Return a cut text without its incomplete last word. If that word is longer than
-    `MAX_KEY_CHARACTERS`, only so many characters are removed.
+    `MAX_KEY_CHARACTERS`, only this number of characters is removed.
     """
     return max(text.rstrip(OF_WORDS), text[:-MAX_KEY_CHARACTERS], key=len)
 
@@ -192,8 +192,8 @@ def taken(run_id: int, number: int, count: int) -> bytes:
 class Decoder:
     """Turns chunks of a stream into messages.
 
-    `max_bytes` caps the body of each frame; it may be changed between frames. `last_size`
-    is the length of the newest complete body in bytes.
+    `max_bytes` is the maximum size of each frame's body; the attribute may be changed between
+    frames. `last_size` is the length of the newest complete body in bytes.
     """
 
     def __init__(self, max_bytes: int, max_depth: int = strict_json.MAX_DEPTH) -> None:
@@ -206,8 +206,8 @@ class Decoder:
         """Add a chunk; return the messages that it completed, oldest first.
 
         Raises:
-            FrameTooLarge: a length over `max_bytes`.
-            FrameError: a body that is not a strict JSON object.
+            FrameTooLarge: the length of a frame exceeds `max_bytes`.
+            FrameError: a body is not a strict JSON object.
         """
         return [parse_body(body, self._max_depth) for body in self.bodies(chunk)]
 
@@ -217,7 +217,7 @@ class Decoder:
         For callers that parse bodies in another way.
 
         Raises:
-            FrameTooLarge: a length over `max_bytes`.
+            FrameTooLarge: the length of a frame exceeds `max_bytes`.
         """
         self._buffer += chunk
         bodies: list[bytes] = []

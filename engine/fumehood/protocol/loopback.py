@@ -3,7 +3,7 @@
 Every user of this machine can connect to such an address, and so can every web page in a browser on
 this machine, even under the page's own host name (DNS rebinding). Invariant: a request that
 `why_not_ours` accepts names this server as its host, and does not come from a page of another
-origin. The sender remains unknown.
+origin. The function does not identify the sender.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Server-sent events: conversion between events and bytes, for the daemon and the client.
 
-Pure. *Source*: the HTML standard, "Server-sent events". Invariant: the way in which bytes are split
-does not change the events.
+This module does no I/O. *Source*: the HTML standard, "Server-sent events". Invariant: the way in
+which bytes are split does not change the events.
 """
 
 from __future__ import annotations

@@ -4,9 +4,10 @@ Host and guest use this module (the host for HTTP bodies and guest frames, the g
 frames), so it needs only the standard library. `framing` and the daemon's routes use it.
 
 Invariant: what `loads` returns can be encoded as UTF-8 JSON again and means the same to every
-reader. JSON leaves open what repeated keys, NaN, lone surrogates and endless nesting mean; each of
-them is refused here, because if two readers read a document differently, a gate can be bypassed. A
-byte order mark means nothing: `unmarked` and `decoded` drop it, for text in other formats also.
+reader. JSON does not define the meaning of repeated keys, NaN, lone surrogates and endless nesting.
+They are all refused here, because a gate can be bypassed if two readers read a document
+differently. A byte order mark means nothing: `unmarked` and `decoded` drop it, for text in other
+formats also.
 """
 
 from __future__ import annotations
@@ -19,19 +20,19 @@ MAX_DEPTH = 64
 """Maximum levels of nested arrays and objects. Deeper JSON is refused (`INVALID_PARAMS`)."""
 
 MAX_VALUE_DEPTH = 50
-"""Levels of a value that a program reports. Below `MAX_DEPTH`, because the report is nested in
-other messages."""
+"""Maximum levels of nesting in a value that a program reports. The limit is below `MAX_DEPTH`,
+because the report is nested in other messages."""
 
 MAX_INTEGER_DIGITS = 4300
-"""CPython's own limit on converting decimal digits, which costs quadratic time beyond it."""
+"""CPython's own limit on the number of decimal digits that are converted, because the conversion
+takes quadratic time."""
 
 MAX_INTEGER = 10**MAX_INTEGER_DIGITS - 1
 """Largest integer with `MAX_INTEGER_DIGITS` digits."""
 
 MAX_SAFE_INTEGER = 2**53 - 1
-"""Integers beyond this are changed by readers that store numbers as doubles. *Source*: RFC 8785,
-section 3.2.2.3, by way of I-JSON.
-"""
+"""Readers that store numbers as doubles change integers beyond this value. *Source*: RFC 8785,
+section 3.2.2.3, by way of I-JSON."""
 
 
 BYTE_ORDER_MARK = "\ufeff"
@@ -62,8 +63,8 @@ def loads(data: bytes, *, max_depth: int = MAX_DEPTH) -> Any:
     """Parse one JSON document.
 
     Raises:
-        StrictJsonError: not UTF-8, not JSON, a repeated key, NaN or infinity, a lone
-            surrogate, an integer over 4,300 digits, or nesting over `max_depth`.
+        StrictJsonError: the data is not UTF-8 or not JSON, or it contains a repeated key, NaN or
+            infinity, a lone surrogate, an integer over 4,300 digits, or nesting over `max_depth`.
     """
     try:
         text = decoded(data)
@@ -88,8 +89,8 @@ def dumps(value: Any) -> bytes:
     """Encode as compact ASCII JSON.
 
     Raises:
-        ValueError: NaN, infinity or a circular value.
-        TypeError: a value that JSON cannot represent.
+        ValueError: the value contains NaN, infinity or itself.
+        TypeError: the value contains something that JSON cannot represent.
     """
     return _ENCODER.encode(value).encode("ascii")
 

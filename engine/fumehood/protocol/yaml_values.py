@@ -40,12 +40,13 @@ class YamlError(ValueError):
 def loads(text: str, lines: Lines | None = None, *, number_keys: bool = False) -> Any:
     """Parse one document. `lines` is filled with the line of every value.
 
-    With `number_keys`, a key may be an integer, such as an HTTP status; it is read as a string.
+    With `number_keys`, a key may be an integer, such as an HTTP status. Such a key is read as a
+    string.
 
     Raises:
-        YamlError: not YAML; not exactly one document; a directive, anchor, alias or tag; a key that
-            is not a string or is repeated; NaN or infinity; an integer over 4,300 digits; nesting
-            over 64 levels; more than 200,000 values.
+        YamlError: the text is not YAML or not exactly one document, or it contains a directive,
+            anchor, alias or tag, a key that is not a string or is repeated, NaN or infinity, an
+            integer over 4,300 digits, nesting over 64 levels, or more than 200,000 values.
     """
     if _DIRECTIVE.search(text):
         # libyaml compares each directive with all previous ones, which takes quadratic time.

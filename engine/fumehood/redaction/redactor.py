@@ -2,8 +2,8 @@
 
 Host side, used by the executors, the pipeline and the log. A match is replaced by `[redacted]` and
 counted. Patterns run in RE2, so no text can stall the engine. Invariant: in a stream, the same
-matches are replaced as in its whole text, wherever the text was split, as long as no match is
-longer than `MAX_HELD` characters.
+matches are replaced as in the stream's whole text, wherever the text was split, as long as no match
+is longer than `MAX_HELD` characters.
 """
 
 from __future__ import annotations
@@ -189,7 +189,9 @@ class Redactor:
         )
 
     def event(self, event: dict[str, Any]) -> dict[str, Any]:
-        """Return a log event with each match replaced. Fast if there is no match."""
+        """Return a log event with each match replaced. This is fast if the event contains no
+        match.
+        """
         try:
             encoded = to_json(event, fallback=str)
         except ValueError:  # a lone surrogate
@@ -314,8 +316,9 @@ def complete(text: str, longest: int, *, in_lines: bool) -> int:
     the text.
 
     `longest` is the length of the longest value, or 0 without values; with `in_lines`, no value
-    contains a line break. The values themselves make no difference: otherwise the author of the
-    text could guess a value character by character, from what is held back.
+    contains a line break. The result does not depend on the values themselves. Otherwise the author
+    of the text could guess a value character by character, from the amount of text that is held
+    back.
     """
     line = text.rfind("\n") + 1 if in_lines else 0
     return max(line, len(text) - max(0, longest - 1))
@@ -324,7 +327,8 @@ def complete(text: str, longest: int, *, in_lines: bool) -> int:
 def _begun(text: str, word: str) -> int:
     """Return where the longest incomplete beginning of `word` at the end of the text starts.
 
-    If there is none, return the length of the text. Only for words that are not secret.
+    If there is none, return the length of the text. This function is only for words that are not
+    secret.
     """
     end = len(text)
     for length in range(min(len(word) - 1, end), 0, -1):

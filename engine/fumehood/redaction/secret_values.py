@@ -95,9 +95,9 @@ class SecretValues:
         """Return the text before `cut` with each value replaced, and the position at which the rest
         begins.
 
-        A value that begins before `cut` is replaced completely. If it shares the character after it
-        (`shares_last`), that character must also be before `cut`, unless the text is complete
-        (`is_all`); otherwise the value is left for the rest.
+        A value that begins before `cut` is replaced completely. If the value shares the next
+        character (`shares_last`), that character must also be before `cut`, unless the text is
+        complete (`is_all`). Otherwise the value becomes part of the rest.
         """
         parts, at = list[str](), 0
         for start, end, form in self._found(text):

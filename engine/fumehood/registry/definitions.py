@@ -238,7 +238,7 @@ FIELDS = ("endpoint", "headers", "method", "response", "timeout")
 """Fields that only definitions of tools that another service runs can have."""
 
 LOCAL_TYPES = ("BUILTIN", "NATIVE")
-"""Types of tools that the engine runs."""
+"""Types of tools that the engine runs itself."""
 
 
 @dataclass(frozen=True, slots=True)

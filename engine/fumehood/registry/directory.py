@@ -7,9 +7,10 @@ Polling works on every file system, including network file systems, and takes a 
 a thousand files.
 
 Invariants: a file is loaded completely or not at all. A faulty file offers no tools, even if it
-offered some before: an operator who removed a tool and mistyped something else must not find the
-tool still there. Two files that define the same name and version are both left out, so that file
-names never decide which one is served. A failed poll is always followed by another.
+offered tools before: if an operator removes a tool and makes a mistake elsewhere in the file, the
+removed tool must not stay available. Two files that define the same name and version are both left
+out, so that file names never decide which one is served. A failed poll is always followed by
+another.
 """
 
 from __future__ import annotations
@@ -106,7 +107,7 @@ class ToolDirectory:
         """Check the directory. Return its contents if something has changed, otherwise None.
 
         A change takes effect once two polls in a row have found the same files, so that a file is
-        never read while it is being written. A fault of the directory takes effect at once.
+        never read while it is being written. A fault of the directory takes effect immediately.
         """
         look, before = self._look(), self._last
         self._last = look

@@ -8,11 +8,12 @@ configuration names it. Tools of an embedding program need no permission, and ei
 registered or none.
 
 An asynchronous function with `sandboxed=False` is awaited in this process. Other functions run in a
-process that imports them: a sandboxed function in the jail, a synchronous one in a worker that can
-be killed. A function of the started program (`__main__`: a script, or the cells of a notebook)
-cannot be imported without running the whole program again, so it is pickled by value, with the
-globals that it uses. Invariants: pickles only go from the host to the other process, never back; a
-function that can neither be imported nor pickled is refused at registration, with the remedy.
+process that imports them: a sandboxed function in the jail, a synchronous function with
+`sandboxed=False` in a worker that can be killed. A function of the started program (`__main__`: a
+script, or the cells of a notebook) cannot be imported without running the whole program again, so
+it is pickled by value, with the globals that it uses. Invariants: pickles only go from the host to
+the other process, never back; a function that can neither be imported nor pickled is refused at
+registration, with the remedy.
 """
 
 from __future__ import annotations

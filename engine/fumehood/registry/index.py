@@ -245,11 +245,12 @@ class ToolIndex:
     def get(self, reference: str, *, names_others: bool = True) -> RegisteredTool:
         """Return the tool for a reference: `name@1.2.0`, or `name` for the preferred version.
 
-        The preferred version is the newest that is not deprecated, or else the newest. With
-        `names_others`, for a caller that may see every tool, the error suggests similar names.
+        The preferred version is the newest version that is not deprecated, or else the newest
+        version. With `names_others`, for a caller that may see every tool, the error suggests
+        similar names.
 
         Raises:
-            ToolNotFound: no such name or version.
+            ToolNotFound: there is no tool with this name, or no such version.
         """
         name, at, version = reference.partition("@")
         if self._external is not None and (reference.startswith(EXTERNAL) or name == NET_TOOL):
@@ -402,7 +403,7 @@ NET = RegisteredTool(
     None,
 )
 """The tool that represents a program's network request when a human decides on it. Only the gateway
-calls it."""
+makes calls of this tool."""
 
 
 # -- lists ---------------------------------------------------------------------------------

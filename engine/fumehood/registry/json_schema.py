@@ -8,7 +8,7 @@ steps. A keyword that would be ignored, or whose cost is unbounded, is a fault o
 Objects of a few plain parameters take a fast path, which accepts only documents that the validator
 would accept: a full validation costs some twenty microseconds even when it finds nothing. The check
 of a schema also has a fast path for common schemas, because the full check takes half a
-millisecond; it accepts only schemas that the full check accepts.
+millisecond. The fast path accepts only schemas that the full check accepts.
 """
 
 from __future__ import annotations
@@ -552,7 +552,7 @@ def without_nils(schema: Any, levels: int = MAX_SCHEMA_DEPTH) -> Any:
     """Return a schema without the keywords whose value is only another language's nil.
 
     Go writes `null` for a missing list, PHP `[]` for an empty object, and Lua `{}` for an empty
-    list. Values that a keyword compares with, such as `const: null`, stay.
+    list. Values with which a keyword compares arguments, such as in `const: null`, are kept.
     """
     if schema in (None, []):
         return {}
@@ -589,7 +589,7 @@ _TYPE_NAMES = {"string", "integer", "number", "boolean", "array", "object", "nul
 def is_surely_sound(schema: Any) -> bool:
     """Whether a schema certainly has no faults. If False, only the full check can decide.
 
-    The schema's depth must be bounded (`_is_small`).
+    The schema must not be nested too deeply, which `_is_small` checks.
     """
     return isinstance(schema, dict) and all(
         keyword in _CHECKS and _CHECKS[keyword](said) for keyword, said in schema.items()

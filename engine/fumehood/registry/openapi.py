@@ -38,7 +38,7 @@ from fumehood.registry.json_schema import (
 from fumehood.registry.secrets import Origin
 
 MAX_DOCUMENT_BYTES = 16 << 20
-"""Bytes of one OpenAPI document."""
+"""Maximum size of one OpenAPI document in bytes."""
 
 _COPIED = frozenset(
     {
@@ -78,8 +78,8 @@ _WAYS = {
     "oauth2": ("Bearer ", "an access token, which is not renewed"),
     "openIdConnect": ("Bearer ", "an access token, which is not renewed"),
 }
-"""Security scheme → the text before the secret in the `Authorization` header, and what the secret
-contains."""
+"""Security scheme → the text before the secret in the `Authorization` header, and a description of
+the secret's content."""
 
 _STYLES = {
     "path": ("simple", ("object", "array")),
@@ -230,7 +230,7 @@ def _operations(root: OpenApiDocument, prefix: str, made: Imported) -> Iterator[
 
 
 def _secret_names(root: OpenApiDocument, prefix: str) -> dict[str, str]:
-    """Map the name of each security scheme to the name of its own secret."""
+    """Map the name of each security scheme to the name of the secret for this scheme."""
     names: dict[str, str] = {}
     for scheme in root.table("components", "securitySchemes"):
         names[scheme] = _unique(_name(prefix, scheme), set(names.values()))
@@ -560,7 +560,7 @@ class _Reader:
 
 @dataclass(frozen=True, slots=True)
 class _Credential:
-    """A reference to a secret, and where a request carries it.
+    """A reference to a secret, and the place of the secret in a request.
 
     `place` is `header` or `query`, and `key` the name there. `content` describes to the operator
     what the secret contains.
@@ -705,7 +705,8 @@ class Schemas:
     """Converts the schemas of one operation's request to JSON Schema without references.
 
     A service assigns `readOnly` properties itself, so they are neither offered nor required. In
-    every result, `required` names only known properties, unless a note says what was lost.
+    every result, `required` names only properties that the result describes, except where a note
+    reports that part of the schema was lost.
     """
 
     def __init__(self, root: OpenApiDocument) -> None:

@@ -56,8 +56,8 @@ _ORDERS = re2.compile(
     r"\b(?:conversation|chat|message)(?: history|s so far)\b"
     r"|~/\.(?:ssh|aws|config|cursor|gnupg)|\bid_rsa\b|/etc/(?:passwd|shadow)\b|\bmcp\.json\b"
 )
-"""Phrases that give orders to the model, or name files with secrets. Matched in text without line
-breaks."""
+"""Phrases that give orders to the model, or name files with secrets. The text is searched after its
+line breaks were removed."""
 
 # *Source*: Unicode's Default_Ignorable_Code_Point, without single characters that emoji and some
 # scripts need.

@@ -50,7 +50,8 @@ def _lower_host(value: str) -> str:
 
 
 HostPattern = Annotated[str, AfterValidator(_lower_host)]
-"""A host (with any port), or a host and port. Matched exactly. IPv6 addresses are in brackets."""
+"""A host (with any port), or a host and port. A pattern must match exactly. IPv6 addresses are in
+brackets."""
 
 _HeaderName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$"), AfterValidator(str.lower)]
 
@@ -150,8 +151,8 @@ class Origin:
 
     @classmethod
     def of(cls, url: str) -> Origin:
-        """Return the origin of a checked endpoint. Raises ValueError if it is not an http(s)
-        URL.
+        """Return the origin of an endpoint that was already checked. Raises ValueError if the
+        endpoint is not an http(s) URL.
         """
         parts = urlsplit(url)
         host = (parts.hostname or "").rstrip(".")
@@ -301,8 +302,8 @@ class SecretBindings:
     def _read_keyring(self, entry: KeyringEntry) -> str:
         """Return the password of a keyring entry.
 
-        A keyring may wait for its user to unlock it. So only one call reads it at a time, and other
-        calls wait at most `KEYRING_WAIT_S`.
+        A keyring may wait for its user to unlock it. Therefore only one call at a time reads the
+        keyring, and other calls wait at most `KEYRING_WAIT_S`.
 
         Raises:
             KeyringFault: the keyring cannot be read, or has no such entry.

@@ -25,8 +25,8 @@ from fumehood.sight.metrics import MAX_TOOLS
 from fumehood.sight.settings import AlertSettings
 
 BAND = 0.1
-"""How much better than its threshold a value must be for its alert to be resolved, as a fraction of
-what the threshold allows."""
+"""The fraction of the threshold by which a value must be better than the threshold, so that its
+alert is resolved."""
 
 LEAST_CALLS_OF_P99 = 100
 """Minimum number of calls in a window before the alert on the 99th percentile can fire."""
@@ -36,7 +36,7 @@ LOOK_S = 5.0
 
 
 class Totals(NamedTuple):
-    """Sums over calls."""
+    """Sums over the calls in one window."""
 
     calls: float
     successes: float

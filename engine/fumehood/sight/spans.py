@@ -33,7 +33,7 @@ EXECUTE_TOOL = "execute_tool"
 
 TIME_SHARE = 0.002
 """The share of its time that the engine may spend on creating spans. Sending the spans takes about
-twice as much time, in a thread. If there are too many calls, some get no spans."""
+twice as much time, in a thread. If there are too many calls, some calls get no spans."""
 
 BURST_S = 0.05
 """Maximum seconds of that share that may be used at once."""

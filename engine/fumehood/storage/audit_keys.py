@@ -38,11 +38,12 @@ def new_key() -> AuditKey:
 def open_key(state: Path, wanted: str | None) -> AuditKey:
     """Return the key for the next row, which must have the id `wanted`.
 
-    If `wanted` is None, the chain is empty, and any current key or a new one is used. If a crash
-    interrupted a rotation, this completes it, because the chain names the next key.
+    If `wanted` is None, the chain is empty, and the current key, or else a new key, is used. If a
+    crash interrupted a rotation, this function completes the rotation, because the chain names the
+    next key.
 
     Raises:
-        AuditKeyLost: the key is missing or unusable. No new key replaces it.
+        AuditKeyLost: the key is missing or unusable. It is not replaced by a new key.
     """
     with _in_words(state):
         current = _read(state / CURRENT)

@@ -118,7 +118,8 @@ class Draft(RoomFile):
 
 
 class BlobStore:
-    """The blobs of one engine. Call `open` before the first use and `room.close` after the last.
+    """The blobs of one engine. Call `open` before the first use and `room.close` after the last
+    use.
 
     The event `overdue` is set when space runs short or a session has ended, so that `prune` runs
     soon.
@@ -146,7 +147,7 @@ class BlobStore:
         self._now = now
         self._links = BlobLinks(secrets.token_bytes(KEY_BYTES))
         self._replaced: deque[str] = deque()
-        """Ids of blobs whose files were evicted but whose rows still exist."""
+        """Ids of blobs whose files were removed to make room, but whose rows still exist."""
 
     async def open(self, patience_s: float | None = START_S) -> None:
         """Prepare the directory and remove the leftovers of a crash.
@@ -178,7 +179,7 @@ class BlobStore:
         return Draft(self.room, principal_id, session_id)
 
     async def keep(self, draft: Draft, filename: str, content_type: str) -> Blob:
-        """Turn a draft into a blob. The draft cannot be used again, even if this fails.
+        """Turn a draft into a blob. The draft cannot be used again, even if this method fails.
 
         Cancelling this call does not stop the write.
 

@@ -25,7 +25,7 @@ from fumehood.storage.schema import METADATA
 from fumehood.storage.sqlite import open_file
 
 AT_ONCE = 1000
-"""Rows read and inserted at a time."""
+"""Number of rows that are read and inserted at a time."""
 
 TABLES = METADATA.sorted_tables
 

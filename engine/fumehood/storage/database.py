@@ -33,7 +33,8 @@ from fumehood.storage.sqlite import SQLite, open_file, open_memory, open_to_read
 from fumehood.storage.writer import Batch, CommitHook, Job, OnEvent, Row, Writer
 
 DELETED_AT_ONCE = 500
-"""Rows deleted in one transaction. Limited so that other writes do not wait long."""
+"""Maximum number of rows that are deleted in one transaction, so that other writes do not wait
+long."""
 
 T = TypeVar("T")
 
@@ -209,7 +210,8 @@ def open_database(
     `commit_hook` are called from threads.
 
     Raises:
-        NewerState, ForeignState, DamagedState: this engine cannot use the file; it stays unchanged.
+        NewerState, ForeignState, DamagedState: this engine cannot use the file, which stays
+            unchanged.
         AuditKeyLost: the database has an audit chain, but its key is missing.
         Standby: another engine is active on the state in PostgreSQL.
         StoreError: the file cannot be opened.

@@ -2,7 +2,8 @@
 
 Host side. Invariants: one engine per state directory, enforced by a lock that ends with the
 process; successive engines of one directory have the same owner id, and simultaneous engines have
-different owner ids. The owner id labels what an engine creates elsewhere, such as containers.
+different owner ids. The owner id labels the objects that an engine creates elsewhere, such as
+containers.
 """
 
 from __future__ import annotations
@@ -40,7 +41,8 @@ def private_directory(path: Path) -> Path:
     """Create the directory, or check that it is private to this user.
 
     Raises:
-        StateError: it cannot be created, belongs to another user, or is open to others.
+        StateError: the directory cannot be created, belongs to another user, or is open to other
+            users.
     """
     try:
         path.mkdir(mode=PRIVATE_DIRECTORY, parents=True, exist_ok=True)

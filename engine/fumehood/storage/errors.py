@@ -102,8 +102,8 @@ class ReadUnavailable(_Away, ReadFailed):
 
 
 class FilesAway(StateUnavailable, OSError):
-    """The bucket with the engine's files cannot be used now. Also an OSError, so it is handled like
-    a failing disk.
+    """The bucket with the engine's files cannot be used now. This is also an OSError, so that
+    callers handle it like a failing disk.
     """
 
     def __init__(self, reason: str) -> None:

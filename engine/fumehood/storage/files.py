@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 MIN_FREE_BYTES = 64 << 20
-"""Bytes of disk space that are left free for the engine's database."""
+"""Minimum disk space in bytes that is left free for the engine's database."""
 
 DEADLINE_S = 10.0
 """Seconds for one request to a bucket, its retries included."""
@@ -60,10 +60,11 @@ PART_BYTES = 8 << 20
 """Bytes of a part of an upload. Two parts of each upload are in memory at once."""
 
 READ_BYTES = 1 << 20
-"""Bytes that a reader of an object requests at once, unless it reads the whole rest."""
+"""Number of bytes that a reader of an object requests at a time, unless the reader reads the whole
+rest."""
 
 MAX_DELETED = 1000
-"""Objects that one request can delete. *Source*: S3's `DeleteObjects`."""
+"""Maximum number of objects that one request can delete. *Source*: S3's `DeleteObjects`."""
 
 
 class Found(NamedTuple):
@@ -342,7 +343,7 @@ class SavedFiles:
         """Set when a session has ended whose files could not be deleted."""
 
     def close(self) -> None:
-        """Wait for the threads. Blocks."""
+        """Wait until the threads have ended. This blocks the calling thread."""
         self._threads.shutdown()
 
     async def put(self, contents: Mapping[str, bytes]) -> None:

@@ -161,7 +161,7 @@ def release(connection: Connection, call: KeyedCall) -> None:
 
 
 def lose(connection: Connection, call: KeyedCall) -> None:
-    """Mark a running call as `unknown`: it may have had effects.
+    """Mark a running call as `unknown`, because the call may have had effects.
 
     If the call is repeatable, its key is deleted instead.
     """

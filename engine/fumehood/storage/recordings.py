@@ -41,7 +41,8 @@ from fumehood.storage.files import Bucket, Directory, Found
 
 DIRECTORY_NAME = "spool"
 MAX_KEPT = 10_000
-"""Recordings of ended calls that are kept. Needed because a size limit allows many small files."""
+"""Maximum number of recordings of ended calls that are kept. This limit is needed because a size
+limit alone allows many small files."""
 
 CALL_ID = re.compile("call_[0-9a-f]{24}")
 ELSEWHERE = "another engine"
@@ -49,8 +50,8 @@ ELSEWHERE = "another engine"
 of such a recording is unknown until the recording is fetched."""
 
 READ_BYTES = 64 * 1024
-"""Bytes that a reader reads at once; a longer line is read completely. Up to the same number of
-bytes of the newest lines stays in memory, so that waiting readers need no disk access."""
+"""Number of bytes that a reader reads at a time. A longer line is read completely. Up to the same
+number of bytes of the newest lines stays in memory, so that waiting readers need no disk access."""
 
 RESYNC = "resync"
 """Kind of the event after which a reader starts again from the first event of the call."""
@@ -310,7 +311,7 @@ class RecordingReader:
 
 class RecordingStore:
     """The recordings of one engine. Call `open` before the first use and `room.close` after the
-    last.
+    last use.
 
     `kept_s` is how many seconds a recording is kept after its call ends; 0 removes it at the end.
     """

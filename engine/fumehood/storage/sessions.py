@@ -65,7 +65,8 @@ class SessionTable:
         return {session_id for session_id, _ in rows} - over, over
 
     async def change(self, put: list[KeptSession], delete: list[str]) -> None:
-        """Write and delete rows in one transaction; they are durable when this returns.
+        """Write and delete rows in one transaction. The changes are durable when this method
+        returns.
 
         Raises:
             WriteFailed: none of the changes is guaranteed to be stored.

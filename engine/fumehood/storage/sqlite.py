@@ -75,7 +75,8 @@ def open_file(path: Path) -> SQLite:
     """Open or create a database file, and migrate it to the newest schema.
 
     Raises:
-        NewerState, ForeignState, DamagedState: this engine cannot use the file; it stays unchanged.
+        NewerState, ForeignState, DamagedState: this engine cannot use the file, which stays
+            unchanged.
         StoreError: the file cannot be opened.
     """
     with _opening(path):

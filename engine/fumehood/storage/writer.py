@@ -37,7 +37,7 @@ commit's number, counted from 1."""
 
 MAX_GROUP = 500
 MAX_POSTS = 20_000
-"""Posted rows that may wait to be written. Further rows are dropped and counted."""
+"""Maximum number of posted rows that wait to be written. Further rows are dropped and counted."""
 
 GATHER_S = 0.2
 """Seconds for which posted rows are gathered: one transaction for many rows slows calls least."""
@@ -203,7 +203,7 @@ class Writer:
     def _posts_are_due(self) -> bool:
         """Whether posted rows should be written now.
 
-        They are not written after every job, because the next job would then wait.
+        Posted rows are not written after every job, because the next job would then wait.
         """
         is_time = time.monotonic() - self._wrote_posts_at >= GATHER_S
         return is_time or self._closing or len(self._posts) >= MAX_GROUP

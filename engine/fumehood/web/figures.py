@@ -59,7 +59,7 @@ class Chart:
 
 
 def time_line(stages_ms: Mapping[str, float]) -> list[Bar]:
-    """Return one bar for each stage. Each bar begins at the end of the previous one."""
+    """Return one bar for each stage. Each bar begins at the end of the previous bar."""
     total = sum(stages_ms.values()) or 1.0
     bars, passed = [], 0.0
     for name, ms in stages_ms.items():

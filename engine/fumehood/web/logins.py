@@ -1,4 +1,4 @@
-"""Logins: approvers, whom a browser's cookie identifies, and links that log in once.
+"""Logins: a browser's cookie identifies the approver who has logged in, and some links log in once.
 
 A login's credential is kept only in this process's memory, within the client that sends it.
 Invariants: cookies and links are stored as hashes; a link works once; a login ends after `IDLE_S`

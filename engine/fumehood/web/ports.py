@@ -86,7 +86,9 @@ class Ports:
 
 
 async def _when_ended(login: Login, scope: anyio.CancelScope) -> None:
-    """Cancel a scope when a login has ended or its user is no longer an administrator."""
+    """Cancel a scope when a login has ended, or when the login's user is no longer an
+    administrator.
+    """
     while True:
         with anyio.move_on_after(LOOK_S):
             await login.ended.wait()

@@ -1,7 +1,7 @@
 """The process of the web console: listen, serve and stop.
 
-Invariants: it listens only on a loopback address; other processes of its user cannot read its
-memory, which contains credentials.
+Invariants: the process listens only on a loopback address; other processes of the same user cannot
+read its memory, which contains credentials.
 """
 
 from __future__ import annotations

@@ -81,7 +81,9 @@ class Shown:
 
 @cache
 def make_environment() -> Environment:
-    """Return the environment of all templates. Cached, because compiling them takes a while."""
+    """Return the environment of all templates. The environment is cached, because compiling the
+    templates takes a while.
+    """
     environment = Environment(
         loader=FileSystemLoader(HERE / "templates"),
         autoescape=True,
@@ -210,7 +212,9 @@ def _finalize(value: Any) -> Any:
 
 
 def _static_addresses() -> dict[str, str]:
-    """Return the address of each static file, which changes with its content."""
+    """Return the address of each static file by name. The address of a file changes with the file's
+    content.
+    """
     return {
         path.name: f"/static/{path.name}?{hashlib.sha256(path.read_bytes()).hexdigest()[:16]}"
         for path in STATIC.iterdir()

@@ -183,7 +183,7 @@ class View:
         return "hx-request" in headers and "hx-history-restore-request" not in headers
 
     def render(self, template: str, status: int = 200, **values: Any) -> HTMLResponse:
-        """Render a page or a part of one."""
+        """Render a page, or a part of a page."""
         return self.console.render(
             template, status, login=self.login, now=self.now, path=self.request.url.path, **values
         )
@@ -250,7 +250,7 @@ class Page:
 
 
 def get(path: str, handler: Handler) -> Address:
-    """Declare a route that shows a page or a part of one, and changes nothing."""
+    """Declare a route that shows a page or a part of a page, and changes nothing."""
     return Address("GET", path, handler)
 
 

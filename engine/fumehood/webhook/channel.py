@@ -302,8 +302,8 @@ class Callbacks:
         """Accept a body that has exactly one valid, recent and unused signature.
 
         Raises:
-            Unauthorized: there is no signature or more than one, or it is wrong, too old, too far
-                in the future, or was used before.
+            Unauthorized: there is no signature or more than one signature, or the signature is
+                wrong, too old, too far in the future, or was used before.
         """
         if len(headers) != 1:
             raise Unauthorized(f"Sign the body, with one header `{HEADER}`.")

@@ -102,7 +102,9 @@ MAX_NAME = 64
 
 
 class McpServers:
-    """All MCP servers of an engine. They run inside the asynchronous context `run`."""
+    """All MCP servers of an engine. The servers run while the asynchronous context `run` is
+    open.
+    """
 
     def __init__(
         self,
@@ -161,8 +163,8 @@ class Listed:
     """The engine's name of a tool → the name that the server uses."""
     tools: list[RegisteredTool]
     faults: dict[str, str]
-    """Name of a tool → what is wrong with it. The name is empty for faults of unnamed tools and of
-    the whole list."""
+    """Name of a tool → a description of its fault. The name is empty for faults of unnamed tools
+    and of the whole list."""
 
 
 class McpServer:

@@ -603,7 +603,7 @@ def result_of(envelope: Envelope) -> JsonObject:
 
 
 def plain_result(data: JsonObject) -> JsonObject:
-    """Return the result of one of the server's own tools."""
+    """Return `data` as the result of one of the server's own tools."""
     text = {"type": "text", "text": _readable(data)}
     return {"content": [text], "structuredContent": data, "isError": False}
 

@@ -178,7 +178,9 @@ class McpEndpoint:
         return (version, asks, session), own
 
     async def _end_own_session(self, request: Request) -> None:
-        """End the client's session of the engine, if any. Nothing else is kept for a client."""
+        """End the engine's session that was created for the client, if there is one. Nothing else
+        is kept for a client.
+        """
         own = _own_session(request.headers.get("mcp-session-id", ""))
         if own is not None:
             with suppress(ResourceNotFound):
@@ -388,7 +390,8 @@ def _can_ask(capabilities: Any) -> bool:
 
 
 def _header_text(text: str) -> str | None:
-    """Return the text of a header, decoded if it is in base64; None if it is malformed.
+    """Return the text of a header, decoded if the header is in base64, or None if the header is
+    malformed.
 
     *Source*: streamable HTTP from 2026-07-28 on encodes text that is not ASCII.
     """

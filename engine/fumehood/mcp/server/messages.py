@@ -1,8 +1,8 @@
 """JSON-RPC messages of the Model Context Protocol, and the server's answers about itself.
 
-Used by `dispatch.py` in the daemon, and by `stdio.py` in a client's process, which must start
-quickly and therefore imports only the standard library and strict JSON. Invariant: an invalid
-message is answered with an error, and no part of it reaches a tool.
+`dispatch.py` in the daemon uses this module, and so does `stdio.py` in a client's process. That
+process must start quickly, so this module imports only the standard library and strict JSON.
+Invariant: an invalid message is answered with an error, and no part of it reaches a tool.
 """
 
 from __future__ import annotations

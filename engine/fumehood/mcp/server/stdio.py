@@ -1,8 +1,8 @@
 """`fumehood mcp`: a client's standard input and output on one side, a daemon's `/mcp` on the other.
 
-Client side, in its own process, which must answer within half a second of its start. So it needs
-only the standard library. The thread that reads a line also answers it, while another thread reads
-the next line. Each request has its own connection while it is answered; idle connections are
+Client side, in its own process, which must answer within half a second of its start. So this module
+needs only the standard library. The thread that reads a line also answers it, while another thread
+reads the next line. Each request has its own connection while it is answered; idle connections are
 reused. Without a daemon, this process answers some requests itself, and calls fail with the reason.
 Invariants: a request is sent once; a request that the client has cancelled gets no response, and
 its connection is closed, which ends the call; only messages are written to standard output.
@@ -47,7 +47,7 @@ from fumehood.mcp.server.messages import (
 from fumehood.protocol import strict_json
 
 MAX_REQUESTS = 256
-"""Maximum number of concurrent requests, including subscriptions. More are refused."""
+"""Maximum number of concurrent requests, including subscriptions. Further requests are refused."""
 
 RESTART_S = 3.0
 """Seconds that a request waits for a daemon that was reachable before and may now be restarting."""
@@ -72,8 +72,8 @@ ANSWER_TO_NOBODY = ANSWER + b"null"
 JSON = {"content-type": "application/json"}
 
 LATER = "later"
-"""Placeholder for the client's session in requests that only list tools. Any value selects the list
-for sessions, because the session itself is not looked up for a list."""
+"""Placeholder for the client's session in requests that only list tools. For such requests, any
+value means that the client has a session, because the session itself is not looked up."""
 
 MISSING = b'"code":"RESOURCE_NOT_FOUND"'
 """Part of every answer about an ended session, for a quick test. Other answers may contain it."""
@@ -85,7 +85,7 @@ SESSION_OVER = (
 
 
 class Unavailable(Exception):
-    """No daemon answers, or it refuses to create a session. The request was not sent."""
+    """No daemon answers, or the daemon refuses to create a session. The request was not sent."""
 
 
 @dataclass(eq=False, slots=True)

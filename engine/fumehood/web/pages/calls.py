@@ -208,7 +208,7 @@ def _query_of(view: View, given: dict[str, str]) -> dict[str, Any]:
 
 
 def _output(envelope: Envelope) -> dict[str, Any]:
-    """Return the output of the tool, even if it failed."""
+    """Return the output of the tool, even if the tool failed."""
     details = envelope.error.details if envelope.error is not None else None
     return envelope.data or details or {}
 

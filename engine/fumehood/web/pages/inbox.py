@@ -86,7 +86,9 @@ async def show_result(view: View) -> Response:
 
 
 async def approve(view: View) -> Response:
-    """Approve one approval as it was shown, or as it was edited in the previous form."""
+    """Approve one approval, with the arguments that were shown or, if the user has edited them,
+    with the edited arguments.
+    """
     form, wish = view.form, None
     arguments = form.json("arguments") if form.get("arguments") else None
     if scope := form.get("scope"):
