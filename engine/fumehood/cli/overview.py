@@ -40,7 +40,9 @@ def show_overview() -> None:
 
 
 def overview(path: Path) -> JsonObject:
-    """Return the engine's state and the next step. Without an answer, `engine` has the reason."""
+    """Return the engine's state and the next step. If the engine does not answer, the field
+    `engine` has the reason.
+    """
     found: JsonObject = {"engine": "ready", "socket": str(path)}
     try:
         Connection(path).close()

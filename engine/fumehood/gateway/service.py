@@ -1,7 +1,7 @@
 """The gateway of an engine: it opens a door for each program that may have network.
 
-Host side. Invariants: a program without network costs nothing here; when a program's call ends, all
-tasks of its connections have ended.
+Host side. Invariants: nothing is done here for a program without network; when a program's call
+ends, all tasks of its connections have ended.
 """
 
 from __future__ import annotations

@@ -82,7 +82,9 @@ class SessionLease:
     project: Project | None = None
     """The session's project, or None if the session's files came from no project directory."""
     processes: Callable[[JsonObject], Awaitable[JsonObject]] | None = None
-    """Carries out a request about the registered processes (`SessionProcesses.ask`)."""
+    """A function that carries out a request about the registered processes
+    (`SessionProcesses.ask`), or None if the lease has none.
+    """
 
     async def run(
         self,

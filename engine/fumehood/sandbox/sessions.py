@@ -1326,7 +1326,7 @@ def _require_disk(session: Session, fault: str) -> None:
 
 
 def _snapshot_of(record: SessionRecord, reference: str) -> Snapshot:
-    """Return a session's snapshot by its id or name. Raises ResourceNotFound."""
+    """Return a session's snapshot, given the snapshot's id or name. Raises ResourceNotFound."""
     found = [one for one in record.snapshots if reference in (one.id, one.name)]
     if not found:
         words = "This session has no such snapshot. `fumehood sessions show ID` shows those it has."

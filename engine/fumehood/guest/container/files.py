@@ -118,15 +118,15 @@ def _found(path: str, recursive: bool) -> list[Result]:
 
 
 def _scan(arguments: Result) -> Result:
-    """List all plain files and directories in rows of path, size (-1 for a directory), whether it
-    can be executed, and version, in at most `room` bytes.
+    """List all plain files and directories in at most `room` bytes. Each row has a path, a size (-1
+    for a directory), whether the file can be executed, and a version.
 
-    The version changes whenever the file changes. It is the SHA-256 of the content, or on a disk,
-    where reading all files takes long, inode and change time. The version is empty if the file
-    could change again while its inode and change time stay the same. `others` are links, special
-    files, paths that the host cannot name, and directories that cannot be read. With `links`, links
-    are also rows, of size -2 with their target as the version. Directories named in `skip` are left
-    out, with all that is in them.
+    The version changes whenever the file changes. The version is the SHA-256 of the content or, on
+    a disk, where reading all files takes long, the inode and the change time. The version is empty
+    if the file could change again while its inode and change time stay the same. `others` are
+    links, special files, paths that the host cannot name, and directories that cannot be read. With
+    `links`, links are also rows, of size -2 with their target as the version. Directories named in
+    `skip` are left out, with all that is in them.
     """
     after, most, room = arguments["after"], int(arguments["most"]), int(arguments["room"])
     result: Result = {"rows": [], "has_more": False, "too_many": False, "others": []}
