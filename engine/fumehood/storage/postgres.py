@@ -21,7 +21,7 @@ import re
 import secrets
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from sqlalchemy import (
@@ -48,6 +48,7 @@ from sqlalchemy.exc import (
     InterfaceError,
     InternalError,
     OperationalError,
+    SQLAlchemyError,
 )
 
 from fumehood.storage.backend import READ_THREADS, Backend
@@ -213,6 +214,9 @@ class Postgres(Backend):
     def close(self) -> None:
         """Close all connections; then another engine can become active."""
         super().close()
+        with suppress(SQLAlchemyError):  # the server or the connection may be gone
+            # The server ends the session of a closed connection only some time later.
+            self._lock.exec_driver_sql("SELECT pg_advisory_unlock_all()")
         self._lock.close()
         self._lock.engine.dispose()
 
