@@ -33,12 +33,12 @@ COPY_CPU_S = 2.0
 
 LOOK_S = 0.1
 IDLE_LOOKS = 30
-"""Maximum number of checks, `LOOK_S` seconds apart, at which a process that must copy itself is
-asleep."""
+"""Maximum number of checks, `LOOK_S` seconds apart, at which a process that must copy itself may be
+found asleep."""
 BLOCKED_LOOKS = 100
-"""Maximum number of checks, `LOOK_S` seconds apart, at which a process that must copy itself is
-asleep or waits for a disk. A program can seem to wait for a disk for ever (vfork), and the host
-ends a container after a minute.
+"""Maximum number of checks, `LOOK_S` seconds apart, at which a process that must copy itself may be
+found asleep or waiting for a disk. A program can seem to wait for a disk for ever (vfork), and the
+host ends a container after a minute.
 """
 
 MAX_MESSAGES = 4096
@@ -85,7 +85,8 @@ class Chain:
         self._aside: dict[str, int] = {}
         """Token of a trial → the process with the trial's variables."""
         self._seen_awake: dict[int, int] = {}
-        """Id of each process that was not stopped at the last check → its CPU time then."""
+        """Id of each process that was not stopped at the last check → its CPU time at that check.
+        """
         self._used_ns: dict[int, int] = {}
         """Id of each waiting process → its CPU time when it was first seen stopped."""
         self._are_ended = False
@@ -341,7 +342,9 @@ class Chain:
             self._orders.send(order)
 
     def _take_back(self) -> None:
-        """Remove an order that a killed process has not read, or its successor would read it."""
+        """Remove an order that a killed process has not read, so that the next process does not
+        read it.
+        """
         with contextlib.suppress(BlockingIOError):
             while True:
                 order, descriptors, _ = receive(

@@ -1,9 +1,9 @@
 """The child in a container: the process in which a call's program starts.
 
-Guest side, forked by the zygote. A child first waits for one byte: limited, filtered, warmed up,
-and still running as root, so that no program can touch it. Then it irrevocably becomes the
-programs' user, and only after that it reads its request. Its final message is a claim; the kernel
-reports how it ended.
+Guest side, forked by the zygote. A child first waits for one byte. While it waits, it is already
+limited, filtered and warmed up, but still runs as root, so that no program can touch it. Then the
+child irrevocably becomes the programs' user, and only after that does it read its request. The
+child's final message is a claim; the kernel reports how the child ended.
 """
 
 from __future__ import annotations
@@ -180,8 +180,8 @@ def refuse_writable_places() -> None:
     """Check that this process, which runs as root, imports nothing that a program can write.
 
     Raises:
-        ImportError: a directory that programs can write is in the import path, was searched, or is
-            that of a loaded module.
+        ImportError: a directory that programs can write is in the import path, was searched, or
+            contains a loaded module.
     """
     loaded = (getattr(module, "__file__", None) for module in list(sys.modules.values()))
     places = {os.path.dirname(path) for path in loaded if path}

@@ -85,7 +85,7 @@ class Cleaner:
         """Processes that zygotes have reaped since the last check."""
 
     def on_reaped(self, pid: int) -> None:
-        """Note a process that a zygote has reaped."""
+        """Record that a zygote has reaped this process."""
         self._reaped.add(pid)
 
     def is_alone(self) -> bool:
@@ -119,10 +119,10 @@ class Cleaner:
         return self._fits(counted, threads, looks=looks), is_certain
 
     def _fits(self, counted: int | None, registered: int, *, looks: bool = True) -> bool:
-        """Whether the kernel's count `counted` is that of the guest's processes, a session's
-        waiting processes, and `registered` threads of registered processes. With `looks`, also
-        search for other processes that may exist: new relays, and dead children that were not
-        reaped.
+        """Whether the kernel's count `counted` equals the number of the guest's processes and of a
+        session's waiting processes, plus `registered` threads of registered processes. With
+        `looks`, also search for other processes that may exist: new relays, and dead children that
+        were not reaped.
         """
         relays, spared = self._relays(), self._chain.pids
         if counted is None or not self._pools.is_settled:
@@ -253,8 +253,8 @@ class Cleaner:
         return None
 
     def _is_one_unseen(self) -> bool:
-        """Whether the kernel's count shows that there are processes that were not listed, because
-        listing takes time."""
+        """Whether the kernel's count shows that the list of processes missed some. Listing takes
+        time, so processes can start or end while it is in progress."""
         return self._is_counted and self._pools.is_settled and not self.is_alone()
 
 

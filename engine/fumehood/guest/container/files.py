@@ -248,7 +248,7 @@ def _maps_of(process: str) -> str:
 
 
 def _is_ours(process: str) -> bool:
-    """Whether a process has the user of the session's programs, and still runs."""
+    """Whether a process runs as the user of the session's programs and has not ended."""
     shown = process_status(process)
     has_ended = (field(shown, b"State") or b"X")[:1] in b"ZX" and field(shown, b"Threads") == b"1"
     users = (field(shown, b"Uid") or b"").split()

@@ -310,7 +310,7 @@ def _seal(config: dict[str, Any], stdin: int, stdout: int, report: int) -> None:
 
 
 RING_BYTES = 1 << 20
-"""Number of the last bytes of output that are kept."""
+"""Number of bytes at the end of the output that are kept."""
 
 _POSITION = struct.Struct("!Q")
 _WRITTEN, _ANNOUNCED = RING_BYTES, RING_BYTES + _POSITION.size

@@ -22,7 +22,8 @@ UNLIMITED = 1 << 60
 
 
 _Source = tuple[str, str | None, int]
-"""A file that may hold a counter, its key there (None for the whole file), and its unit."""
+"""A file that may contain a counter, the counter's key in it (None: the whole file), and its unit.
+"""
 
 
 Counter = Literal[

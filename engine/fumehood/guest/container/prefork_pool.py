@@ -317,7 +317,7 @@ class Standby:
         self._ended: set[int] = set()
 
     def expect(self, cpu_s: int) -> None:
-        """Note that a JavaScript program runs with this CPU limit, so that another may follow."""
+        """Record that a JavaScript program runs with this CPU limit. Another one may follow."""
         self._expected_cpu_s = cpu_s
 
     def prepare(self) -> None:
@@ -365,7 +365,7 @@ class Standby:
         raise PreforkFailed("the standby Node process could not be ended")
 
     def has_ended(self, pid: int) -> bool:
-        """Note the end of a process. Returns whether it was a standby."""
+        """Record the end of a process. Returns whether the process was a standby."""
         if self._child is not None and self._child.pid == pid:
             self._child.close()
             self._child = self._expected_cpu_s = None  # it ended by itself: do not start another

@@ -2,9 +2,9 @@
 
 Guest side, used by the supervisor, the first process of its PID namespace: all visible processes
 belong to this container. Invariants: a process with an id other than root's belongs to the program,
-or to a registered process (see `trees`); processes of the guest are root's until they only have a
-program left to run. A process is not considered gone while it may have left another in its place.
-Never used on a host.
+or to a registered process (see `trees`); processes of the guest belong to root until nothing is
+left for them to do but run a program. A process is not considered gone while it may have left
+another in its place. Never used on a host.
 """
 
 from __future__ import annotations

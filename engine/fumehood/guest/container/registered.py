@@ -271,7 +271,7 @@ class Registered:
             )
 
     def _on_over(self, process: _Process) -> None:
-        """Note the end of a process, answer the requests that wait for it, and forget the oldest
+        """Record the end of a process, answer the requests that wait for it, and forget the oldest
         ended processes beyond the maximum."""
         process.state = "ended"
         lost = _fault("unavailable", "It was killed, because its keeper was.")

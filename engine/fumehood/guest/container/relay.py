@@ -213,7 +213,7 @@ class Relay(_Streams):
         super().end()
 
     def turn_away(self) -> None:
-        """Close the connections that were not accepted yet, which are of an earlier program."""
+        """Close the connections that were not accepted yet. They belong to an earlier program."""
         for _ in range(2 * BACKLOG):  # no more of them can wait
             accepted = self._accepted()
             if accepted is None:

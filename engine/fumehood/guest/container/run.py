@@ -47,7 +47,7 @@ class Answer:
 
 @dataclass(frozen=True)
 class Keep:
-    """The container is now a session's. If the current engine disappears, the container waits
+    """The container now belongs to a session. If the current engine disappears, the container waits
     `wait_s` seconds for another; `epoch` is the current engine's epoch.
     """
 

@@ -790,9 +790,9 @@ class Supervisor:
             self._stop(run, "cpu_time")
 
     def _look_at_killed(self, run: Run, pid: int, now: float) -> None:
-        """Conclude a killed run if its first process is dead although its end was not reported,
-        which another of its processes can cause. If the first process is still alive and there are
-        registered processes, stop these, because they may use all CPU time.
+        """Conclude a killed run if its first process is dead although its end was not reported.
+        Another process of the run can prevent the report. If the first process is still alive and
+        there are registered processes, stop these, because they may use all CPU time.
         """
         if now >= run.look_at:
             run.look_at = now + HIDDEN_S

@@ -39,7 +39,7 @@ def watch() -> socket.socket:
 
 
 def drain(wakeup: socket.socket) -> None:
-    """Discard the signals received so far. Call this before `reap`, or a child's end could be
+    """Discard the signals received so far. Call this before `reap`, so that no child's end is
     missed."""
     try:
         while wakeup.recv(512):

@@ -66,7 +66,7 @@ def receive(
 
 @contextmanager
 def held(descriptor: int) -> Iterator[int]:
-    """Close a descriptor at the end of the block."""
+    """Yield a descriptor, and close it at the end of the block."""
     try:
         yield descriptor
     finally:
@@ -96,9 +96,9 @@ nests the message in another message.
 """
 
 MAX_CLAIM_BYTES = 512 * 1024
-"""Size limit of one frame from a program in a container, of which the largest is the final claim.
-In the jail, the size limit of all progress reports of one run together. Anything above these limits
-counts as too much output.
+"""Size limit in bytes. In a container, it applies to each frame from a program, the largest of
+which is the final claim. In the jail, it applies to the total size of one run's progress reports.
+Anything above this limit counts as too much output.
 """
 
 

@@ -1,6 +1,6 @@
 """Builds system-call filters as classic BPF programs, and installs them.
 
-Guest side; `process/filters.py` and `container/filter.py` have the lists of calls. Between the
+Guest side; `process/filters.py` and `container/filter.py` contain the lists of calls. Between the
 rules of a filter the accumulator always holds the number of the system call.
 """
 
@@ -116,8 +116,8 @@ def refuse_byte(argument: int, value: int) -> list[Instruction]:
 
 
 def allow_unless(values: Mapping[int, int], otherwise: Instruction) -> list[Instruction]:
-    """Allow a call unless all these arguments have these 32-bit values. `values` is argument →
-    value. Else the verdict is `otherwise`."""
+    """Allow a call unless every argument in `values` (argument → value) has its 32-bit value there.
+    Else the verdict is `otherwise`."""
     body: list[Instruction] = []
     for argument, value in values.items():
         body += [_load(_OFFSET_ARGUMENTS + 8 * argument), *_unless_equal(value, [allow()])]

@@ -7,8 +7,8 @@ one process may evaluate many expressions of one trust domain.
 
 A node class in neither set of the table is refused, so a newer Python with a new node cannot widen
 the language; a test fails until the class is in one of the sets. Only numbers, lists and tuples can
-be reached from the result of a function in the name table. Functions whose results can be large are
-those of `sizes`.
+be reached from the result of a function in the name table. Functions whose results can be large
+come from `sizes`.
 """
 
 from __future__ import annotations

@@ -219,8 +219,8 @@ class Guards(Uncopied):
         }
 
     def refused(self, why: str) -> Refused:
-        """Return the refusal to raise, and remember it in case the program swallows it. Only the
-        first one counts."""
+        """Return the refusal to raise. The program's first refusal is remembered and returned every
+        time, in case the program swallows it."""
         self.refusal = self.refusal or Refused(why)
         return self.refusal
 

@@ -403,13 +403,17 @@ class ProgramPolicy(RestrictingNodeTransformer):
     """
 
     def check_name(self, node: Any, name: str | None, allow_magic_methods: bool = False) -> None:
-        """Allow the magic methods of our table, in addition to the policy's eight."""
+        """Allow the methods in `MAGIC_METHODS`, in addition to the eight that RestrictedPython
+        allows.
+        """
         if allow_magic_methods and isinstance(node, ast.FunctionDef) and name in MAGIC_METHODS:
             return
         super().check_name(node, name, allow_magic_methods)
 
     def visit_Module(self, node: ast.Module) -> Any:
-        """Assign the value of a last expression to `VALUE`, which the program cannot write."""
+        """If the last statement is an expression, assign its value to `VALUE`, which the program
+        cannot write.
+        """
         visited: ast.Module = super().visit_Module(node)  # type: ignore[assignment]
         last = visited.body[-1] if visited.body else None
         if isinstance(last, ast.Expr):
@@ -433,7 +437,7 @@ class ProgramPolicy(RestrictingNodeTransformer):
         return _guarded(node, guard, self.visit(node.value))
 
     def visit_AugAssign(self, node: ast.AugAssign) -> Any:
-        """Allow `+=` and the like also for items and attributes, which guards read and write."""
+        """Allow `+=` and similar statements for items and attributes, accessed through guards."""
         target, operation = node.target, ast.Constant(IOPERATOR_TO_STR[type(node.op)])
         if isinstance(target, ast.Name):
             return super().visit_AugAssign(node)
@@ -454,7 +458,9 @@ class ProgramPolicy(RestrictingNodeTransformer):
         return node
 
     def visit_ClassDef(self, node: ast.ClassDef) -> Any:
-        """Set the class's real position in the policy's result, for tracebacks."""
+        """Restore the class's source position in the tree that the policy returns, so that
+        tracebacks show the right line.
+        """
         visited: ast.ClassDef = super().visit_ClassDef(node)  # type: ignore[assignment]
         copy_locations(visited, node)
         for keyword in visited.keywords:

@@ -42,7 +42,7 @@ bytecode of functions that run often; if this happens before the fork, the pages
 
 KEPT_SHARE = 16
 """If an error with the printed text exceeds the output limit of N bytes, the first N / `KEPT_SHARE`
-characters of the text are kept. In JSON each takes at most twelve bytes.
+characters of the text are kept. In JSON, each character takes at most twelve bytes.
 """
 
 _FUTURE_IGNORED = frozenset({"annotations"})

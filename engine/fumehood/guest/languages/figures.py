@@ -95,7 +95,9 @@ class Figures:
 
 @contextmanager
 def _warnings_without_place() -> Iterator[None]:
-    """Print each warning about a figure once, without file and line, which would be this file's."""
+    """Print each warning about a figure once, without a file and line, which would refer to this
+    module.
+    """
     shown = set()
 
     def show(message: Warning | str, category: type[Warning], *_: object, **more: object) -> None:
@@ -162,7 +164,8 @@ def fonts_found_late() -> Iterator[None]:
 @contextmanager
 def _fonts_of_image() -> Iterator[None]:
     """Make Matplotlib use `FONTS` as its configuration directory within this context. `FONTS` is
-    reported as writable, or Matplotlib would create another directory. Nothing is written there.
+    reported as writable, so that Matplotlib does not create another directory. Nothing is written
+    there.
     """
     access, chosen = os.access, os.environ.get(CONFIGURATION)
     os.access = lambda path, *rest, **more: str(path) == FONTS or access(path, *rest, **more)
@@ -177,7 +180,7 @@ def _fonts_of_image() -> Iterator[None]:
 
 
 def catch_show(figures: Callable[[], Figures]) -> None:
-    """Make `pyplot.show()` take all open figures, like in a notebook."""
+    """Make `pyplot.show()` save and close all open figures, as in a notebook."""
     late_modules().around["matplotlib.pyplot"] = lambda: _show_caught(figures)
     _catch_show(figures)
 

@@ -82,7 +82,9 @@ def preload(modules: Sequence[str] = ()) -> None:
 
 
 def expect_late() -> None:
-    """Make a program's own import of Matplotlib or pandas set it up as `preload` does."""
+    """Make a program's own import of Matplotlib or pandas set up the imported library as `preload`
+    does.
+    """
     late = late_modules()
     late.around["matplotlib"] = figures.fonts_found_late
     late.around["matplotlib.font_manager"] = figures.fallback_found_late
@@ -547,8 +549,8 @@ def shortened(text: str, most: int) -> str:
 
 
 def _end_of(text: str, most: int) -> str:
-    """Return the last `most` characters of a text, without the rest of a word or of a private key
-    that began before them."""
+    """Return the last `most` characters of a text. If they begin within a word or a private key,
+    leave out the rest of that word or key."""
     at = len(text) - most
     begins = text.rfind(KEY_BEGINS, 0, at + len(KEY_BEGINS))
     is_in_key = begins >= 0 and text.find(KEY_ENDS, begins, at) < 0

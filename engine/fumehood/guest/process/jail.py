@@ -38,8 +38,8 @@ from fumehood.protocol.framing import MAX_REPORTS
 OPEN_FILES = 64
 PUBLIC_NAMES = ("ToolError", "ToolResult", "progress", "tool")
 ENVIRONMENT = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-"""Environment that keeps linear algebra libraries from starting threads on import, which would end
-the child.
+"""Environment variables that keep linear algebra libraries from starting threads on import, which
+would end the child.
 """
 
 

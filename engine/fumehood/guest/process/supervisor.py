@@ -84,7 +84,7 @@ class Run:
 
 @dataclass
 class Checkout:
-    """A child checked out by the host, which talks to it directly."""
+    """A child that the host has checked out and exchanges messages with directly."""
 
     id: int
     memory_bytes: int
@@ -95,8 +95,8 @@ class Checkout:
 PROBE_MEMORY_BYTES = 16 << 20
 PROBE_WALL_S = 0.02
 PROBE_DEADLINE_S = 60.0
-"""Time limit of all probes but `spin`, in seconds. It exceeds the time that the host waits for a
-guest, so that a busy machine is never taken for one that does not enforce its limits.
+"""Time limit in seconds of each probe except `spin`. The limit exceeds the time that the host waits
+for a guest, so that a busy machine is never taken for one that does not enforce its limits.
 """
 
 
