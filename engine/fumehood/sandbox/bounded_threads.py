@@ -36,8 +36,8 @@ class BoundedThreads:
         *,
         unwanted: Callable[[Answer], None] = lambda answer: None,
     ) -> Answer:
-        """Run a call and return its answer. An answer after the deadline, or after this was
-        cancelled, is passed to `unwanted`.
+        """Run a call and return its answer. If the call returns after the deadline, or after the
+        caller was cancelled, its answer is passed to `unwanted`.
 
         Raises:
             TimeoutError: no thread was free in time, or the call did not end in time.

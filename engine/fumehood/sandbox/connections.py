@@ -62,7 +62,7 @@ class Connection(anyio.abc.ByteStream):
         self._change = anyio.Event()
 
     async def receive(self, max_bytes: int = PIECE_BYTES) -> bytes:
-        """Return the next bytes. Raises as anyio's streams do."""
+        """Return the next bytes. Raises the same errors as anyio's streams."""
         await anyio.lowlevel.checkpoint_if_cancelled()
         while not self._received:
             if self._is_gone:
@@ -79,7 +79,9 @@ class Connection(anyio.abc.ByteStream):
         return data
 
     async def send(self, item: bytes) -> None:
-        """Send all bytes. Wait while the program does not read. Raises as anyio's streams do."""
+        """Send all bytes. Wait while the program does not read. Raises the same errors as anyio's
+        streams.
+        """
         await anyio.lowlevel.checkpoint_if_cancelled()
         view = memoryview(item)
         while view:
@@ -271,7 +273,7 @@ class PortConnections(Connections):
                 waiting.set_exception(_ended())
 
     def close(self) -> None:
-        """Break all connections, for good."""
+        """Break all connections. No connection can be opened afterwards."""
         super().close()
         for waiting in self._opening.values():
             if waiting is not None and not waiting.done():

@@ -157,7 +157,7 @@ class Workers:
     ) -> RunEnding:
         """Call the function that `call` names (`{module, name, arguments}`) for a principal.
 
-        If this is cancelled, it kills the worker, then raises.
+        On cancellation, kill the worker before raising.
 
         Raises:
             SandboxUnavailable: no worker was free in time, or none could be started.
@@ -251,7 +251,7 @@ class _Worker:
 
     @property
     def is_alive(self) -> bool:
-        """Whether the process runs, according to the kernel: the event loop learns of its end
+        """Whether the process runs, according to the kernel. The event loop notices the end only
         later.
         """
         if self._process.returncode is not None:

@@ -108,7 +108,9 @@ class Leftovers(Enum):
     WRITES = 1
     """Files of write requests that failed or were cut off."""
     UPLOADS = 2
-    """Files of such write requests, and of uploads that were begun under an earlier engine."""
+    """Files of write requests that failed or were cut off, and of uploads that were begun under an
+    earlier engine.
+    """
 
 
 @dataclass(eq=False, slots=True)
@@ -141,7 +143,7 @@ class Session:
     """Number of the session's trials whose effects wait for a decision."""
     restored_at: datetime | None = None
     copied_at: datetime | None = None
-    """When the copy was saved from which the files were restored. None again after the next call,
+    """Time of the saved copy from which the files were restored. None again after the next call,
     which reports the restoration."""
     is_moved: bool = False
     """Whether the session has a new container that is not stored yet."""
@@ -488,8 +490,8 @@ def _refusal(
 # -- places ----------------------------------------------------------------------------------
 
 PROMISED = 0.75
-"""Fraction of the host's memory that all sessions together may reserve, and fraction of that amount
-for one principal's sessions.
+"""Fraction of the host's memory that all sessions together may reserve. The sessions of one
+principal may reserve the same fraction of that amount.
 """
 
 

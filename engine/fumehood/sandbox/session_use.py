@@ -55,11 +55,11 @@ class Project(Protocol):
         """Return the changes in the session since the project's files were copied into it."""
 
     async def effect(self, lease: Lease) -> Any:
-        """Return what `apply` would do, as an executor's effect."""
+        """Return the changes that `apply` would make, as an executor's `Effect`."""
 
     async def apply(self, lease: Lease, expected: str | None, call_id: str) -> JsonObject:
-        """Write the session's changes into the project directory. If `expected` is not None, their
-        digest must equal it. `call_id` identifies the attempt after a crash.
+        """Write the session's changes into the project directory. If `expected` is not None, the
+        digest of the changes must equal `expected`. `call_id` identifies the attempt after a crash.
         """
 
 
@@ -69,7 +69,8 @@ class SessionLease:
 
     `until_ready` waits until the session can run a program, and raises if the session has ended.
     `save` receives the program and arguments of a run. If the session is durable and the run may
-    have changed files, `save` saves the files. It returns why this failed, or None if it did not.
+    have changed files, `save` saves the files. `save` returns why saving failed, or None if it
+    succeeded.
     """
 
     session: Session
@@ -188,8 +189,8 @@ class HeldFiles:
 
 
 class SessionTrials:
-    """The trials of one session. `save` saves the session's files, and returns why this failed, or
-    None if it did not; `write` stores the session's record.
+    """The trials of one session. `save` saves the session's files, and returns why saving failed,
+    or None if it succeeded; `write` stores the session's record.
     """
 
     def __init__(
@@ -374,7 +375,8 @@ class SessionTrials:
 # -- processes and ports ------------------------------------------------------------------
 
 _BEHIND_ALL = (1 << 53) - 1
-"""An offset beyond all output. The answer to a read there has the offset at which the output ends.
+"""An offset beyond all output. The answer to a read at this offset contains the offset at which the
+output ends.
 """
 
 STARTED_AT = "started_at"

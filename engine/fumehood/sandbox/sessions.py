@@ -616,7 +616,8 @@ class SessionKeeper:
         """Return the environment variables that a principal has chosen for its session: those whose
         values are not from the session's preset.
 
-        The result is empty if the principal has no such session: its calls are refused later.
+        The result is empty if the principal has no such session. Calls that name this session are
+        refused later.
         """
         session = self._live.get(session_id)
         if session is None or session.principal_id != principal.id:
@@ -811,7 +812,9 @@ class SessionKeeper:
         return make_request(self._settings, limits, host, name=name, **fields)
 
     def _require_limits(self) -> None:
-        """Raise SandboxUnavailable if containers lack a limit. `hold` reports if there are none."""
+        """Raise SandboxUnavailable if containers lack a required limit. If the wall enforces no
+        limits at all, do nothing, because `hold` then raises an error.
+        """
         with suppress(WallDown):
             require_enforcing("container", self._wall.status)
 
@@ -1027,8 +1030,8 @@ class SessionKeeper:
         return await self._save(session)
 
     async def _save(self, session: Session) -> str | None:
-        """Save the files of a durable session, whose turn the caller must have. Return why this
-        failed, as a clause, or None if it did not.
+        """Save the files of a durable session, whose turn the caller must have. Return why saving
+        failed, as a clause, or None if it succeeded.
         """
         if session.finished is not None or session.copy is None or self._saver is None:
             return None

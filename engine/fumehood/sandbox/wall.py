@@ -61,7 +61,7 @@ class CallPort(Protocol):
 
 
 OnCall = Callable[[int, str, JsonObject, CallPort], None]
-"""Receives a program's tool call: its number, the tool, the arguments, and where to answer."""
+"""Receives a program's tool call: its number, the tool, the arguments, and the answer's port."""
 
 OnEvent = Callable[[str, JsonObject], None]
 """Receives the name of an event and its values."""
@@ -120,7 +120,9 @@ class FrameSink(Protocol):
 
 
 Dial = Callable[[str, int], Awaitable[anyio.abc.ByteStream]]
-"""Connects to an address and port from the machine on which the run is. Raises EngineError."""
+"""Connects to an address and port from the machine on which the run takes place. Raises
+EngineError.
+"""
 
 
 class OpenConnections(Protocol):
@@ -209,7 +211,7 @@ class RunEnding:
     state: SessionState | None = None
     """The state of the variables, if the lease keeps them for the next run."""
     copied_at: datetime | None = None
-    """When the saved copy was made from which the session's files were, or will be, restored."""
+    """Time of the saved copy from which the session's files were, or will be, restored."""
     not_saved: str | None = None
     """Why the files of a durable session were not saved after the run, as a clause."""
     variables_bytes: int | None = None
@@ -234,7 +236,7 @@ class Lease(Protocol):
         limits: Limits,
         sinks: RunSinks = NO_SINKS,
     ) -> RunEnding:
-        """Run one program to its end. If this is cancelled, it ends the program, then raises.
+        """Run one program to its end. On cancellation, end the program before raising.
 
         `sinks.progress` receives the program's progress reports, which are unverified claims.
         """
@@ -315,8 +317,8 @@ class WallDown(SandboxUnavailable):
 def require_enforcing(wall: str, status: WallStatus) -> frozenset[Limit]:
     """Check that a wall of this name enforces all required limits, and return them.
 
-    They are the limits that the wall requires, and those that the engine requires of every wall of
-    this kind.
+    The required limits are those that the wall requires, and those that the engine requires of
+    every wall of this kind.
 
     Raises:
         WallDown: the wall enforces no limits at all.
@@ -647,8 +649,8 @@ class SessionWall(Wall, Protocol):
         self, copy: str, session_id: str, home: SessionHome
     ) -> AbstractAsyncContextManager[str]:
         """Make the disk of a new session from a copy, on the host of the copied session, which has
-        this `home`. The block gets a name for the new session's container, which does not exist
-        yet. If the block fails, the disk is removed.
+        this `home`. The block gets a name for the new session's container; the container does not
+        exist yet. If the block fails, the disk is removed.
 
         Raises:
             SandboxUnavailable: there is no room, or the disk could not be made.
@@ -723,7 +725,7 @@ class Slots:
             raise self._busy()
 
     def leave(self, principal_id: str) -> None:
-        """Return a slot, and grant free slots to waiting calls, in order of arrival, as far as
+        """Give back a slot, and grant free slots to waiting calls, in order of arrival, as far as
         their principals' shares allow.
         """
         self._running.give_back(principal_id)

@@ -225,8 +225,8 @@ class Channel(asyncio.Protocol):
         *,
         keep: bool = False,
     ) -> RunEnding:
-        """Run a program and return its ending, `SANDBOX_LOST` if the stream ended first. If this is
-        cancelled, it ends the program, then raises.
+        """Run a program and return its ending. If the stream ended first, the ending has
+        `SANDBOX_LOST`. On cancellation, end the program before raising.
 
         With `keep`, the files, and a Python program's variables, are kept for the next run.
         """
@@ -371,7 +371,7 @@ class Channel(asyncio.Protocol):
                 raise FrameError("not while a program runs")
 
     def keep(self, epoch: int, wait_s: float) -> None:
-        """Make the container a session's. If this engine disappears, the guest waits `wait_s`
+        """Assign the container to a session. If this engine disappears, the guest waits `wait_s`
         seconds for another engine with an epoch above `epoch`.
         """
         self._is_kept = True

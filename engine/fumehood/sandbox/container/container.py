@@ -39,11 +39,11 @@ OOM_EXIT_CODE = 137
 """Exit code of a container whose guest was killed with SIGKILL, as when memory ran out."""
 
 LOOKS = 4
-"""Number of queries about an ended container, after which the reason counts as unknown."""
+"""Number of queries about an ended container, after which the reason for its end is unknown."""
 
 LOOK_PAUSE_S = 0.05
-"""Seconds between two of these queries, because Docker does not record a container's end and the
-reason at the same time."""
+"""Seconds between two queries about an ended container, because Docker does not record a
+container's end and the reason at the same time."""
 
 
 class ContainerFailed(Exception):

@@ -165,7 +165,7 @@ class Docker:
         self._making = threading.Lock()
         self._client: Any = None
         self.failure: DockerUnreachable | None = None
-        """Why the last request did not reach a daemon, or None after one that did."""
+        """Why the last request did not reach a daemon, or None if it did."""
 
     @property
     def is_local(self) -> bool:

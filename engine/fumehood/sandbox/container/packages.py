@@ -52,7 +52,7 @@ LOCK_S = 24 * 3600.0
 """Seconds for which the versions that were resolved for a request are used again."""
 
 MAX_OF_ONE = 4
-"""Maximum number of one principal's requests for packages that wait or are being resolved."""
+"""Maximum number of one principal's package requests that are waiting or being resolved."""
 
 PIP_S = 120.0
 """Maximum seconds for one run of pip that resolves a request."""

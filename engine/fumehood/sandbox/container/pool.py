@@ -363,7 +363,7 @@ class Pool:
             raise
 
     def give_back(self, entry: PoolEntry, *, ran: bool, fresh: bool) -> None:
-        """Return a container after its lease. The container is destroyed if it was `fresh` and
+        """Give back a container after its lease. The container is destroyed if it was `fresh` and
         used, if a run in it did not end, or if it has reached a limit.
         """
         if entry.container.name not in self._state.entries:
@@ -613,7 +613,9 @@ class Pool:
             self.on_end(entry, why)
 
     def _forget(self, request: PoolRequest) -> None:
-        """Remove a waiting call, and return a container that was granted at the same moment."""
+        """Remove a waiting call, and give back a container that was granted to it at the same
+        moment.
+        """
         self._queue.leave(request)
         granted = request.granted
         if granted.done() and not granted.cancelled():

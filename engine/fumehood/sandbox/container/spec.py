@@ -190,8 +190,8 @@ def guest_config(spec: ContainerSpec) -> JsonObject:
 
 
 def relay_command(epoch: int, command: tuple[str, ...] = GUEST_COMMAND) -> tuple[str, ...]:
-    """Return the command that passes its streams to the guest, as the streams of a new host with
-    this epoch.
+    """Return the command that connects its standard streams to the guest. The guest then treats
+    them as coming from a new host with this epoch.
     """
     config = {"wall": "relay", "import_paths": list(GUEST_IMPORT_PATHS), "epoch": epoch}
     return (*command, json.dumps(config, sort_keys=True))

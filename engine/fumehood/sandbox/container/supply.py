@@ -10,8 +10,8 @@ A sweep removes containers that a crash between two steps left behind: those tha
 labels, but a name that is not in use. For each container, the first rule that applies decides:
 without our labels, it is left alone. With this engine's or this owner's label, it is removed if its
 name is not in use. (A state directory has one engine at a time, so an earlier engine's container is
-in use only if it is that of a session, to be taken over.) With another owner's label, it is removed
-only if it is stopped and long past its deadline.
+in use only if it belongs to a session that is to be taken over.) With another owner's label, it is
+removed only if it is stopped and long past its deadline.
 """
 
 from __future__ import annotations
@@ -81,10 +81,10 @@ LOOK_DEADLINE_S = 10.0
 """Seconds for all requests of one look at Docker."""
 
 LEAST_BETWEEN_LOOKS_S = 1.0
-"""Minimum seconds between the starts of two looks, however many calls request one."""
+"""Minimum seconds between the starts of two looks at Docker, however many calls request a look."""
 
 REMEMBERED_S = 2.0
-"""Seconds for which no look is made after a look that reached its deadline."""
+"""Seconds without a look at Docker, after a look that reached its deadline."""
 
 GUEST_GRACE_S = 60.0
 """Seconds for which a guest lives beyond the last moment at which it could be in use."""
@@ -192,11 +192,11 @@ class ContainerSupply:
         """The size of Docker's host; zeros if the size is not known."""
         self._unfit: Trouble | None = None
         self._reported: list[str] | None = None
-        """The last logged result of a look: the fault, or the missing images."""
+        """The last logged result of a look at Docker: the fault, or the missing images."""
         self._silent_until = -math.inf
-        """No look is made until this time, by the monotonic clock."""
+        """No look at Docker begins before this time, by the monotonic clock."""
         self.looked_at = -math.inf
-        """When the last finished look began, by the monotonic clock."""
+        """When the last finished look at Docker began, by the monotonic clock."""
         self.images: dict[str, Image] = {}
         self.missing: dict[str, ImageMissing] = {}
         """The configured images that are missing, in the order of the configuration."""
@@ -602,8 +602,8 @@ class ContainerSupply:
 
 
 def is_killed(pid: int) -> bool:
-    """Return whether a SIGKILL is pending for a process of this machine: with version 1 of cgroups,
-    a frozen process receives it only when thawed. False if there is no such process.
+    """Return whether a SIGKILL is pending for a process of this machine, or False if there is no
+    such process. With version 1 of cgroups, a frozen process receives the signal only when thawed.
     """
     with suppress(OSError, ValueError):
         lines = Path(f"/proc/{pid}/status").read_text("ascii", "replace").splitlines()

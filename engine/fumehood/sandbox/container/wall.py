@@ -174,7 +174,7 @@ class ContainerWall(HasImages):
         )
 
     def stand_by(self) -> None:
-        """Query Docker at the first use only, because another wall has the engine's containers.
+        """Query Docker at the first use only, because another wall manages the engine's containers.
         Called before the context is entered.
         """
         self._is_in_use = False
@@ -309,7 +309,7 @@ class ContainerWall(HasImages):
         return self.facts(image, (await self._find(image)).id)
 
     def facts(self, image: str, digest: str) -> JsonObject:
-        """Return what `facts_of` returns, for an image whose digest is already known."""
+        """Return the same facts as `facts_of`, for an image whose digest is already known."""
         lock = self._layers.lock_of(image)
         return {
             "image": image,
@@ -389,8 +389,8 @@ class ContainerWall(HasImages):
         return held
 
     def _keep(self, container: Container, epoch: int) -> None:
-        """Send the guest the order that its container is now a session's, and how long it may wait
-        for another engine.
+        """Inform the guest that its container now belongs to a session, and how long the guest may
+        wait for another engine.
         """
         container.keep(epoch, self._orphan_s if self.keeps_sessions else 0.0)
 
@@ -682,7 +682,9 @@ def _stopping() -> SandboxUnavailable:
 
 @dataclass(slots=True)
 class ContainerLease:
-    """A lease on one container, for one run. `queue_ms` is how long the call waited for it."""
+    """A lease on one container, for one run. `queue_ms` is how long the call waited for the
+    container, in milliseconds.
+    """
 
     container: Container
     fresh: bool

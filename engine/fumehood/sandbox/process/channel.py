@@ -176,7 +176,7 @@ class GuestProcess(asyncio.Protocol):
         """Run a program, in the sticky worker of `key` or, without a key, in a fresh child. A large
         request always runs in a fresh child.
 
-        If this is cancelled, it ends the program, then raises.
+        On cancellation, end the program before raising.
 
         Raises:
             RequestTooLarge: the arguments exceed the size of a request.

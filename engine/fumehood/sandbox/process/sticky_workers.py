@@ -52,7 +52,8 @@ MAX_ATTEMPTS = 3
 
 SPIN_S = 0.0004
 """Seconds for which a call polls for its answer before the event loop may sleep. Most expressions
-take less time, and to put a processor to sleep and wake it takes as long as to evaluate one.
+take less time. Putting a processor to sleep and waking it takes as long as evaluating an
+expression.
 """
 
 LOOK_S = 0.00005
@@ -112,7 +113,7 @@ class StickyWorkers:
         """Run a request in the worker of this trust domain's key; create the worker if necessary.
 
         `request` is one frame of at most `MAX_REQUEST_BYTES`. Nothing else may run for this key at
-        the same time. If this is cancelled, it ends the program, then raises.
+        the same time. On cancellation, end the program before raising.
         """
         for _ in range(MAX_ATTEMPTS):
             worker = await self._worker_for(key, limits)
@@ -368,8 +369,8 @@ class StickyWorker:
             await ended
 
     def _watch_cpu(self) -> None:
-        """End a run that exceeded its CPU limit. Otherwise check again when it could have used up
-        the rest.
+        """End a run that has reached its CPU limit. Otherwise schedule the next check for the
+        earliest time at which the run could reach the limit.
         """
         used_s = (self._cpu_ns() - self._idle_cpu_ns) / 1e9
         left_s = self._limits.cpu_s - used_s

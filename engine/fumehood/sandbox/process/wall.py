@@ -176,7 +176,7 @@ class ProcessWall:
         return True
 
     def leave_turn(self, key: str) -> None:
-        """Return the turn, so that the domain's next call can use the sticky worker."""
+        """Give back the turn, so that the domain's next call can use the sticky worker."""
         self._turns.pop(key).set()
 
     def _has_guest(self) -> bool:
@@ -237,7 +237,7 @@ class ProcessLease:
         self._principal_id = principal_id
         self._key = key
         self._turn: str | None = None
-        """The key, while this lease has the turn, otherwise None."""
+        """The trust domain's key while this lease has the turn, otherwise None."""
         self._guest: GuestProcess | None = None
         self.queue_ms = 0.0
 
