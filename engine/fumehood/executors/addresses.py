@@ -41,7 +41,7 @@ IDLE_S = 30.0
 """Seconds after which an unused connection is closed."""
 
 TURNS = 2
-"""Number of event loop turns after which a read has returned if any data had arrived."""
+"""Number of event loop turns within which a read returns if data has already arrived."""
 
 # *Source*: IANA's registries of special-purpose addresses, in the form of `ipaddress`
 # (`is_global`), plus the networks below.
@@ -113,8 +113,8 @@ class CheckedBackend(httpcore2.AnyIOBackend):
         raise NetworkError("The tool's service could not be reached. Repeat the call later.")
 
     async def addresses(self, host: str, port: int) -> list[IPv4Address | IPv6Address]:
-        """Return the addresses of a host, all of which may be reached. Raises the same errors as
-        `connect_tcp`.
+        """Return the addresses of a host, after checking that all of them may be reached. Raises
+        the same errors as `connect_tcp`.
         """
         found = await self.resolve(host, port)
         is_allowed = Origin("", host, port).is_in(self._allowed_hosts)
@@ -205,8 +205,8 @@ class CheckedConnection(httpcore2.AsyncNetworkStream):
 
 
 def drop_what_follows(answer: httpcore2.Response) -> None:
-    """Close the connection of an answer if more data has followed the answer. Otherwise this data
-    would be taken as the answer to another call.
+    """Close the connection of an answer if more data has followed the answer. Otherwise the next
+    call on this connection could take the data for its answer.
 
     The library has no function for this: it only checks for data that it has not read yet.
     """
@@ -217,8 +217,8 @@ def drop_what_follows(answer: httpcore2.Response) -> None:
 
 
 async def _cancel_soon(scope: anyio.CancelScope) -> None:
-    """Cancel a read in this scope, which would block, after the event loop has had time to deliver
-    data.
+    """Cancel this scope after the event loop has had time to deliver data. Until then, a read in
+    the scope can return data that has already arrived. Without such data, the read would block.
     """
     for _ in range(TURNS):
         await anyio.lowlevel.checkpoint()

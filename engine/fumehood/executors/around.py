@@ -2,9 +2,9 @@
 
 Host side, between `ProgramExecutor` and the parts. Each part with a hook is entered before the run,
 in the parts' order, and left after the run, in reverse order. Invariants: a part can only make a
-run stricter. It adds to what the kernel and earlier parts give, and replaces nothing. It can turn a
-success into a failure, but never the reverse. A run that needs something that no part gives does
-not begin.
+run stricter. It adds to the contributions of the kernel and of earlier parts, and replaces none of
+them. It can turn a success into a failure, but never the reverse. A run that needs a feature that
+no part provides does not begin.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Ran:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Share:
-    """One part's additions to the outcome of a run."""
+    """The fields, and possibly the failure, that one part adds to the outcome of a run."""
 
     fields: JsonObject = field(default_factory=dict)
     """Fields for `data`, or for the error's `details`. Fields of the kernel and of earlier parts
@@ -70,7 +70,7 @@ NO_SHARE = Share()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Given:
-    """What one part gives to a run."""
+    """One part's contributions to a run."""
 
     needs: frozenset[str] = frozenset()
     """The names returned by `needs_of` whose features this part provides."""
@@ -90,13 +90,15 @@ class Given:
     offer: object | None = None
     """An object for later parts, which know its type."""
     share: Callable[[Ran], Share] = lambda ran: NO_SHARE
-    """Called after the run, even after a cancelled run that has a partial outcome."""
+    """Called after the run, even after a cancelled run that has a partial outcome. Returns the
+    part's additions to the outcome.
+    """
 
 
 Around = Callable[["ToolRun", Sequence[Given]], AbstractAsyncContextManager[Given | None]]
-"""One part's hook around a run. It receives the run and what earlier parts give, and returns a
-context manager that is entered before the run and yields what this part gives, or None if it gives
-nothing.
+"""One part's hook around a run. The hook receives the run and the contributions of earlier parts,
+and returns a context manager that is entered before the run. The context manager yields this part's
+contributions, or None if the part makes none.
 
 If entering raises an EngineError, the run does not begin.
 """
@@ -110,7 +112,7 @@ def needs_of(tool: ToolDefinition, arguments: JsonObject, hosts: Sequence[str]) 
 
 
 def not_given(needs: frozenset[str]) -> SandboxUnavailable:
-    """Return the error of a call that needs what no part of this engine gives."""
+    """Return the error for a call that needs features that no part of this engine provides."""
     return SandboxUnavailable(
         f"This engine has no part that gives programs what the call asks for "
         f"({', '.join(sorted(needs))}), so nothing ran.",
@@ -195,10 +197,10 @@ def _only(own: T | None, given: Iterable[T | None]) -> T | None:
 
 @asynccontextmanager
 async def surrounded(run: ToolRun) -> AsyncIterator[Surroundings]:
-    """Enter the hooks of all parts around a run. The block gets what they give.
+    """Enter the hooks of all parts around a run, and yield everything that the parts give.
 
     Raises:
-        SandboxUnavailable: the call needs something that no part gives.
+        SandboxUnavailable: the call needs a feature that no part provides.
         EngineError: a part refuses to let the program run.
     """
     failure: BaseException | None = None

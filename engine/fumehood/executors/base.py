@@ -194,8 +194,8 @@ class Executor(ABC):
         """Return the request that a call would send to another service, as shown to approvers.
         Nothing is sent.
 
-        The result has the names of secrets, never their values. Return None if the engine sends no
-        request for this kind of tool.
+        The result contains the names of secrets, never their values. Return None if the engine
+        sends no request for this kind of tool.
 
         Raises:
             EngineError: the call would fail with this error.
@@ -206,8 +206,8 @@ class Executor(ABC):
     def run(self, run: ToolRun) -> Awaitable[Outcome]:
         """Run the tool once.
 
-        If the tool fails, return an `Outcome` with an error. Raise only if nothing else is known
-        about the run.
+        If the tool fails, return an `Outcome` with an error. Raise an error only if there is
+        nothing else to report about the run.
         """
 
 
@@ -229,8 +229,8 @@ class HeldAction(Executor):
         self.has_begun = False
         self.is_withdrawn = False
         self.result: Outcome | EngineError | None = None
-        """The action's outcome or error. None until `over` is set, and also after that if it is
-        unknown how the action ended.
+        """The action's outcome or error. None until `over` is set, and also after that if the way
+        in which the action ended is unknown.
         """
         self.over = asyncio.Event()
         """Set when the action has ended."""
@@ -351,8 +351,8 @@ class CallHandle:
 
     @contextlib.contextmanager
     def waiting_for_human(self) -> Iterator[None]:
-        """Notify the listener that the call waits for a human during the block, and then that it
-        does not.
+        """Notify the listener that the call is waiting for a human, and that it no longer is when
+        the block is left.
         """
         tell = self._on_waiting or (lambda is_waiting: None)
         self.is_waiting = True

@@ -29,8 +29,8 @@ from fumehood.protocol.framing import whole_words
 
 
 def unfit(*, is_result: bool) -> ExecutionError:
-    """Return the error for data of a tool that cannot be represented as JSON: the result, or the
-    details of a `ToolError`.
+    """Return the error for a tool's data that JSON cannot represent. The data is the tool's result
+    if `is_result`, otherwise the details of a `ToolError`.
     """
     what = "The tool's result" if is_result else "The details of the tool's own error"
     return ExecutionError(
@@ -41,7 +41,7 @@ def unfit(*, is_result: bool) -> ExecutionError:
 
 
 class Unreadable(Exception):
-    """A reply does not have the form in which this engine's own code writes replies."""
+    """A reply does not have the form that this engine's own code gives to replies."""
 
 
 class Claim(StrictValue):

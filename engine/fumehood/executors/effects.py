@@ -334,7 +334,9 @@ class Seen(Claim):
     """Number of the file's hard links, in the workspace or elsewhere."""
     sha256: Sha256 | None = None
     version: str | None = Field(default=None, min_length=1, max_length=200)
-    """A value that changes with the file, in place of `sha256`, if the file cannot be read."""
+    """If the file cannot be read, a value that replaces `sha256` and changes whenever the file
+    changes.
+    """
     target: str | None = None
     target_base64: str | None = None
     special: Literal["pipe", "socket", "device", "unknown"] | None = None
@@ -348,8 +350,8 @@ class Appended(Claim):
 
 
 class SurveyClaim(Claim):
-    """The state of everything that a call reads or changes, sorted by path. `base` is its hash,
-    including entries that are omitted here.
+    """The state of everything that a call reads or changes, sorted by path. `base` is the hash of
+    this state, including entries that are omitted here.
     """
 
     base: Sha256
@@ -411,7 +413,7 @@ MAX_STEPS = 4_000_000
 """Maximum number of line comparisons for one diff: about 0.15 s with the slowest test texts."""
 
 PART_STEPS = 500
-"""Number of steps that are added for each part of two texts, because of its fixed costs."""
+"""Number of steps that each compared part of two texts counts in addition, for its fixed costs."""
 
 NO_NEWLINE = "\\ No newline at end of file\n"
 """The line that follows a last line without a newline. *Source*: POSIX diff, its output format."""
@@ -473,7 +475,7 @@ def _lines(text: str) -> list[str]:
 
 def most_steps(matcher: Any) -> int:
     """Return the worst-case number of steps of a comparison: the search for each match may visit
-    all lines and all pairs of equal lines.
+    all lines and all pairs of identical lines.
     """
     pairs = sum(len(matcher.b2j.get(line, ())) for line in matcher.a)
     return int((len(matcher.a) + pairs) * min(len(matcher.a), len(matcher.b)))
@@ -520,8 +522,8 @@ def _in_parts(
 
 
 def _anchors(old: Sequence[str], new: Sequence[str]) -> list[tuple[int, int]]:
-    """Return the positions, in both texts, of lines that occur exactly once in each. Of these, only
-    the longest series that is in the same order in both texts is used. *Source*: patience diff.
+    """Return pairs of positions of lines that occur exactly once in each text. Of these pairs, only
+    the longest series that is in the same order in both texts is returned. *Source*: patience diff.
     """
     counts, new_counts = Counter(old), Counter(new)
     places = {line: number for number, line in enumerate(new) if new_counts[line] == 1}
@@ -547,8 +549,8 @@ def _anchors(old: Sequence[str], new: Sequence[str]) -> list[tuple[int, int]]:
 
 
 def _one_change(old: Sequence[str], new: Sequence[str]) -> Sequence[Code]:
-    """Return opcodes that replace all old lines by all new ones, except equal lines at the start
-    and the end.
+    """Return opcodes that replace all old lines by all new ones, except identical lines at the
+    start and the end.
     """
     start, end = _shared_ends(old, new)
     return [
@@ -559,7 +561,7 @@ def _one_change(old: Sequence[str], new: Sequence[str]) -> Sequence[Code]:
 
 
 def _shared_ends(old: Sequence[str], new: Sequence[str]) -> tuple[int, int]:
-    """Return the number of equal lines at the start and at the end. No line is counted twice."""
+    """Return the number of identical lines at the start and at the end. No line counts twice."""
     most = min(len(old), len(new))
     start = 0
     while start < most and old[start] == new[start]:
@@ -572,8 +574,8 @@ def _shared_ends(old: Sequence[str], new: Sequence[str]) -> tuple[int, int]:
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    """A run of equal lines, or of removed and added ones. `head` is the hunk's header for the first
-    run of a hunk, otherwise empty.
+    """A run of unchanged lines, or of removed and added lines. `head` is the hunk's header for the
+    first run of a hunk, otherwise empty.
     """
 
     head: str

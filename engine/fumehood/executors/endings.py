@@ -61,7 +61,8 @@ def error_of(
     """Return the error of a run, or None if it succeeded.
 
     `values` are the values of the templates' other placeholders. If a limit ended the run,
-    `details.limit` is set to the limit and `measured`.
+    `details.limit` is set to an object with the limit's name and value and the fields of
+    `measured`.
     """
     error_class = ENDING_ERRORS[ending.ended_by]
     if error_class is None:
@@ -132,10 +133,11 @@ def session_lost(details: JsonObject, ending: RunEnding, *, has_disk: bool) -> S
 # -- programs in containers ----------------------------------------------------------------
 
 MUCH_HELD = 0.4
-"""Fraction of a session's memory limit. If the variables use more, the hint names them."""
+"""If a session's variables use more than this fraction of its memory limit, the hint mentions them.
+"""
 
 IDLE_SHARE = 0.05
-"""Fraction of the time limit. A run that used less CPU time was mostly waiting."""
+"""A run whose CPU time is below this fraction of its time limit counts as mostly waiting."""
 
 NO_TERMINAL = "no terminal is available, and nobody can answer prompts"
 

@@ -96,8 +96,8 @@ class RestrictedPythonExecutor(Executor):
     async def run(self, run: ToolRun) -> Outcome:
         """Run one restricted program in the interpreter.
 
-        If the program fails, the error's `details` have the fields of `data`, and `exception`. All
-        of these are null if the program was ended from outside.
+        If the program fails, the error's `details` contain the fields of `data`, and `exception`.
+        All of these fields are null if the program was ended from outside.
         """
         ending = await run.lease.run("restricted_python", run.arguments, run.limits)
         if ending.ended_by is EndedBy.OK and not is_program_result(ending.result):

@@ -128,7 +128,7 @@ async def _ending_of(
     run: ToolRun, address: FunctionAddress, where: JsonObject, parts: FollowedParts | None
 ) -> RunEnding:
     """Call the function in another process, and return the ending. With `parts`, the result is
-    streamed to followers. `where` has further fields of the request.
+    streamed to followers. `where` contains further fields of the request.
     """
     call: JsonObject = {
         "module": address.module,

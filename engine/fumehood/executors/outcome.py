@@ -16,7 +16,7 @@ from fumehood.sandbox.session_use import HeldFiles
 
 @dataclass(frozen=True, slots=True)
 class CutText:
-    """A text that was too long for memory: its first and last part, and a link to the whole."""
+    """A text that was too long for memory: its first and last parts, and a link to all of it."""
 
     field: str
     """The field of `data` or of the error's `details` to which the text belongs. The field itself
@@ -68,7 +68,7 @@ class Outcome:
     """Size limit of `data` as JSON, in bytes, if its fields have separate limits. None: the call's
     output limit applies."""
     cuts: tuple[CutText, ...] = ()
-    """Texts that `data` or `details` do not contain as a whole."""
+    """Texts that were too long to be included in `data` or `details`."""
     whole_fields: frozenset[str] = frozenset()
     """Fields of `data` that hold a file's content and are never shortened."""
     redacted: int = 0

@@ -2,7 +2,8 @@
 
 Runs on both sides: in the jail's child, in a worker process, and in the engine for an asynchronous
 function of the host. Invariant: the JSON of one call's parts never exceeds the call's output limit,
-so an endless generator is ended. A count in another process is only a claim, so walls count again.
+so an endless generator is ended. A size that another process reports is only a claim, so walls
+measure it again.
 """
 
 from __future__ import annotations

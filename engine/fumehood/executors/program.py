@@ -92,8 +92,8 @@ class ProgramExecutor(Executor):
     async def run(self, run: ToolRun) -> Outcome:
         """Run one program in a container for the call, or in the container of the call's session.
 
-        If the program fails, the error's `details` have the fields that `data` would have, plus
-        `exception`, and `limit` if a limit ended the program.
+        If the program fails, the error's `details` contain the fields that `data` would contain,
+        plus `exception`, and `limit` if a limit ended the program.
         """
         results = _Results(run)
         trial = _TrialLease(run) if run.request.options.preview else None
@@ -148,7 +148,7 @@ class _Results:
 
     async def discard(self) -> None:
         """Discard the files and output of a run that has failed with an exception. If the caller
-        cancelled it, set the handle's partial outcome instead of discarding the output.
+        cancelled the run, set the handle's partial outcome instead of discarding the output.
         """
         handle = self._run.handle
         self._files.discard()
@@ -483,7 +483,7 @@ class KeptStreams:
         """Return both streams by name, or an empty dict if there was no output.
 
         With `is_cut`, the streams were cut off, possibly in the middle of a secret, so an end that
-        could be the start of a secret is left out. This takes no longer than writing to disk.
+        could be the start of a secret is left out. This method waits only for writes to the disk.
         """
         if not self._has_heard:
             return {}

@@ -313,7 +313,7 @@ class RelayedText:
         """Return the fields `text` and `content_type`, and a cut if the text was too long for
         memory.
 
-        This takes no longer than writing to disk.
+        This method waits only for writes to the disk.
         """
         if self._secrets is not None:
             rest = self._secrets.feed(self._decoder.decode(b"", True)) + self._secrets.finish()

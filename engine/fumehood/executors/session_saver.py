@@ -67,7 +67,7 @@ RESTORED_BYTES_PER_S = 5 << 20
 files take at this speed."""
 
 CHANGES = frozenset({"write", "finish", "unpack", "delete"})
-"""Requests to the guest's program `files` that change what a scan returns."""
+"""Requests to the guest's program `files` that change the result of a scan."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -343,7 +343,7 @@ class SessionSaver:
             return False
 
     async def _know(self, session_id: str, copy: SavedCopy) -> _Known:
-        """Return what is known of a session's last copy, read from the stored manifest if
+        """Return the engine's knowledge of a session's last copy. Read the stored manifest if
         necessary. Raises Missing, OSError.
         """
         known = self._known.pop(session_id, None)
@@ -500,7 +500,7 @@ def _piece_size(file: SavedFile, number: int) -> int:
 
 
 def _content(file: SavedFile | None) -> tuple[object, ...] | None:
-    """Return a value that is equal for equal files, whatever names their stored pieces have."""
+    """Return a value that is the same for identical files, whatever names their pieces have."""
     if file is None:
         return None
     return file.size, file.can_run, *(name.rpartition(".")[2] for name in file.pieces)

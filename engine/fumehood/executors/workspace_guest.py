@@ -386,7 +386,7 @@ def goes_forward(entries: list[Entry], after: str) -> bool:
 
 
 def as_shown(entry: Entry) -> WorkspaceEntry:
-    """Return a guest's entry in the form that answers to callers have."""
+    """Convert a guest's entry to the form that is used in answers to callers."""
     modified = EPOCH + timedelta(microseconds=entry.modified_ns // 1000)
     return WorkspaceEntry(
         path=entry.path, kind=entry.kind, size=entry.size, modified_at=timestamp(modified)

@@ -38,7 +38,8 @@ class Authority:
     """Issues certificates for one engine. `certificate` is the authority's own, as PEM text."""
 
     def __init__(self, file: Path | None) -> None:
-        """`file` keeps the authority for the next engine. Without `file`, a new authority is made.
+        """Read the authority from `file`. If the file does not exist, make a new authority and
+        store it there. If `file` is None, the new authority is kept only in memory.
 
         Raises:
             ValueError: the file contains no authority.

@@ -38,7 +38,7 @@ from fumehood.sandbox.wall import CallPort
 from fumehood.storage.errors import StoreError
 
 Send = Callable[[], Awaitable[EngineError | None]]
-"""Sends a held request. Returns what went wrong, or None if nothing did."""
+"""Sends a held request. Returns the error, or None on success."""
 
 Ask = Callable[[JsonObject, Send, CallPort], Awaitable[EngineError | None]]
 """Requests a human's approval, then calls `Send`. Returns why the request was not sent or failed,
@@ -53,7 +53,7 @@ class Spend(Protocol):
 
 
 def free(*, requests: int = 0, network_bytes: int = 0) -> bool:
-    """Return True: without budgets everything is free."""
+    """Return True, because without budgets nothing is charged."""
     return True
 
 

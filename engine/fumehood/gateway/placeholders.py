@@ -30,7 +30,7 @@ _BASIC = b"basic "
 
 _RANGES = frozenset({b"range", b"ranges"})
 """Words in the names of headers that request a part of a resource, such as `Range`, `Request-Range`
-and `x-ms-range`, also if they are spelled with underscores.
+and `x-ms-range`, even if they are spelled with underscores.
 """
 
 

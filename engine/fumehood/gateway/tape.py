@@ -49,11 +49,11 @@ class Tape(ABC):
     def begin(self, request: ProgramRequest, status: int, headers: Headers) -> Following | None:
         """Return the object that receives this answer, or None if the tape does not record it.
 
-        An answer counts as broken off unless `finish` is called."""
+        The recorded answer counts as incomplete unless `finish` is called."""
 
     @abstractmethod
     def skip(self) -> None:
-        """Note a TLS connection that is passed through without decryption."""
+        """Record that a TLS connection is passed through without decryption."""
 
     @abstractmethod
     def take(self, request: ProgramRequest, digest: str) -> TapedAnswer:

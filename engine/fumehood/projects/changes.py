@@ -137,7 +137,7 @@ def _row(entry: Entry | None) -> list[Any] | None:
 async def changes_of(
     source: Lease, baseline: Baseline, limiter: anyio.CapacityLimiter | None = None
 ) -> Changes:
-    """Return what differs between a session's workspace and its baseline. `limiter` limits the
+    """Return the differences between a session's workspace and its baseline. `limiter` limits the
     threads that evaluate `.gitignore` rules: the session's programs can write rules that take
     seconds.
 
@@ -377,8 +377,8 @@ def patch_of(
 
 
 def listed(changes: Sequence[Change]) -> list[JsonObject]:
-    """Return each change as path, kind and size. A deleted and an added file with equal content
-    become one renaming."""
+    """Return each change as path, kind and size. A deleted file and an added file with identical
+    content are listed as one rename."""
     gone = {
         change.before: change.path
         for change in changes

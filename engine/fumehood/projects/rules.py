@@ -19,10 +19,10 @@ from fumehood.protocol.strict_json import BYTE_ORDER_MARK
 FILE_NAME = ".gitignore"
 
 GIT = ".git"
-"""A name that no project's path may contain, because git can execute what is in this directory."""
+"""A directory name that no path in a project may contain, because git can execute files in it."""
 
 _ALSO_GIT = frozenset({GIT, "git~1"})
-"""Names, as `plain` returns them, that some file systems take for `.git`."""
+"""Names, as `plain` returns them, that some file systems treat as `.git`."""
 
 GIT_NAMES = ("HEAD", "objects", "refs", "commondir")
 """Names in a directory by which git recognizes a repository."""

@@ -209,7 +209,9 @@ class SessionProject:
         }  # fmt: skip
 
     async def effect(self, lease: Lease) -> Effect:
-        """Return what `apply` would do, for the approver, or the error that it would raise."""
+        """Return the changes that `apply` would make, as shown to the approver, and the error, if
+        any, that `apply` would raise.
+        """
         found, judged = await self._compare(lease)
         error: EngineError | None = _conflict(judged.conflicts) if judged.conflicts else None
         if error is None and len(judged.changes) > MAX_LISTED:

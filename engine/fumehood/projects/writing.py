@@ -103,7 +103,7 @@ class Recovered(NamedTuple):
     journals are kept for the next attempt.
     """
     outcomes: dict[str, bool]
-    """Call id → True if the call has written all its changes, False if none."""
+    """Call id → True if the call has written all its changes, False if it has written none."""
 
 
 class Journals:
@@ -339,7 +339,7 @@ def _make(project: ProjectDirectory, path: str) -> None:
 
 @contextmanager
 def _conflicts(path: str) -> Iterator[None]:
-    """Turn each OSError that shows that the host has changed this path into Conflicts."""
+    """Raise Conflicts in place of each OSError that shows that the host has changed this path."""
     try:
         yield
     except FileExistsError:
