@@ -1,1 +1,1 @@
-"""Containers on many machines: nodes, placing, and the wall in front of them."""
+"""Containers on many machines: nodes, the placement of calls, and the wall that uses the nodes."""

@@ -23,16 +23,16 @@ from fumehood.core.errors import SandboxUnavailable
 nodes = typer.Typer(help="The cluster's machines with containers.", no_args_is_help=True)
 
 MB_OF_SLOT = 1024
-"""MB of a machine's memory per slot, from which the default number of slots is computed."""
+"""MB of a machine's memory per slot. The default number of slots is computed from it."""
 
 PORT = 6379
 """The default port of the cluster's head."""
 
 HEAD_S = 5.0
-"""Seconds for the cluster's head to accept a connection."""
+"""Seconds within which the cluster's head must accept a connection."""
 
 HEALTH = '{"health_check_period_ms": 1000, "health_check_failure_threshold": 5}'
-"""Ray's settings with which a dead machine is detected after about five seconds."""
+"""Ray's settings for detecting a dead machine after about five seconds."""
 
 Name = Annotated[str, typer.Argument(metavar="NODE", help="A node's name or id.")]
 
@@ -119,7 +119,10 @@ def node(
 
 
 def _require_answer(address: str) -> None:
-    """End the command unless the head accepts a connection. Ray itself would try for minutes."""
+    """End the command unless the cluster's head accepts a connection.
+
+    Ray itself would retry for minutes.
+    """
     import socket
 
     host, _, port = address.rpartition(":")
@@ -133,7 +136,10 @@ def _require_answer(address: str) -> None:
 
 
 def _require_membership(address: str) -> None:
-    """End the command unless the cluster accepts this machine's token. Ray's own error is long."""
+    """End the command unless the cluster accepts this machine's token.
+
+    The command's message is shorter than Ray's own error.
+    """
     say(f"Joining the cluster at {address} …", to_stderr=True)
     try:
         probe(address, allow_unauthenticated=True)
@@ -149,7 +155,7 @@ def _usual_slots() -> int:
 
 
 def _use_token(*, may_make: bool) -> None:
-    """Let Ray require the cluster's token.
+    """Configure Ray so that it requires the cluster's token.
 
     A missing token is created if `may_make` is True; otherwise the command ends.
     """

@@ -1,4 +1,4 @@
-"""What `fumehood doctor` says about the cluster."""
+"""The findings of `fumehood doctor` about the cluster."""
 
 from __future__ import annotations
 

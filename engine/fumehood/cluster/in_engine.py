@@ -1,4 +1,4 @@
-"""The cluster of one engine: its nodes have the engine's containers."""
+"""The cluster as one engine uses it: the engine's containers run on the cluster's nodes."""
 
 from __future__ import annotations
 
@@ -28,18 +28,24 @@ NODE_WARNINGS = frozenset(
         "node.image_not_copied",
     }
 )
-"""Events of the cluster that the log shows as warnings."""
+"""Cluster events that are logged as warnings."""
 
 
 class Cluster(EnginePart):
-    """It has a `wall` if an address is configured."""
+    """The cluster part of one engine. It has a `wall` if a cluster address is configured."""
 
     def __init__(self, kernel: Kernel) -> None:
         super().__init__(kernel)
         self.wall: ClusterWall | None = None
 
     def walls(self, own: OwnWalls) -> Mapping[str, Wall]:
-        """Return the wall of the nodes, which replaces the containers of this machine."""
+        """Return the cluster's wall, which replaces the containers of this machine.
+
+        The result is empty if no cluster is configured, or if the engine has no container wall.
+
+        Raises:
+            ConfigError: a cluster is configured, but Ray is not installed.
+        """
         settings = self.kernel.config.of("cluster", ClusterSettings)
         if own.container is None or settings is None or settings.address is None:
             return {}
@@ -68,15 +74,16 @@ class Cluster(EnginePart):
         return {"container": self.wall}
 
     def nodes(self) -> list[NodeRecord]:
-        """Return the nodes of the cluster; none if the containers are on this machine."""
+        """Return the cluster's nodes, or an empty list if the containers run on this machine."""
         return self.wall.nodes() if self.wall is not None else []
 
     async def drain(self, name: str, by: Principal, *, is_drained: bool) -> NodeRecord:
-        """Let a node take nothing new, or again.
+        """Drain a node, so that it takes no new calls or sessions, or resume it.
 
         Raises:
             ResourceNotFound: no such node has joined.
-            SandboxUnavailable: it was lost.
+            InvalidParams: several nodes have this name.
+            SandboxUnavailable: the node was lost.
         """
         if self.wall is None:
             raise ResourceNotFound("This engine has no nodes.", fields=["node"])
@@ -86,7 +93,7 @@ class Cluster(EnginePart):
         return node
 
     def figures(self) -> Iterable[Figure]:
-        """Return the figures of the nodes, if there are any."""
+        """Return the metrics of the cluster's nodes, if there are any."""
         return node_figures(self.wall.nodes()) if self.wall is not None else ()
 
 

@@ -1,7 +1,8 @@
-"""What engines and nodes send each other: values only.
+"""The values that engines and nodes exchange.
 
-They are pickled, so both sides must have the same version of this package, which is compared first
-(`NodeFacts`). Nodes are trusted: whoever can call a node can run code on its machine.
+The values are pickled, so both sides must have the same version of this package. The engine
+compares the versions first (`NodeFacts`). Nodes are trusted: anyone who can call a node can run
+code on its machine.
 """
 
 from __future__ import annotations
@@ -20,14 +21,15 @@ from fumehood.sandbox.settings import WallSettings
 from fumehood.sandbox.wall import HostSize
 
 VERSION = version("fumehood")
-"""The version of the code that runs: an upgrade in place changes what is installed, not this."""
+"""Version of the running code. Unlike the installed version, it does not change if the package is
+upgraded while the process runs."""
 
 
 class Ticket(NamedTuple):
-    """Who commands a node: an engine's state, and the number of this command of it.
+    """Identifies the engine that commands a node: the id of its state, and a number.
 
-    Each start of an engine has higher numbers than earlier ones, and each time that it joins a node
-    again. A node obeys the highest number only.
+    Each start of an engine uses higher numbers than earlier starts, and so does each time that the
+    engine joins the node again. A node obeys only the highest number of an owner.
     """
 
     owner: str
@@ -35,29 +37,33 @@ class Ticket(NamedTuple):
 
 
 class NodeFacts(TypedDict):
-    """What a node says of itself before it obeys anybody. No class, so that an engine of another
-    version can read it.
+    """The facts about a node that an engine checks before it joins the node.
+
+    This is a plain dictionary, not a class, so that an engine of another version can read it.
     """
 
     id: str
-    """Stays the same as long as its directory."""
+    """The node's id, which stays the same as long as the node keeps its directory."""
     name: str
     version: str
-    """Of this package."""
+    """Version of this package on the node."""
     slots: int
     clock: float
-    """Its time, in Unix seconds."""
+    """The node's clock, in Unix seconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """What an engine wants of a node: how containers are made, and which sessions stay."""
+    """What an engine sends when it joins a node.
+
+    The container settings, and what the node must keep.
+    """
 
     settings: WallSettings
     sessions: tuple[tuple[SessionRecord, SessionHome], ...] = ()
-    """Sessions of this node that are not over."""
+    """The sessions on this node that have not ended."""
     copies: frozenset[str] = frozenset()
-    """Copies of disks that are kept."""
+    """Ids of the disk copies that the node must keep."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,15 +86,15 @@ class HeldState:
     is_paused: bool
     is_stopped: bool
     running: int = 0
-    """Registered processes that run."""
+    """The number of registered processes that are running in the container."""
 
 
 @dataclass(frozen=True, slots=True)
 class NodeReport:
-    """The state of a node, for one engine."""
+    """The state of a node, as reported to one engine."""
 
     number: int
-    """Grows with each change."""
+    """Number of the report, which grows with each change of the state."""
     is_ready: bool
     is_drained: bool
     seen: frozenset[Limit]
@@ -97,18 +103,19 @@ class NodeReport:
     images: dict[str, ImageFacts]
     warm: dict[Kind, int]
     counts: JsonObject
-    """Containers by state."""
+    """Number of containers by state."""
     others: int
     """Slots that other engines use."""
     engines: int
-    """The number of engines that have joined it."""
+    """The number of engines that have joined the node."""
     changed: dict[str, HeldState]
-    """Session id → state, of those that changed since the report that the engine has."""
+    """Session id → state, for the sessions that changed after the report that the engine already
+    has."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunOrder:
-    """One run: where, what, and which of its events are wanted."""
+    """An order to run one program: the program, its container, and the wanted events."""
 
     id: str
     program: str
@@ -118,26 +125,27 @@ class RunOrder:
     fresh: bool = False
     kind: Kind | None = None
     digest: str = ""
-    """That of the image below its packages, to which an approval may be bound."""
+    """Digest of the image without the added packages. An approval may be bound to it."""
     lock: str = ""
-    """The packages in the name of its image, with hashes."""
+    """The lock of the packages in the image's name, with their hashes."""
     session_id: str | None = None
-    """The session whose container it runs in; None: a container of the pool, of this kind."""
+    """The session in whose container the program runs. None: a container of the pool, as described
+    by `kind`."""
     is_live: bool = False
     wants: frozenset[str] = frozenset()
-    """Names of `RunSinks` that have a receiver."""
+    """The fields of `RunSinks` that have a receiver."""
     trust: str | None = None
-    """The certificates of the gateway, for a program that has network."""
+    """The gateway's certificates, if the program has network access."""
     trial: tuple[str, str] | None = None
-    """As in `RunSinks`."""
+    """The same as `RunSinks.trial`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """An error of the engine's own, sent as a value."""
+    """An error that the engine defines, returned by a node as a value instead of being raised."""
 
     error: EngineError
 
 
 RunEvent = tuple[Any, ...]
-"""The name of an event and its values; the last one is `ending` or `refused`."""
+"""The name of an event and its values. The last event of a run is `ending` or `refused`."""

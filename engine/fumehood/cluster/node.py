@@ -1,10 +1,11 @@
-"""A node: the containers of one machine, for engines on others.
+"""A node: the containers of one machine, used by engines on other machines.
 
-It runs in a process of its own on its machine, as a Ray actor (`ray_nodes`), and holds a container
-wall for each engine that joined it. Invariants: of one engine's commands it obeys those with the
-highest number only, and an engine that joins again ends what it ran before, sessions aside; an
-engine that is silent for `SILENCE_S` is left, as if it had stopped. What a program sends is read by
-the wall here, as on a machine of its own; only values that passed it go on.
+A node runs in a separate process, as a Ray actor (`ray_nodes`), and has one container wall for each
+engine that joined it. Invariants: of the commands of one engine, the node obeys only those with the
+highest number; when an engine joins again, the node ends what it ran for that engine before, except
+sessions; an engine that is silent for `SILENCE_S` is treated as if it had stopped. The node's wall
+checks everything that a program sends, as it does in an engine without a cluster; only checked
+values are sent to the engine.
 """
 
 from __future__ import annotations
@@ -66,30 +67,36 @@ from fumehood.sandbox.wall import (
 from fumehood.storage.directory import InUse, StateError, hold_lock, owner_id, private_directory
 
 SILENCE_S = 60.0
-"""Seconds without a word from an engine after which what it runs here is ended."""
+"""Seconds without a request from an engine after which the node ends what it runs for that
+engine."""
 
 REPORT_S = 1.0
-"""Seconds that a report waits for a change."""
+"""Maximum seconds that a report waits for a change."""
 
 PIECE_BYTES = 1 << 20
-"""Bytes of events, or of an image, in one piece. While as many bytes of events wait to be fetched,
-the program's stream is not read."""
+"""Size in bytes of one piece of an image, and the limit for the events of a run that wait to be
+fetched. Beyond this limit, the program's stream is not read."""
 
 EVENT_BYTES = 256
-"""Bytes of an event besides its content, about."""
+"""Approximate size of an event in bytes, without its content."""
 
 FORGET_S = 60.0
-"""Seconds after its end for which the events of a run wait to be fetched."""
+"""Seconds for which a run's events can still be fetched after the run has ended."""
 
 DIAL_S = 30.0
-"""Seconds to connect to a host for the engine's gateway."""
+"""Timeout in seconds for a connection that a node makes for the engine's gateway."""
 
 MakeWall = Callable[[WallSettings, Path, OnEvent], ContainerWall]
-"""Makes an engine's wall; its state is in the directory."""
+"""Creates an engine's wall, given its settings, the directory for its state and a receiver of
+events."""
 
 
 class Fenced(SandboxUnavailable):
-    """The node obeys a newer command of the same engine."""
+    """The node refuses a command, because the engine is not joined with the command's ticket.
+
+    Either the node obeys a newer command of the same engine state, or the engine has left the node,
+    or was silent for too long.
+    """
 
     def __init__(self) -> None:
         super().__init__("The node obeys a newer engine.", retryable=True)
@@ -99,11 +106,11 @@ class Fenced(SandboxUnavailable):
 
 
 LAST = ("ending", "refused")
-"""The names of a run's last event."""
+"""The names of the two events that can end a run."""
 
 
 class Events:
-    """The events of one run that are not sent yet."""
+    """The events of one run that have not been sent to the engine yet."""
 
     def __init__(self) -> None:
         self.brake = Brake()
@@ -113,7 +120,7 @@ class Events:
         self._come = asyncio.Event()
 
     def add(self, *event: Any, size: int = 0) -> None:
-        """Add an event, the last one with the name `ending` or `refused`."""
+        """Add an event. The last event of a run has the name `ending` or `refused`."""
         self._is_over = self._is_over or event[0] in LAST
         self._waiting.append((event, size))
         self._bytes += EVENT_BYTES + size
@@ -121,12 +128,15 @@ class Events:
         self._come.set()
 
     def close(self, ending: RunEnding) -> None:
-        """Add an ending, unless there is one. A task cancelled before it begins has added none."""
+        """Add this ending, unless the run already has one.
+
+        A run whose task was cancelled before it started has no ending.
+        """
         if not self._is_over:
             self.add("ending", ending)
 
     async def next(self) -> list[RunEvent]:
-        """Wait for events, and return those that came."""
+        """Wait until there are events, and return them all."""
         await self._come.wait()
         self._come.clear()
         piece = [event for event, _ in self._waiting]
@@ -138,7 +148,7 @@ class Events:
     def sinks(
         self, order: RunOrder, on_call: Callable[[int, CallPort], None], open_: OpenConnections
     ) -> RunSinks:
-        """Return receivers that add events, for those that the order wants."""
+        """Return receivers that add the events that `order` wants to this object."""
 
         def progress(percent: float, message: str) -> None:
             self.add("progress", percent, message)
@@ -164,7 +174,7 @@ class Events:
 
 
 class _Files:
-    """Adds the files of a run to its events."""
+    """Adds the files of a run to the run's events."""
 
     def __init__(self, events: Events) -> None:
         self._events = events
@@ -177,7 +187,7 @@ class _Files:
 
 
 class _Passing:
-    """Passes the frames of a run's connections on, unread, to the engine and back."""
+    """Passes the frames of a run's connections to the engine and back, without reading them."""
 
     def __init__(self, run: _Run, send: Callable[[bytes], None]) -> None:
         self._run = run
@@ -196,62 +206,62 @@ class _Run:
     events: Events
     port: CallPort | None = None
     send: Callable[[bytes], None] | None = None
-    """Sends frames of its connections to its guest."""
+    """Sends the engine's frames for the run's connections to the guest."""
     dialled: dict[int, anyio.abc.ByteStream] = field(default_factory=dict)
-    """Connections from this machine that the engine's gateway made for it."""
+    """The connections that this node made for the run at the request of the engine's gateway."""
     dialling: int = 0
-    """Connections in the making."""
+    """The number of connections for the run that are being made."""
     ended: float | None = None
-    """When it ended, by the monotonic clock."""
+    """When the run ended, by the monotonic clock, or None."""
     told: int = 0
-    """How often the engine has told it something."""
+    """The number of messages from the engine that the run has processed."""
     early: dict[int, tuple[str, tuple[Any, ...]]] = field(default_factory=dict)
-    """What the engine told it, and its turn has not come."""
+    """Messages from the engine that arrived before an earlier one, by number."""
 
     def answer(self, answer: bytes) -> None:
-        """Pass the answer to a program's tool call on."""
+        """Pass an answer to the guest of the program that made the tool call."""
         if self.port is not None:
             self.port.answer(answer)
 
     def pause(self, is_paused: bool) -> None:
-        """Pause its clock, or let it go on."""
+        """Pause or resume the run's clock."""
         if self.port is not None:
             self.port.pause(is_paused=is_paused)
 
     def connection(self, frame: bytes) -> None:
-        """Pass a frame of a program's connection on to its guest."""
+        """Pass a frame of one of the program's connections to the guest."""
         if self.send is not None:
             self.send(frame)
 
 
 @dataclass(eq=False, slots=True)
 class _Joined:
-    """One engine that joined: its wall, its sessions and its runs."""
+    """One engine that has joined the node, with its wall, sessions and runs."""
 
     ticket: Ticket
     wall: ContainerWall
     copies: set[str]
     heard: float
     copies_number: int = 0
-    """Of what was said last of copies."""
+    """Number of the newest command about disk copies."""
     is_over: asyncio.Event = field(default_factory=asyncio.Event)
     ended: asyncio.Event = field(default_factory=asyncio.Event)
     held: dict[str, HeldContainer] = field(default_factory=dict)
-    """Session id → its container."""
+    """Session id → the session's container."""
     runs: dict[str, _Run] = field(default_factory=dict)
     cancelled: OrderedDict[str, None] = field(default_factory=OrderedDict)
-    """Runs that were cancelled before they came."""
+    """Runs that were cancelled before their order arrived."""
     holding: dict[str, object] = field(default_factory=dict)
-    """Session id → the command that takes a container for it, while somebody waits for that."""
+    """Session id → the pending command that takes a container for the session."""
     ports: dict[str, dict[int, anyio.abc.ByteStream]] = field(default_factory=dict)
-    """Session id → its connections to ports, by their numbers."""
+    """Session id → the connections to the session's ports, by connection number."""
     connecting: set[int] = field(default_factory=set)
-    """Numbers of those in the making."""
+    """The numbers of the connections to ports that are being made."""
     transfers: dict[str, IO[bytes]] = field(default_factory=dict)
-    """Images on their way from or to another node."""
+    """Images that are being copied to or from another node."""
     number: int = 0
     changes: dict[str, int] = field(default_factory=dict)
-    """Session id → the number of its last change."""
+    """Session id → the number of the session's last change."""
     has_changed: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
@@ -260,19 +270,19 @@ class _Joined:
         return sum(run.ended is None for run in self.runs.values())
 
     def hold(self, session_id: str, held: HeldContainer) -> None:
-        """Know the container of a session, and report its changes."""
+        """Store the container of a session, and report the container's changes from now on."""
         self.held[session_id] = held
         held.on_processes = lambda: self.on_change(session_id)
 
     def forget_old(self) -> None:
-        """Forget the runs whose events nobody fetches any more."""
+        """Forget each ended run whose events were not fetched within `FORGET_S`."""
         oldest = time.monotonic() - FORGET_S
         for run_id, run in list(self.runs.items()):
             if run.ended is not None and run.ended < oldest:
                 del self.runs[run_id]
 
     def on_change(self, session_id: str | None = None) -> None:
-        """Let reports show a change."""
+        """Count a change, so that the next report includes it."""
         self.number += 1
         if session_id is not None:
             self.changes[session_id] = self.number
@@ -280,10 +290,10 @@ class _Joined:
 
 
 class NodeHome:
-    """The directory of a node, and its name. Used until `close`.
+    """The directory and the name of a node. The directory is locked until `close`.
 
-    Several nodes of one machine have one each below `base`; a node that is started again takes the
-    one that the last left, and finds its sessions there.
+    Each node on a machine has its own directory under `base`. A restarted node takes over the
+    directory that its predecessor left, and finds its sessions there.
     """
 
     def __init__(self, base: Path) -> None:
@@ -300,38 +310,41 @@ class NodeHome:
             return
 
     def close(self) -> None:
-        """Let another node use the directory."""
+        """Release the directory, so that another node can use it."""
         self._stack.close()
 
 
 class Node:
-    """The containers of one machine. Its methods are those that engines call."""
+    """The containers of one machine. Engines call the public methods."""
 
     def __init__(self, home: NodeHome, slots: int, make_wall: MakeWall) -> None:
         self._home = home
         self._slots = slots
         self._make_wall = make_wall
         self._drained = home.path / "drained"
-        """A file that is there while the node takes nothing new."""
+        """A file that exists while the node is drained."""
         self._joined: dict[str, _Joined] = {}
         self._newest: dict[str, int] = {}
-        """Owner → the highest number that was seen."""
+        """Owner → the highest number with which it tried to join."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._numbers = itertools.count(1)
         self._joining = anyio.Lock()
 
     async def facts(self) -> NodeFacts:
-        """Return what an engine checks before it joins."""
+        """Return the facts that an engine checks before it joins."""
         return NodeFacts(
             id=self._home.id, name=self._home.name, version=VERSION, slots=self._slots,
             clock=time.time(),
         )  # fmt: skip
 
     async def join(self, ticket: Ticket, terms: Terms) -> None:
-        """Obey an engine from now on, and end what it ran here before, sessions aside.
+        """Let an engine join, and end what the node ran for it before, except sessions.
+
+        From now on, the node obeys only the commands with this ticket.
 
         Raises:
-            Fenced: a newer engine of this state has joined.
+            Fenced: a newer start of the same engine has joined.
+            SandboxUnavailable: the engine's wall could not be opened.
         """
         if ticket.epoch <= self._newest.get(ticket.owner, 0):
             raise Fenced
@@ -366,17 +379,20 @@ class Node:
             self._joined[ticket.owner] = joined
 
     async def leave(self, ticket: Ticket) -> None:
-        """Obey an engine no longer: it stops. Its sessions wait for the next."""
+        """End what the node runs for an engine that stops.
+
+        The sessions stay for the engine's next start.
+        """
         await self._leave(self._of(ticket))
 
     async def close(self) -> None:
-        """Leave all engines."""
+        """End what the node runs for all engines, and release the directory."""
         for joined in list(self._joined.values()):
             await self._leave(joined)
         self._home.close()
 
     async def report(self, ticket: Ticket, seen: int) -> NodeReport:
-        """Return the state of the node, once it differs from report `seen`, or after a second."""
+        """Return the node's state once it differs from report `seen`, or after `REPORT_S`."""
         joined = self._of(ticket)
         joined.heard = time.monotonic()
         if joined.number <= seen:
@@ -409,7 +425,10 @@ class Node:
         )
 
     async def drain(self, ticket: Ticket, *, is_drained: bool) -> None:
-        """Let the node take nothing new, from any engine, or again."""
+        """Drain the node, so that it accepts no new calls and sessions, or resume it.
+
+        This applies to all engines that have joined the node.
+        """
         self._of(ticket)
         if is_drained:
             self._drained.touch()
@@ -421,8 +440,10 @@ class Node:
     # -- images ----------------------------------------------------------------------------
 
     async def find_image(self, ticket: Ticket, image: str) -> str:
-        """Look for an image, and return its digest; reports show it from then on. Raises
-        SandboxUnavailable.
+        """Search for an image and return its digest. From now on, reports include the image.
+
+        Raises:
+            SandboxUnavailable: the image does not exist, or Docker cannot be used.
         """
         joined = self._of(ticket)
         facts = await joined.wall.facts_of(image)
@@ -438,13 +459,16 @@ class Node:
     async def with_packages(
         self, ticket: Ticket, image: str, packages: tuple[str, ...], principal_id: str
     ) -> tuple[str, str]:
-        """Return the name of an image with packages, and their lock. Raises as the wall's."""
+        """Return the name of an image with packages, and the lock of the packages.
+
+        Raises the same errors as the wall's `with_packages`.
+        """
         wall = self._of(ticket).wall
         name = await wall.with_packages(image, packages, principal_id)
         return name, wall.lock_text(name)
 
     async def save_image(self, ticket: Ticket, transfer: str, image: str) -> int:
-        """Save an image for another node, in a file; return the number of its pieces."""
+        """Save an image to a temporary file for another node. Return the number of its pieces."""
         joined = self._of(ticket)
         file = joined.transfers[transfer] = tempfile.TemporaryFile()  # noqa: SIM115
         await joined.wall.save_image(image, file)
@@ -458,21 +482,21 @@ class Node:
         return await anyio.to_thread.run_sync(file.read, PIECE_BYTES)
 
     async def write_image(self, ticket: Ticket, transfer: str, piece: bytes) -> None:
-        """Add a piece to an image of another node."""
+        """Append a piece to an image that is being copied from another node."""
         transfers = self._of(ticket).transfers
         if transfer not in transfers:
             transfers[transfer] = tempfile.TemporaryFile()  # noqa: SIM115
         await anyio.to_thread.run_sync(transfers[transfer].write, piece)
 
     async def load_image(self, ticket: Ticket, transfer: str) -> None:
-        """Load an image whose pieces were written. Raises SandboxUnavailable."""
+        """Load an image after all its pieces were written. Raises SandboxUnavailable."""
         file = self._transfer(ticket, transfer)
         file.seek(0)
         await self._of(ticket).wall.load_image(file)
         await self.look_again(ticket)
 
     def end_transfer(self, ticket: Ticket, transfer: str) -> None:
-        """Remove the file of an image."""
+        """Delete the temporary file of an image that was copied."""
         file = self._of(ticket).transfers.pop(transfer, None)
         if file is not None:
             file.close()
@@ -486,8 +510,9 @@ class Node:
     # -- runs ------------------------------------------------------------------------------
 
     async def run(self, ticket: Ticket, order: RunOrder) -> list[RunEvent]:
-        """Run a program, and return its first events. `more` returns the next ones, until one is
-        `ending` or `refused`.
+        """Start a program and return its first events.
+
+        `more` returns the next ones, until an event is `ending` or `refused`.
         """
         joined = self._of(ticket)
         if order.id in joined.cancelled:
@@ -507,7 +532,7 @@ class Node:
         return await self.more(ticket, order.id)
 
     async def more(self, ticket: Ticket, run_id: str) -> list[RunEvent]:
-        """Wait for more events of a run."""
+        """Wait for more events of a run and return them."""
         joined = self._of(ticket)
         run = joined.runs.get(run_id)
         if run is None:
@@ -518,7 +543,7 @@ class Node:
         return piece
 
     def cancel(self, ticket: Ticket, run_id: str) -> None:
-        """End a run; its stream ends with its ending."""
+        """Cancel a run. Its last event is its ending."""
         joined = self._of(ticket)
         run = joined.runs.get(run_id)
         if run is not None:
@@ -527,7 +552,13 @@ class Node:
             remember(joined.cancelled, run_id, None)
 
     def tell(self, ticket: Ticket, run_id: str, number: int, name: str, *values: Any) -> None:
-        """Tell a run something, in the order of the numbers: Ray does not keep that of calls."""
+        """Pass a message of the engine to a run.
+
+        `name` is the method of `_Run` that processes it.
+
+        Messages are processed in the order of their numbers, because Ray does not keep the order of
+        calls.
+        """
         run = self._of(ticket).runs.get(run_id)
         if run is None:
             return
@@ -541,7 +572,8 @@ class Node:
         """Connect to an address for the engine's gateway, and return the connection's number.
 
         Raises:
-            NetworkError: it cannot be reached.
+            NetworkError: the address cannot be reached, the program has ended, or it has too many
+                connections.
         """
         run = self._of(ticket).runs.get(run_id)
         if run is None or len(run.dialled) + run.dialling >= MAX_CONNECTIONS:
@@ -562,8 +594,10 @@ class Node:
         return number
 
     async def connect(self, ticket: Ticket, session_id: str, number: int, port: int) -> None:
-        """Connect to a port of a session. The methods for the connections of runs take the
-        session's id and this number for it. Raises as the wall's.
+        """Connect to a port of a session, under a number that the engine chose.
+
+        `use_dialled` and `close_dialled` accept the session's id and this number for the
+        connection. Raises the same errors as the container's `connect`.
         """
         joined = self._of(ticket)
         joined.connecting.add(number)
@@ -579,8 +613,12 @@ class Node:
     async def use_dialled(
         self, ticket: Ticket, run_id: str, number: int, operation: str, *arguments: Any
     ) -> Any:
-        """Call `receive`, `send` or `send_eof` of a connection. At its end, `receive` returns no
-        bytes. Raises NetworkError.
+        """Call `receive`, `send` or `send_eof` of a connection.
+
+        `receive` returns no bytes once the connection has ended.
+
+        Raises:
+            NetworkError: the connection is closed or broken.
         """
         stream = self._connections(ticket, run_id).get(number)
         if stream is None:
@@ -600,7 +638,7 @@ class Node:
             self._close_soon(stream)
 
     def _connections(self, ticket: Ticket, owner_id: str) -> dict[int, anyio.abc.ByteStream]:
-        """The connections of a run, or those to ports of a session."""
+        """The connections of a run, or the connections to the ports of a session."""
         joined = self._of(ticket)
         run = joined.runs.get(owner_id)
         return run.dialled if run is not None else joined.ports.get(owner_id, {})
@@ -624,7 +662,10 @@ class Node:
         packages: tuple[str, ...],
         lock: str,
     ) -> HeldState:
-        """Take a container for a session. Raises as the wall's."""
+        """Take a container for a session, and return its state.
+
+        Raises the same errors as the wall's `hold`.
+        """
         joined, session_id = self._of(ticket), domain.session_id or ""
         mine = joined.holding[session_id] = object()
         try:
@@ -643,7 +684,10 @@ class Node:
         return _state_of(held)
 
     async def drop(self, ticket: Ticket, session_id: str, why: str) -> None:
-        """End the container of a session that the engine does not know, also one in the making."""
+        """End the container of a session that the engine does not know.
+
+        A container that is still being created is also ended.
+        """
         joined = self._of(ticket)
         joined.holding.pop(session_id, None)
         held = joined.held.get(session_id)
@@ -652,7 +696,10 @@ class Node:
             await self.in_session(ticket, session_id, "until_gone")
 
     async def resume(self, ticket: Ticket, record: SessionRecord, home: SessionHome) -> HeldState:
-        """Take an earlier session's container over, soon, and before its first use."""
+        """Begin to take over the container of an earlier session, and return the container's state.
+
+        The takeover is complete before the container is used.
+        """
         joined = self._of(ticket)
         held = joined.wall.resume(record, home, lambda: joined.on_change(record.id))
         joined.hold(record.id, held)
@@ -661,7 +708,10 @@ class Node:
     async def in_session(
         self, ticket: Ticket, session_id: str, operation: str, *arguments: Any
     ) -> tuple[Any, HeldState]:
-        """Do something with a session's container; return its result and the state afterwards."""
+        """Call a method of a session's container.
+
+        Return its result and the container's new state.
+        """
         held = self._held(ticket, session_id)
         result = await getattr(held, operation)(*arguments)
         if operation == "until_gone":
@@ -680,7 +730,10 @@ class Node:
             held.end(why)
 
     async def copy_disk(self, ticket: Ticket, session_id: str, copy: str, number: int) -> int:
-        """Copy a session's disk; the copy stays until a later `keep_copies` leaves it out."""
+        """Copy a session's disk, and return the size of the copy in bytes.
+
+        The copy stays until a later `keep_copies` omits it.
+        """
         joined, held = self._of(ticket), self._held(ticket, session_id)
         joined.copies.add(copy)
         joined.copies_number = max(joined.copies_number, number)
@@ -688,7 +741,10 @@ class Node:
             return size
 
     def keep_copies(self, ticket: Ticket, copies: frozenset[str], number: int) -> None:
-        """Remove all copies of disks but these, soon, unless something newer was said of copies."""
+        """Delete all disk copies except `copies`, in the background.
+
+        Do nothing if a command with a higher number has already arrived.
+        """
         joined = self._of(ticket)
         if number < joined.copies_number:
             return
@@ -696,12 +752,15 @@ class Node:
         joined.wall.sweep_soon()
 
     async def fork(self, ticket: Ticket, copy: str, session_id: str, home: SessionHome) -> str:
-        """Make a new session's disk from a copy. It stays unless `unfork` is called."""
+        """Create a new session's disk from a copy, and return the disk's name.
+
+        The disk stays unless `unfork` is called.
+        """
         async with self._of(ticket).wall.fork(copy, session_id, home) as name:
             return name
 
     async def unfork(self, ticket: Ticket, session_id: str) -> None:
-        """Remove the disk of a fork that was not made."""
+        """Delete the disk of a fork that was not completed."""
         self._of(ticket).wall.drop_disk(f"fumehood-{session_id}")
 
     # -- inside ----------------------------------------------------------------------------
@@ -725,7 +784,7 @@ class Node:
             await joined.ended.wait()
 
     async def _serve(self, joined: _Joined, is_open: asyncio.Event) -> None:
-        """Keep an engine's wall open until it leaves, is silent for long, or joins again."""
+        """Keep an engine's wall open until the engine leaves, joins again or is silent."""
         try:
             async with joined.wall:
                 is_open.set()
@@ -805,7 +864,7 @@ def _not_yet() -> SandboxUnavailable:
 
 
 def _cut_off(joined: _Joined, order: RunOrder) -> RunEnding:
-    """Return the ending of a run that was cancelled by its engine, or whose engine is away."""
+    """Return the ending of a run whose engine cancelled it or is no longer joined."""
     isolation = "session" if order.session_id else "call"
     if joined.is_over.is_set():
         return RunEnding(EndedBy.SANDBOX_LOST, isolation, is_node_lost=True)

@@ -1,4 +1,4 @@
-"""`fumehood serve --cluster`. It loads nothing else, because every daemon loads it."""
+"""`fumehood serve --cluster`. This module imports little, because every daemon loads it."""
 
 from __future__ import annotations
 
@@ -15,5 +15,5 @@ def with_nodes(
         typer.Option(help="Use the nodes of a Ray cluster: its head's HOST:PORT, or auto."),
     ] = None,
 ) -> Settings | None:
-    """Return the settings of a daemon whose containers are on the nodes of a cluster."""
+    """Return the cluster's settings from the option, or None without it."""
     return {"cluster": {"address": cluster}} if cluster else None

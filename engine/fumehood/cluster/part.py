@@ -1,4 +1,4 @@
-"""The cluster as a part of the product: nodes, which are other machines with containers."""
+"""The product's part `cluster`: nodes, which are other machines that run containers."""
 
 from __future__ import annotations
 

@@ -1,11 +1,12 @@
-"""Placing: which node serves a waiting call, and whose turn it is.
+"""Placing: choose the node for each waiting call, and the order of the calls.
 
-Host side, pure; `wall` drives it, and `benchmarks/simulate.py` with simulated nodes. Invariants: a
-node never has more calls at once than free slots; turns are those of the container pool's queue;
-no principal has more than three quarters of all slots, rounded up; an engine with more than its
-part of shared nodes leaves some slots to the others. The cost of a decision grows with the
-logarithm of the number of nodes, and a call that cannot be placed costs the others nothing: an
-engine decides hundreds of times a second, while thousands of calls may wait.
+Host side, pure. `wall` uses it, and `benchmarks/simulate.py` runs it with simulated nodes.
+Invariants: a node never has more calls at once than free slots; calls take turns as in the
+container pool's queue; no principal has more than three quarters of all slots, rounded up; an
+engine that already uses its fair share of shared nodes leaves some slots to other engines. The cost
+of a decision grows with the logarithm of the number of nodes, and a call that cannot be placed adds
+nothing to the cost of placing others: an engine decides hundreds of times a second, while thousands
+of calls may wait.
 """
 
 from __future__ import annotations
@@ -21,72 +22,74 @@ from fumehood.core.identity import TrustDomain
 from fumehood.sandbox.container.pool import FairQueue, Kind
 
 MAX_COMPARED = 16
-"""Maximum number of nodes, the least loaded first, that are searched for a warm container."""
+"""Maximum number of nodes that are searched for a warm container, the least loaded first."""
 
 DRAWN = 3
-"""Number of nodes that are drawn to choose from, if other engines use them."""
+"""Maximum number of randomly drawn nodes to choose from, if other engines use the nodes."""
 
 RESERVED = 16
-"""An engine with more than its part of shared nodes leaves one slot in so many unused. Fewer slots
-are not divided: one of two would be half of everything."""
+"""An engine that uses its fair share of shared nodes leaves one of this many slots free. With fewer
+slots in total it leaves none, because one slot would be too large a part."""
 
 MAX_REMEMBERED = 100_000
-"""Maximum number of containers that are remembered to be idle."""
+"""Maximum number of idle containers that are remembered."""
 
 
 @dataclass(eq=False, slots=True)
 class PlacedNode:
-    """One node as the engine knows it. `Placer.put` must follow each change."""
+    """One node as the engine knows it. After each change, pass it to `Placer.put`."""
 
     id: str
     name: str
     slots: int
     images: Mapping[str, str]
-    """Image name → digest, of the images that calls may use there. Replaced, never changed."""
+    """Image name → digest, for the images that calls may use on this node. The mapping is replaced,
+    never changed."""
     warm: Counter[Kind] = field(default_factory=Counter)
-    """Unused containers at its last report, less those that were taken since."""
+    """The unused containers in the node's last report, minus those that were taken since."""
     others: int = 0
     """Slots that other engines use."""
     engines: int = 1
-    """The number of engines that use it, this one included."""
+    """The number of engines that use the node, including this one."""
     used: int = 0
     """Slots that this engine's calls use."""
     is_open: bool = True
-    """Whether it takes new calls: it can be reached, enforces the limits and is not drained."""
+    """Whether the node takes new calls: it can be reached, enforces the limits and is not
+    drained."""
     counted: tuple[int, int, int, float, Mapping[str, str]] = field(
         default=(0, 0, 0, 0.0, {}), repr=False
     )
-    """Its slots, free slots, others' slots, this engine's part of the slots, and images, as
-    `Placer` has counted them."""
+    """The node's slots, free slots, other engines' slots, this engine's fair share of the slots,
+    and images, as last counted by `Placer`."""
     number: int = field(default=0, repr=False)
-    """The number of its entries in the heaps that are valid."""
+    """The number of the node's valid heap entries. Entries with another number are outdated."""
 
     @property
     def free(self) -> int:
-        """The number of calls that it can take now."""
+        """The number of calls that the node can take now."""
         return max(0, self.slots - self.used - self.others) if self.is_open else 0
 
     @property
     def load(self) -> float:
-        """The part of its slots that is in use."""
+        """The fraction of the node's slots that are in use."""
         return (self.used + self.others) / max(self.slots, 1)
 
 
 @dataclass(eq=False, slots=True)
 class PlaceRequest:
-    """A call that waits for a node."""
+    """A call that waits for a node, or has one."""
 
     domain: TrustDomain
     kind: Kind
     fresh: bool
     on_grant: Callable[[], None] = field(repr=False)
-    """Called once `node` is set, from within `Placer`."""
+    """Called by `Placer` once `node` is set."""
     node: PlacedNode | None = None
-    """The node that was granted, or None while it waits."""
+    """The node that the call may use, or None while the call waits."""
 
 
 class Placer:
-    """The nodes, the calls that wait for them, and the calls on them."""
+    """The nodes, the calls that wait for a node, and the calls that run on nodes."""
 
     def __init__(self, chance: Random | None = None) -> None:
         self._chance = chance or Random()  # noqa: S311
@@ -98,21 +101,21 @@ class Placer:
         self._others = 0
         """Slots that other engines use, of all nodes."""
         self._part = 0.0
-        """The slots that are this engine's if all engines want as many as possible."""
+        """The slots that this engine gets if all engines share each node equally."""
         self._used = 0
         self._shares: Counter[str] = Counter()
-        """Slots by principal."""
+        """The number of used slots by principal."""
         self._wanted: Counter[tuple[str, str]] = Counter()
         """The number of waiting calls by principal and image."""
         self._idle: dict[tuple[TrustDomain, Kind], list[PlacedNode]] = {}
-        """The nodes where each trust domain has idle containers, the last used one at the end."""
+        """The nodes where each trust domain has idle containers, the last used node at the end."""
         self._remembered = 0
         self._by_load: dict[str, list[tuple[float, int, PlacedNode]]] = {}
-        """By image, a heap of the nodes that have it and room. Entries may be outdated."""
+        """Image → a heap of the nodes with it and a free slot. Entries may be outdated."""
         self._numbers = 0
 
     def put(self, node: PlacedNode) -> None:
-        """Add or change a node."""
+        """Add a node, or update its counts."""
         if self.nodes.get(node.id) is not node:
             self.drop(node.id)
             self.nodes[node.id] = node
@@ -120,14 +123,14 @@ class Placer:
             self.dispatch()
 
     def drop(self, node_id: str) -> None:
-        """Remove a node. Calls on it are given back by those that made them."""
+        """Remove a node. The slots of its calls are still given back with `give_back`."""
         node = self.nodes.pop(node_id, None)
         if node is not None:
             node.is_open = False
             self._count(node)
 
     def ask(self, request: PlaceRequest) -> bool:
-        """Let a call wait for a node, which may be granted at once. False: too many wait."""
+        """Add a waiting call, which may get a node at once. Return False if too many calls wait."""
         if not self.queue.join(request):
             return False
         self._wanted[_wants(request)] += 1
@@ -135,7 +138,7 @@ class Placer:
         return True
 
     def forget(self, request: PlaceRequest) -> None:
-        """Let a call wait no longer."""
+        """Remove a call that no longer waits."""
         if self.queue.leave(request):
             _decrease(self._wanted, _wants(request))
 
@@ -152,7 +155,7 @@ class Placer:
         self.dispatch()
 
     def dispatch(self) -> None:
-        """Grant free slots in turn, until none is left that a waiting call may have."""
+        """Grant free slots to the waiting calls in turn, until no call can get one."""
         has_changed = True
         while has_changed and self._can_grant():
             has_changed = False
@@ -163,12 +166,15 @@ class Placer:
                         return
 
     def _grant_one(self, requests: list[PlaceRequest]) -> bool:
-        """Grant a slot to the first call of a domain that can have one."""
+        """Grant a slot to the first of these calls that can have one.
+
+        Return whether a slot was granted.
+        """
         for request in requests:
             if request.node is not None:
                 continue
             if not self._may_have_more(request.domain.principal_id):
-                return False  # its calls wait until one of its own ends
+                return False  # the principal's calls wait until one of them ends
             node = self._choose(request)
             if node is not None:
                 self._grant(request, node)
@@ -176,19 +182,20 @@ class Placer:
         return False
 
     def _can_grant(self) -> bool:
-        """Whether a waiting call can be placed. Known without looking at every one of them."""
+        """Whether a waiting call can be placed. This does not look at each waiting call."""
         return self._free > self._reserve() and any(
             self._may_have_more(principal_id) and self._least_loaded(image) is not None
             for principal_id, image in self._wanted
         )
 
     def _reserve(self) -> int:
-        """The number of free slots that are left to other engines.
+        """The number of free slots that this engine leaves to other engines.
 
-        An engine sees a slot that another one frees a second late, when that one has long used it
-        again. So whoever has more than its part leaves some to those that have less.
+        An engine learns about a slot that another engine freed only after a second. By then, the
+        other engine has used the slot again. So an engine that uses its fair share leaves some
+        slots to engines that use less.
         """
-        part = round(self._part, 6)  # of a long sum of fractions
+        part = round(self._part, 6)  # the sum of many fractions is inexact
         has_more = part < self.slots and self._used >= part
         return self.slots // RESERVED if has_more else 0
 
@@ -210,9 +217,11 @@ class Placer:
     # -- choosing ----------------------------------------------------------------------------
 
     def _choose(self, request: PlaceRequest) -> PlacedNode | None:
-        """Return the node for a request: one where its domain has a container, then one with a
-        warm container, then the least loaded one. If other engines use the nodes, the latter two
-        are chosen from a few that are drawn.
+        """Return the node for a request, or None if no node is free.
+
+        A node where the request's domain has an idle container is preferred, then one with a warm
+        container, then the least loaded one. If other engines use the nodes, the latter two are
+        chosen from a few nodes that are drawn at random.
         """
         own = None if request.fresh else self._recall(request)
         if own is not None:
@@ -223,10 +232,10 @@ class Placer:
         return self._search(request.kind)
 
     def _draw(self, image: str) -> list[PlacedNode]:
-        """Draw a few nodes with room.
+        """Draw a few nodes that have the image and a free slot.
 
-        What is known of other engines' use is a second old. If each of a hundred engines took the
-        least loaded node, all would take the same ones. *Source*: Mitzenmacher, "How useful is old
+        The known load by other engines is up to a second old. If a hundred engines chose the least
+        loaded node, all would choose the same one. *Source*: Mitzenmacher, "How useful is old
         information?", 2000.
         """
         heap = self._by_load[image] if self._least_loaded(image) else []
@@ -234,7 +243,10 @@ class Placer:
         return [node for _, number, node in entries if number == node.number][:DRAWN]
 
     def _search(self, kind: Kind) -> PlacedNode | None:
-        """Return the least loaded node with a warm container, or the least loaded one."""
+        """Return the least loaded node with a warm container, or else the least loaded node.
+
+        Return None if no node with the image has a free slot.
+        """
         seen: list[tuple[float, int, PlacedNode]] = []
         found = None
         while found is None and len(seen) < MAX_COMPARED and self._least_loaded(kind.image):
@@ -245,18 +257,21 @@ class Placer:
         return found or (seen[0][2] if seen else None)
 
     def _remember(self, request: PlaceRequest, node: PlacedNode) -> None:
-        """Remember that a domain has an idle container on a node."""
+        """Record that a domain has an idle container on a node."""
         key = (request.domain, request.kind)
-        nodes = self._idle[key] = self._idle.pop(key, [])  # the last used domain is the last one
+        nodes = self._idle[key] = self._idle.pop(
+            key, []
+        )  # keeps the least recently used domain first
         nodes.append(node)
         self._remembered += 1
         while self._remembered > MAX_REMEMBERED:
             self._remembered -= len(self._idle.pop(next(iter(self._idle))))
 
     def _recall(self, request: PlaceRequest) -> PlacedNode | None:
-        """Return a node where its domain has an idle container, which is then forgotten.
+        """Return a node where the request's domain has an idle container, or None.
 
-        Without room, the node has destroyed that container for another's.
+        The container is then forgotten. A node without a free slot is skipped, because it has
+        destroyed the idle container to make room.
         """
         key = (request.domain, request.kind)
         nodes, found = self._idle.get(key, []), None
@@ -269,7 +284,7 @@ class Placer:
         return found
 
     def _least_loaded(self, image: str) -> PlacedNode | None:
-        """Return the node with this image and room that is the least loaded, the heap's first."""
+        """Return the least loaded node that has this image and a free slot, or None."""
         heap = self._by_load.get(image)
         if heap is None:
             nodes = [one for one in self.nodes.values() if one.free and image in one.images]
@@ -280,7 +295,10 @@ class Placer:
         return heap[0][2] if heap else None
 
     def _count(self, node: PlacedNode) -> bool:
-        """Count a node's slots again, and sort it in by its load. False if nothing has changed."""
+        """Count a node's slots again, and update its heap entries.
+
+        Return False if nothing has changed.
+        """
         slots, others = (node.slots, node.others) if node.is_open else (0, 0)
         counted = (slots, node.free, others, slots / node.engines, node.images)
         if counted == node.counted:
@@ -307,7 +325,7 @@ def _wants(request: PlaceRequest) -> tuple[str, str]:
 
 
 def _decrease(counter: Counter[Any], key: object) -> None:
-    """Subtract one, and keep no zeros."""
+    """Subtract one from a count, and delete the count if it is zero."""
     counter[key] -= 1
     if not counter[key]:
         del counter[key]

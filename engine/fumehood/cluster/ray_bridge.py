@@ -1,8 +1,9 @@
 """The process between an engine and Ray.
 
-Ray ends its process when it loses the cluster's head for a minute, so it has one of its own, which
-the engine starts again. It gets requests on its standard input, a socket, and answers there; the
-bytes of calls and results pass through unread. It ends when the engine closes the socket.
+Ray ends its own process if the cluster's head is unreachable for a minute, so it runs in this
+separate process, which the engine restarts. The process receives requests on a socket, which is its
+standard input, and sends the answers there. It does not read the bytes of calls and results. It
+ends when the engine closes the socket.
 """
 
 from __future__ import annotations
@@ -24,13 +25,13 @@ from fumehood.cluster.ray_membership import HEADER
 from fumehood.cluster.ray_nodes import NAMESPACE, actor_of, machines
 
 Asked = tuple[Awaitable[Any], tuple[str, ...]]
-"""A request that has begun, and the machines whose actors serve it."""
+"""The result of a request that has begun, and the machines whose actors serve the request."""
 
 COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
 
 class Bridge:
-    """The actors by the ids of their machines."""
+    """The node actors, by the ids of their machines. The public methods are the requests."""
 
     def __init__(self, writer: asyncio.StreamWriter) -> None:
         self._writer = writer
@@ -38,7 +39,10 @@ class Bridge:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def begin(self, number: int, request: bytes) -> None:
-        """Begin a request, which names a method of this bridge. Its answer has its number."""
+        """Begin a request, which names a method of this bridge.
+
+        Its answer is sent with the same number.
+        """
         name, *arguments = pickle.loads(request)  # noqa: S301 - from the engine
         try:
             asked, keys = getattr(self, name)(*arguments)
@@ -55,10 +59,12 @@ class Bridge:
     async def _finish(self, number: int, asked: Awaitable[Any], keys: tuple[str, ...]) -> None:
         try:
             answer = ("ok", await asked)
-        except RayTaskError as error:  # the node lives
+        except RayTaskError as error:  # the node is alive
             answer = ("failed", _in_words(error))
         except RayError as error:
-            if isinstance(error, RayActorError):  # the machine may live, and gets another one
+            if isinstance(
+                error, RayActorError
+            ):  # the machine may be alive, and then gets a new actor
                 for key in keys:
                     self._actors.pop(key, None)
             answer = ("gone", _in_words(error))
@@ -74,16 +80,16 @@ class Bridge:
     # -- requests --------------------------------------------------------------------------
 
     def call(self, key: str, asked: bytes) -> Asked:
-        """Call a node."""
+        """Call a method of the node on a machine."""
         return self._actors[key].call.remote(asked), (key,)
 
     def pass_piece(self, key: str, asked: bytes, to: str, its: Any, transfer: str) -> Asked:
-        """Pass the result of a call on to another node. It does not come here."""
+        """Call a node, and pass the result to another node without loading it into this process."""
         piece = self._actors[key].call.remote(asked)
         return self._actors[to].write_image.remote(its, transfer, piece), (key, to)
 
     def machines(self) -> Asked:
-        """Return the machines that are nodes, and start their actors."""
+        """Start the actors of the machines that are nodes, and return the machines' ids."""
         return self._machines(), ()
 
     async def _machines(self) -> list[str]:
@@ -96,7 +102,10 @@ class Bridge:
 
 
 def _in_words(error: BaseException) -> str:
-    """Return the first line of an error; of one inside an actor the last, below its traceback."""
+    """Return the line of an error that states the cause.
+
+    It is the first line, or after an actor's traceback the last.
+    """
     lines = COLOURS.sub("", str(error)).strip().splitlines() or [type(error).__name__]
     return lines[-1 if "ray::" in lines[0] else 0].strip()[:200]
 
@@ -116,7 +125,7 @@ async def _serve(connection: socket.socket, address: str) -> None:
             bridge.begin(number, await reader.readexactly(length))
             await writer.drain()
     except (asyncio.IncompleteReadError, OSError):
-        os._exit(0)  # the engine is gone; Ray's own end may take seconds
+        os._exit(0)  # the engine has ended; Ray's own shutdown may take seconds
 
 
 def main() -> None:

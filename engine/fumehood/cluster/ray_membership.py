@@ -1,8 +1,8 @@
 """Which nodes a Ray cluster has, and whether the cluster may be used.
 
-Host side, below `wall`. A node is a detached actor on each of the cluster's machines that has the
-resource `fumehood`; its amount is the number of slots. Whoever can reach Ray can run code on all of
-them, so a cluster that others can reach without a token is refused.
+Host side, below `wall`. A node is a detached actor on a machine of the cluster that has the
+resource `fumehood`. The amount of the resource is the number of slots. Anyone who can reach Ray can
+run code on all machines, so a cluster that others can reach without a token is refused.
 """
 
 from __future__ import annotations
@@ -41,45 +41,53 @@ from fumehood.sandbox.container.pool import Kind
 from fumehood.sandbox.wall import HostSize, ImageMissing, RunEnding
 
 HEADER = struct.Struct("!QI")
-"""A message's number and length. A request's number is that of its answer."""
+"""The number and length of a message. An answer has the number of its request."""
 
 TOKEN_FILE = Path(".ray") / "auth_token"
-"""Below the home directory: the cluster's token. *Source*: Ray, "Token authentication"."""
+"""Path of the cluster's token, below the home directory. *Source*: Ray, "Token authentication"."""
 
 COPY_TOKEN = f"Copy it from the head to ~/{TOKEN_FILE}, or set RAY_AUTH_TOKEN"
 
 CONNECT_TO_SELF_S = 0.5
-"""Seconds to find out whether a port of this machine is open."""
+"""Timeout in seconds for checking whether a port of this machine is open."""
 
 PROBE_S = 20.0
-"""Seconds to find out whether the cluster asks for a token."""
+"""Timeout in seconds for checking whether the cluster requires a token."""
 
 CONNECT_S = 60.0
-"""Seconds to connect to the cluster, and for its first answer."""
+"""Timeout in seconds for connecting to the cluster and receiving the first answer."""
 
 ANSWER_S = 20.0
-"""Seconds for each later answer. A process that hangs is replaced before the sessions of all nodes
-are given up."""
+"""Timeout in seconds for each later answer. It is short enough that a hanging process is replaced
+before the sessions of all nodes are given up."""
 
 
 class RayPort:
-    """A node behind its actor. `key` is Ray's id of its machine in this life of it."""
+    """A node, reached through its actor.
+
+    `key` is Ray's id of the machine, new after each restart.
+    """
 
     def __init__(self, membership: RayMembership, key: str) -> None:
         self.key = key
         self._membership = membership
 
     async def call(self, method: str, *arguments: Any, **options: Any) -> Any:
-        """Call a method of the node. Raises NodeGone, or the node's own error."""
+        """Call a method of the node and return its result.
+
+        Raises:
+            NodeGone: the node cannot be reached.
+            EngineError: the node raised this error.
+        """
         asked = pickle.dumps((method, arguments, options))
         return _opened(await self._membership.ask("call", self.key, asked))
 
     def tell(self, method: str, *arguments: Any) -> None:
-        """Call a method of the node without waiting."""
+        """Call a method of the node without waiting for the result."""
         self._membership.send("call", self.key, pickle.dumps((method, arguments, {})))
 
     async def pass_piece(self, ticket: Ticket, transfer: str, to: NodePort, its: Ticket) -> None:
-        """Pass a piece of an image on to another node. It does not come to this process."""
+        """Pass a piece of an image to another node, without loading it into this process."""
         asked = pickle.dumps(("read_image", (ticket, transfer), {}))
         passed = self._membership.ask("pass_piece", self.key, asked, to.key, its, transfer)
         _opened(await passed)
@@ -95,11 +103,14 @@ _SENT = {
         *(e for e in vars(errors).values() if isinstance(e, type) and issubclass(e, EngineError)),
     )
 }  # fmt: skip
-"""The classes of what nodes answer, by module and name."""
+"""The classes that answers of nodes may contain, by module and name."""
 
 
 class _Values(pickle.Unpickler):
-    """Reads what a node answers. A node that was taken over must not run code in the engine."""
+    """Unpickles the answers of nodes.
+
+    It accepts only known classes, so that a compromised node cannot run code in the engine.
+    """
 
     def find_class(self, module: str, name: str) -> Any:
         """Return a class that nodes send. Raises UnpicklingError for anything else."""
@@ -120,7 +131,7 @@ def _opened(result: bytes) -> Any:
 
 
 class RayMembership:
-    """The nodes of a Ray cluster, reached through a process of its own (`ray_bridge`)."""
+    """The nodes of a Ray cluster, reached through a separate process (`ray_bridge`)."""
 
     def __init__(self, address: str, *, allow_unauthenticated: bool) -> None:
         self._address = address
@@ -130,13 +141,13 @@ class RayMembership:
         self._writer: asyncio.StreamWriter | None = None
         self._reading: asyncio.Task[None] | None = None
         self._has_answered = False
-        """Whether the present process has answered."""
+        """Whether the current process has answered."""
         self._numbers = 0
         self._asked: dict[int, asyncio.Future[Any]] = {}
         self._probes: list[Probe] = []
 
     async def _open(self) -> None:
-        """Connect to the cluster, unless it is connected. Raises SandboxUnavailable."""
+        """Connect to the cluster, unless already connected. Raises SandboxUnavailable."""
         if self._writer is not None:
             return
         address, mode = await anyio.to_thread.run_sync(self._checked, abandon_on_cancel=True)
@@ -144,7 +155,7 @@ class RayMembership:
         try:
             own, its = socket.socketpair()
             with its:
-                # In a session of its own: Ctrl-C is for the engine, whose calls may go on.
+                # A new session, so that Ctrl-C reaches only the engine, whose calls may continue.
                 self._process = await asyncio.create_subprocess_exec(
                     sys.executable, "-I", "-m", "fumehood.cluster.ray_bridge", address,
                     env=_environment(mode), stdin=its.fileno(), stdout=subprocess.DEVNULL,
@@ -157,7 +168,11 @@ class RayMembership:
         self._reading = asyncio.ensure_future(self._read(reader))
 
     def _checked(self) -> tuple[str, str]:
-        """Return the address of the cluster's head, and Ray's mode. Raises SandboxUnavailable."""
+        """Return the address of the cluster's head, and Ray's authentication mode.
+
+        Raises:
+            SandboxUnavailable: the cluster cannot or must not be used.
+        """
         address, asks = probe(
             self._address,
             allow_unauthenticated=self._allow_unauthenticated,
@@ -166,7 +181,11 @@ class RayMembership:
         return address, "token" if asks else "disabled"
 
     async def ports(self) -> Sequence[NodePort]:
-        """Return the machines of the cluster that are nodes. Starts their actors."""
+        """Return the nodes of the cluster, after starting the actors that are missing.
+
+        Raises:
+            SandboxUnavailable: the cluster cannot be used now.
+        """
         await self._open()
         try:
             with anyio.fail_after(ANSWER_S if self._has_answered else CONNECT_S):
@@ -180,13 +199,21 @@ class RayMembership:
         return list(self._ports.values())
 
     def send(self, *request: Any, number: int = 0) -> None:
-        """Send a request; nothing happens if it cannot be sent. 0: its result is dropped."""
+        """Send a request, or do nothing without a connection.
+
+        With the number 0, its result is dropped.
+        """
         if self._writer is not None:
             body = pickle.dumps(request)
             self._writer.write(HEADER.pack(number, len(body)) + body)
 
     async def ask(self, *request: Any) -> Any:
-        """Send a request, and return its result. Raises NodeGone or InternalError."""
+        """Send a request and return its result.
+
+        Raises:
+            NodeGone: the node or the cluster cannot be reached.
+            InternalError: the node failed unexpectedly.
+        """
         if self._writer is None:
             raise NodeGone("Ray's cluster is not connected")
         self._numbers += 1
@@ -200,19 +227,19 @@ class RayMembership:
         if kind == "gone":
             raise NodeGone(result)
         if kind == "failed":
-            # Callers may read this, so it has only the error's kind. Ray's log has everything.
+            # Callers may see this, so it names only the error's type. Ray's log has the details.
             raise InternalError(f"A node failed: {result.partition(':')[0]}.")
         return result
 
     async def _read(self, reader: asyncio.StreamReader) -> None:
-        """Receive answers until the process ends."""
+        """Receive answers until the separate process ends."""
         try:
             while True:
                 number, length = HEADER.unpack(await reader.readexactly(HEADER.size))
                 answer = pickle.loads(await reader.readexactly(length))  # noqa: S301 - our process
                 if number in self._asked and not self._asked[number].done():
                     self._asked[number].set_result(answer)
-        except Exception:  # whatever it is, nobody would get an answer any more
+        except Exception:  # whatever failed, no more answers can arrive
             self._end()
 
     def _end(self) -> None:
@@ -224,9 +251,11 @@ class RayMembership:
                 answer.set_result(("gone", "Ray's process has ended"))
 
     async def close(self) -> None:
-        """Disconnect; the nodes stay."""
+        """Disconnect from the cluster. The nodes keep running."""
         self._end()
-        for probe in self._probes:  # their threads would hold up the end of this process
+        for (
+            probe
+        ) in self._probes:  # the threads that wait for them would delay the end of this process
             probe.kill()
         self._probes.clear()
         if self._reading is not None:
@@ -239,7 +268,7 @@ class RayMembership:
 
 
 def _environment(mode: str) -> dict[str, str]:
-    """Return what Ray needs of the environment, which may hold secrets of the engine."""
+    """Return the environment variables that Ray needs, without the engine's secrets."""
     kept = {
         name: value
         for name, value in os.environ.items()
@@ -254,11 +283,13 @@ def probe(
     allow_unauthenticated: bool,
     on_start: Callable[[Probe], None] = lambda probe: None,
 ) -> tuple[str, bool]:
-    """Return the address of the cluster's head, and whether it asks for a token, which is there.
+    """Return the address of the cluster's head, and whether the cluster requires a token.
+
+    If it does, this machine has the right token.
 
     Raises:
-        SandboxUnavailable: the cluster cannot or must not be used. The first sentence says why, the
-            second what to do.
+        SandboxUnavailable: the cluster cannot or must not be used. The error's first sentence is
+            the cause, the second the remedy.
     """
     found, asks = _probed(address, mode="disabled", on_start=on_start)
     if asks and not has_token():
@@ -275,7 +306,7 @@ def probe(
 
 
 def has_token() -> bool:
-    """Whether Ray will find a token of its cluster. Without one it would end the process."""
+    """Whether Ray will find the cluster's token. Without a token, Ray would end the process."""
     path = os.environ.get("RAY_AUTH_TOKEN_PATH") or Path.home() / TOKEN_FILE
     return bool(os.environ.get("RAY_AUTH_TOKEN")) or Path(path).is_file()
 
@@ -297,12 +328,12 @@ except AuthenticationError:
 def _probed(
     address: str, *, mode: str, on_start: Callable[[Probe], None] = lambda probe: None
 ) -> tuple[str, bool]:
-    """Return the address of the cluster's head, and whether it refuses a client of this mode.
+    """Return the address of the cluster's head, and whether it refuses a client with this mode.
 
-    The client is a process of its own, because Ray reads its mode once.
+    The client is a separate process, because Ray reads its mode only once.
 
     Raises:
-        SandboxUnavailable: it cannot be reached.
+        SandboxUnavailable: the cluster's head cannot be reached.
     """
     try:
         found, *refused = _ran(address, mode, on_start).split()
@@ -315,7 +346,7 @@ def _probed(
 
 
 def _ran(address: str, mode: str, on_start: Callable[[Probe], None]) -> str:
-    """Return what the client says. Raises OSError or SubprocessError."""
+    """Run the client and return its output. Raises OSError or SubprocessError."""
     with subprocess.Popen(  # noqa: S603 - the address was checked
         [sys.executable, "-I", "-c", _PROBE, address],
         env=_environment(mode), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
@@ -332,8 +363,10 @@ def _ran(address: str, mode: str, on_start: Callable[[Probe], None]) -> str:
 
 
 def _is_private(address: str) -> bool:
-    """Whether the cluster's head is on loopback, and cannot be reached otherwise: with most
-    addresses of loopback Ray listens on all networks.
+    """Whether the cluster's head can be reached only from this machine.
+
+    A loopback address alone does not show this, because with most of them Ray listens on all
+    networks.
     """
     host, _, port = address.rpartition(":")
     return _is_loopback(host) and not any(

@@ -1,4 +1,4 @@
-"""Nodes as Ray actors. Only this module and `ray_bridge` import Ray, never an engine's process."""
+"""Nodes as Ray actors. Only this module and `ray_bridge` import Ray; engine processes never do."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from fumehood.core.errors import EngineError
 from fumehood.sandbox.walls import container_wall
 
 RESOURCE = "fumehood"
-"""Ray's resource of a machine that is a node. Its amount is the number of slots."""
+"""Ray's resource of the machines that are nodes. Its amount is the number of slots."""
 
 NAMESPACE = "fumehood"
 
 DIRECTORY_VARIABLE = "FUMEHOOD_NODE_HOME"
-"""Environment variable of a node: where it keeps its state; default `~/.fumehood/nodes`."""
+"""Environment variable of a node: the directory for its state. Default: `~/.fumehood/nodes`."""
 
 MAX_CALLS = 10_000
-"""Maximum number of calls in a node at once."""
+"""Maximum number of simultaneous calls of a node's methods."""
 
 
 class NodeActor:
-    """A node as an actor."""
+    """A node as a Ray actor."""
 
     def __init__(self, slots: int) -> None:
         base = os.environ.get(DIRECTORY_VARIABLE) or Path.home() / ".fumehood" / "nodes"
@@ -40,8 +40,11 @@ class NodeActor:
         self._node = Node(NodeHome(Path(base)), slots, make_wall)
 
     async def call(self, asked: bytes) -> bytes:
-        """Call a method of the node: its name, arguments and keyword arguments, pickled. Errors
-        that are the engine's own are returned.
+        """Call a method of the node.
+
+        `asked` is the pickled name, arguments and keyword arguments.
+
+        Return the pickled result. An EngineError is returned as `Refused` instead of being raised.
         """
         method, arguments, options = pickle.loads(asked)  # noqa: S301 - from the engine
         try:
@@ -53,7 +56,7 @@ class NodeActor:
         return pickle.dumps(result)
 
     async def write_image(self, ticket: Ticket, transfer: str, piece: bytes) -> bytes:
-        """Add a piece, as another node's `call` returned it, to an image."""
+        """Add a piece to an image. `piece` is the result of another node's `call`."""
         content = pickle.loads(piece)  # noqa: S301 - from a node
         if isinstance(content, Refused):
             return piece
@@ -61,7 +64,7 @@ class NodeActor:
 
 
 def machines() -> dict[str, int]:
-    """Return Ray's ids of the machines that live and are nodes, and their slots."""
+    """Return Ray's id and the number of slots of each living machine that is a node."""
     return {
         str(one["NodeID"]): int(one["Resources"][RESOURCE])
         for one in ray.nodes()  # type: ignore[no-untyped-call]
@@ -70,7 +73,7 @@ def machines() -> dict[str, int]:
 
 
 def actor_of(key: str, slots: int) -> Any:
-    """Return the actor of a machine. It is started if there is none."""
+    """Return the node actor of a machine, which is started if it does not exist."""
     made = ray.remote(NodeActor).options(
         name=f"node-{key}", namespace=NAMESPACE, lifetime="detached", get_if_exists=True,
         num_cpus=0, max_concurrency=MAX_CALLS, max_restarts=0, enable_task_events=False,

@@ -1,4 +1,4 @@
-"""Starts of an engine on its state, by which nodes know the latest one."""
+"""Counts the starts of an engine on its state, so that nodes can recognize the latest one."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ID_BYTES = 16
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """One start of an engine. `owner` is the state's id, `number` grows with each start."""
+    """One start of an engine: the id of its state, and a number that grows with each start."""
 
     owner: str
     number: int

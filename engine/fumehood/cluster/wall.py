@@ -1,10 +1,11 @@
 """The wall of an engine whose containers are on many machines.
 
-Host side; above it everything is as with containers of the engine's own machine. Below it nodes,
-each behind a `NodePort`. Invariants: a call is placed once, by `placing`, and only on a node that
-has joined, enforces every limit, and has the newest image of the name; a run whose node is lost
-ends as `sandbox_lost`, never as a success and never twice; a session stays on its node. A node that
-is lost has `lost_s` seconds to come back, and then its sessions are lost.
+Host side. To the rest of the engine, this wall looks like a wall with containers on the engine's
+own machine. It uses nodes, each through a `NodePort`. Invariants: each call is placed once, by
+`placing`, and only on a node that has joined, enforces every limit, and has the newest image of the
+name; a run whose node is lost ends as `sandbox_lost`, never as a success and never twice; a session
+stays on its node. The sessions of a lost node are lost if the node does not come back within
+`lost_s` seconds.
 """
 
 from __future__ import annotations
@@ -68,71 +69,82 @@ from fumehood.sandbox.wall import (
 )
 
 LOOK_S = 1.0
-"""Seconds between looks for nodes that have come."""
+"""Seconds between two searches for new nodes."""
 
 AGAIN_S = 5.0
-"""Seconds until a node that was refused is asked again."""
+"""Seconds until the engine tries again to join a node that was refused."""
 
 FIRST_JOIN_S = 15.0
-"""Seconds from the start for which calls wait for a node to join."""
+"""Seconds after the start during which calls wait for a first node to join."""
 
 RESUME_S = 10.0
-"""Seconds to wait until a node that has joined takes a session over."""
+"""Maximum seconds that a use of a session waits until the session's node has taken it over."""
 
 SILENT_S = 10.0
 """Seconds without a report after which a node counts as lost."""
 
 REPORT_PAUSE_S = 0.05
-"""Least seconds between two reports of a node."""
+"""Minimum seconds between two reports of a node."""
 
 MAX_SKEW_S = 300.0
-"""Largest difference of a node's clock from the engine's."""
+"""Maximum difference in seconds between the clocks of a node and the engine."""
 
 JOIN_S = 60.0
-"""Seconds for a node to end what it ran for an earlier engine, and to join."""
+"""Timeout in seconds for joining a node, which first ends what it ran for an earlier engine."""
 
 CANCEL_S = 6.0
-"""Seconds for a node to end a cancelled run."""
+"""Timeout in seconds for a node to end a cancelled run."""
 
 LEAVE_S = 10.0
-"""Seconds for the nodes to let go of an engine that stops."""
+"""Timeout in seconds for the nodes to end what they run for an engine that stops."""
 
 JOINS = 1_000_000
-"""Number of times that one start of an engine can join the same node; factor of its epochs."""
+"""Maximum number of times that one start of an engine can join the same node. The number of an
+engine start is multiplied by this to make room for the joins' numbers."""
 
 COPY_AGAIN_S = 600.0
-"""Seconds until an image is copied to the same node again, if it did not fail."""
+"""Minimum seconds between two successful copies of the same image to the same node."""
 
 PROMISED = 0.75
-"""Part of a node's memory that its sessions are promised."""
+"""Maximum fraction of a node's memory that may be promised to its sessions."""
 
 
 class NodeGone(Exception):
-    """A node cannot be reached. What it was doing is unknown."""
+    """A node cannot be reached. The results of its pending commands are unknown."""
 
 
 class NodePort(Protocol):
-    """A node as it is reached. Its methods are those of `Node`; they raise NodeGone besides."""
+    """A connection to a node. It has no method of `Node` itself, but calls them by name.
+
+    Every method that waits may raise NodeGone.
+    """
 
     key: str
-    """Names this life of the node."""
+    """Identifies the node until it is restarted."""
 
     async def call(self, method: str, *arguments: Any, **options: Any) -> Any:
         """Call a method of the node, and return its result."""
 
     def tell(self, method: str, *arguments: Any) -> None:
-        """Call a method of the node, in order, without waiting for its end."""
+        """Call a method of the node without waiting for the result."""
 
     async def pass_piece(self, ticket: Ticket, transfer: str, to: NodePort, its: Ticket) -> None:
-        """Pass a piece of an image on to another node."""
+        """Pass the next piece of a saved image to another node.
+
+        `its` is the ticket for that node.
+        """
 
 
 class Membership(Protocol):
-    """Knows which nodes there are."""
+    """Finds the nodes of the cluster."""
 
     async def ports(self) -> Sequence[NodePort]:
-        """Return the nodes that live, the same object for the same life. Raises SandboxUnavailable,
-        if the cluster cannot be reached now.
+        """Return the nodes that can be reached now.
+
+        Until a node is restarted, it has the same object.
+
+        Raises:
+            SandboxUnavailable: the cluster cannot be reached now.
         """
 
     async def close(self) -> None:
@@ -147,17 +159,21 @@ class _Link:
     ticket: Ticket
     placed: PlacedNode
     said_slots: int
-    """Slots that it was started with; its memory may hold fewer."""
+    """The number of slots with which the node was started. Its memory may be enough only for
+    fewer."""
     report: NodeReport | None = None
     promised_mb: dict[str, int] = field(default_factory=dict)
-    """Session id → MB, of its sessions that are not stopped."""
+    """Session id → promised MB, for the node's sessions that are not stopped."""
     copied: dict[tuple[str, str], float] = field(default_factory=dict)
     """Name and digest of an image → when a copy to this node began, by the monotonic clock."""
     gone: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set when it is lost, or silent for too long."""
+    """Set when the node is lost, or has been silent for too long."""
 
     async def unless_gone(self, asked: Coroutine[Any, Any, Any]) -> Any:
-        """Return what a node is asked for. Raises NodeGone as soon as it is lost."""
+        """Await a request to the node and return its result.
+
+        Raises NodeGone as soon as the node is lost.
+        """
         answer = asyncio.ensure_future(asked)
         gone = asyncio.ensure_future(self.gone.wait())
         try:
@@ -171,9 +187,9 @@ class _Link:
 
 
 class ClusterWall(HasImages):
-    """Runs programs in the containers of nodes, inside its asynchronous context.
+    """Runs programs in the containers of nodes, while its asynchronous context is open.
 
-    `owner` names the engine's state, and `epoch` its start.
+    `owner` is the id of the engine's state, and `epoch` the number of the engine's start.
     """
 
     def __init__(
@@ -191,7 +207,7 @@ class ClusterWall(HasImages):
         self.keeps_sessions = keeps_sessions
         self.limits = terms.settings.container.limits
         self.open_program = open_program
-        """Starts a program of the operator, on the engine's own machine."""
+        """Starts a program that the operator configured, on the engine's own machine."""
         self._terms = terms
         self._by_language: dict[str, str] = terms.settings.container.images.model_dump()
         self._membership = membership
@@ -206,14 +222,14 @@ class ClusterWall(HasImages):
         self._names: dict[str, str] = {}
         """Node id → name, of the nodes that have joined, and of those that are lost."""
         self._refused: dict[str, tuple[str, str]] = {}
-        """Key of a node → its name, if it has said it, and why it was refused."""
+        """Key of a node → its name, if known, and why it was refused."""
         self._joins: dict[str, int] = {}
         self._held: dict[str, RemoteContainer] = {}
         """Session id → its container."""
         self._expected: dict[str, tuple[SessionRecord, SessionHome]] = {}
-        """Session id → what is stored of an earlier engine's session, until `resume`."""
+        """Session id → record and home of an earlier engine's session, until `resume`."""
         self._waits: dict[str, object] = {}
-        """Node id → the latest wait for a node that is lost, or has not come yet."""
+        """Node id → the latest wait for a node that is lost or has not joined yet."""
         self._copies: Callable[[], Iterable[str]] = tuple
         self._copying: set[str] = set()
         """Copies of disks that are being made."""
@@ -254,11 +270,11 @@ class ClusterWall(HasImages):
     # -- for the operator --------------------------------------------------------------------
 
     def nodes(self) -> list[NodeRecord]:
-        """Return all nodes: those that have joined, and those that were refused or are gone."""
+        """Return all nodes: those that have joined, were refused, or cannot be reached."""
         found = [_record(link) for link in self._links.values()]
         for name, why in self._refused.values():
             found.append(NodeRecord(name=name, state=NodeState.REFUSED, why=why))
-        # A machine that is back with an empty directory has its name, and a new id.
+        # A machine that is back with an empty directory has its old name and a new id.
         gone = set(self._names.values()) - {node.name for node in found}
         found += [NodeRecord(name=name, state=NodeState.GONE, why="It is lost.") for name in gone]
         for node_id in self._waits:
@@ -267,14 +283,14 @@ class ClusterWall(HasImages):
         return sorted(found, key=lambda one: one.name)
 
     async def drain(self, name: str, *, is_drained: bool) -> NodeRecord:
-        """Let a node take nothing new, or again.
+        """Drain a node, so that it takes no new calls or sessions, or resume it.
 
-        `name` may be its id, too.
+        `name` is the node's name or id.
 
         Raises:
             ResourceNotFound: no such node has joined.
-            InvalidParams: several have this name.
-            SandboxUnavailable: it was lost.
+            InvalidParams: several nodes have this name.
+            SandboxUnavailable: the node was lost.
         """
         called = [one for one in self._links.values() if name in (one.placed.name, one.placed.id)]
         if len(called) > 1:
@@ -292,20 +308,20 @@ class ClusterWall(HasImages):
 
     @property
     def status(self) -> WallStatus:
-        """Ready if one node is."""
+        """The wall's status, which is ready if at least one node is ready."""
         required = frozenset(Limit)
         ready = [one for one in self._reports if one.is_ready]
         faults = [fault for one in self._reports for fault in one.faults]
         remedy = ""
         if not ready:
             away = self._away or "no node has joined"
-            # Why a node was refused may name paths of its machine, which callers are not told.
+            # The reason may name paths of the node's machine, which callers must not see.
             refused = ["nodes were refused (see fumehood nodes list)"] if self._refused else []
             words = "; ".join(one.rstrip(".") for one in [*faults, *refused, away])
             remedy = f"No node can be used: {words}."
             faults += [f"{name}: {why}" for name, why in self._refused.values()]
             faults.append(away)
-        # At first calls wait, because nodes need a moment to join.
+        # Right after the start, calls wait, because nodes need a moment to join.
         is_usable = bool(ready) or self._is_hopeful
         return WallStatus(
             required,
@@ -331,7 +347,7 @@ class ClusterWall(HasImages):
 
     @property
     def counts(self) -> JsonObject:
-        """The number of containers by state, of all nodes together."""
+        """The number of containers by state on all nodes together, and of waiting calls."""
         counts: JsonObject = {}
         for report in self._reports:
             for name, count in report.counts.items():
@@ -339,7 +355,7 @@ class ClusterWall(HasImages):
         return {**counts, "waiting": len(self._placer.queue)}
 
     async def until_host_is_known(self) -> None:
-        """Wait a bounded time for a node. Raises SandboxUnavailable."""
+        """Wait a bounded time until a node has joined. Raises SandboxUnavailable."""
         with anyio.move_on_after(self._terms.settings.container.queue_seconds):
             while not self.host.memory_mb:
                 await self._until_change()
@@ -348,14 +364,22 @@ class ClusterWall(HasImages):
 
     @property
     def host(self) -> HostSize:
-        """The memory of all nodes together, and the processors of the largest; zeros without."""
+        """The memory of all nodes together, and the processors of the largest node.
+
+        Zeros without nodes.
+        """
         sizes = [report.host for report in self._reports]
         return HostSize(
             sum(size.memory_mb for size in sizes), max((size.cpus for size in sizes), default=0)
         )
 
     def image_for(self, language: str) -> str:
-        """Return the name of the image for programs in a language. Raises as the protocol's."""
+        """Return the name of the image for programs in a language.
+
+        Raises:
+            ImageMissing: no node has the image.
+            SandboxUnavailable: the image does not have the language.
+        """
         name = self._by_language[language]
         found = self._images().get(name)
         if found is None and self.status.is_ready and not self._is_hopeful:
@@ -373,8 +397,10 @@ class ClusterWall(HasImages):
         await self._ask_all("look_again")
 
     async def facts_of(self, image: str) -> JsonObject:
-        """Return an image's facts. With packages, the digest is that of the image below, because
-        each node makes the layer itself, from the same lock.
+        """Return an image's name, digest, runtime and added packages.
+
+        With packages, the digest is that of the image without them, because each node adds the
+        packages itself, from the same lock.
         """
         below, plus, _ = image.partition(PLUS)
         found = await self._find(below)
@@ -387,10 +413,10 @@ class ClusterWall(HasImages):
         }
 
     async def with_packages(self, image: str, packages: Sequence[str], principal_id: str) -> str:
-        """Return the name of an image with packages, whose versions one node looks up."""
+        """Return the name of the image with these packages. One node determines their versions."""
         await self._find(image)
         link = next((one for one in self._links.values() if image in one.placed.images), None)
-        if link is None:  # its node is lost, or not ready any more
+        if link is None:  # the image's node is lost, or no longer ready
             raise try_later(f"No node has the image {image} now. Repeat the call.")
         name, lock = await self._ask(link, "with_packages", image, tuple(packages), principal_id)
         remember(self._locks, name, lock)
@@ -405,7 +431,7 @@ class ClusterWall(HasImages):
         memory_mb: int | None = None,
         image: str | None = None,
     ) -> AsyncIterator[NodeLease]:
-        """Wait a bounded time for a slot on a node."""
+        """Wait a bounded time for a slot on a node, and hold it during the block."""
         asked = time.monotonic()
         image = image or self._by_language["python"]
         memory_mb = memory_mb or self.limits.default_memory_mb or CONTAINER_MEMORY_CLASSES[0]
@@ -438,11 +464,11 @@ class ClusterWall(HasImages):
             self._placer.give_back(request)
 
     async def run(self, node_id: str, order: RunOrder, sinks: RunSinks) -> RunEnding:
-        """Run a program on a node. Cancelling it ends the program, then raises."""
+        """Run a program on a node. A cancellation ends the program before it is raised."""
         isolation = "session" if order.session_id else "call"
         link = self._links.get(node_id)
         name = self._names.get(node_id)
-        if link is None:  # so it certainly has not begun
+        if link is None:  # so the program has certainly not started
             raise self._unreachable(node_id)
         wants = {one for one in ("progress", "files", "output", "call") if getattr(sinks, one)}
         order = replace(
@@ -485,8 +511,9 @@ class ClusterWall(HasImages):
         lock: str = "",
         on_lost: Callable[[], None],
     ) -> RemoteContainer:
-        """Take a container for a session, on the node whose sessions are promised the smallest part
-        of its memory.
+        """Take a container for a session.
+
+        It is on the node that has promised the smallest fraction of its memory to sessions.
         """
         await self._find(image)
         session_id = domain.session_id or ""
@@ -497,7 +524,7 @@ class ClusterWall(HasImages):
                 link, "hold", domain, image=image, memory_mb=memory_mb, cpus=cpus,
                 disk_mb=disk_mb, packages=tuple(packages), lock=lock,
             )  # fmt: skip
-        except BaseException:  # if its caller has gone, the node may have made it
+        except BaseException:  # the node may have created the container
             link.promised_mb.pop(session_id, None)
             link.port.tell("drop", link.ticket, session_id, "nobody waits for it")
             raise
@@ -526,7 +553,7 @@ class ClusterWall(HasImages):
         return min(fitting, key=promised)
 
     def spare_copies(self, copies: Callable[[], Iterable[str]]) -> None:
-        """Delete no copy of a disk that `copies` returns."""
+        """Keep every disk copy whose id `copies` returns."""
         self._copies = copies
 
     @property
@@ -534,19 +561,22 @@ class ClusterWall(HasImages):
         return frozenset(self._copies()) | self._copying
 
     def sweep_soon(self) -> None:
-        """Let the nodes remove copies that are not needed any more."""
+        """Let the nodes delete disk copies that are no longer needed."""
         needed, number = self._needed, self.next_number()
         for node_id in self._links:
             self.tell(node_id, "keep_copies", needed, number)
 
     def next_number(self) -> int:
-        """Number what is said of copies: what is said first may come last."""
+        """Return a number for a command about disk copies or for a connection.
+
+        Nodes use the numbers to recognize commands that arrive late.
+        """
         self._numbers += 1
         return self._numbers
 
     @asynccontextmanager
     async def copied(self, copy: str) -> AsyncIterator[None]:
-        """Keep a copy during the block, and after it if it is needed."""
+        """Keep a disk copy during the block, and afterwards if it is still needed."""
         self._copying.add(copy)
         try:
             yield
@@ -556,7 +586,7 @@ class ClusterWall(HasImages):
 
     @asynccontextmanager
     async def fork(self, copy: str, session_id: str, home: SessionHome) -> AsyncIterator[str]:
-        """Make the disk of a new session from a copy, on the copy's node."""
+        """Make the disk of a new session from a copy, on the copy's node. Yield the disk's name."""
         try:
             yield await self.ask(home.node, "fork", copy, session_id, home)
         except BaseException:
@@ -564,7 +594,7 @@ class ClusterWall(HasImages):
             raise
 
     def expect(self, record: SessionRecord, home: SessionHome) -> None:
-        """Let a node that joins before `resume` keep the session's container."""
+        """Let a node that joins before `resume` is called keep the session's container."""
         self._expected[record.id] = record, home
 
     def resume(
@@ -590,7 +620,7 @@ class ClusterWall(HasImages):
         return held
 
     def let_go(self, held: RemoteContainer) -> None:
-        """Forget the container of a session that is over."""
+        """Forget the container of a session that has ended."""
         other = self._held.get(held.session_id)
         if other is held:
             del self._held[held.session_id]
@@ -600,13 +630,13 @@ class ClusterWall(HasImages):
         self.sweep_soon()
 
     def is_away(self, node_id: str) -> bool:
-        """Whether a node is lost, or has not come in time since the start."""
+        """Whether a node is lost, or did not join in time after the engine's start."""
         return node_id not in self._links and (
             node_id in self._names or time.monotonic() >= self._hopes_until
         )
 
     def count(self, held: RemoteContainer) -> None:
-        """Count what a session is promised of its node's memory."""
+        """Update the memory that a session's node has promised to the session."""
         link = self._links.get(held.node)
         if link is None:
             return
@@ -616,7 +646,7 @@ class ClusterWall(HasImages):
             link.promised_mb[held.session_id] = held.record.memory_mb
 
     async def until_known(self, held: RemoteContainer) -> None:
-        """Wait a bounded time until its node has taken it over.
+        """Wait a bounded time until the container's node has taken over the container.
 
         Raises:
             SandboxUnavailable: the node cannot be reached, or takes too long.
@@ -634,14 +664,18 @@ class ClusterWall(HasImages):
         return try_later(f"The node {name} cannot be reached. Repeat the call later.")
 
     async def ask(self, node_id: str, method: str, *arguments: Any) -> Any:
-        """Call a method of a node. Raises SandboxUnavailable if it cannot be reached."""
+        """Call a method of a node and return its result.
+
+        Raises:
+            SandboxUnavailable: the node cannot be reached, or was lost meanwhile.
+        """
         link = self._links.get(node_id)
         if link is None:
             raise self._unreachable(node_id)
         return await self._ask(link, method, *arguments)
 
     def tell(self, node_id: str, method: str, *arguments: Any) -> None:
-        """Call a method of a node without waiting; nothing happens if it cannot be reached."""
+        """Call a method of a node without waiting, or do nothing if the node cannot be reached."""
         link = self._links.get(node_id)
         if link is not None:
             link.port.tell(method, link.ticket, *arguments)
@@ -658,7 +692,7 @@ class ClusterWall(HasImages):
     # -- joining -----------------------------------------------------------------------------
 
     async def _follow(self) -> None:
-        """Join the nodes that come, until the engine stops."""
+        """Search for new nodes and join them, until the engine stops."""
         await anyio.lowlevel.checkpoint()  # sessions are resumed first
         known: set[str] = set()
         while self._group is not None:
@@ -667,7 +701,7 @@ class ClusterWall(HasImages):
                 self._away = None
                 for key in self._refused.keys() - {port.key for port in ports}:
                     del self._refused[key]
-            except Exception as error:  # whatever Ray does, the engine goes on
+            except Exception as error:  # whatever Ray does, the engine continues
                 why = error.message if isinstance(error, EngineError) else type(error).__name__
                 if self._away is None:
                     self._on_event("cluster.unavailable", {"why": why})
@@ -681,7 +715,7 @@ class ClusterWall(HasImages):
             await anyio.sleep(LOOK_S)
 
     async def _serve(self, port: NodePort, known: set[str]) -> None:
-        """Join a node, and follow it until it is lost."""
+        """Join a node, and follow its reports until it is lost."""
         label, link = port.key[:12], None
         try:
             facts = await _in_time(port.call("facts"), SILENT_S)
@@ -692,7 +726,7 @@ class ClusterWall(HasImages):
             link = await self._join(port, facts["id"], facts["name"], facts["slots"])
             self._refused.pop(port.key, None)
             await self._follow_reports(link)
-        except Exception as error:  # whatever a node does, the engine and the others go on
+        except Exception as error:  # whatever a node does, the engine and other nodes continue
             is_known = isinstance(error, NodeGone | EngineError)
             why = str(error) if is_known else type(error).__name__
             if link is None:
@@ -711,7 +745,7 @@ class ClusterWall(HasImages):
         self._refused[key] = label, why
 
     async def _join(self, port: NodePort, node_id: str, name: str, slots: int) -> _Link:
-        """Join a node, and let it take its sessions over."""
+        """Join a node, and let it take over its sessions."""
         join = self._joins[node_id] = self._joins.get(node_id, 0) + 1
         ticket = Ticket(self._owner, self._epoch * JOINS + join)
         mine = self._sessions_of(node_id)
@@ -723,13 +757,13 @@ class ClusterWall(HasImages):
         )
         await _in_time(port.call("join", ticket, terms), JOIN_S)
         before = self._links.get(node_id)
-        if before is not None:  # its end was not noticed
+        if before is not None:  # the loss of the earlier link was not noticed
             self._on_gone(before)
         link = _Link(port, ticket, PlacedNode(node_id, name, 0, {}, is_open=False), slots)
         self._links[node_id], self._names[node_id] = link, name
         self._newest = None
         try:
-            # Also those that came or ended meanwhile.
+            # Include the sessions that were resumed or ended meanwhile.
             mine = list(dict.fromkeys((*mine, *self._sessions_of(node_id))))
             for held in mine:
                 await _in_time(self._resume(link, held), SILENT_S)
@@ -746,7 +780,7 @@ class ClusterWall(HasImages):
     async def _resume(self, link: _Link, held: RemoteContainer) -> None:
         record, home = held.stored(self._joins[link.placed.id])
         held.apply(await self._ask(link, "resume", record, home))
-        if held.lost is not None:  # the session ended before its node knew it
+        if held.lost is not None:  # the session ended before its node had taken it over
             link.port.tell("drop", link.ticket, held.session_id, "its session is over")
             return
         held.is_known.set()
@@ -771,10 +805,10 @@ class ClusterWall(HasImages):
             await anyio.sleep(REPORT_PAUSE_S)
 
     def _place(self, link: _Link) -> None:
-        """Let calls be placed on a node as its report says."""
+        """Update the placement of calls from a node's latest report."""
         report, placed = link.report, link.placed
         if report is None or self._links.get(placed.id) is not link:
-            return  # a late report, of a node that is lost or has joined again
+            return  # a late report of a node that is lost or has joined again
         newest = self._images()
         placed.images = {
             name: image.id
@@ -804,25 +838,25 @@ class ClusterWall(HasImages):
                 held.is_known.clear()
         self._forget(link)
         for other in self._links.values():
-            self._place(other)  # what was the newest image may be gone with it
+            self._place(other)  # the lost node may have had the newest image
         self._wait_for(node_id)
 
     def _forget(self, lost: _Link) -> None:
-        """Forget a node that was drained first and has no sessions."""
+        """Forget a lost node if it was drained before and has no sessions."""
         node_id = lost.placed.id
         is_drained = lost.report is not None and lost.report.is_drained
         if is_drained and all(one.node != node_id for one in self._held.values()):
             del self._names[node_id]
 
     def _wait_for(self, node_id: str) -> None:
-        """Give a lost node time to come back, then give its sessions up."""
+        """Give a lost node time to come back, and then declare its sessions lost."""
         if node_id not in self._waits:
             wait = self._waits[node_id] = object()
             self._start_soon(self._give_up, node_id, wait)
 
     async def _give_up(self, node_id: str, wait: object) -> None:
         await anyio.sleep(self._lost_s)
-        if self._waits.get(node_id) is not wait:  # it was back, and may be lost again
+        if self._waits.get(node_id) is not wait:  # the node was back, and may be lost again
             return
         del self._waits[node_id]
         for held in [one for one in self._held.values() if one.node == node_id]:
@@ -831,9 +865,9 @@ class ClusterWall(HasImages):
     # -- images ------------------------------------------------------------------------------
 
     def _images(self) -> dict[str, ImageFacts]:
-        """Return the newest image of each name, of all nodes that are ready.
+        """Return the newest image of each name on all ready nodes.
 
-        Each call and each report asks for them, so they are not searched for each time.
+        The result is cached, because every call and every report uses it.
         """
         if self._newest is not None:
             return self._newest
@@ -846,10 +880,10 @@ class ClusterWall(HasImages):
         return newest
 
     async def _find(self, image: str) -> ImageFacts:
-        """Return an image that a node has. Wait a bounded time for a node if there is none.
+        """Return an image that a node has. If none has it, wait a bounded time for a node.
 
         Raises:
-            SandboxUnavailable: no node has it, or there is no node.
+            SandboxUnavailable: no node has the image, or no node is ready.
         """
         found = self._images().get(image)
         if found is None:
@@ -867,12 +901,12 @@ class ClusterWall(HasImages):
         return found
 
     def _pass_on(self, image: str, to: _Link) -> None:
-        """Copy the newest image of a name to a node, in the background, from one that has it."""
+        """Copy the newest image of a name to a node in the background, from a node that has it."""
         key = (to.placed.id, image)
         source = next((one for one in self._links.values() if image in one.placed.images), None)
         if source is None or key in self._syncing or self._group is None:
             return
-        # Two kinds of Docker give one image two digests: then a copy does not help, nor another.
+        # Different Docker image stores give one image two digests. Then no copy would ever help.
         copy = image, source.placed.images[image]
         if time.monotonic() >= to.copied.get(copy, -math.inf) + COPY_AGAIN_S:
             to.copied[copy] = time.monotonic()
@@ -901,9 +935,7 @@ class ClusterWall(HasImages):
             self._syncing.discard((to.placed.id, image))
 
     async def _has(self, link: _Link, image: str, digest: str | None) -> bool:
-        """Whether a node has this image, although its report does not show it: it has not looked
-        for it yet.
-        """
+        """Whether a node has this image although its reports do not include it yet."""
         with suppress(EngineError):
             found = await link.unless_gone(link.port.call("find_image", link.ticket, image))
             return bool(found == digest)
@@ -916,7 +948,7 @@ class ClusterWall(HasImages):
             await self._has_come.wait()
 
     async def _ask_all(self, method: str, *arguments: Any) -> int:
-        """Call a method of all nodes; return how many did not refuse."""
+        """Call a method of all nodes. Return the number of nodes that succeeded."""
         links = list(self._links.values())
         asked = [self._quietly(self._ask(link, method, *arguments)) for link in links]
         return sum(await asyncio.gather(*asked))
@@ -932,7 +964,7 @@ class ClusterWall(HasImages):
             start_soon(self._group, self._guarded, task, *arguments)
 
     async def _guarded(self, task: Callable[..., Any], *arguments: object) -> None:
-        """Await a task whose failure must not end the engine."""
+        """Await a task and log its failure, which must not end the engine."""
         try:
             await task(*arguments)
         except Exception as error:
@@ -955,7 +987,7 @@ class NodeLease:
         limits: Limits,
         sinks: RunSinks = NO_SINKS,
     ) -> RunEnding:
-        """Run one program there."""
+        """Run one program on the lease's node."""
         order = replace(self.order, program=program, arguments=arguments, limits=limits)
         ending = await self.wall.run(self.node_id, order, sinks)
         isolation = "container_per_call" if order.fresh else "call"
@@ -963,7 +995,7 @@ class NodeLease:
 
 
 class RemoteContainer:
-    """The container of a session on a node, as the node last reported it."""
+    """The container of a session on a node, in the state that the node last reported."""
 
     def __init__(
         self,
@@ -982,7 +1014,7 @@ class RemoteContainer:
         self._state = state
         self._on_lost = on_lost
         self.is_known = asyncio.Event()
-        """Set while its node knows it."""
+        """Set once the node has taken over the container, until the node is lost."""
 
     @property
     def name(self) -> str:
@@ -1013,7 +1045,10 @@ class RemoteContainer:
         return self._wall.is_away(self.node)
 
     def stored(self, join: int = 0) -> tuple[SessionRecord, SessionHome]:
-        """Return what the node needs to take it over, the more recent the higher `join`."""
+        """Return the session's record and home, with which its node takes over the container.
+
+        A higher `join` makes the home's epoch higher, and so more recent.
+        """
         state, now = self._state, SessionStatus.ACTIVE
         if state.is_stopped or state.is_paused:
             now = SessionStatus.STOPPED if state.is_stopped else SessionStatus.PAUSED
@@ -1022,7 +1057,7 @@ class RemoteContainer:
         return record, SessionHome(state.name, epoch, 0.0, 0.0, state.lock, self.node)
 
     def apply(self, state: HeldState) -> None:
-        """Take over what the node reports, and tell the session of its end or stop."""
+        """Store the state that the node reports, and report a loss or a stop to the session."""
         if self.lost is not None:
             return
         before, self._state = self._state, state
@@ -1031,7 +1066,7 @@ class RemoteContainer:
             self._on_lost()
 
     def lose(self, why: str) -> None:
-        """Give it up."""
+        """Declare the container lost."""
         self.apply(replace(self._state, lost=why, is_stopped=False))
 
     async def facts(self) -> JsonObject:
@@ -1052,7 +1087,7 @@ class RemoteContainer:
         close = partial(self._wall.tell, self.node, "close_dialled", self.session_id, number)
         try:
             await self._wall.ask(self.node, "connect", self.session_id, number, port)
-        except BaseException:  # the node may still make it
+        except BaseException:  # the node may still make the connection
             close()
             raise
         use = partial(self._wall.ask, self.node, "use_dialled", self.session_id, number)
@@ -1069,7 +1104,10 @@ class RemoteContainer:
         await self._do("restore", copy)
 
     async def until_free(self) -> None:
-        """Let it continue. That it is clean after the last run, its node awaits before the next."""
+        """Resume or start the container if it is paused or stopped.
+
+        The node itself ensures before each run that nothing of the previous run is left.
+        """
         if self.lost is None and (self.is_paused or self.is_stopped):
             await self._do("until_free")
 
@@ -1109,7 +1147,7 @@ class RemoteContainer:
 
 
 class _Receiver:
-    """Passes a run's events from its node to their receivers."""
+    """Passes the events that a node sends about a run to the receivers in `sinks`."""
 
     def __init__(self, link: _Link, order: RunOrder, sinks: RunSinks) -> None:
         self._link = link
@@ -1125,14 +1163,19 @@ class _Receiver:
             "call": self._take_call,
             "connection": self._take_frame,
         }
-        """Name of an event → what takes it, if it is wanted."""
+        """Name of an event → its receiver, or None if the event is not wanted."""
         self._connections: FrameSink | None = None
         self._told = 0
         self.is_mute = False
         """Whether files, progress and tool calls are dropped from now on."""
 
     async def read(self) -> RunEnding:
-        """Read until the ending. Raises NodeGone, or the node's refusal."""
+        """Pass on the run's events until its ending, and return the ending.
+
+        Raises:
+            NodeGone: the node is lost, or no longer knows the run.
+            EngineError: the node refused the run.
+        """
         port, ticket, order = self._link.port, self._link.ticket, self._order
         piece: list[RunEvent] = await port.call("run", ticket, order)
         while True:
@@ -1145,7 +1188,9 @@ class _Receiver:
                 self._pass(name, values)
             try:
                 piece = await port.call("more", ticket, order.id)
-            except SandboxUnavailable as error:  # the node has left this engine, and the run
+            except (
+                SandboxUnavailable
+            ) as error:  # the node no longer serves this engine, or has forgotten the run
                 raise NodeGone(error.message) from None
 
     def _pass(self, name: str, values: list[Any]) -> None:
@@ -1171,7 +1216,7 @@ class _Receiver:
                 send = partial(self._tell, "connection")
                 self._connections = self._network.open(frame.run_id, send, self, self._dial)
             self._connections.on_frame(frame)
-        except FrameError:  # from its guest
+        except FrameError:  # the guest broke the protocol
             self.close()
 
     def _tell(self, name: str, value: bytes | bool) -> None:
@@ -1190,7 +1235,7 @@ class _Receiver:
         )
 
     def close(self) -> None:
-        """Break the program's connections: it has ended."""
+        """Break the program's connections, because its run has ended."""
         if self._connections is not None:
             self._connections.close()
 
@@ -1199,14 +1244,16 @@ class _Receiver:
         self._tell("answer", answer)
 
     def pause(self, *, is_paused: bool) -> None:
-        """Pause the run's clock, or let it go on."""
+        """Pause or resume the run's clock."""
         self._tell("pause", is_paused)
 
 
 class _Dialled(anyio.abc.ByteStream):
-    """A connection from a node's machine, or to a port of a session there. Its bytes cross Ray; the
-    node sees no more of them than any network does. `use` calls `Node.use_dialled`, which raises
-    NodeGone and EngineError; `close` closes it there.
+    """A connection that a node made: to another host, or to a port of a session on the node.
+
+    The connection's bytes pass through Ray. The node can read no more of them than any network that
+    they cross. `use` calls `Node.use_dialled`, which raises NodeGone and EngineError. `close`
+    closes the connection on the node.
     """
 
     def __init__(self, use: Callable[..., Awaitable[Any]], close: Callable[[], None]) -> None:
@@ -1216,9 +1263,9 @@ class _Dialled(anyio.abc.ByteStream):
         self._next: asyncio.Future[bytes] | None = None
 
     async def receive(self, max_bytes: int = 65536) -> bytes:
-        """Return the next bytes. Raises as anyio's streams do."""
+        """Return the next bytes. Raises the same errors as anyio's streams."""
         if not self._unread:
-            # What it reads is kept if this is cancelled meanwhile.
+            # If this method is cancelled, the next call returns what was read.
             if self._next is None:
                 self._next = asyncio.ensure_future(self._do("receive"))
             await asyncio.wait((self._next,))
@@ -1230,11 +1277,14 @@ class _Dialled(anyio.abc.ByteStream):
         return data
 
     async def send(self, item: bytes) -> None:
-        """Send bytes. Raises as anyio's streams do."""
+        """Send bytes. Raises the same errors as anyio's streams."""
         await self._do("send", bytes(item))
 
     async def send_eof(self) -> None:
-        """Let the other end read the end of what was sent. Raises as anyio's streams do."""
+        """Signal the end of the sent bytes to the other end.
+
+        Raises the same errors as anyio's streams.
+        """
         await self._do("send_eof")
 
     async def _do(self, operation: str, *arguments: bytes) -> Any:
@@ -1244,7 +1294,7 @@ class _Dialled(anyio.abc.ByteStream):
             raise anyio.BrokenResourceError from None
 
     async def aclose(self) -> None:
-        """Close it."""
+        """Close the connection."""
         if self._next is not None:
             self._next.cancel()
         self._close()
@@ -1260,7 +1310,7 @@ _NO_LIMITS = Limits(0, 0, None, 0)
 
 
 async def _in_time(asked: Coroutine[Any, Any, Any], seconds: float) -> Any:
-    """Return what a node is asked for. Raises NodeGone if that takes longer."""
+    """Await a request to a node and return its result. Raises NodeGone if it takes longer."""
     try:
         with anyio.fail_after(seconds):
             return await asked
