@@ -28,8 +28,9 @@ LONGEST_POLL_S = 25.0
 SESSION = "session"
 PROGRAM: Need = "program"
 TRIAL: Need = "trial"
-"""Values in `Approval.changed` if something that a waiting call needs has ended: its session, the
-program whose request it is, or the effect of its trial."""
+"""`SESSION`, `PROGRAM` and `TRIAL` are values in `Approval.changed`. They mean that something that
+a waiting call needs has ended: its session, the program whose request it is, or the effect of its
+trial."""
 
 
 class ApprovalState(StrEnum):
@@ -276,7 +277,7 @@ class RememberedRule(Value):
 
 @dataclass(frozen=True, slots=True)
 class StoredRequest:
-    """The request of a stored call, with which the call is run later."""
+    """The request of a stored call, from which the call is run later."""
 
     arguments: JsonObject
     """The arguments that the caller sent, without the agent's defaults and fixed arguments."""
@@ -296,8 +297,8 @@ class StoredRequest:
     traceparent: str | None = None
     """The caller's trace span to which the call belongs."""
     needs: Need | None = None
-    """What the call's held action needs, and what ends with the engine. None if the call runs its
-    tool instead."""
+    """What the call's held action needs, and what is lost with the engine. None if the call runs
+    its tool instead of a held action."""
 
     @property
     def document(self) -> JsonObject:
@@ -315,7 +316,7 @@ class StoredApproval:
     answer: str | None = None
     """The call's envelope, as JSON."""
     repeat_key: str | None = None
-    """A later call with the same repeat key repeats this call. None if this cannot happen."""
+    """A later call with the same repeat key repeats this call. None if no call can repeat it."""
 
 
 def own_view(stored: StoredApproval) -> Approval:

@@ -96,9 +96,10 @@ def changed_fields(before: Mapping[str, Any], after: Mapping[str, Any]) -> tuple
 
 
 def is_same(before: Mapping[str, Any], after: Mapping[str, Any], name: str) -> bool:
-    """Whether a field has the same value in both documents, as their digests compare it.
+    """Whether a field has the same value in both documents.
 
-    Canonical texts are compared, so true differs from 1, but 1.0 equals 1.
+    Canonical texts are compared, as for the documents' digests, so true differs from 1, but 1.0
+    equals 1.
     """
     if name not in before or name not in after:
         return False

@@ -1,6 +1,6 @@
-"""Refusals: the errors that callers and approvers get. The functions return them, and raise none.
+"""Refusals: the errors that callers and approvers get.
 
-Host side, pure.
+Host side, pure. The functions return the errors; only `require_known_options` raises its error.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from fumehood.core.json_types import JsonObject
 
 
 def require_known_options(options: JsonObject) -> None:
-    """Raise InvalidParams if this engine lacks an option of a stored call."""
+    """Raise InvalidParams if a stored call has an option that this engine does not know."""
     _, lost = read_stored(options)
     if lost:
         raise InvalidParams(
@@ -86,7 +86,10 @@ def waits(approval: Approval, url: str | None) -> RequiresHumanApproval | CallIn
 
 
 def denial(approval: Approval, *, again: bool = False) -> ApprovalDenied:
-    """Return the error of a denied call. `again` means that an earlier, equal call was denied."""
+    """Return the error of a denied call.
+
+    `again` means that an earlier, identical call was denied.
+    """
     newest = next((one for one in reversed(approval.decisions) if one.decision == "deny"), None)
     reason = f" The reason: {newest.reason}" if newest is not None and newest.reason else ""
     if reason and reason[-1].isalnum():
@@ -156,7 +159,7 @@ def not_as_approved(changed: Sequence[str]) -> ApprovalExpired:
 
 
 def used_decision() -> ApprovalExpired:
-    """Return the error if an equal call has already used the approval of an `external:` tool."""
+    """Return the error if an identical call has used the approval of an `external:` tool."""
     return ApprovalExpired(
         "This approval was used for an equal call. Ask again if this call is needed as well."
     )
@@ -225,7 +228,10 @@ def too_late(approval: Approval) -> ApprovalExpired:
 
 
 def conflict(approval: Approval) -> IdempotencyConflict:
-    """Return the error if an approval has changed since it was read to the state in `approval`."""
+    """Return the error if an approval has changed since the caller read it.
+
+    `approval` is the approval in its new state.
+    """
     is_open = approval.state in OPEN_STATES
     words = "It has changed since you looked" if is_open else f"It is {approval.state} already"
     return IdempotencyConflict(

@@ -35,7 +35,8 @@ from fumehood.storage.database import Database
 from fumehood.storage.schema import REMEMBERED
 
 REQUEST_ARGUMENTS = {"method", "host", "port", "path"}
-"""What must be equal of a program's requests, at least: hardly any two are quite alike."""
+"""The arguments of a program's request that a remembered rule must always compare. Other arguments
+differ in almost every request."""
 
 
 class RememberedRules:
@@ -219,8 +220,9 @@ def _allows(rule: RememberedRule, permitted: PermittedCall, definition: str, now
 def _with_options(tool: str, definition: str, options: JsonObject) -> str:
     """Extend a definition's hash by the given options that affect how a call runs.
 
-    Without such options, return it unchanged. That of a program's request has its program's call,
-    which no other request has.
+    Without such options, return the hash unchanged. For a request made by a program, the options
+    include the call that runs the program, so the hash never equals that of another program's
+    request.
     """
     definition = definition if tool != NET.definition.name else ""
     given = {name: value for name, value in options.items() if is_deciding(name, value)}
@@ -228,7 +230,7 @@ def _with_options(tool: str, definition: str, options: JsonObject) -> str:
 
 
 def _asking(rule: str, asked_by: Sequence[str]) -> str:
-    """Return the ids of the rules that ask as one text, or the deciding rule if there are none."""
+    """Return the ids of the rules that require approval as one text, or the deciding rule."""
     return ", ".join(asked_by) or rule
 
 

@@ -112,16 +112,17 @@ class ApprovalRequests:
     async def same_call(self, repeat_key: str, tool: str) -> str | None:
         """Return the approval id of the stored call that a call with this key repeats, or None.
 
-        The repeated call waits or runs, or ended recently and its answer has not been fetched.
+        The repeated call is waiting or running, or has ended recently and its answer was not
+        fetched.
         """
         found = await self.table.of_repeat(repeat_key, self._repeated_since(tool))
         return found[0] if found is not None and found[1] not in self._fetched else None
 
     def fetched(self, call_id: str) -> None:
-        """Note that the caller has received the call's answer, so an equal call is now a new call.
+        """Record that the caller has received the answer to its call.
 
-        This is stored in the background. If the engine crashes first, the answer is delivered
-        again.
+        From now on, an identical call counts as a new call, not as a repeat. The record is stored
+        in the background. If the engine crashes first, the answer is delivered again.
         """
         self._fetched[call_id] = asyncio.ensure_future(self._store_fetched(call_id))
 
@@ -129,17 +130,18 @@ class ApprovalRequests:
         """Consume the approval of an `external:` call before its caller receives it.
 
         Raises:
-            ApprovalExpired: an equal call has already received the approval.
+            ApprovalExpired: an identical call has already received the approval.
             WriteFailed: the approval may not have been consumed, so the caller must not receive it.
         """
         if not await self.table.fetched(call_id, is_decision=True):
             raise refusals.used_decision()
 
     async def create(self, stored: StoredApproval, held: Held | None = None) -> str:
-        """Store a call that waits. Return its approval id, or that of the call that it repeats.
+        """Store a call that waits for approval, and return its approval id.
 
-        `held` is the action to do after approval instead of running the tool, or None. This must
-        not be cancelled, because a commit cannot be rolled back half-way.
+        If the call repeats a stored call, return that call's approval id instead. `held` is the
+        action to do after approval instead of running the tool, or None. This method must not be
+        cancelled, because a commit cannot be rolled back half-way.
 
         Raises:
             RateLimited: too many calls wait.
@@ -164,7 +166,7 @@ class ApprovalRequests:
         return approval_id
 
     def told(self, call_id: str) -> None:
-        """Note that the caller has received the approval's id, and can fetch the answer later."""
+        """Record that the caller has received the approval's id, and can fetch the answer later."""
         self._untold.discard(call_id)
 
     def is_wanted(self, approval: Approval, *, by_program: bool) -> bool:
@@ -178,7 +180,7 @@ class ApprovalRequests:
         return by_program and approval.call_id not in self._untold
 
     async def wait(self, approval_id: str, seconds: float, handle: CallHandle) -> Envelope | None:
-        """Wait for the call's answer and return it, or None if it takes longer than `seconds`.
+        """Return the answer to the call, or None after `seconds` without an answer.
 
         `handle` receives the call's output and progress.
         """
@@ -289,7 +291,7 @@ class ApprovalRequests:
             self._fetched.pop(call_id, None)
 
     def _repeated_since(self, tool: str) -> datetime:
-        """Return the cutoff time: calls that ended before it no longer answer equal calls.
+        """Return the cutoff time: answers of calls that ended earlier are not returned to repeats.
 
         A decision on an `external:` call is consumed when it is fetched, so it must be fetched
         within the time in which an approved call must start.
@@ -349,7 +351,7 @@ class ApprovedRuns:
             await next(iter(self.running.values())).over.wait()
 
     def followers(self, approval_id: str) -> Sequence[CallHandle]:
-        """Return the handles of the calls that wait for this approval's answer."""
+        """Return the handles of the calls that wait for the answer to this approval's call."""
         return self._followers.get(approval_id, ())
 
     @contextmanager

@@ -90,10 +90,10 @@ class ApprovalScheduler:
 
     @asynccontextmanager
     async def running(self, outcomes: Mapping[str, bool]) -> AsyncIterator[None]:
-        """End the calls that a crash interrupted, then run calls while the context is open.
+        """End the calls that a crash interrupted. While the context is open, run approved calls.
 
-        `outcomes` has the interrupted calls whose outcome is known: call id → True if everything
-        was done, False if nothing was.
+        `outcomes` contains the interrupted calls whose outcome is known: call id → True if
+        everything was done, False if nothing was done.
         """
         requests = self._requests
         await requests.count_pending()

@@ -104,14 +104,14 @@ class ApprovalService:
         return self._eligibility.shown(stored.approval)
 
     async def of_call(self, call_id: str, principal: Principal) -> Approval | None:
-        """Return the newest approval of a caller's own call, as the caller may see it, or None."""
+        """Return the newest approval of a caller's own call as the caller may see it, or None."""
         stored = await self._own_call(call_id, principal)
         return None if stored is None else own_view(stored)
 
     async def answer_of(
         self, call_id: str, principal: Principal, *, is_fetched: bool = True
     ) -> Envelope | None:
-        """Return the answer of a caller's own call that needed approval, or None without an answer.
+        """Return the answer to a caller's own call that needed approval, or None without an answer.
 
         The answer is marked as fetched. With `is_fetched=False`, the caller of this method must
         call `fetched` once the answer has been delivered.
@@ -124,7 +124,10 @@ class ApprovalService:
         return decode_envelope(stored.answer.encode())
 
     def fetched(self, call_id: str) -> None:
-        """Note that a caller has received its call's answer, so an equal call is now a new call."""
+        """Record that a caller has received the answer to its call.
+
+        From now on, an identical call counts as a new call, not as a repeat.
+        """
         self.requests.fetched(call_id)
 
     async def next_change(self, after: int, *, within_s: float = LONGEST_POLL_S) -> int:

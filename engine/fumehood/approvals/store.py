@@ -66,7 +66,7 @@ STAYING = OPEN_STATES | {ApprovalState.INTERRUPTED}
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One change of one approval. `columns` has new values; other columns stay unchanged."""
+    """One change of one approval. `columns` contains new values; other columns stay unchanged."""
 
     transition: Transition
     by: str
@@ -278,7 +278,9 @@ class ApprovalTable:
         self._kept = timedelta(days=kept_days)
 
     async def create(self, stored: StoredApproval, since: datetime) -> str:
-        """Store a new approval, which takes over its call's idempotency key, and return its id.
+        """Store a new approval and return its id.
+
+        The idempotency key of its call then belongs to it.
 
         If the call is a repeat (see `of_repeat`), store nothing and return the id of the earlier
         approval.
@@ -299,14 +301,16 @@ class ApprovalTable:
         return await self._database.write(job)
 
     async def of_repeat(self, repeat_key: str, since: datetime) -> tuple[str, str] | None:
-        """Return the ids of the approval and the call that a call with this key repeats, or None.
+        """Return the approval id and the call id of the stored call that this key repeats, or None.
 
-        The repeated call has not ended, or it ended after `since` and its answer was not fetched.
+        The stored call has not ended, or it ended after `since` and its answer was not fetched.
         """
         return await self._database.read(lambda c: _of_repeat(c, repeat_key, since))
 
     async def fetched(self, call_id: str, *, is_decision: bool = False) -> bool:
-        """Note that the caller has the answer, so that the next equal call is a new call.
+        """Record that the caller has the answer to its call.
+
+        From now on, an identical call counts as a new call.
 
         Return False if nothing changed, for example because the answer was already fetched, or
         because a human must first resolve an interrupted call. An `external:` tool's approval is
@@ -530,14 +534,14 @@ def _of_repeat(connection: Connection, repeat_key: str, since: datetime) -> tupl
 
 
 def _undecided(to: ApprovalState, tool: str) -> bool:
-    """Whether the call ended without a decision, or its decision cannot have reached the caller."""
+    """Whether the call ended undecided, or its decision cannot have reached the caller."""
     if to is ApprovalState.INTERRUPTED:
         return tool.startswith(EXTERNAL)
     return to in (ApprovalState.EXPIRED, ApprovalState.CANCELLED)
 
 
 def _forget_repeats(connection: Connection, which: ColumnElement[bool]) -> int:
-    """Make later equal calls count as new calls, not as repeats. Return the number of rows."""
+    """Make later identical calls count as new calls, not as repeats. Return the number of rows."""
     return connection.execute(update(APPROVALS).where(which).values(repeat_key=None)).rowcount
 
 
@@ -577,7 +581,7 @@ def _after_decision(connection: Connection, approval: Approval, step: Step) -> A
 
 
 def _is_repeated(approval: Approval, decision: DecisionRecord) -> bool:
-    """Whether a decision equals the same approver's previous one.
+    """Whether a decision is identical to the same approver's previous one.
 
     Such a decision can still complete the quorum, if the previous one did not count.
     """
@@ -649,7 +653,9 @@ def _page(connection: Connection, query: ApprovalQuery, principal_id: str | None
 def _that_fit(
     connection: Connection, wanted: Sequence[ColumnElement[bool]], limit: int
 ) -> tuple[list[int], bool]:
-    """Return the sequence numbers of the newest rows that fit a page, and whether more exist.
+    """Return the sequence numbers of the newest rows that fit on a page.
+
+    Also return whether more rows exist.
 
     The first row is returned even if it alone is larger than a page.
     """
@@ -719,7 +725,7 @@ def _stored(row: RowMapping, decisions: list[DecisionRecord]) -> StoredApproval:
 
 
 def _needed_before(tool: str, request: JsonObject) -> Need | None:
-    """Return `StoredRequest.needs` of a call that an earlier version stored without it."""
+    """Return `StoredRequest.needs` for a call that an earlier version stored without it."""
     if tool == NET_TOOL:
         return PROGRAM
     return TRIAL if request.get("parent_id") and request["options"].get("preview") else None

@@ -116,7 +116,7 @@ class HumanAsker:
         return await self.wait_for(approval_id, call)
 
     async def wait_for(self, approval_id: str, call: CallContext) -> Envelope:
-        """Wait for the answer of a stored call, at most as long as the caller's option allows.
+        """Wait for the answer to a stored call, at most as long as the caller's option allows.
 
         Raises:
             RequiresHumanApproval: the call still waits for a human.
@@ -166,7 +166,7 @@ class HumanAsker:
                 await StoredCalls(services, self).cancel(approval_id, approval.principal_id)
 
     async def ending_of(self, call_id: str, principal_id: str) -> Envelope | EngineError | None:
-        """Return the answer of a caller's stored call, or an error if the call has not ended.
+        """Return the answer to a caller's stored call, or an error if the call has not ended.
 
         Return None if the caller has no such call.
         """
@@ -278,7 +278,10 @@ class HumanAsker:
         return answer.model_copy(update={"metadata": metadata})
 
     async def _park(self, stored: StoredApproval, claimed: ClaimedCall, call: CallContext) -> str:
-        """Store the call, whose key then belongs to its approval, and return the approval's id."""
+        """Store the call and return its approval's id.
+
+        The call's key then belongs to the approval.
+        """
         held = claimed.permitted.request.held
         call.parked_as = approval_id = await self.requests.create(stored, held)
         if claimed.claim is not None:

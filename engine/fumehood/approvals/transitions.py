@@ -21,7 +21,7 @@ class Transition:
     name: str
     leaves: frozenset[ApprovalState]
     to: ApprovalState | None
-    """None if the approval stays in its state."""
+    """The approval's new state, or None if the state stays the same."""
     by: str
     """Who makes the change, as text for the documentation."""
     when: str
@@ -114,4 +114,4 @@ ENDINGS = {
     ApprovalState.EXPIRED: TRANSITIONS["change"],
     ApprovalState.CANCELLED: TRANSITIONS["stop"],
 }
-"""The state in which an approved call ends → the row of that change."""
+"""State in which an approved call ends → the row of that change."""

@@ -38,7 +38,7 @@ _PARTS = {
     "sends": "what it sends",
     "workspace": "the files of its session",
 }
-"""Part of an action, as in `changed` → words."""
+"""Name of a part of an action, as in `Approval.changed` → the part in words."""
 
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9_.-]+", re.ASCII)
 

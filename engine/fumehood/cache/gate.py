@@ -1,9 +1,10 @@
-"""The result cache as a gate: calls of cacheable tools get the result of an equal call.
+"""The result cache as a gate: a call of a cacheable tool can get the result of an identical call.
 
-A call in a session, with `debug`, or whose options change what its program can reach neither reads
-nor writes the cache. Invariants: two calls share an answer only if principal, agent, tool,
-definition and effective arguments are the same; the answer of a run that failed, was cancelled or
-hit a limit is not shared; an answer with a link, which could expire first, is not stored.
+A call neither reads nor writes the cache if it is in a session, has the option `debug`, or has
+options that change what its program can reach. Invariants: two calls share an answer only if
+principal, agent, tool, definition and effective arguments are the same; the answer of a run that
+failed, was cancelled or hit a limit is not shared; an answer with a link, which could expire first,
+is not stored.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ is not cached."""
 
 
 class CacheGate(Gate):
-    """Answers calls with the results of equal calls."""
+    """Answers calls with the results of identical calls."""
 
     def __init__(self, answers: ResultCache, clock: Clock) -> None:
         self._answers = answers
@@ -46,12 +47,12 @@ class CacheGate(Gate):
     async def answer(
         self, permitted: PermittedCall, limit_s: Callable[[], float]
     ) -> KnownAnswer | Hold | None:
-        """Return an equal call's result, or a hold that will share this call's result.
+        """Return an identical call's result, or a hold that will share this call's result.
 
-        Return None if the call is not cached. Wait while an equal call is running.
+        Return None if the call is not cached. While an identical call is running, wait for it.
 
         Raises:
-            Timeout: the equal call took longer than this call's own time limit.
+            Timeout: the identical call took longer than this call's own time limit.
             EngineError: this call cannot run, so it does not wait.
         """
         key = self._key(permitted)
@@ -101,14 +102,14 @@ class CacheGate(Gate):
 
 
 def _deciding_arguments(permitted: PermittedCall, chosen: Iterable[str]) -> JsonObject:
-    """Return the chosen arguments and those that the agent's configuration fixes."""
+    """Return the arguments named by `chosen`, and those that the agent's configuration fixes."""
     binding = permitted.validated.binding
     names = {*chosen, *(binding.fixed if binding is not None else ())}
     return {name: value for name, value in permitted.arguments.items() if name in names}
 
 
 class _Flying(Hold):
-    """A running call whose answer equal calls may wait for."""
+    """A running call for whose answer identical calls may wait."""
 
     metadata: Mapping[str, Any] = MappingProxyType({"cache": _MISS})
 
@@ -117,7 +118,7 @@ class _Flying(Hold):
         self._ttl_seconds = permitted.tool.definition.cache_ttl
 
     def settle(self, ended: Ended) -> None:
-        """Share the answer with equal calls, if it can be shared."""
+        """Share the answer with identical calls, if it can be shared."""
         if not ended.is_whole:
             return
         metadata, text = ended.envelope.metadata, strict_json.dumps(ended.envelope.data)
@@ -132,5 +133,5 @@ class _Flying(Hold):
         )
 
     def close(self) -> None:
-        """Let a waiting equal call run instead, unless this call's answer has been shared."""
+        """Let a waiting identical call run instead, unless this call's answer has been shared."""
         self._flight.close()

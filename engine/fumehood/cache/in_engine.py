@@ -12,7 +12,7 @@ from fumehood.observe.figures import Figure
 
 
 class Cache(EnginePart):
-    """Keeps `answers` of cacheable tools, and answers equal calls with them."""
+    """Keeps `answers` of cacheable tools, and answers identical calls with them."""
 
     def __init__(self, kernel: Kernel) -> None:
         super().__init__(kernel)
@@ -21,7 +21,7 @@ class Cache(EnginePart):
         self.answers = ResultCache(settings, kernel.clock.monotonic)
 
     def gates(self) -> Iterator[CacheGate]:
-        """Yield the gate that answers equal calls."""
+        """Yield the gate that answers identical calls."""
         yield CacheGate(self.answers, self.kernel.clock)
 
     def figures(self) -> Iterator[Figure]:

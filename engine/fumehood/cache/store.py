@@ -1,10 +1,10 @@
-"""The result cache's store: answers by key, and one run for equal simultaneous calls.
+"""The result cache's store: answers by key, and one run for identical simultaneous calls.
 
 Host side. A full cache drops the least recently used answers. Answers are kept as JSON, so that a
 reader cannot change what later readers get. A call that finds no answer becomes a *flight*, and
-equal calls wait for it. If a flight ends without an answer, exactly one of the waiting calls takes
-over, because the code here suspends only to wait for a flight. Invariants: the sizes never add up
-to more than the limit; a flight that ends after `clear` stores nothing.
+identical calls wait for it. If a flight ends without an answer, exactly one of the waiting calls
+takes over, because the code here suspends only to wait for a flight. Invariants: the sizes never
+add up to more than the limit; a flight that ends after `clear` stores nothing.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ MAX_ARGUMENT_BYTES = 64 * 1024
 the event loop."""
 
 MAX_REMEMBERED = 512
-"""How many keys, and how many digests of tools, `CacheKeys` remembers."""
+"""Maximum number of keys, and of tool digests, that `CacheKeys` remembers."""
 
 
 class CacheKeys:
@@ -121,7 +121,7 @@ class CachedAnswer:
 
 
 class Flight:
-    """A run in progress whose answer equal calls wait for. It ends once, by `land` or `close`."""
+    """A running call whose answer identical calls wait for. It ends once, by `land` or `close`."""
 
     __slots__ = ("_cache", "_key", "answer", "over")
 
@@ -182,10 +182,10 @@ class ResultCache:
     async def take(self, key: str, wait_s: Callable[[], float]) -> CachedAnswer | Flight:
         """Return the answer for this key, or a new flight if the call has to run.
 
-        While equal calls run, wait for their answer, for at most `wait_s()` seconds in total.
+        While identical calls run, wait for their answer, for at most `wait_s()` seconds in total.
 
         Raises:
-            TimeoutError: the equal calls took longer than that.
+            TimeoutError: the identical calls took longer than that.
         """
         answer = self.find(key)
         if answer is not None:
@@ -215,7 +215,10 @@ class ResultCache:
         )
 
     def clear(self) -> ClearedCache:
-        """Drop every answer. A run in progress answers only calls that already wait for it."""
+        """Drop every answer.
+
+        The answer of a running call goes only to calls that already wait for it.
+        """
         cleared = len(self._entries)
         self._entries.clear()
         self._flights.clear()
@@ -228,7 +231,7 @@ class ResultCache:
         return self._monotonic() + ttl_s
 
     def end(self, flight: Flight, key: str, *, is_kept: bool) -> None:
-        """End a flight, store its answer if `is_kept`, and wake the calls that wait.
+        """End a flight, store its answer if `is_kept`, and wake the calls that wait for the flight.
 
         Used by `Flight`.
         """
@@ -239,7 +242,7 @@ class ResultCache:
         flight.over.set()
 
     async def _of_others(self, key: str) -> CachedAnswer | None:
-        """Wait for equal calls, and return their answer, or None if they end without an answer."""
+        """Wait for identical calls. Return their answer, or None if they end without one."""
         while (flight := self._flights.get(key)) is not None:
             await flight.over.wait()
             if flight.answer is not None:

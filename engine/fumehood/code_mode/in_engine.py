@@ -1,4 +1,4 @@
-"""Code mode in one engine: it gives a program the tools that its call names.
+"""Code mode in one engine: a program gets the tools that its call names.
 
 Host side. The program's calls pass the whole pipeline (`pipeline/child_calls.py`).
 """
@@ -19,7 +19,7 @@ class CodeMode(EnginePart):
 
     @asynccontextmanager
     async def around(self, run: ToolRun, before: Sequence[Given]) -> AsyncIterator[Given | None]:
-        """Give the program the tools that its call names, and add the calls to the outcome."""
+        """Give the program the tools that its call names, and report its calls in the outcome."""
         calls = run.calls
         if calls is None or not calls.tools:
             yield None

@@ -1,7 +1,7 @@
 """Cassettes: record a program's requests and their answers for a receipt, or replay them from one.
 
-Host side, in the event loop. Invariants: a recording has only what the program saw, so it contains
-no secret values; while a receipt is replayed, nothing is sent.
+Host side, in the event loop. Invariants: a recording includes only what the program received, so it
+contains no secret values; while a receipt is replayed, nothing is sent.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ HEADER_BYTES = 32
 
 
 class Recorder:
-    """Records the exchanges of one call, as far as there is room."""
+    """Records the requests and answers of one call, up to a maximum size."""
 
     def __init__(self) -> None:
         self.left_out = 0
@@ -27,7 +27,7 @@ class Recorder:
         self.room = MAX_RECORDED_BYTES
 
     def begin(self, request: ProgramRequest, status: int, headers: Headers) -> Recording:
-        """Begin to record an answer. It counts as left out until `Recording.finish` is called."""
+        """Begin to record an answer. Until `Recording.finish` is called, it counts as left out."""
         self.left_out += 1
         self.room -= len(request.url) + sum(
             HEADER_BYTES + len(name) + len(value) for name, value in headers
@@ -51,13 +51,13 @@ class Recording:
     body: bytearray = field(default_factory=bytearray)
 
     def add(self, piece: bytes) -> None:
-        """Record the next bytes of the answer's body, if there is room."""
+        """Record the next bytes of the answer's body, up to the maximum size."""
         self.recorder.room -= len(piece)
         if self.recorder.room >= 0:
             self.body += piece
 
     def finish(self, digest: str | None) -> None:
-        """Add the finished exchange to the recorder if there is room.
+        """Add the finished exchange to the recorder, unless the recording would become too large.
 
         `digest` is the SHA-256 of the request's body, or None if that body was not read.
         """
@@ -81,7 +81,10 @@ class Recording:
 
 
 class Player:
-    """Answers requests from a cassette, using each exchange once, in order for equal requests."""
+    """Answers requests from a cassette.
+
+    Each exchange is used once, in order for identical requests.
+    """
 
     def __init__(self, cassette: Cassette) -> None:
         self._left_out = cassette.left_out

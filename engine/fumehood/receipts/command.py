@@ -59,7 +59,8 @@ def replay(
 def _sessions(socket: Path | None, *, as_json: bool) -> Iterator[Callable[[Receipt], JsonObject]]:
     """Yield a function that returns the call option for a receipt's session, or no option.
 
-    It creates a new session for each session in the receipts. These are ended afterwards.
+    The function creates a new session for each session in the receipts. The new sessions end with
+    the block.
     """
     from fumehood.receipts.receipt import SESSION_WISHES
 
@@ -87,7 +88,7 @@ def _sessions(socket: Path | None, *, as_json: bool) -> Iterator[Callable[[Recei
 def _repeated(
     before: Receipt, session: JsonObject, socket: Path | None, *, as_json: bool
 ) -> Receipt:
-    """Run a program again, and return its new receipt. Without a receipt, end the command."""
+    """Run a program again, and return its new receipt. If there is no receipt, end the command."""
     from fumehood.receipts.receipt import REPEATED_OPTIONS
 
     replayed = {"receipt": True, "replay": before.network.model_dump(mode="json")}

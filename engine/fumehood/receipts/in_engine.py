@@ -1,6 +1,6 @@
 """Receipts in one engine: a program's requests are recorded, or are answered from a receipt.
 
-Host side. Invariants: a receipt has only what the program saw and what the caller received, so it
+Host side. Invariants: a receipt includes only what the program and the caller received, so it
 contains no secret values; while a receipt is replayed, nothing is sent.
 """
 
@@ -37,9 +37,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """What a receipt contains in addition to the answer.
+    """The contents of a receipt in addition to the answer.
 
-    `digests` has the SHA-256 of each returned file or image, by kind and path.
+    `digests` maps the kind and path of each returned file or image to its SHA-256.
     """
 
     network: Cassette
@@ -53,13 +53,16 @@ class Receipts(EnginePart):
 
     @asynccontextmanager
     async def running(self, made: Composition) -> AsyncIterator[None]:
-        """Take the engine's services, which `answered` uses."""
+        """Store the engine's services for `answered`, while the engine runs."""
         self._services = made.services
         yield
 
     @asynccontextmanager
     async def around(self, run: ToolRun, before: Sequence[Given]) -> AsyncIterator[Given | None]:
-        """Yield a tape for the run if the call requests a receipt or replays one, else None."""
+        """Yield a tape for the run, or None.
+
+        A run has a tape if its call requests a receipt or replays one.
+        """
         options = run.request.options
         recorder = Recorder() if RECEIPT.of(options) else None
         replayed = REPLAY.of(options)

@@ -34,7 +34,7 @@ RECEIPT = CallOption(name="receipt", type=bool, default=False, check=require_rep
 REPLAY: CallOption[Cassette | None] = CallOption(
     name="replay", type=Cassette | None, default=None, check=require_repeatable
 )
-"""The recorded requests of a receipt: the program's requests are answered from them, and none is
-sent."""
+"""The recorded requests of a receipt. The program's requests are answered from them instead of
+being sent."""
 
 OPTIONS = (RECEIPT, REPLAY)

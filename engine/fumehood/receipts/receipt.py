@@ -23,10 +23,10 @@ MAX_RECORDED_BYTES = 4 << 20
 """Maximum size of all exchanges in a receipt, before base64, so that it fits into a request."""
 
 REPEATED_OPTIONS = ("timeout_seconds", "memory_limit_mb", "isolation", "packages", "agent_id")
-"""The call options that a receipt contains, in addition to `network`."""
+"""The call options that a receipt includes, in addition to `network`."""
 
 SESSION_WISHES = ("image", "memory_mb", "cpus", "disk_mb", "packages")
-"""The session fields that a receipt contains, from which a similar session can be created."""
+"""The session fields that a receipt includes, from which a similar session can be created."""
 
 
 Text = Annotated[str, Field(max_length=64 * 1024)]
