@@ -1,9 +1,9 @@
-"""The options of a call as callers give them: those of the kernel, and those that parts add.
+"""The options of a call as callers send them: those of the kernel, and those that parts add.
 
-`core/call.py` has the kernel's own, and knows no part. Everything that reads options from outside
-uses the models here. Invariant: the kernel does not act on the value of a part's option. It refuses
-a value of another type, lets the part's own check refuse the call, and keeps the value with the
-call wherever it decides what the call does.
+`core/call.py` defines the kernel's options, and knows no part. All code that reads options from
+outside uses the models here. Invariant: the kernel does not act on the value of a part's option.
+The kernel refuses a value of another type, calls the part's own check, which can refuse the call,
+and stores the value with the call if it can change what the call does.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def options_of(found: Iterable[Part]) -> Mapping[str, CallOption[Any]]:
     """Return the options that parts add, by name.
 
     Raises:
-        PartError: the kernel or another part has an option of that name.
+        PartError: the kernel or another part has an option with the same name.
     """
     added: dict[str, CallOption[Any]] = {}
     by: dict[str, str] = {}
@@ -43,7 +43,7 @@ def options_of(found: Iterable[Part]) -> Mapping[str, CallOption[Any]]:
 
 
 def with_options(added: Mapping[str, CallOption[Any]]) -> Any:
-    """Return the kernel's options and some of parts as one model."""
+    """Return one model with the kernel's options and the given options of parts."""
     fields: dict[str, Any] = {name: (one.type, one.default) for name, one in added.items()}
     own = kernel.CallOptions
     return create_model(
@@ -81,28 +81,32 @@ class BatchBody(RawBatch):
 
 
 def chosen_options(options: kernel.CallOptions) -> Iterator[CallOption[Any]]:
-    """Yield the parts' options that have another value than their default."""
+    """Yield the options of parts whose value is not the default."""
     for option in OF_PARTS.values():
         if option.of(options) != option.default:
             yield option
 
 
 def inherited(options: kernel.CallOptions) -> dict[str, Any]:
-    """Return the parts' options that the calls of its program take over."""
+    """Return the options of parts that are passed on to the calls of the call's program."""
     chosen = chosen_options(options)
     return {option.name: option.of(options) for option in chosen if option.inherited}
 
 
 def deciding(options: kernel.CallOptions) -> JsonObject:
-    """Return the options that change what a call does: the kernel's, and those of parts that are
-    not their default."""
+    """Return the options that change what a call does.
+
+    Options of parts are included only if their value is not the default.
+    """
     names = {option.name for option in chosen_options(options) if option.decides}
     return options.model_dump(mode="json", include={*kernel.DECIDING_OPTIONS, *names})
 
 
 def is_deciding(name: str, value: object) -> bool:
-    """Whether an option of a stored call changes what the call does. One that no part here has may
-    do so."""
+    """Whether an option of a stored call changes what the call does.
+
+    An option that no part here adds is assumed to do so.
+    """
     if name in kernel.CallOptions.model_fields:
         return name in kernel.DECIDING_OPTIONS and value not in (None, False)
     option = OF_PARTS.get(name)
@@ -110,16 +114,19 @@ def is_deciding(name: str, value: object) -> bool:
 
 
 def stored(options: kernel.CallOptions) -> JsonObject:
-    """Return options as they are stored. A part that is absent later is missed only if the call
-    needs it."""
+    """Return options in the form in which they are stored.
+
+    Options with default values are omitted, so that a part that is deleted later is missed only by
+    calls that need it.
+    """
     unused = OF_PARTS.keys() - {option.name for option in chosen_options(options)}
     return options.model_dump(mode="json", exclude=set(unused))
 
 
 def read_stored(document: JsonObject) -> tuple[CallOptions, list[str]]:
-    """Return stored options, and the names of those that this engine does not know or would refuse.
+    """Return stored options, and the names of those that this engine cannot use.
 
-    The call must not run without them.
+    The call must not run without these options.
     """
     try:
         return CallOptions.model_validate(document), []

@@ -120,7 +120,7 @@ class Composition:
     rates: RateLimits
     session_rows: SessionTable
     saved: Sequence[SavedFiles]
-    """What is kept of sessions' files; nothing without a state."""
+    """The stores with the saved files of sessions. Empty if the engine keeps no state."""
     projects: Projects
     parts: tuple[EnginePart, ...]
     approvals: ApprovalService
@@ -142,10 +142,11 @@ def compose(
     jail: Wall | None,
     container: SessionWall | None,
 ) -> Composition:
-    """Create the parts of an engine. `given` is the database; if it or a wall is None, create it.
+    """Create the parts of an engine.
 
-    None for another part means a default, such as the configuration of the environment, or no log.
-    The stores of files are not open yet.
+    `given` is the database. A database or wall that is None is created. None for another argument
+    means a default, such as the configuration from the environment, or no log. The stores of files
+    are not open yet.
 
     Raises:
         ConfigError: the configuration is invalid, a result checker cannot be loaded, or the
@@ -361,7 +362,10 @@ def compose(
 
 
 def _make(part: Part, kernel: Kernel) -> EnginePart:
-    """Make what a part does in an engine. Raises PartError, with its name, for its own faults."""
+    """Create the object of a part for one engine.
+
+    Raises PartError, with the part's name, if the part itself fails.
+    """
     with named_faults(f"The part {part.name!r} could not be made"):
         made: EnginePart = imported(part.in_engine)(kernel)
     return made
@@ -370,8 +374,10 @@ def _make(part: Part, kernel: Kernel) -> EnginePart:
 def _find_tools(
     config: Config, log: Logger, given: Iterable[Tool]
 ) -> tuple[ToolIndex, list[LoadFault]]:
-    """Load the installed and the given tools. Also return the faults of those that were left
-    out."""
+    """Load the installed and the given tools.
+
+    Also return the faults of tools that were left out.
+    """
     secrets = SecretBindings(config.secrets, config.rest, log=log)
     registry = ToolIndex(secrets, ExternalTools(config.external_tools), coming(config))
     private = (Path.home(), config.state_directory, config_file().parent)
@@ -395,8 +401,9 @@ def _read_registrations(registry: ToolIndex, database: Database, log: Logger) ->
 def _check_maker(
     agents: Agents, intake: Intake, principal: Principal, agent_id: str | None
 ) -> tuple[str, ...]:
-    """Refuse a principal that may not create a session, also while the engine is stopping. Return
-    the presets to which the agent is bound.
+    """Refuse a principal that may not create a session, and everyone while the engine is stopping.
+
+    Return the presets to which the agent is bound.
     """
     require_caller(principal)
     agent = agents.find(agent_id) if agent_id is not None else None
@@ -461,7 +468,10 @@ class EngineLife:
         await self._end_lost_streams()  # by now the scheduler has ended interrupted approved calls
 
     async def _enter(self, part: EnginePart) -> None:
-        """Start a part. Raises PartError, with its name, for what is not an error of the engine."""
+        """Start a part.
+
+        Raises PartError, with the part's name, for an exception that is not the engine's.
+        """
         try:
             await self._stack.enter_async_context(part.running(self._made))
         except FumehoodError:
@@ -502,8 +512,10 @@ class EngineLife:
             group.start_soon(self._made.directory.follow)
 
     async def _put_projects_back(self) -> dict[str, bool]:
-        """Put back what a killed engine began to write into projects. Return the outcome of each
-        call that did: whether it has written everything, or nothing.
+        """Restore project directories into which a killed engine was writing.
+
+        Return the outcome of each such call: call id → True if it wrote everything, False if
+        nothing.
         """
         failed, outcomes = await anyio.to_thread.run_sync(self._made.projects.recover)
         for directory in failed:
@@ -511,14 +523,16 @@ class EngineLife:
         return outcomes
 
     async def _open_stores(self) -> None:
-        """Open the stores of files. If one fails, the engine starts, and answers say what is
-        lost."""
+        """Open the stores of files.
+
+        If a store cannot be opened, the engine still starts, and answers report what is missing.
+        """
         async with anyio.create_task_group() as group:  # each may wait for its bucket
             group.start_soon(self._try, "blobs", self._made.services.blobs.open)
             group.start_soon(self._try, "streams", self._made.recordings.open)
 
     async def _keep_within_bounds(self) -> None:
-        """Delete expired rows and files, now and then periodically."""
+        """Delete expired rows and files, at once and then periodically."""
         made, services = self._made, self._made.services
         calls, blobs, streams_s = (
             services.calls,
@@ -543,15 +557,17 @@ class EngineLife:
             )
 
     async def _recover_keys(self) -> None:
-        """Mark the keys of interrupted calls as lost. If this fails, each is found when used."""
+        """Mark the keys of interrupted calls as lost.
+
+        If this fails, each of these calls is found to be lost when its key is used again.
+        """
         recover = partial(self._made.services.keys.recover, self._now())
         lost = await self._try("idempotency_keys", recover)
         if lost:
             self._log.warning("idempotency.outcomes_unknown", calls=lost)
 
     async def _end_lost_streams(self) -> None:
-        """Record an ending for the streams of interrupted calls. If this fails, it is only
-        logged."""
+        """Record an ending for the streams of interrupted calls. A failure is only logged."""
         try:
             lost = await self._made.calls.end_lost_streams()
         except Exception as fault:
@@ -561,7 +577,10 @@ class EngineLife:
             self._log.warning("streams.outcomes_unknown", calls=lost)
 
     async def _try(self, name: str, work: Callable[[], Awaitable[T]]) -> T | None:
-        """Do some work on a store. If the store fails, log that, and return None."""
+        """Do some work on a store and return its result.
+
+        If the store fails, log that and return None.
+        """
         try:
             return await work()
         except StoreError as fault:
@@ -570,13 +589,13 @@ class EngineLife:
 
 
 async def _sweep(saved: SavedFiles, rows: SessionTable, now: datetime) -> int:
-    """Delete what is saved of sessions that are over; return the number of files."""
+    """Delete the saved files of sessions that are over. Return the number of files."""
     live, over = await rows.ids()
     return await saved.sweep(live, over, now)
 
 
 async def _close(room: FileRoom) -> None:
-    """Close a room, which can wait for its bucket, beside the event loop."""
+    """Close a room in a thread, because closing can wait for the room's bucket."""
     with anyio.CancelScope(shield=True):
         await room.drained()  # so that recordings that have just ended are copied
         await anyio.to_thread.run_sync(room.close)

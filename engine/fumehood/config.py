@@ -240,7 +240,7 @@ class KernelConfig(BaseSettings):
         return (init_settings, env_settings, unknown, InitSettingsSource(settings_cls, given))
 
     def of(self, key: str, kind: type[T]) -> T | None:
-        """Return the settings of a part, given their key, or None if they are absent."""
+        """Return the settings of a part by their key, or None if they are absent."""
         value = getattr(self, key)
         assert value is None or isinstance(value, kind)
         return value
@@ -262,7 +262,7 @@ class KernelConfig(BaseSettings):
 
     @property
     def recorded_calls(self) -> Literal["all", "failed", "none"]:
-        """The kind of calls whose arguments and answers are recorded."""
+        """Which calls' arguments and answers are recorded."""
         return self.record.calls or ("none" if self.mode == "service" else "all")
 
     @property
@@ -345,7 +345,7 @@ def load_config(**overrides: Any) -> Config:
 
 
 def _fault_words(fault: ErrorDetails) -> str:
-    """Describe one fault. For an unknown key, add where it comes from and a similar key."""
+    """Describe one fault. For an unknown key, add its origin and a similar key."""
     path = ".".join(map(str, fault["loc"]))
     if fault["type"] != "extra_forbidden":
         return f"{path}: {fault['msg']}"
@@ -387,7 +387,10 @@ def is_masked(path: Sequence[str]) -> bool:
 
 
 def table_of(annotation: Any) -> type[BaseModel] | None:
-    """Return the model in a field's type, which may be optional or a list; None without a model."""
+    """Return the model in a field's type, or None without a model.
+
+    The type may be optional or a list.
+    """
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return annotation
     return next(filter(None, map(table_of, get_args(annotation))), None)

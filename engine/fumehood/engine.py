@@ -1,8 +1,9 @@
 """The kernel's engine: the interface for the daemon, its parts and embedding programs.
 
-Host side, between the faces and `compose`, which creates, starts and stops the parts. Every face
-makes its calls through `run` or `open_stream`, with the rights of the principal, so that no call
-can skip a gate. Entering the engine starts the walls; leaving it ends them, and everything in them.
+Host side, between the interfaces to callers and `compose`, which creates, starts and stops the
+parts. Every interface makes its calls through `run` or `open_stream`, with the rights of the
+principal, so that no call can skip a gate. Entering the engine starts the walls; leaving the engine
+ends them, and everything that runs in them.
 """
 
 from __future__ import annotations
@@ -88,7 +89,7 @@ PartOfEngine = TypeVar("PartOfEngine", bound=EnginePart)
 class Engine:
     """The kernel's engine. Programs use `fumehood.Engine`, which also has the methods of parts.
 
-    The arguments are explained in `engine_with_parts.py`.
+    `engine_with_parts.py` explains the arguments.
     """
 
     def __init__(
@@ -170,8 +171,8 @@ class Engine:
     ) -> Envelope:
         """Call a tool (`name` or `name@version`) as the owner of this process.
 
-        `options` are those of `CallOptions`. The answer is always an envelope, even if arguments
-        or options are not JSON.
+        `options` are the fields of `CallOptions`. The answer is always an envelope, even if
+        arguments or options are not JSON.
 
         Raises:
             TypeError: there is no such option.
@@ -188,14 +189,16 @@ class Engine:
     async def batch(
         self, calls: Iterable[JsonObject], **options: Unpack[BatchKeywords]
     ) -> list[Envelope]:
-        """Make many calls at once as the owner of this process; answers are in the same order.
+        """Make many calls at once as the owner of this process.
+
+        Return the answers in the same order.
 
         Each of the 1 to 1000 calls is `{"tool": …, "arguments": {…}, "options": {…}}`. `options`
-        are those of `BatchOptions`. A call that is malformed or fails has its own answer.
+        are the fields of `BatchOptions`. A call that is malformed or fails has its own answer.
 
         Raises:
             InvalidParams: the number of calls or an option of the batch is wrong.
-            TypeError, EngineNotRunning: as `call`.
+            TypeError, EngineNotRunning: for the same reasons as in `call`.
         """
         chosen = checked_keywords(BatchKeywords, "batch", options)
         self.require_begun()
@@ -216,7 +219,8 @@ class Engine:
 
         Raises:
             CallFailed: the call of a page did not succeed; the exception has its envelope.
-            ValueError: the tool is not paginated, or as `call`.
+            ValueError: the tool is not paginated.
+            TypeError, EngineNotRunning: for the same reasons as in `call`.
         """
         pages = Pages(arguments, max_items)
         while not pages.is_over:
@@ -237,8 +241,8 @@ class Engine:
         The tool may run only if the decision is `allow`, and then once.
 
         Raises:
-            CallFailed: nothing was decided: the engine is stopping, or the request is wrong.
-            TypeError, EngineNotRunning: as `call`.
+            CallFailed: nothing was decided, because the engine is stopping or the request is wrong.
+            TypeError, EngineNotRunning: for the same reasons as in `call`.
         """
         chosen = checked_keywords(DecisionKeywords, "decide", options)
         self.require_begun()
@@ -270,21 +274,22 @@ class Engine:
     def run(
         self, tool: str, body: CallBody, principal: Principal | None, live: CallHandle | None = None
     ) -> Coroutine[Any, Any, Envelope]:
-        """Return a coroutine that runs one call. The face has authenticated the principal.
+        """Return a coroutine that runs one call. The principal must already be authenticated.
 
         `live` receives the call's events, and can cancel the call.
         """
         return self._made.calls.run(tool, body, principal, live or CallHandle())
 
     def delivered(self, live: CallHandle) -> None:
-        """Record that the caller has received the answer: an equal call is then no longer a repeat.
+        """Record that the caller has received the answer to its call.
 
-        Only for a streamed call, or one whose `live` has `is_delivered_later`.
+        From now on, an identical call counts as a new call, not as a repeat. Only for a streamed
+        call, or one whose `live` has `is_delivered_later`.
         """
         self._made.calls.delivered(live)
 
     def open_stream(self, tool: str, body: CallBody, principal: Principal | None) -> StreamedCall:
-        """Run one call independently of its caller, which may follow its events."""
+        """Run one call independently of its caller, who may follow its events."""
         return self._made.calls.open_stream(tool, body, principal)
 
     def open_batch(
@@ -310,12 +315,12 @@ class Engine:
     async def stream(
         self, tool: str, arguments: JsonObject | None = None, **options: Unpack[CallKeywords]
     ) -> AsyncIterator[Event]:
-        """Call a tool and yield its events as they happen; the last one is the answer.
+        """Call a tool and yield its events as they happen; the last event is the answer.
 
         If the iterator is closed, the call continues unless `cancel_on_disconnect` is set.
 
         Raises:
-            TypeError, EngineNotRunning: as `call`.
+            TypeError, EngineNotRunning: for the same reasons as in `call`.
         """
         chosen = checked_keywords(CallKeywords, "stream", options)
         self.require_begun()
@@ -340,7 +345,7 @@ class Engine:
                 call.live.cancel()
 
     async def cancel(self, call_id: str) -> None:
-        """Cancel a running call of this process's owner. It is answered with CANCELLED.
+        """Cancel a running call of this process's owner. The call is answered with CANCELLED.
 
         Raises:
             ResourceNotFound: the call is unknown or has ended.
@@ -356,7 +361,7 @@ class Engine:
         await self.overview.cancel_as(call_id, principal)
 
     def tools(self) -> list[ToolDefinition]:
-        """Return the preferred version of every registered tool, by name."""
+        """Return the preferred version of every registered tool, sorted by name."""
         return [tool.definition for tool in self.registry]
 
     def tools_page(
@@ -367,7 +372,7 @@ class Engine:
         limit: int = DEFAULT_PAGE,
         cursor: str | None = None,
     ) -> ToolPage:
-        """Return one page of the tools by name, and the cursor of the next page.
+        """Return one page of the tools, sorted by name, and the cursor of the next page.
 
         Raises:
             InvalidParams: the limit is not from 1 to 100, or the cursor belongs to another list.
@@ -382,7 +387,10 @@ class Engine:
         )
 
     def tool(self, reference: str) -> ToolDetails:
-        """Return a tool by `name` or `name@version`, and its versions. Raises ToolNotFound."""
+        """Return a tool, named by `name` or `name@version`, and its versions.
+
+        Raises ToolNotFound.
+        """
         found = self.registry.get(reference)
         versions = self.registry.versions(found.definition.name)
         circuit = self._made.services.circuits.of(upstream_of(found.definition))
@@ -422,7 +430,7 @@ class Engine:
         return self.registry.changes, agents, principal.has_authenticated
 
     def findings(self, tool: RegisteredTool) -> tuple[Finding, ...]:
-        """Return each violation by a tool of the rules that protect models."""
+        """Return the tool's violations of the rules that protect models."""
         if tool.source is Source.BUILTIN:  # an imitated name is the other tool's fault
             return ()
         from fumehood.registry.poison import poison  # its patterns take a while to compile
@@ -527,7 +535,7 @@ class Engine:
         return await self.usage_of(self.owner, parsed(UsageQuery, asked, "query"))
 
     async def usage_of(self, principal: Principal, query: UsageQuery) -> UsageTable:
-        """Return the usage of one principal, and the budgets that limit it."""
+        """Return the usage of one principal, and the budgets that apply to the principal."""
         if query.session is not None:
             session_id = self.sessions.id_of(principal, query.session)
             query = query.model_copy(update={"session": session_id})
@@ -536,13 +544,13 @@ class Engine:
         return table.with_budgets(standings, self.config.prices.currency)
 
     async def all_usage(self, query: AllUsageQuery) -> UsageTable:
-        """Return the usage of all principals or of one, and all budgets."""
+        """Return the usage of all principals or of one principal, and all budgets."""
         query = self.overview.by_session_id(query)
         table = await usage_table(self.database, query, query.principal)
         return table.with_budgets(self.budgets.standings(), self.config.prices.currency)
 
     async def blob(self, url: str) -> bytes:
-        """Read a whole blob of this process's owner, by the `url` of an answer.
+        """Return a whole blob of this process's owner. `url` comes from an answer.
 
         Raises:
             ValueError: this is not the address of a blob.
@@ -564,7 +572,7 @@ class Engine:
 
         Raises:
             ValueError: the field is missing, or the whole text was not kept.
-            ResourceNotFound, ReadFailed, FilesAway: as `blob`.
+            ResourceNotFound, ReadFailed, FilesAway: for the same reasons as in `blob`.
         """
         url = envelope.shortened(field)
         if url is None:
@@ -612,12 +620,12 @@ class Engine:
         self._made.calls.drain()
 
     async def drained(self) -> None:
-        """Wait, after `drain`, until no call runs, approved calls included."""
+        """Wait, after `drain`, until no call is running, including approved calls."""
         await self._life.drained()
 
     @property
     def running_calls(self) -> int:
-        """The number of calls that `drained` waits for now."""
+        """The number of running calls for which `drained` waits."""
         runs = self._made.approvals.requests.runs
         alone = [one for one in runs.running if not runs.followers(one)]  # whose caller has left
         return len(self._made.calls.running) + len(alone)

@@ -98,9 +98,10 @@ class Overview:
         """Return calls of all principals, newest first.
 
         Raises:
-            PermissionDenied: only administrators may search by text, which reveals what calls
-                contain.
-            ResourceNotFound, ReadFailed: as `AllCalls.page`.
+            PermissionDenied: only administrators may search by text, because a search reveals what
+                calls contain.
+            ResourceNotFound: the cursor is unknown, or too old.
+            ReadFailed: the state cannot be read.
             WriteFailed: the search could not be recorded.
         """
         query = self.by_session_id(query)
@@ -134,7 +135,7 @@ class Overview:
     def running_call(
         self, call_id: str, principal_id: str | None = None
     ) -> tuple[CallRecord, JsonObject] | None:
-        """Return a running call with the end of its output, and its redacted arguments; or None."""
+        """Return a running call with the end of its output, and its redacted arguments, or None."""
         for one in self._running():
             by = one.request.principal
             is_own = principal_id is None or (by is not None and by.id == principal_id)
@@ -169,7 +170,9 @@ class Overview:
         return one.record(self._clock.now(), currency, self._redactor, with_output=with_output)
 
     async def cancel(self, call_id: str, by: Principal) -> None:
-        """Cancel a running call of any principal, and record the cancellation as a change.
+        """Cancel a running call of any principal.
+
+        The cancellation is recorded in the audit log as an administrative change.
 
         Raises:
             ResourceNotFound: no such call is running.
@@ -301,10 +304,12 @@ class Overview:
     def session(self, reference: str) -> OwnedSession:
         """Return one session by its id or name.
 
-        A name refers to the session in use with this name, otherwise to the last one that ended.
+        A name refers to the session in use with this name, or else to the last session with this
+        name that ended.
 
         Raises:
-            ResourceNotFound: there is no such session, or several principals have one of this name.
+            ResourceNotFound: there is no such session, or several principals have a session with
+                this name.
         """
         every = self._made.services.sessions.every()
         found = [one for one in every if reference in (one.record.id, one.record.name)]
@@ -317,14 +322,16 @@ class Overview:
         return _owned(found[0])
 
     def by_session_id(self, query: Q) -> Q:
-        """Return the query with the session's id in the filter `session`, if that was a name."""
+        """Return the query with the session's id in the filter `session`, even if it was a name."""
         with suppress(ResourceNotFound):
             if query.session is not None:
                 return query.model_copy(update={"session": self.session(query.session).id})
         return query
 
     async def end_session(self, session_id: str, by: Principal) -> OwnedSession:
-        """End any principal's session with everything that runs in it, and record that as a change.
+        """End any principal's session and everything that runs in it.
+
+        This is recorded in the audit log as an administrative change.
 
         Raises:
             ResourceNotFound: the session is unknown.
@@ -339,7 +346,9 @@ class Overview:
         return self.session(found.id)
 
     def processes(self, session_id: str) -> SessionProcesses:
-        """Return the processes of any principal's session. This does not count as use of it.
+        """Return the processes of any principal's session.
+
+        This does not count as a use of the session.
 
         Raises:
             ResourceNotFound: there is no such session, or it has ended.
@@ -352,9 +361,10 @@ class Overview:
     async def stop_process(
         self, session_id: str, name: str, grace_s: float, by: Principal
     ) -> JsonObject:
-        """End a process of any principal's session, record that as a change, and return it.
+        """End a process of any principal's session and return it.
 
-        If the process has already ended, it is only returned.
+        This is recorded in the audit log as an administrative change. If the process has already
+        ended, it is only returned.
 
         Raises:
             ResourceNotFound: there is no such process.
@@ -388,8 +398,8 @@ class Overview:
     async def _note_reading(self, event: str, by: Principal, told: JsonObject) -> None:
         """Record in the audit chain that an operator read data of other principals.
 
-        Repeated access is recorded once in `NOTED_FOR_S`, because a page about a running call
-        reloads. Raises WriteFailed.
+        Repeated access is recorded only once in `NOTED_FOR_S`, because the page of a running call
+        reloads often. Raises WriteFailed.
         """
         key, now = (event, by.id, *told.values()), self._clock.monotonic()
         if now - self._noted.get(key, -math.inf) < NOTED_FOR_S:
@@ -405,7 +415,7 @@ class Overview:
     # -- the engine ------------------------------------------------------------------------
 
     def summary(self, readiness: Readiness) -> EngineSummary:
-        """Return the state of the engine."""
+        """Return a summary of the engine's state."""
         made = self._made
         config = made.config
         return EngineSummary(

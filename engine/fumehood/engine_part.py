@@ -1,7 +1,7 @@
-"""What a part does in one engine.
+"""The behaviour of a part in one engine.
 
-Host side, beside `compose`, which makes the `EnginePart`s after what they can use and before the
-gates, so that these know their subscribers.
+Host side, used by `compose`. It creates the `EnginePart`s after the objects that the parts can use
+and before the gates, so that the gates know the parts as subscribers.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class Kernel:
-    """What every part can use. None of it has started yet."""
+    """The objects that every part can use. None of them has started yet."""
 
     config: Config
     database: Database
@@ -43,10 +43,10 @@ class Kernel:
     log: Logger
     tracer_provider: TracerProvider | Literal["environment"] | None = None
     subscribers: Subscribers = field(default_factory=no_subscribers)
-    """All parts of the engine, once they are made."""
+    """All parts of the engine, once they have been created."""
 
     async def notify(self, event: str, document: JsonObject) -> None:
-        """Pass a notice to the parts that tell people. Raises WriteFailed."""
+        """Pass an event to the parts that notify people. Raises WriteFailed."""
         now = self.clock.now()
 
         def job(connection: Connection) -> None:
@@ -58,7 +58,7 @@ class Kernel:
 
 
 class EnginePart(Subscriber, CallPart):
-    """A part of one engine. It overrides what it needs.
+    """A part of one engine. Subclasses override the methods that they need.
 
     Raises:
         ConfigError: a setting of the part cannot be used; the engine does not start.
@@ -69,7 +69,7 @@ class EnginePart(Subscriber, CallPart):
 
     @property
     def approver(self) -> str | None:
-        """The principal of decisions that come through this part, or None if it makes none."""
+        """The principal that makes the decisions of this part, or None if it makes none."""
         return None
 
     def gates(self) -> Iterable[Gate]:
@@ -79,22 +79,22 @@ class EnginePart(Subscriber, CallPart):
     def walls(self, own: OwnWalls) -> Mapping[str, Wall]:
         """Return the part's own walls by name. Called once.
 
-        The executors of parts name them in their `Placement`. One named `container`, which may wrap
-        the kernel's, has the engine's containers. Those that are asynchronous context managers run
-        as long as the engine's walls.
+        Executors of parts name the walls in their `Placement`. A wall named `container`, which may
+        wrap the kernel's wall of this name, runs the engine's containers. Walls that are
+        asynchronous context managers are open as long as the engine's own walls.
         """
         return {}
 
     def figures(self) -> Iterable[Figure]:
-        """Return the part's own figures."""
+        """Return the part's own metrics."""
         return ()
 
     def close(self) -> None:
-        """Release what is left, after the last call was recorded. Runs in a thread."""
+        """Release what the part still holds, after the last call was recorded. Runs in a thread."""
 
     @asynccontextmanager
     async def running(self, made: Composition) -> AsyncIterator[None]:
-        """Run what the part does beside calls, from before the first call until after the last."""
+        """Run the part's background work, from before the first call until after the last."""
         yield
 
 
@@ -102,8 +102,8 @@ def walls_of(parts: Iterable[EnginePart], own: OwnWalls) -> Mapping[str, Wall]:
     """Return the walls of parts by name.
 
     Raises:
-        PartError: a wall cannot be made, replaces another one, or does not require the limits on
-            which the engine insists.
+        PartError: a wall cannot be created, has the name of another one, or does not require the
+            limits that the engine always requires.
         ConfigError: a setting of the part cannot be used.
     """
     found: dict[str, Wall] = {}

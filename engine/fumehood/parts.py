@@ -1,13 +1,13 @@
 """Find the parts of the product.
 
-A part is an entry point in the group `fumehood.parts`. The kernel never imports a part: it calls
-`parts()`, and imports by name what it uses. So a command does not load the code of parts that it
-does not use, and everything else works without a part's files and entry point.
+A part is an entry point in the group `fumehood.parts`. The kernel never imports a part directly: it
+calls `parts()`, and imports by name what it uses. So a command does not load the code of parts that
+it does not use, and everything else works without a part's files and entry point.
 
 Invariants: the order is fixed (by `Part.after`, then by name; parts of other distributions come
 last); two parts never add the same thing. A part of another distribution runs inside the engine
-with all its rights, so it is loaded only if the operator names it (`parts` in the configuration
-file, or FUMEHOOD_PARTS).
+with all the engine's rights, so it is loaded only if the operator names it (`parts` in the
+configuration file, or FUMEHOOD_PARTS).
 """
 
 from __future__ import annotations

@@ -81,7 +81,7 @@ FAKE_IMAGES = {
 }
 
 FILE_CHUNK_BYTES = 64 * 1024
-"""Bytes of one piece of a file that a fake run leaves."""
+"""Maximum size in bytes of one piece of a file that a fake run leaves."""
 
 
 def always_four(run: SeenRun) -> RunEnding:
@@ -173,7 +173,7 @@ class FakeWall:
         """Return immediately."""
 
     def spare_copies(self, copies: Callable[[], Iterable[str]]) -> None:
-        """Remember the function that returns the copies that are still needed."""
+        """Store the function that returns the copies that are still needed."""
         self.copies = copies
 
     def sweep_soon(self) -> None:

@@ -19,20 +19,20 @@ from fumehood.core.tool import Megabytes, Seconds
 from fumehood.core.value import StrictValue
 
 MAX_USE = 10**12
-"""The highest cost of one call, and the most tokens that it can report. Beyond it the sixth decimal
-place of a cost would be lost."""
+"""The highest cost of one call, and the highest number of tokens that it can report. A higher cost
+would lose its sixth decimal place."""
 
 MAX_CALLS = 1000
-"""Calls of one batch, or of one assistant message."""
+"""Maximum number of calls in one batch, or in one assistant message."""
 
 MAX_KEY_CHARACTERS = 255
-"""Characters of an idempotency key."""
+"""Maximum characters of an idempotency key."""
 
 MAX_KEYS = 1000
-"""Arguments of one call. Each unknown one becomes a message or a warning."""
+"""Maximum number of arguments of one call. Each unknown one causes a message or a warning."""
 
 MAX_TOOL_CHARACTERS = 256
-"""Characters of a tool's name and version in a batch."""
+"""Maximum characters of a tool's name and version in a batch."""
 
 ID_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_.:-]{0,127}$"
 Id = Annotated[str, Field(pattern=ID_PATTERN)]
@@ -92,7 +92,8 @@ class CallOptions(StrictValue):
 DECIDING_OPTIONS = (
     "timeout_seconds", "memory_limit_mb", "isolation", "packages", "network", "preview",
 )  # fmt: skip
-"""Options of the kernel that change what a call does. `agent_id` and `session_id` also do."""
+"""The kernel's call options that change what a call does. `agent_id` and `session_id` also do
+so."""
 
 _NO_OPTIONS = CallOptions()
 
@@ -123,7 +124,7 @@ class RawBatch(StrictValue):
 
 @dataclass(frozen=True, slots=True)
 class TraceParent:
-    """A span, as W3C Trace Context names it. As a text it is the header `traceparent`."""
+    """A trace span, identified as in W3C Trace Context. As text, it is the header `traceparent`."""
 
     trace_id: str
     span_id: str
@@ -134,14 +135,15 @@ class TraceParent:
 
 
 Need = Literal["program", "trial"]
-"""The need of a held action, in the engine's memory only: the program whose request it sends, or
-the effect of a trial."""
+"""What a held action needs, which exists only in the engine's memory: the program whose request it
+sends, or the effect of the trial."""
 
 
 class Held(Protocol):
-    """An action that waits in the engine's memory for a human's yes (`executors.base.HeldAction`).
+    """An action that waits in the engine's memory for a human's approval.
 
-    It is done once, and not after its program has ended.
+    `executors.base.HeldAction` implements it. The action is done at most once, and never after its
+    program has ended.
     """
 
     @property
@@ -154,7 +156,7 @@ class Held(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class CallRequest:
-    """One call before anything is known of it: a name that may not exist, raw arguments."""
+    """One call before any check: the tool may not exist, and the arguments are unchecked."""
 
     tool: str
     arguments: JsonObject
@@ -165,21 +167,21 @@ class CallRequest:
     context: JsonObject | None = None
     """Additional input of an `external:` tool, such as its working directory."""
     is_fallback: bool = False
-    """Whether it replaces a failed call of another tool."""
+    """Whether this call is the fallback for a failed call of another tool."""
     parent_id: str | None = None
-    """The id of the call whose program makes this call."""
+    """The id of the call whose program makes this call, or None."""
     traceparent: TraceParent | None = None
-    """The caller's span that it belongs to."""
+    """The caller's span to which this call belongs."""
     held: Held | None = None
-    """What it does instead of running its tool, once a human has said yes."""
+    """The action that the call does after approval instead of running its tool, or None."""
 
 
 @dataclass(frozen=True, slots=True)
 class ToolResult:
-    """A result that also reports tokens and cost.
+    """A tool's result together with its tokens and cost.
 
-    `tokens_used` are tokens that the tool itself spent (an LLM call inside), `cost` is
-    money on top of `cost_per_use`.
+    `tokens_used` are tokens that the tool itself spent, for example by calling an LLM. `cost` is
+    charged in addition to `cost_per_use`.
     """
 
     data: Any
@@ -188,12 +190,17 @@ class ToolResult:
 
     @classmethod
     def of(cls, returned: Any) -> ToolResult:
-        """Wrap a function's return value. Runs no code of the value, which may lie about its
-        class."""
+        """Wrap a function's return value.
+
+        This runs no code of the value, which may misreport its class.
+        """
         return returned if issubclass(type(returned), cls) else cls(returned)
 
     def __post_init__(self) -> None:
-        """Refuse figures that could not be accounted, inside the tool that made them."""
+        """Raise ValueError for tokens or costs that cannot be accounted.
+
+        So the fault is found inside the tool that made the values.
+        """
         if type(self.tokens_used) is not int or not 0 <= self.tokens_used <= MAX_USE:
             raise ValueError(f"tokens_used must be an integer from 0 to {MAX_USE}")
         cost: object = self.cost
@@ -203,11 +210,11 @@ class ToolResult:
 
 @dataclass(frozen=True, slots=True)
 class CheckedResult:
-    """A successful result, as its caller will get it, and the call that it answers."""
+    """A successful result as the caller will get it, and the call that it answers."""
 
     tool: str
     arguments: JsonObject
-    """Without those that the agent's configuration fixes."""
+    """The call's arguments, without those that the agent's configuration fixes."""
     data: JsonObject
     principal: str | None
     agent_id: str | None
@@ -217,22 +224,23 @@ class CheckedResult:
 
 @dataclass(frozen=True, slots=True)
 class ResultCheck:
-    """A checker's opinion. `correction` says what to do about it, for the caller's model."""
+    """A checker's verdict. `correction` tells the caller's model what to do about the result."""
 
     needs_correction: bool = False
     correction: str | None = None
 
 
 ResultChecker = Callable[[CheckedResult], Awaitable[ResultCheck | None]]
-"""An asynchronous function of the host. It returns None if it does not judge this result."""
+"""An asynchronous function of the host that checks a result. It returns None if it has no
+verdict."""
 
 
 @dataclass(frozen=True, slots=True)
 class FunctionAddress:
-    """Where another process finds a function: `module:name` beneath an import path.
+    """The place where another process finds a function: `module:name` and an import path.
 
-    A function of the main program is `pickled` instead, in base64, with an empty `import_path`.
-    `digest` then represents its source in approvals.
+    A function of the main program has instead an empty `import_path` and the function itself in
+    `pickled`, in base64. Its `digest` then represents its source in approvals.
     """
 
     module: str
@@ -243,7 +251,7 @@ class FunctionAddress:
 
 
 HostFunction = Callable[[JsonObject], Coroutine[Any, Any, Any]]
-"""An asynchronous function of the host that takes validated arguments as one dictionary."""
+"""An asynchronous function of the host that takes the validated arguments as one dictionary."""
 
 
 M = TypeVar("M", bound=BaseModel)
@@ -252,10 +260,11 @@ _set = object.__setattr__
 
 
 def replaced(model: M, **fields: Any) -> M:
-    """A copy with these fields, which must be valid already: as `model_copy`, at half its cost.
+    """Return a copy of a model with these fields, at half the cost of `model_copy`.
 
-    What counts as set is the model's: its maker sets every field that a copy may set.
-    *Source*: `BaseModel.model_construct` of pydantic sets the same four attributes.
+    The fields must already be valid. The copy has the same set of explicitly set fields as the
+    model, so every field given here must already be set in the model. *Source*:
+    `BaseModel.model_construct` of pydantic sets the same four attributes.
     """
     copied = object.__new__(type(model))
     _set(copied, "__dict__", {**model.__dict__, **fields})

@@ -1,4 +1,4 @@
-"""All errors: one class, one code, one fault. The error tables in the docs are generated from them.
+"""All errors: one class for each error code. The error tables in the docs are generated from them.
 
 Values only. Every stage raises these, and `pipeline/run.py` turns them into the envelope.
 

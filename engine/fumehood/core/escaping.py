@@ -46,11 +46,10 @@ def printable(text: str) -> str:
 
 
 def aligned(text: str) -> str:
-    """Escape an untrusted diff for a terminal; line ends stay, and tabs become spaces up to the
-    next multiple of 8.
+    """Escape an untrusted diff for a terminal.
 
-    At the right edge a tab does not move a terminal's cursor, so later characters could overwrite
-    text.
+    Line ends stay, and tabs become spaces up to the next multiple of 8. At the right edge a tab
+    does not move a terminal's cursor, so later characters could overwrite text.
     """
     return printable(text).expandtabs(8)
 
@@ -65,8 +64,10 @@ def misleading_in(text: str) -> Counter[str]:
 
 
 def indented(text: str) -> str:
-    """Escape untrusted text and indent all lines but the first, so that no line imitates the
-    interface's own output."""
+    """Escape untrusted text and indent all lines but the first.
+
+    So no line can imitate the interface's own output.
+    """
     return printable(text).replace("\n", "\n    ")
 
 
@@ -113,14 +114,18 @@ def _printable_line(line: str) -> str:
 
 
 def _is_harmless(line: str) -> bool:
-    """Whether a line has nothing to escape. Checks each distinct character once, for long texts."""
+    """Whether a line has nothing to escape. Each distinct character is checked once, for speed."""
     if line.isascii() and line.isprintable():
         return True
     return all(_is_seen(char) and unicodedata.category(char) not in _MARKS for char in set(line))
 
 
 def _is_seen(char: str) -> bool:
-    """Whether a character is visible: no control, format, private or separator, and not blank."""
+    """Whether a character is visible.
+
+    Control, format, private-use and separator characters are not visible, and neither are blank
+    ones.
+    """
     return char.isprintable() and ord(char) not in _SHOW_NOTHING
 
 

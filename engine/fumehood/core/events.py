@@ -1,7 +1,7 @@
-"""Events of a running call. The last one is its answer.
+"""Events of a running call. The last event is the call's answer.
 
 Values only. An event's id is `SEQUENCE:CHECK`: the event's number in the call, from 0, and a number
-that only this call's events have. On the wire, the data omit the kind and the id, because these
+that only this call's events have. On the wire, the data omits the kind and the id, because these
 have their own fields.
 """
 
@@ -114,10 +114,10 @@ _WITH_ENVELOPE: dict[str, type[ResultEvent | ErrorEvent]] = {
 def event_of(kind: str, event_id: str, data: Any) -> Event | None:
     """Parse an event from its kind, its id and its data on the wire.
 
-    Returns None for an unknown kind, because a later engine may send more kinds.
+    Return None for an unknown kind, because a later engine may send more kinds.
 
     Raises:
-        ValueError: the data do not fit the event's kind.
+        ValueError: the data does not fit the event's kind.
     """
     if kind in _WITH_ENVELOPE:
         envelope = Envelope.model_validate(data, strict=False)
@@ -130,6 +130,6 @@ def event_of(kind: str, event_id: str, data: Any) -> Event | None:
 
 
 def last_event(envelope: Envelope, event_id: str = "0:0") -> Event:
-    """Make the last event of a call from its answer."""
+    """Make the last event of a call from the call's answer."""
     kind = ResultEvent if envelope.success else ErrorEvent
     return kind(id=event_id, envelope=envelope)

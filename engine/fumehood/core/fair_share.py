@@ -33,8 +33,9 @@ class FairShare:
         return self._taken.get(principal_id, 0)
 
     def take(self, principal_id: str, amount: int = 1) -> Lack | None:
-        """Take an amount, or nothing if that would exceed a limit. Returns the limit that would be
-        exceeded, or None if the amount was taken.
+        """Take an amount, or nothing if that would exceed a limit.
+
+        Return the limit that would be exceeded, or None if the amount was taken.
         """
         lack = self.lacks(principal_id, amount)
         if lack is None:
@@ -42,8 +43,9 @@ class FairShare:
         return lack
 
     def lacks(self, principal_id: str, amount: int = 1) -> Lack | None:
-        """Return the limit that prevents taking an amount, or None if the amount could be taken.
-        Takes nothing.
+        """Return the limit that prevents taking an amount, or None if none does.
+
+        Nothing is taken.
         """
         if self.of(principal_id) + amount > self.most_of_one:
             return Lack.SHARE
@@ -55,7 +57,7 @@ class FairShare:
         self._taken[principal_id] = self.of(principal_id) + amount
 
     def give_back(self, principal_id: str, amount: int = 1) -> None:
-        """Return an amount that was taken."""
+        """Give back an amount that was taken."""
         self.add(principal_id, -amount)
         if not self._taken[principal_id]:
             del self._taken[principal_id]

@@ -26,8 +26,9 @@ call, because the host names come from its program.
 
 
 def host_of(url: str) -> str | None:
-    """Return the host in lower case without a trailing dot, or None if clients could disagree about
-    it.
+    """Return the host of a URL, or None if clients could disagree about it.
+
+    The host is in lower case and has no trailing dot.
     """
     if _UNSEEN.search(url) or "\\" in url:
         return None
@@ -39,8 +40,9 @@ def host_of(url: str) -> str | None:
 
 
 def host_pattern_fault(pattern: str) -> str | None:
-    """Return the fault of a rule's host pattern (`example.org`, `*.example.org`) as a clause, or
-    None if the pattern is valid.
+    """Return the fault of a rule's host pattern as a clause, or None if the pattern is valid.
+
+    Valid examples are `example.org` and `*.example.org`.
     """
     host = pattern.removeprefix("*.")
     if "*" in host:

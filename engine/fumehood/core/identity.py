@@ -52,7 +52,10 @@ class Peer:
 
 @dataclass(frozen=True, slots=True)
 class TrustDomain:
-    """Principal, agent and session: only calls of one domain may share a process, one at a time."""
+    """A principal, an agent and a session: only calls with the same three may share a process.
+
+    Even such calls use the process one at a time.
+    """
 
     principal_id: str
     agent_id: str | None = None

@@ -14,6 +14,6 @@ JsonObject = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """Annotates a model's field with the type that its keyword argument has in Python."""
+    """Annotates a model's field with the type of the corresponding keyword argument in Python."""
 
     kind: Any

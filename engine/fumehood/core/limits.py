@@ -82,7 +82,8 @@ KERNEL_WALLS = {
     "jail": PROCESS_WALL_LIMITS,
     "host": frozenset({Limit.WALL_TIME, Limit.OUTPUT}),
 }
-"""Name of each wall that only the kernel has → the limits without which nothing runs there."""
+"""Name of each wall that only the kernel can create → the limits that it must enforce before
+anything runs there."""
 
 
 def least_limits(wall: str) -> frozenset[Limit]:
@@ -136,15 +137,16 @@ class WallLimits:
 
 
 def smallest(default: float, ceiling: float, *requests: float | None) -> float:
-    """Return the effective limit: the smallest of the requests, or the default if there are none,
-    but at most the ceiling.
-    """
+    """Return the smallest of the requests, or the default without any, but at most the ceiling."""
     given = [request for request in requests if request is not None]
     return min([*given, ceiling]) if given else min(default, ceiling)
 
 
 def remember(known: OrderedDict[Any, Any], key: object, value: object) -> None:
-    """Add an entry to a table, and drop the oldest entry if there are over `MAX_REMEMBERED`."""
+    """Add an entry to a table.
+
+    If the table has more than `MAX_REMEMBERED` entries, drop the oldest.
+    """
     known[key] = value
     known.move_to_end(key)
     if len(known) > MAX_REMEMBERED:

@@ -49,8 +49,9 @@ def did_you_mean(given: str, known: Iterable[str]) -> str:
 
 
 def suggestion(given: str, known: Iterable[str]) -> str:
-    """Return the end of a sentence that suggests one name, `; did you mean 'x'?`, or "" if no name
-    is similar.
+    """Return the end of a sentence that suggests one name, such as `; did you mean 'x'?`.
+
+    Return "" if no name is similar.
     """
     near = nearest(given, sorted(known), most=1)
     return f"; did you mean {near[0]!a}?" if near else ""
@@ -80,10 +81,10 @@ def nearest(given: str, known: Iterable[str], most: int = 3) -> list[str]:
 
 
 def named_apart(name: str, original: str, longest: int) -> str:
-    """Return a name that was derived from `original`, unique to it even if letters were lost.
+    """Return a unique name that was derived from `original`, even if letters were lost.
 
-    If `name` is longer than `longest`, or `original` has letters outside ASCII, the name is cut
-    and ends with a hash of `original`.
+    If `name` is longer than `longest`, or `original` has letters outside ASCII, the name is cut and
+    ends with a hash of `original`.
     """
     has_lost = any(letter.isalnum() and not letter.isascii() for letter in original)
     if len(name) <= longest and not has_lost:

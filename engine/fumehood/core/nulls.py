@@ -27,10 +27,10 @@ def without_nulls(arguments: JsonObject, parameters: JsonObject) -> JsonObject:
 def takes_null(
     schema: Any, root: JsonObject, known: dict[int, bool], hops: int = MAX_SCHEMA_DEPTH
 ) -> bool:
-    """Whether a schema may accept null. Unknown keywords count as accepting null.
+    """Whether a schema may accept null. A schema with unknown keywords counts as accepting null.
 
-    `known` caches the answers by the schema's `id()`, because branches may share parts or contain
-    themselves.
+    `known` caches the answers by the schema's `id()`, because branches may share subschemas or
+    contain themselves.
     """
     schema = resolved(schema, root)
     if not isinstance(schema, dict) or hops == 0:
@@ -80,8 +80,9 @@ def _cleaned(value: Any, schema: Any, root: JsonObject, known: dict[int, bool]) 
 
 
 def _branch_for(value: Any, schema: Any, root: JsonObject) -> Any:
-    """Return the schema for an object or array. For a union, that is its only branch of that
-    type.
+    """Return the schema for an object or array.
+
+    For a union, return its only branch of the value's type.
     """
     kind = "object" if isinstance(value, dict) else "array" if isinstance(value, list) else None
     for _ in range(MAX_SCHEMA_DEPTH):

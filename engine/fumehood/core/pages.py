@@ -52,7 +52,7 @@ class Pages:
         """Add the data of one page.
 
         Raises:
-            ValueError: the tool does not answer in pages.
+            ValueError: the tool does not return its results in pages.
         """
         items, pagination = data.get("items"), data.get("pagination")
         if not isinstance(items, list) or not isinstance(pagination, dict):

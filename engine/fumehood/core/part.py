@@ -1,7 +1,7 @@
-"""Parts: features that can be deleted, and what each of them adds to the rest.
+"""Parts: features that can be deleted, and what each part adds to the rest of the product.
 
-A `Part` names what it adds as `module:name`, so that reading the parts imports nothing that they
-run. `fumehood/parts.py` finds them.
+A `Part` names its additions as `module:name`, so that reading the parts does not import the code
+that they run. `fumehood/parts.py` finds the parts.
 """
 
 from __future__ import annotations
@@ -18,16 +18,19 @@ from fumehood.core.errors import FumehoodError
 V = TypeVar("V")
 
 Named = str
-"""Where something is: `package.module:name`. It is imported when it is used."""
+"""Where an object is, as `package.module:name`. The module is imported when the object is used."""
 
 
 class PartError(FumehoodError):
-    """A part cannot be used. The engine does not start, because a gate could be missing."""
+    """A part cannot be used.
+
+    The engine does not start without the part, because the part may have a gate.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """A key of the configuration: its type, and its value if it is absent."""
+    """A configuration key: the type of its value, and the value if the key is absent."""
 
     type: Any
     default: Any
@@ -35,32 +38,33 @@ class Setting:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallOption(Generic[V]):
-    """An option of a call. The kernel only passes its value on: it opens no gate."""
+    """An option of a call that a part adds. The kernel only stores and passes on its value."""
 
     name: str
     type: Any
     default: V
     decides: bool = True
-    """Whether it changes what a call does. Then a key, an approval and a remembered rule are for
-    its value, and no result of an equal call answers a call with it."""
+    """Whether the option changes what a call does. If so, an idempotency key, an approval and a
+    remembered rule apply only to this value, and a call with another value than the default is
+    never answered with the result of an identical call."""
     inherited: bool = False
-    """Whether the calls that a program makes also have its value."""
+    """Whether the calls that a program makes get the value of the program's call."""
     check: Callable[[Any, Any], None] | None = None
-    """Takes a permitted call with another value than the default, and its plan. Raises EngineError
-    if they do not go together."""
+    """Called with a permitted call and its plan if the option's value is not the default. Raises
+    EngineError if the value does not fit the call or the plan."""
 
     def of(self, options: object) -> V:
-        """Return its value in the options of a call."""
+        """Return this option's value in the options of a call."""
         value: V = getattr(options, self.name, self.default)
         return value
 
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """A command of the command line, and the one that precedes it in `--help`.
+    """A command of the command line, and the command after which `--help` lists it.
 
-    `function` is what Typer makes the command from, or in a group of the kernel also a `Typer`,
-    which becomes a group in it, after its commands.
+    `function` is the function from which Typer makes the command. In a group of the kernel, it may
+    also be a `Typer`, which becomes a subgroup below the group's commands.
     """
 
     help: str
@@ -72,9 +76,9 @@ class Command:
 class Options:
     """Options that a part adds to a command of the kernel, and the parameter that they precede.
 
-    `function` has these options as parameters, and may have some of the command's own. It is called
-    before the command, which gets what it returns in a parameter `added`, if it has one. It may end
-    the process instead.
+    The parameters of `function` are these options, and it may also have parameters of the command.
+    It is called before the command, and may end the process instead of returning. If the command
+    has a parameter `added`, that parameter gets the return value.
     """
 
     command: str
@@ -84,11 +88,11 @@ class Options:
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """A check of `fumehood doctor`, and the one that precedes it.
+    """A check of `fumehood doctor`, and the check or group after which it is shown.
 
-    `function` takes the configuration and yields `Finding`s. A check with a `group` of its own is
-    shown below this title, after the group `after` of the kernel, and is run by every user; the
-    others are checks of authority.
+    `function` takes the configuration and yields `Finding`s. A check with its own `group` is shown
+    below this title, after the kernel's group `after`, and every user runs it. Checks without a
+    group belong to the checks of authority.
     """
 
     name: str
@@ -99,76 +103,79 @@ class Check:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolKind:
-    """An executor that a part adds, and the tools that it runs."""
+    """An executor that a part adds, and the tools that use it."""
 
     executor: Named
     """A subclass of `Executor` (`executors/base.py`)."""
     type: str | None = None
-    """The type of tools that another service runs, and that only this executor calls. Their
-    definitions may come from outside the engine; a `ToolType`."""
+    """A `ToolType`, if another service runs the tools and only this executor calls them. The tools'
+    definitions may come from outside the engine."""
     fields: frozenset[str] = frozenset()
-    """Names in `registry.definitions.FIELDS` that definitions of this type may have."""
+    """Names from `registry.definitions.FIELDS` that definitions of this type may have."""
     place: str
-    """Where such tools run, for people."""
+    """Where the tools run, as text for people."""
     why: str
-    """Why they run there, for people."""
+    """Why the tools run there, as text for people."""
     recipient: str | None = None
-    """The key that names the recipient in what approvers see of a call (`Executor.sends`)."""
+    """The key in `Executor.sends`, as shown to approvers, whose value names the recipient."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """What one part adds. Everything but the name is optional."""
+    """Everything that one part adds. All fields except the name are optional."""
 
     name: str
     after: tuple[str, ...] = ()
-    """Parts that come before it, if they are there."""
+    """Names of the parts that come before this part, if they exist."""
     settings: Named | None = None
-    """A mapping of keys of the configuration to `Setting`."""
+    """A mapping from configuration keys to `Setting`s."""
     commands: Mapping[str, Command] = field(default_factory=dict)
-    """Commands by name; `GROUP NAME` is one of a group of the kernel."""
+    """Commands by name. The name `GROUP NAME` adds a command to a group of the kernel."""
     options: tuple[Options, ...] = ()
-    """Options of commands that are not the part's own."""
+    """Options that the part adds to commands of the kernel."""
     gives: frozenset[str] = frozenset()
-    """What programs get only from this part: names in `needs_of` (`executors/around.py`)."""
+    """What programs get only from this part, as names from `needs_of` (`executors/around.py`)."""
     call_options: Named | None = None
     """A sequence of `CallOption`s."""
     checks: tuple[Check, ...] = ()
     approvers: Named | None = None
-    """Takes the configuration, and returns names of what else than people may approve calls."""
+    """Takes the configuration, and returns the names of approvers that are not people."""
     operations: Named | None = None
-    """A list of operations of the callers' socket. One at a method and address of the kernel's
-    replaces that one, and must need the same authority.
-    """
+    """A list of operations on the callers' socket. An operation with the method and address of one
+    of the kernel's operations replaces it, and must need the same authority."""
     control_operations: Named | None = None
-    """A list of operations of the control socket, in the same way."""
+    """A list of operations on the control socket. The same rules apply as to `operations`."""
     exports: Mapping[str, Named] = field(default_factory=dict)
-    """Formats in which tools are exported. Each place takes a definition and returns its form."""
+    """Export format for tools → a function that takes a definition and returns it in this
+    format."""
     mounts: Mapping[str, Named] = field(default_factory=dict)
-    """Paths of the callers' socket. Each place takes the engine and returns an ASGI application."""
+    """Path on the callers' socket → a function that takes the engine and returns an ASGI
+    application."""
     methods: Mapping[str, Named] = field(default_factory=dict)
     """Name of a public class of the product (`Engine`, a client) → a subclass of the kernel's class
-    of that name, with the methods that the part adds. Only for the product's own parts: type
-    checkers must see them.
-    """
+    of that name, with the methods that the part adds. Only for the product's own parts, because
+    type checkers must see these methods."""
     in_foreground: Named | None = None
-    """Takes the configuration of a daemon that a person watches, and returns it as it is used."""
+    """Takes the configuration of a daemon in the foreground, and returns the configuration to
+    use."""
     executors: Mapping[str, ToolKind] = field(default_factory=dict)
-    """Names that definitions can have in `executor`."""
+    """Name of an executor in definitions → the executor."""
     definitions: Named | None = None
-    """Takes the document of a tool's definition, and yields what is wrong in it. It is refused for
-    that.
-    """
+    """Takes the document of a tool's definition, and yields its faults. A definition with faults is
+    refused."""
     coming: Named | None = None
-    """Takes the configuration, and returns prefixes of names of tools that are registered later. A
-    policy may name them before."""
+    """Takes the configuration, and returns name prefixes of tools that are registered later. A
+    policy may name such tools before they are registered."""
     in_engine: Named | None = None
     """A subclass of `EnginePart` (`fumehood.engine_part`)."""
 
 
 @contextmanager
 def named_faults(what: str) -> Iterator[None]:
-    """Raise PartError, beginning with `what`, instead of an exception that is not the engine's."""
+    """Raise PartError, with a message that begins with `what`, for any exception in the block.
+
+    Exceptions that the engine defines are not replaced.
+    """
     try:
         yield
     except FumehoodError:
@@ -178,7 +185,7 @@ def named_faults(what: str) -> Iterator[None]:
 
 
 def ordered(found: Iterable[Part]) -> tuple[Part, ...]:
-    """Sort parts by `after`, then by name. Raises PartError if that is not possible."""
+    """Sort parts by `after`, then by name. Raises PartError if no such order exists."""
     by_name = {part.name: part for part in found}
     graph = TopologicalSorter(
         {name: [a for a in by_name[name].after if a in by_name] for name in by_name}
@@ -196,12 +203,12 @@ def ordered(found: Iterable[Part]) -> tuple[Part, ...]:
 
 
 def imported(place: Named | None, default: Any = ()) -> Any:
-    """Import what a part names. Without a name, return the default."""
+    """Import the object that a part names, or return the default if there is no name."""
     return default if place is None else pkgutil.resolve_name(place)
 
 
 def placed(kernel: Sequence[str], added: Mapping[str, str]) -> list[str]:
-    """Return the names of the kernel and of parts, each of these after the one that it follows."""
+    """Return all names in order: each added name after the kernel name that it follows."""
     names = list(kernel)
     for name, after in added.items():
         names.insert(names.index(after) + 1 if after in names else len(names), name)

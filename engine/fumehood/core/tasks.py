@@ -33,8 +33,7 @@ def start_soon(
 
 
 async def run_to_completion(work: Coroutine[Any, Any, T]) -> T:
-    """Run work in a separate task and return its result. Cancelling the caller does not stop the
-    work.
+    """Run work in a separate task and return its result. Cancelling the caller does not stop it.
 
     The cancellation is raised after the work has ended. A shielded scope is not enough, because a
     call is cancelled through its task (`executors/base`), and no scope delays that.

@@ -1,4 +1,4 @@
-"""Tool definitions: one frozen value, whatever the tool's source.
+"""Tool definitions: one frozen value for each version of a tool, whatever the tool's source.
 
 `@tool` on a function and a JSON document make equal values. The part that models see
 (`model_schema`) does not reveal how the tool runs; `executor` and `sandboxed` determine that.
@@ -611,9 +611,7 @@ def with_own_root(parameters: JsonObject) -> JsonObject:
 
 
 def target_of(reference: str, root: JsonObject) -> Any:
-    """Return the schema to which a local reference points, or True if the reference leads to no
-    schema.
-    """
+    """Return the schema to which a local reference points, or True if it points to no schema."""
     found: Any = root
     for part in reference.split("/")[1:]:
         key = unquote(part).replace("~1", "/").replace("~0", "~")

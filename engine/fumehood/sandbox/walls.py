@@ -60,11 +60,12 @@ def logged(log: Logger, warnings: Collection[str] = WARNINGS) -> OnEvent:
 
 @dataclass(frozen=True, slots=True)
 class OwnWalls:
-    """What a part can make its walls from."""
+    """The walls and settings of the kernel from which a part can make its own walls."""
 
     settings: WallSettings
     container: ContainerWall | None
-    """The containers of this machine, which have not started. None if they were passed in."""
+    """The wall of this machine's containers, which has not started. None if the wall was passed
+    in."""
 
 
 WallsOfParts = Callable[[OwnWalls], Mapping[str, Wall]]
@@ -72,16 +73,18 @@ WallsOfParts = Callable[[OwnWalls], Mapping[str, Wall]]
 
 
 def no_walls(own: OwnWalls) -> Mapping[str, Wall]:
-    """Make no walls."""
+    """Return no walls."""
     return {}
 
 
 class EngineWalls:
-    """The walls of an engine. Entering the asynchronous context starts those in use.
+    """The walls of an engine.
+
+    Entering the asynchronous context starts the walls that are in use.
 
     `jailed_paths` are the import paths of sandboxed functions; `state` is the state directory, or
-    None if the engine keeps no state. A wall passed in is used instead of a new one. `of_parts`
-    makes walls with other names; one named `container` has the engine's containers.
+    None if the engine keeps no state. A wall that is passed in is used instead of a new one.
+    `of_parts` makes walls with other names; a wall named `container` runs the engine's containers.
     """
 
     def __init__(
@@ -144,10 +147,10 @@ class EngineWalls:
         await self._stack.aclose()
 
     def report(self) -> dict[str, dict[str, Any]]:
-        """Return, for each wall in use: the enforced limits, whether it is ready, and its faults.
+        """Return the enforced limits, the readiness and the faults of each wall in use.
 
-        If an `essential` wall is not ready, the engine refuses all calls; if another is not, only
-        the calls of tools that need it.
+        If an `essential` wall is not ready, the engine refuses all calls; if another wall is not
+        ready, only the calls of tools that need that wall.
         """
         walls = {"interpreter": self._interpreter}
         if self._jailed_paths:
@@ -193,8 +196,9 @@ def container_wall(
 ) -> ContainerWall:
     """Create the wall of this machine's containers.
 
-    With `eager` it queries Docker at its start, because an earlier engine of the same state may
-    have left containers behind, otherwise at the first call that needs a container.
+    With `eager`, the wall queries Docker when it starts, because an earlier engine of the same
+    state may have left containers behind. Otherwise it does so at the first call that needs a
+    container.
     """
     docker = Docker(os.environ)
     return ContainerWall(
