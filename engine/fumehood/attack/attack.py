@@ -103,7 +103,7 @@ class Expectation:
 
 @dataclass(frozen=True, slots=True)
 class OnGvisor:
-    """How an attack's result differs under gVisor, and why that is not a weakness."""
+    """How an attack's result differs under gVisor, and why the difference is not a weakness."""
 
     why: str
     expected: Expectation | None = None

@@ -169,7 +169,7 @@ ATTACKER = TrustDomain("attack")
 
 
 async def try_one(attack: Attack, standing: Standing, bait: Bait, *, is_gvisor: bool) -> Line:
-    """Try one attack on one wall. If the trial itself fails, the returned line has the reason."""
+    """Try one attack on one wall. If the trial itself fails, the returned line gives the reason."""
     return await _Trial(attack.on(is_gvisor=is_gvisor), standing, bait).tried()
 
 

@@ -46,7 +46,8 @@ class Line:
     """Why the wall failed against the attack, or why the attack was not tried; otherwise empty."""
     cure: str
     differs: str
-    """What differs under this runtime, and why that is not a weakness; empty if nothing differs."""
+    """What differs under this runtime, and why the difference is not a weakness; empty if nothing
+    differs."""
     ms: int
 
 

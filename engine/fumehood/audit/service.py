@@ -44,8 +44,8 @@ ANCHORS_NAME = "audit-anchors.jsonl"
 """The file of anchors next to the database."""
 
 TAIL_LINES = 20
-"""The number of last lines of the file in which the newest anchor is searched for. One line is not
-enough, because a crash may have cut it off."""
+"""The number of lines at the end of the file that are searched for the newest anchor. The last line
+alone is not enough, because a crash may have cut it off."""
 
 
 class AuditService:
@@ -268,7 +268,9 @@ def add_anchor(state: Path, anchor: Anchor) -> None:
 
 
 def load_anchors(path: Path) -> list[Anchor]:
-    """Return the anchors in a file of anchors, or in a log of JSON lines. Raises OSError."""
+    """Return the anchors in an anchor file, or in a log that consists of JSON lines. Raises
+    OSError.
+    """
     with path.open(encoding="utf-8", errors="replace") as lines:
         return read_anchors(lines)
 

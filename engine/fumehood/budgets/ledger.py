@@ -2,12 +2,12 @@
 
 The pipeline calls this module, which uses `budgets/store`. Each counter has a durable mark: the
 amount up to which spending is stored. Decisions are made in memory without an `await` in between,
-so two concurrent calls cannot both get the last of a budget. Invariant: spent plus held is at most
-the mark, unless a call has just cost more than expected. A mark is ahead of the use, so most calls
-write nothing. After a restart, everything up to the mark counts as spent, because nothing durable
-records which calls ran. The mark's distance from the use is half of the use since the start, but at
-least one step and at most one block. A crash can reduce what is left of a budget, by that distance
-and the held amount, but never increase it.
+so two concurrent calls cannot both use the last amount of a budget. Invariant: spent plus held is
+at most the mark, unless a call has just cost more than expected. A mark is ahead of the use, so
+most calls write nothing. After a restart, everything up to the mark counts as spent, because
+nothing durable records which calls ran. The mark's distance from the use is half of the use since
+the start, but at least one step and at most one block. A crash can reduce what is left of a budget,
+by that distance and the held amount, but never increase it.
 
 In this module, amounts are integers: calls, tokens, millionths of money.
 """
@@ -289,8 +289,8 @@ class Budgets:
                 account.rule = rule
 
     def load(self) -> None:
-        """Read the counters when the engine starts, blocking. Raises the same errors as the
-        constructor.
+        """Read the counters at the engine's start. This call blocks, and raises the same errors as
+        the constructor.
 
         Amounts that were reserved before the start count as spent, because they may have been
         spent.
@@ -323,11 +323,11 @@ class Budgets:
     async def reserve(
         self, spender: Spender, estimate: Amounts, *, force: bool = False
     ) -> Reservation:
-        """Hold the expected cost of a call, with `force` even if too little is left.
+        """Hold the expected cost of a call. With `force`, hold it even if too little is left.
 
         Raises:
-            QuotaExceeded: a budget has too little left. The error has the remaining amount and the
-                time of the reset.
+            QuotaExceeded: a budget has too little left. The error contains the remaining amount and
+                the time of the reset.
             WriteFailed, ReadFailed: the reservation could not be made durable, so nothing is held.
         """
         if self.is_empty:
@@ -358,8 +358,8 @@ class Budgets:
         self._lower(accounts)
 
     def cover(self, accounts: Sequence[Account]) -> None:
-        """Raise the marks soon for the amounts that running programs have taken. This neither waits
-        nor fails.
+        """Raise the marks that the amounts taken by running programs exceed. The new marks are
+        stored soon afterwards. This method neither waits nor fails.
         """
         short = [account for account in accounts if account.is_short]
         if short:
@@ -447,7 +447,9 @@ class Budgets:
         return tuple(rule for rule in self._rules if rule.covers(tool, agent_id))
 
     async def _accounts_of(self, spender: Spender) -> list[Account]:
-        """Return the counters of a call. Those not in memory are read from the database."""
+        """Return the counters of a call. Counters that are not in memory are read from the
+        database.
+        """
         keys = self._keys(spender)
         # Check again after each wait: other accounts may have been dropped meanwhile.
         while unknown := {key: rule for rule, key in keys if key not in self._accounts}:
@@ -590,7 +592,9 @@ def _micros(amount: Decimal, rounding: str) -> int:
 
 
 def _shown(rule: LimitedRule, figure: int) -> int | str:
-    """Return an amount in the form for users: money as a text with decimal places."""
+    """Return an amount in the form that users see: money as a text with decimal places, other
+    amounts as an integer.
+    """
     return money(Decimal(figure).scaleb(-MICROS)) if rule.unit is Unit.MONEY else figure
 
 

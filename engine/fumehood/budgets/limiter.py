@@ -39,7 +39,8 @@ SECOND_NS = 1_000_000_000
 MINUTE_S = 60
 
 DEFINITION = "definition:"
-"""Prefix of the ids of definitions' limits. The ids of rules begin with `rule:`."""
+"""Prefix of the ids of limits that tool definitions declare. The ids of configured limits begin
+with `rule:`."""
 
 PERIOD, UNIT = "rate", "free_at"
 """The period and the unit of stored counts. The value of a count is the time from which its whole
@@ -50,7 +51,8 @@ MAX_SESSIONS = 10_000
 session ids, so further sessions share one count."""
 
 FIRST_SWEEP = 1024
-"""Number of counts in memory at which free counts are dropped for the first time."""
+"""Number of counts in memory at which the counts that are free again are dropped for the first
+time."""
 
 GATHER_S = 0.1
 """Seconds for which new counts are gathered before they are passed to the database."""
@@ -235,8 +237,8 @@ class RateLimits:
         earlier.
 
         Raises:
-            RateLimited: a limit stays exceeded for longer. The error has the delay after which the
-                call can be repeated.
+            RateLimited: a limit stays exceeded for longer. The error contains the delay after which
+                the call can be repeated.
         """
         limits = self._limits_of(caller.tool, per_minute)
         if not limits:
@@ -249,8 +251,9 @@ class RateLimits:
         return RateHold(self, counts)
 
     def count(self, counts: _Counts) -> None:
-        """Turn held places into taken places. The new counts of many calls are stored together
-        soon."""
+        """Turn held places into taken places. The new counts of many calls are stored together,
+        shortly afterwards.
+        """
         now_ns = self._now_ns()
         if not self._unwritten:
             asyncio.get_running_loop().call_later(GATHER_S, self.write)
@@ -359,7 +362,7 @@ class RateLimits:
         return int(self._clock.monotonic() * SECOND_NS)
 
     def _wall_ns(self) -> int:
-        """Return the Unix time in nanoseconds, exact to a microsecond."""
+        """Return the Unix time in nanoseconds, accurate to a microsecond."""
         return round(self._clock.now().timestamp() * 1e6) * 1000
 
 

@@ -47,7 +47,7 @@ class Subject(NamedTuple):
     """The owner of a counter: the keys by which a budget or rate limit counts.
 
     A session includes its principal. A call without an agent or session is counted under its
-    principal, so it neither escapes a limit nor uses another caller's.
+    principal, so such a call neither escapes a limit nor uses up another caller's limit.
     """
 
     principal: str | None = None

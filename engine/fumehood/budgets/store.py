@@ -1,10 +1,10 @@
 """Rows of counters, for budgets and rate limits, and sums of past calls from the call log.
 
 Host side. `budgets/ledger` and `budgets/limiter` decide in memory; these rows survive a restart.
-Invariant: a budget's mark, `reserved`, is at least the amount that the engine has allowed. So the
-engine can only be too strict if it counts the mark as used after a restart. Sums of past calls are
-exact, because no float is added and no sum can overflow; a principal gets only the sums of its own
-calls.
+Invariant: a budget's mark, `reserved`, is at least the amount that the engine has allowed.
+Therefore, an engine that counts the mark as used after a restart can be too strict, but never too
+lenient. Sums of past calls are exact, because no float is added and no sum can overflow; a
+principal gets only the sums of its own calls.
 """
 
 from __future__ import annotations
@@ -76,7 +76,8 @@ class CounterTable:
         self._database = database
 
     def load_now(self, *periods: str, sessions: bool = False) -> list[CounterRow]:
-        """Return the counters of these periods when the engine starts, blocking.
+        """Return the counters of these periods. This call blocks, so it is only for the engine's
+        start.
 
         Counters of sessions are included only with `sessions`.
 

@@ -28,14 +28,14 @@ HEALTHY, FAILING = 0, 1
 
 
 def health_of(error: EngineError | None, *, was_hurried: bool = False) -> int | None:
-    """Return HEALTHY or FAILING if the end of a request shows that about the service, otherwise
-    None.
+    """Return the health of the service that the end of a request shows: HEALTHY, FAILING, or None
+    if it shows neither.
 
-    Timeouts, broken connections and 5xx responses count against the service; an answer, even a
-    refusal of the caller's arguments, counts for it. A call that never reached the service, was
-    cancelled, or exceeded a rate limit shows neither. A timeout of a request that `was_hurried`,
-    because it had less time than its tool allows, also shows neither: callers could otherwise
-    suspend a service for everybody.
+    Timeouts, broken connections and 5xx responses show a failing service. Any other answer, even a
+    refusal of the caller's arguments, shows a healthy service. A request that never reached the
+    service, was cancelled, or exceeded a rate limit shows neither. A timeout of a request that
+    `was_hurried`, because it had less time than its tool allows, also shows neither: callers could
+    otherwise suspend a service for everybody.
     """
     if error is None:
         return HEALTHY

@@ -1,7 +1,7 @@
 """`fumehood approvals`: list and show calls that wait for approval, and decide on them.
 
-Deciding needs an approver's credential, which is typed on the terminal. A decision has the version
-that was shown; if the approval has changed since then, nothing is decided.
+Deciding needs an approver's credential, which is typed on the terminal. A decision names the
+version that was shown; if the approval has changed since then, nothing is decided.
 
 The text of an approval comes from a model or its prompt, so it is untrusted. Invariants:
 
@@ -371,7 +371,9 @@ def _decide(
 
 
 def _require_open(seen: Sequence[Approval], looked_at: Mapping[str, int | None]) -> None:
-    """End the command, before asking for confirmation, if the engine would refuse a decision."""
+    """End the command, before the user is asked for confirmation, if the engine would refuse a
+    decision.
+    """
     for version, approval in zip(looked_at.values(), seen, strict=True):
         found = f"was already {approval.state}"
         if approval.state is ApprovalState.PENDING:
@@ -384,7 +386,8 @@ def _require_open(seen: Sequence[Approval], looked_at: Mapping[str, int | None])
 def _ask(client: ControlClient, seen: Sequence[Approval], decision: NewDecision) -> NewDecision:
     """Show the approvals on standard error. End the command unless the user types `yes`.
 
-    Return the decision. If it has edited arguments, it is bound to the action that was shown.
+    Return the decision. If it contains edited arguments, the returned decision is bound to the
+    action that was shown.
     """
     columns = shutil.get_terminal_size().columns
     for approval in seen:
@@ -541,7 +544,7 @@ INDENT = "  "
 MARK = "  │ "
 
 BESIDE_FILES = ("printed", "variables", "requests")
-"""Fields of a preview that are not about files, but about other effects of a trial."""
+"""Fields of a preview that describe effects of a trial other than changed files."""
 
 
 def approval_lines(approval: Approval, now: datetime, columns: int) -> list[Line]:

@@ -39,9 +39,8 @@ if TYPE_CHECKING:
 
 GROUP = 16
 GROUP_BYTES = 4 * 1024 * 1024
-"""A batch is sent in requests of at most `GROUP` calls. A request gets no further calls once it is
-larger than `GROUP_BYTES`.
-"""
+"""Size in bytes above which no further calls are added to a request. A batch is sent in several
+requests, each with at most `GROUP` calls."""
 
 WAIT_AS_LONG_AS_ALLOWED = "allowed"
 SECONDS = re.compile(r"-?[0-9.]+[smhd]?", re.ASCII)
@@ -349,7 +348,7 @@ def _groups(calls: Iterable[Any]) -> Iterator[list[Any]]:
 def _progress(total: int) -> Iterator[Callable[[list[str]], None]]:
     """Yield a function that prints the lines of a group of calls.
 
-    If stderr is a terminal, a progress bar is shown until the next group.
+    If stderr is a terminal, a progress bar is shown whenever the function is not printing.
     """
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn

@@ -1,9 +1,9 @@
 """`fumehood doctor`: check this host, and name a remedy for every problem.
 
 The checks of authority (approvers, policy, audit key, secrets, and those of parts) read the state
-directory and the configured files directly, with or without a running engine, and write nothing.
-For a user other than the engine's, these checks only report that nothing could be read. Without
-Docker everything except containers works, so no Docker finding is `missing`.
+directory and the configured files directly, with or without a running engine, and write nothing. If
+the command runs as a user other than the engine's, these checks only report that nothing could be
+read. Without Docker everything except containers works, so no Docker finding is `missing`.
 """
 
 from __future__ import annotations

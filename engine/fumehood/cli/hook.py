@@ -33,10 +33,12 @@ LEAST_ANSWER_S = 15.0
 """Seconds for the start of this command and the engine's answer, in addition to the wait."""
 
 WRITE_S = 5.0
-"""Seconds for the writing of an answer. The agent may not read it."""
+"""Seconds for writing an answer. The limit is needed because the agent might not read the
+answer."""
 
 MARGIN_S = 15
-"""Claude Code's timeout is this many seconds longer than ours, so that ours expires first."""
+"""Claude Code's timeout is this many seconds longer than this command's timeout, so that this
+command's timeout expires first."""
 
 
 @hook.command("claude-code", cls=PlainCommand)

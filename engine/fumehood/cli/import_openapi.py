@@ -212,7 +212,7 @@ def _remark(title: str, rows: list[tuple[str, str]]) -> None:
 def _configuration(made: Imported, named: set[str]) -> Iterator[str]:
     """Yield lines that show the hosts of the requests, and what to add to the configuration.
 
-    `named` has the hosts that the operator named.
+    `named` contains the hosts that the operator named.
     """
     hosts = sorted({shown_host(tool["endpoint"]) for tool in made.tools})
     yield f"Their requests go to {', '.join(hosts)}."

@@ -57,7 +57,9 @@ SETTINGS: dict[str, Any] = {
 
 
 class CommandsOnDemand(PlainGroup):
-    """A group that has names and help lines, and imports a command only to run or complete it."""
+    """A group that knows its commands' names and help lines, and imports a command only to run or
+    complete the command.
+    """
 
     def list_commands(self, ctx: Any) -> list[str]:
         """Return the names of all commands, after adding a placeholder with each help line."""

@@ -168,7 +168,8 @@ def newest(
 ) -> tuple[list[Any], bool]:
     """Return the first items of a list, and whether there are more.
 
-    The result has at most `limit` items, and only items that precede the call with the id `known`.
+    The result contains at most `limit` items, and only items that precede the call with the id
+    `known`.
     """
     found: list[Any] = []
     for page in pages(partial(fetch, limit=min(MAX_PAGE, limit))):

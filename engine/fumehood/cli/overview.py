@@ -41,7 +41,7 @@ def show_overview() -> None:
 
 def overview(path: Path) -> JsonObject:
     """Return the engine's state and the next step. If the engine does not answer, the field
-    `engine` has the reason.
+    `engine` contains the reason.
     """
     found: JsonObject = {"engine": "ready", "socket": str(path)}
     try:

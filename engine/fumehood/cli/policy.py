@@ -188,7 +188,7 @@ plain(
 
 
 def _offline(tools_directory: Path | None) -> Offline:
-    """Load the tools of the configuration, and warn about those that were left out."""
+    """Load the tools of the configuration, and print a warning about tools that were left out."""
     config = read_config()
     offline = Offline(config, tools_directory or config.tools_directory)
     for fault in offline.left_out:

@@ -107,8 +107,9 @@ def telling_what_waits(
 ) -> Iterator[JsonObject]:
     """While a call runs, print a line on stderr for each approval that it waits for.
 
-    These are the call's own approval, and those for calls and requests of its program. They are
-    recognised by the call's trace id, or by its arguments if the call repeats a waiting call.
+    The lines cover the call's own approval, and approvals for the calls and requests that the
+    call's program makes. These approvals are recognised by the call's trace id, or by the call's
+    arguments if the call repeats a waiting call.
 
     Yields the options of the call, with the trace id.
     """

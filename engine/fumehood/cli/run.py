@@ -452,7 +452,9 @@ def _save_receipt(answer: JsonObject, download: Download, file: Path, *, force: 
 def _saved(
     made: list[JsonObject], download: Download, directory: Path, *, force: bool
 ) -> Iterator[JsonObject]:
-    """Save files of an answer. Yield those that were saved, and print why others were not."""
+    """Save files of an answer. Yield each file that was saved, and print the reason for each that
+    was not.
+    """
     from fumehood.client.api_request import Refused
     from fumehood.client.files import SaveFailed, Saving
 

@@ -1,7 +1,8 @@
 """`fumehood sessions …`: sessions and their files.
 
-Names and bytes in a session are untrusted. A file is saved as by `fumehood run` (see `Saving`), and
-replaces no file without `--force`. Only regular files are sent, never the targets of links.
+Names and bytes in a session are untrusted. Files are saved in the same way as by `fumehood run`
+(see `Saving`). Without `--force`, no existing file is replaced. Only regular files are sent, never
+the targets of links.
 """
 
 from __future__ import annotations

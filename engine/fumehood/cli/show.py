@@ -42,7 +42,8 @@ BOLD, DIM, BOLD_RED, YELLOW = "1", "2", "1;31", "33"
 """Styles of text on a terminal. *Source*: ECMA-48, SGR."""
 
 SHORTEST_WAIT_MS = 1_000
-"""Approval times below this are the engine's own work for every call, and are not shown."""
+"""Shortest wait for approval that is shown, in milliseconds. Shorter times are the engine's own
+work, which every call needs."""
 
 EMPTY: tuple[Any, ...] = (None, "", [], {})
 """Values of fields that are left out on a terminal."""
@@ -381,7 +382,7 @@ def notes(found: ProjectDiff, *, as_list: bool = False) -> Iterator[str]:
 
 
 READABLE = 20
-"""Width in characters from which a cell is readable. Longer cells are folded."""
+"""Width in characters from which a cell is readable. Cells with longer text are folded."""
 
 BETWEEN = 3
 """Characters between the text of two columns: padding, rule, padding."""

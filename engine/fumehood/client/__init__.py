@@ -3,8 +3,7 @@
 Client side. The clients depend on the protocol and the models, not on the engine.
 scripts/make_clients.py generates one method for each HTTP operation, and a synchronous twin in
 `sync/` for every file `async_….py`. Only methods that do more than send one request are written by
-hand.
-`api_request.py` makes the requests, and `exchange.py` has the rules for sending them.
+hand. `api_request.py` makes the requests, and `exchange.py` contains the rules for sending them.
 """
 
 from __future__ import annotations

@@ -227,7 +227,7 @@ def encode(body: JsonObject) -> bytes:
 
 
 def listed(names: Iterable[str] | None) -> list[str] | None:
-    """Return the names as a list, or None for None.
+    """Return the names as a list, or None if `names` is None.
 
     Raises:
         ValueError: `names` is a single string, whose characters would be taken for names.
@@ -273,7 +273,7 @@ def plain(model: type[M]) -> Callable[[bytes], M]:
 
 
 def object_of(raw: bytes) -> JsonObject:
-    """Parse an answer that is any JSON object. Raises ValueError if it is not one."""
+    """Parse an answer that may be any JSON object. Raises ValueError if it is not a JSON object."""
     document = strict_json.loads(raw)
     if not isinstance(document, dict):
         raise strict_json.StrictJsonError("no object")

@@ -2,7 +2,7 @@
 
 Client side. The session is created on first use, and ended by `close` unless it existed before.
 Calls are sent one at a time, because an engine runs one call at a time in a session. Only calls
-that manage background processes (`call_beside`) do not wait for other calls.
+that manage background processes (`call_beside`) are sent without waiting for other calls.
 """
 
 from __future__ import annotations

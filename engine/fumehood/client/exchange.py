@@ -45,7 +45,8 @@ RESUMES = 10
 """Consecutive attempts to resume a stream without a new event, after which the client gives up."""
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 5.0
-"""Seconds before an attempt to resume. The pause doubles each time, and half of it is random."""
+"""Shortest and longest pause, in seconds, before an attempt to resume a stream. The pause doubles
+each time, and half of it is random."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +122,7 @@ def place_of(given: Path | str | None, *, control: bool) -> Path | str:
 
 
 def require_listener(path: Path) -> None:
-    """Raise DaemonUnavailable if nothing listens on the socket. Nothing is sent."""
+    """Raise DaemonUnavailable if no process listens on the socket. This function sends no data."""
     try:
         Connection(path).close()
     except OSError as error:
@@ -131,7 +132,7 @@ def require_listener(path: Path) -> None:
 class Progress:
     """Records whether an attempt failed to send the request's head, as the HTTP library reports it.
 
-    Unless this failed, the request may have arrived.
+    Unless sending the head failed, the engine may have received the request.
     """
 
     def __init__(self) -> None:
@@ -149,7 +150,7 @@ class Progress:
 def may_send_again(request: ApiRequest[Any], error: httpx2.HTTPError, progress: Progress) -> bool:
     """Return whether a failed request may be sent once more.
 
-    It may be sent again if the engine cannot have received it, or if it is a GET.
+    The request may be sent again if the engine cannot have received it, or if it is a GET.
     """
     return isinstance(error, DROPPED) and (request.method == "GET" or progress.did_head_fail)
 
@@ -195,7 +196,7 @@ class Following:
     def read_answer(self, raw: bytes) -> Event | None:
         """Read an answer that arrived instead of events.
 
-        Return its event, or None if another attempt to resume the stream may succeed.
+        Return the answer's event, or None if another attempt to resume the stream may succeed.
 
         Raises:
             DaemonUnavailable: this is not an engine's answer, or the stream cannot be resumed.
@@ -256,7 +257,7 @@ class Following:
 
 
 def follow_request(call_id: str, after: str | None) -> ApiRequest[Event]:
-    """Make the request for a call's events after the event id `after`, or for all if it is None."""
+    """Make the request for a call's events after the event id `after`, or for all of its events."""
     headers = {} if after is None else {"last-event-id": after}
     return ApiRequest(
         "GET", address("calls", call_id, "events"), answer_without_events, headers=headers

@@ -115,7 +115,7 @@ async def chunks_of_async(source: bytes | BinaryIO, size: int | None) -> AsyncIt
 def packed(directory: Path) -> Iterator[BinaryIO]:
     """Yield a temporary file with a tar archive of a directory.
 
-    Entries that are neither files nor directories, such as links, are left out.
+    Entries that are neither files nor directories, such as links, are left out of the archive.
 
     Raises:
         OSError: the directory, or an entry in it, cannot be read.

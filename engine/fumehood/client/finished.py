@@ -55,7 +55,9 @@ class Finished:
 
     @property
     def output(self) -> str:
-        """The program's stdout and stderr, then the engine's message if a limit ended it."""
+        """The program's stdout and stderr, followed by the engine's message if a limit ended the
+        program.
+        """
         text = self.stdout
         for more in (self.stderr, self.message if self.code is not None else ""):
             text += "\n" if text and more and not text.endswith("\n") else ""
@@ -100,7 +102,9 @@ def finished(envelope: Envelope, stdout: str, stderr: str) -> Finished:
 
 
 def refused(failed: CallFailed) -> Finished:
-    """Convert a refusal to a result, so that the results of other programs are not lost."""
+    """Convert the refusal of one program to a result, so that the results of other programs are not
+    lost.
+    """
     reason = f"{failed.code}: {failed.message}\n"
     return Finished(REFUSED, "", reason, failed.envelope)
 

@@ -179,8 +179,8 @@ async def splice(
 ) -> None:
     """Pass bytes in both directions until the session's side ends.
 
-    Unless `may_half_close` is True, the end of the caller's side also ends both directions, because
-    a browser never closes only one direction.
+    Unless `may_half_close` is True, both directions also end when the caller's side ends, because a
+    browser never closes only one direction.
     """
 
     async def up() -> None:
@@ -212,7 +212,9 @@ async def _until_head_ends(stream: anyio.abc.ByteStream) -> tuple[bytes, bytes]:
 
 
 def _reason(body: bytes) -> str:
-    """Return the message in the body of the engine's refusal, or a general one."""
+    """Return the message in the body of the engine's refusal, or a general message if there is
+    none.
+    """
     from fumehood.protocol.strict_json import StrictJsonError, loads
 
     try:

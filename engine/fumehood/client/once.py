@@ -100,7 +100,9 @@ class Connection:
         return Response(self._reader)
 
     def limit(self, seconds: float) -> None:
-        """Limit later reads: they raise TimeoutError if the daemon sends nothing for this long."""
+        """Limit all later reads, which then raise TimeoutError if the daemon sends nothing for
+        `seconds`.
+        """
         self._socket.settimeout(seconds)
 
     def is_open(self) -> bool:

@@ -1,4 +1,5 @@
-"""Compare two versions of a definition: which callers break, and the version step that it needs.
+"""Compare two versions of a definition: which callers break, and which version step the new version
+needs.
 
 Host side, on values alone. Invariant: if parts of a schema that cannot be compared (references,
 combinations, patterns) differ, the difference counts as breaking.
@@ -53,8 +54,8 @@ _LIMITS = ("timeout_seconds", "memory_limit_mb", "rate_limit", "timeout")
 class Change:
     """One difference between two versions.
 
-    `path` is the place of the difference in the definition. `breaks` describes the callers that it
-    breaks, or is None if it breaks no callers.
+    `path` is the place of the difference in the definition. `breaks` describes the callers that the
+    difference breaks, or is None if it breaks no callers.
     """
 
     path: str

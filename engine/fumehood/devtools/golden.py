@@ -116,8 +116,8 @@ class UnexpectedCall(AssertionError):
 
 
 class Cassette:
-    """A replacement for a client that uses a golden file: `call` returns the recorded answers in
-    order.
+    """A replacement for a client, in tests: `call` returns the answers recorded in a golden file,
+    in order.
 
     With a client, the calls are made and recorded, and the file is written at the end. Calls are
     compared by tool and arguments.

@@ -1,9 +1,9 @@
 """Lint: review rules for definitions that models use.
 
 Host side, for values only: nothing is opened, resolved or called. A definition may be invalid,
-because it is often linted before it can be registered. The rules of `poison` are included.
-Behaviour that the engine enforces for every tool (a second validation, retries, the form of errors,
-links to large results) has no rule.
+because it is often linted before it can be registered. The rules of `poison` are included. There
+are no rules for behaviour that the engine enforces for every tool (a second validation, retries,
+the form of errors, links to large results).
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ AUTO, NONE, REQUIRED = "auto", "none", "required"
 """Values of `tool_choice`. Any other value is a tool's name."""
 
 SHORT_CHARACTERS = 64
-"""Texts of up to this many characters are never cut, so that names and codes stay whole."""
+"""Texts of at most this many characters are never cut, so that names and codes stay complete."""
 
 
 class Format(ABC):

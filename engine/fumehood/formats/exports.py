@@ -1,7 +1,7 @@
 """Exports: tools in a provider's format, or in a format that a part adds.
 
-Each tool is converted again only if it changes. The registry replaces a definition that changes by
-a new object, so a tool is unchanged if its definition is the same object.
+Each tool is converted again only if it changes. When a definition changes, the registry replaces it
+by a new object. So a tool whose definition is still the same object is unchanged.
 """
 
 from __future__ import annotations

@@ -48,7 +48,9 @@ class Gemini(ChatFormat):
         return declared, schema.losses
 
     def tools(self, tools: Sequence[JsonObject]) -> tuple[JsonObject, ...]:
-        """Return a single Gemini tool that holds all declarations, or nothing without tools."""
+        """Return a single Gemini tool that contains all declarations, or an empty tuple if there
+        are no tools.
+        """
         return ({"function_declarations": list(tools)},) if tools else ()
 
     def turn(self, message: Any) -> list[JsonObject]:

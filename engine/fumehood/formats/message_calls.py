@@ -2,8 +2,8 @@
 
 Host side, above `pipeline/batch.py`. The provider's format reads the message and writes the answer.
 Invariant: every call of the message has exactly one result, in the order of the calls, even if it
-is malformed, denied, waits for approval or names an unknown tool. If a message makes this
-impossible, the whole message is refused.
+is malformed, denied, waits for approval or names an unknown tool. A message for which this is
+impossible is refused as a whole.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
 A strict mode supports only a part of JSON Schema, and forces every call's arguments to match the
 schema. An unsupported keyword becomes a note in the description, with a `Loss`: the engine checks
 the arguments anyway. A schema that cannot be expressed makes the tool not strict. Invariants:
-arguments that fit the converted schema use the tool's own names once restored; closing an object is
-always reported.
+arguments that fit the converted schema use the tool's own names once restored; if an object is
+closed (so that it accepts only the properties that it names), this is always reported.
 """
 
 from __future__ import annotations

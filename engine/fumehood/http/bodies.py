@@ -98,7 +98,7 @@ async def read_raw(request: Request) -> bytes:
 
 
 def _arrived(request: Request) -> bytes | None:
-    """Return the body if all of it has arrived, as it usually has; otherwise None.
+    """Return the body if all of it has arrived, which is the usual case; otherwise None.
 
     Raises:
         UnsupportedMediaType: the body is not declared as JSON.
@@ -303,7 +303,9 @@ class FileBody(Response):
         self.init_headers(headers)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the file. A return before the file's end makes the server close the connection."""
+        """Send the file. If this method returns before the file's end, the server closes the
+        connection.
+        """
         _hold(scope, HELD_BYTES)
         try:
             await self._send(receive, send)

@@ -48,7 +48,7 @@ from fumehood.http.caller import require_admin, require_approver, require_princi
 
 Respond = Callable[[Request], Awaitable[Response]]
 Authorize = Callable[[Request], Any]
-"""Checks a request's authority. Returns the caller, or an awaitable of it."""
+"""Checks a request's authority. Returns the caller, or an awaitable whose result is the caller."""
 
 Errors = frozenset[type[EngineError]]
 Fill = Callable[[Request, Any, Any], Any]

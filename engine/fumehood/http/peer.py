@@ -69,7 +69,8 @@ _OURS = frozenset({b"authorization", b"connection", b"upgrade", b"keep-alive", b
 def has_left(connection: socket.socket) -> bool:
     """Return whether the peer has closed both directions of the connection.
 
-    Over TCP this is also True if the peer has only stopped sending, which cannot be distinguished.
+    Over TCP, this is also True if the peer has only stopped sending, because the two cases cannot
+    be distinguished.
 
     *Source*: unix_poll of Linux: POLLHUP if both directions are shut.
     """

@@ -190,7 +190,7 @@ def sockets_from_systemd() -> Listeners | None:
     *Source*: sd_listen_fds(3): descriptors from 3 on, named by LISTEN_FDNAMES.
 
     Raises:
-        StateError: they are not the two expected sockets, or are open to all users.
+        StateError: the sockets are not the two expected ones, or are open to all users.
     """
     # Always removed: a child process must not use them.
     pid, count, names = (os.environ.pop(variable, "") for variable in LISTEN_VARIABLES)
@@ -236,8 +236,8 @@ def _given_socket(descriptor: int, name: str) -> socket.socket:
 def private_socket(path: Path, group: str | None = None) -> Iterator[socket.socket]:
     """Listen on a Unix socket for its owner and, if given, a group. Replaces a stale socket.
 
-    The caller must hold the locks on the state directory and the socket. A socket at the path on
-    which nobody listens is then left over from an engine that died.
+    The caller must hold the locks on the state directory and the socket. Because of these locks, a
+    socket at the path on which no process listens must be left over from an engine that died.
 
     Raises:
         StateError: the path is not a socket, or another process listens on it.
@@ -273,7 +273,9 @@ def _group_directory(directory: Path, group: str) -> None:
 
 
 def _refuse_changeable(path: Path) -> None:
-    """Raise StateError if others could replace the path, because they may write to a parent."""
+    """Raise StateError if other users could replace the path, because they may write to one of its
+    parent directories.
+    """
     for above in path.parents:
         if not above.exists():
             continue

@@ -32,7 +32,7 @@ class Agents:
 
     def __init__(self, database: Database) -> None:
         self.changes = 0
-        """Counter that grows with every change, so that others can notice changes."""
+        """A counter that grows with every change, so that other code can detect changes."""
         self._database = database
         self._changing = OneChange(self._reload)
         self._load(*database.read_now(_all_rows))
@@ -45,7 +45,7 @@ class Agents:
         return self._agents.get(agent_id)
 
     def get(self, agent_id: str) -> Agent:
-        """Return an agent. Raises ResourceNotFound if there is none with this id."""
+        """Return an agent. Raises ResourceNotFound if there is no agent with this id."""
         if agent_id not in self._agents:
             raise ResourceNotFound(f"There is no agent {agent_id[:80]!r}.")
         return self._agents[agent_id]

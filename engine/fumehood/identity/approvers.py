@@ -134,7 +134,9 @@ class Approvers:
     async def _check(
         self, text: str, presented: Presented | None, approver: Approver | None
     ) -> Approver:
-        """Return the approver of a credential. An unknown credential takes the same time."""
+        """Return the approver to whom a credential belongs. Checking an unknown credential takes
+        the same time.
+        """
         if self._checking.statistics().tasks_waiting >= MAX_WAITING_CHECKS:
             raise RateLimited(
                 "Too many credentials are being checked. Try again later.", retry_after_ms=2000
@@ -248,9 +250,9 @@ def make_first_approver(
 ) -> str:
     """Add the first approver and return its credential.
 
-    `show` receives the credential before the approver is stored. So a crash in between leaves a
-    useless credential, but never an approver whose credential was not shown. The process must hold
-    the lock of the state directory.
+    `show` receives the credential before the approver is stored. A crash between these two steps
+    can therefore leave a useless credential, but never an approver whose credential was not shown.
+    The process must hold the lock of the state directory.
 
     Raises:
         InvalidParams: the name is invalid.

@@ -1,7 +1,8 @@
 """Credentials: their format and their hashes, for `tokens` and `approvers`.
 
 Host side. Invariants: a secret is shown only once, when it is created; the stored hash cannot be
-used as a credential; comparing credentials takes the same time, whatever is wrong.
+used as a credential; checking a wrong credential takes the same time, whichever part of it is
+wrong.
 """
 
 from __future__ import annotations

@@ -53,8 +53,8 @@ def require_agent(principal: Principal | None, agent_id: str, agent: Agent | Non
 def require_binding(
     agent_id: str, tool_name: str, binding: Binding | None, own: Sequence[str] = ()
 ) -> Binding:
-    """Return the agent's binding of a tool. `own` are the names of the agent's tools, for
-    suggestions.
+    """Return the agent's binding of a tool. `own` contains the names of the agent's tools, from
+    which the error suggests similar names.
 
     Raises:
         PermissionDenied: the agent does not have the tool.

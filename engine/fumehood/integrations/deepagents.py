@@ -1,6 +1,6 @@
 """deepagents: a sandbox backend.
 
-Needs the extra `deepagents`. deepagents' own tools for files are used, which run shell commands.
+Needs the extra `deepagents`. The agent uses deepagents' own file tools, which run shell commands.
 """
 
 from __future__ import annotations

@@ -232,7 +232,7 @@ class FumehoodSandbox(SandboxEnvironment):
 class FumehoodProcess(ExecRemoteProcess):
     """A process of the session that runs in parallel to the session's commands.
 
-    Its standard error is part of its standard output. `pid` only numbers the processes of the
+    Its standard error is part of its standard output. `pid` is only a running number within the
     sandbox. Like Inspect's own processes, the process can be iterated over only once.
     """
 

@@ -1,7 +1,7 @@
 """Pydantic AI: a workspace backend.
 
-Needs the extra `pydantic-ai`, whose tools read and write files with shell commands. *Source*: the
-contract in `pydantic_ai.workspaces.protocol`.
+Needs the extra `pydantic-ai`. Pydantic AI's tools read and write files with shell commands.
+*Source*: the contract in `pydantic_ai.workspaces.protocol`.
 """
 
 from __future__ import annotations

@@ -43,8 +43,8 @@ class FumehoodExecutor(PythonExecutor):
         """`options` are passed to `Session`. The session is created on first use."""
         self._session = Session(client, **options)
         self.state: dict[str, Any] = {"_print_outputs": ""}
-        """`_print_outputs` is the output of the code that ran last. Agents show it if that code
-        failed."""
+        """`_print_outputs` is the output of the code that ran last. If the code failed, agents show
+        this output."""
 
     def __enter__(self) -> Self:
         return self
@@ -53,7 +53,7 @@ class FumehoodExecutor(PythonExecutor):
         self.cleanup()
 
     def cleanup(self) -> None:
-        """End the session if this object created it. Agents call this when they end."""
+        """End the session if this object created it. Agents call this method when they end."""
         self._session.close()
 
     def send_tools(self, tools: dict[str, Tool]) -> None:

@@ -70,7 +70,7 @@ TIME_LIMITS = {
 one second. Other clients have no such setting."""
 
 RUN_S = 120
-"""Seconds that a client's timeout exceeds `--wait`, because a call runs after the decision."""
+"""Seconds by which a client's timeout exceeds `--wait`, because a call runs after the decision."""
 
 
 mcp = typer.Typer(

@@ -74,7 +74,8 @@ def timestamp(now: datetime) -> str:
 # -- sums over time -------------------------------------------------------------------------
 
 SLOTS = 12
-"""Number of slots in a window. An event is forgotten up to one slot's time too early."""
+"""Number of slots in a window. An event may be forgotten too early, by at most the duration of one
+slot."""
 
 
 class Window:

@@ -24,7 +24,9 @@ class EndedStage:
 
 @dataclass(frozen=True, slots=True)
 class EndedTrace:
-    """The data for the spans of one call. `parent_span` is the id of its parent span, or None."""
+    """The data for the spans of one call. `parent_span` is the id of the parent of the call's span,
+    or None.
+    """
 
     tool: str
     call_id: str

@@ -44,7 +44,9 @@ def read_traceparent(text: object) -> TraceParent | None:
 
 @contextmanager
 def incoming(text: object) -> Iterator[None]:
-    """Make the calls inside this context part of the trace of a `traceparent`, if it is valid."""
+    """Make the calls inside this context part of the trace that a `traceparent` names. An invalid
+    `traceparent` has no effect.
+    """
     token = INCOMING.set(text) if isinstance(text, str) and read_traceparent(text) else None
     try:
         yield

@@ -122,7 +122,7 @@ class CurrentPolicy:
         return self.status()
 
     async def text(self) -> PolicyText:
-        """Return the policy file.
+        """Return the text of the policy file and its version.
 
         Raises:
             ResourceNotFound: there is no policy file, or it cannot be read.

@@ -239,8 +239,8 @@ class _Faults:
         return entries
 
     def budgets(self, document: dict[str, Any]) -> tuple[BudgetRule, ...]:
-        """Parse the budgets, which have the same form as in the configuration. Add a fault for each
-        invalid budget.
+        """Parse the budgets, which are written in the same form as in the configuration. Add a
+        fault for each invalid budget.
         """
         try:
             return _BUDGETS.validate_python(document.get("budgets", ()))
@@ -488,7 +488,9 @@ def _check_shadowed(rules: Mapping[int, Rule], found: _Faults) -> None:
 
 
 def _takes_all(one: Rule, other: Rule) -> bool:
-    """Whether `one`, which is at least as strict, decides every call that `other` would decide."""
+    """Whether the rule `one`, which is at least as strict as `other`, decides every call that
+    `other` would decide.
+    """
     if not one.is_unconditional and _tests(one) != _tests(other):
         return False
     if other.decision is one.decision is Verdict.ASK and _asks_more(other, one):

@@ -84,7 +84,9 @@ class CompiledRule:
         return all(question.ask(tool) for question in self.of_tool)
 
     def matches(self, facts: CallFacts) -> bool:
-        """Whether the rule matches the call. `is_about` must be True for the call's tool."""
+        """Whether the rule matches the call. Call this method only if `is_about` returns True for
+        the call's tool.
+        """
         in_doubt = self.in_doubt
         for question in self.of_call:
             answer = question.ask(facts)
@@ -310,8 +312,8 @@ def why_in_doubt(condition: Condition, tool: ToolDefinition, arguments: JsonObje
 
 
 def _instead(condition: Condition, tool: ToolDefinition, arguments: JsonObject) -> str:
-    """Return a note that names another argument which the call has in place of the absent argument,
-    or "".
+    """Return a clause that names the argument with which the call replaces the absent argument, or
+    "" if there is no such argument.
     """
     exclusive = ARGUMENTS[tool.executor].exclusive if tool.executor in ARGUMENTS else ()
     for pair in exclusive:

@@ -1,9 +1,9 @@
 """Programs that run other programs, and the other ways in which bash runs a text.
 
 Host side, used by `policy/shell`. The tables are for GNU bash 5 and the programs of Linux
-distributions. Invariant: each construct with which bash may run a text that `policy/shell` does not
-read is a doubt, according to one of these tables; bash options that are not known to be harmless
-are also doubts.
+distributions. Invariant: if bash may run a text that `policy/shell` does not read, one of these
+tables makes the command doubtful; bash options that are not known to be harmless also make it
+doubtful.
 """
 
 from __future__ import annotations
@@ -234,9 +234,8 @@ VARIABLES = (
     "BASH_ALIASES", "BASH_CMDS", "BASH_ENV", "BASHOPTS", "ENV", "PROMPT_COMMAND", "PS0", "PS1",
     "PS2", "PS4", "SHELLOPTS", "histchars",
 )  # fmt: skip
-"""Variables whose value bash runs, or that change which program a word refers to. Variables that
-begin with `BASH_FUNC_` also do, because they define functions.
-"""
+"""Variables whose value bash runs, or that change which program a word refers to. The same holds
+for variables that begin with `BASH_FUNC_`, because these variables define functions."""
 
 EXPANDED = frozenset({"ENV", "PS0", "PS1", "PS2", "PS4"})
 """The variables among `VARIABLES` whose value bash only expands. If the value is plain text, bash

@@ -178,7 +178,7 @@ def _enforced(about: _About, facts: CallFacts, rules: _Rules) -> Decision:
 
 
 def _reason(rule: CompiledRule, facts: CallFacts) -> str | None:
-    """Return the rule's reason. If a condition is in doubt, include why."""
+    """Return the rule's reason. If a condition is in doubt, the result also explains the doubt."""
     doubt = rule.doubt(facts)
     if doubt is None:
         return rule.rule.reason

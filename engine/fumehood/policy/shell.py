@@ -343,8 +343,8 @@ class _Reader:
         self.doubt(f"{name} runs what cannot be read")
 
     def _shell(self, name: str, words: Program) -> None:
-        """Read the text after a shell's `-c`. Without `-c` there is a doubt: the shell runs a file
-        or its input.
+        """Read the text after a shell's `-c`. Without `-c`, record a doubt, because the shell runs
+        a file or its standard input.
         """
         valued, has_text = "", False
         for word in words:
@@ -415,7 +415,7 @@ class _Reader:
 
     def _wrapped(self, name: str, wrapper: Wrapper, words: Program, starts: Iterable[int]) -> None:
         """Add the program that a wrapper runs. If the wrapper's options can be read in several
-        ways, add a program for each.
+        ways, add a program for each of these ways.
         """
         if wrapper.takes_variables:
             for word in words:
@@ -503,8 +503,8 @@ class _Reader:
     # -- builtins of bash ------------------------------------------------------------------
 
     def holds(self, text: str, *, is_sure: bool = False) -> None:
-        """Remember a text if bash would run parts of it on evaluation; with `is_sure`, in any
-        case.
+        """Remember a text if bash would run parts of the text when it evaluates the text. With
+        `is_sure`, remember any text.
         """
         if is_sure or _RUNS_LATER.search(text):
             self._held.add(text)
@@ -535,8 +535,8 @@ class _Reader:
                 self._sets_one_of(word)
 
     def read_line(self, name: str, words: Program) -> None:
-        """Record the variables that `read` sets, which its arguments name. An option's value is not
-        a variable, except that of `-a`.
+        """Record the variables that `read` sets, which its arguments name. The value of the option
+        `-a` is such a variable; the values of other options are not.
         """
         is_value = False
         for word in words:
@@ -562,7 +562,7 @@ class _Reader:
                 break
 
     def test(self, name: str, words: Program) -> None:
-        """Record whether `test` may test a variable (`-v`), because that evaluates the variable's
+        """Record whether `test` may test a variable (`-v`). Such a test evaluates the variable's
         name.
         """
         self.evaluates |= any(

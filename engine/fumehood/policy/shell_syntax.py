@@ -198,7 +198,9 @@ class Text:
             self._reader.doubt(OTHERWISE)
 
     def _is_unnoticed_arithmetic(self, node: Node) -> bool:
-        """Whether bash may evaluate arithmetic here for which the tree has no separate node."""
+        """Whether bash may evaluate arithmetic in this node's text although the tree contains no
+        node for the arithmetic.
+        """
         if node.type in ("command_substitution", "subshell"):
             return self._of(node).startswith(("$((", "(("))
         return node.type in _BARE and "$[" in self._of(node) and not self._is_literal(node)
@@ -420,8 +422,8 @@ class Text:
         return True
 
     def _is_command(self, node: Node) -> bool:
-        """Whether the command's words are separated, on one line, and neither regular expressions
-        nor assignments.
+        """Whether the command is on one line, its words are separate, no word is a regular
+        expression, and it does not begin with a word that bash reads as an assignment.
         """
         before: Node | None = None
         has_name = False
@@ -441,8 +443,9 @@ class Text:
         return not is_word
 
     def _is_heredoc(self, node: Node) -> bool:
-        """Whether the here-document ends at the first line that equals its delimiter, and has no
-        arguments, which belong to the program before it.
+        """Whether the here-document ends at the first line that equals its delimiter, and the
+        grammar adds no arguments to it. Such arguments belong to the program before the
+        here-document.
         """
         if node.children_by_field_name("argument"):
             return False

@@ -5,10 +5,11 @@ file can check an export without an engine (`audit export --with-verifier`):
 
     python3 audit_verify.py audit.jsonl --key audit.key --anchors audit-anchors.jsonl
 
-A row's mac is HMAC-SHA-256, keyed, over the mac of the row before it (32 zero bytes before the
-first), the row's number (8 bytes, big endian) and the bytes of its body. A key's id is the
-beginning of SHA-256 over `fumehood audit key`, a zero byte and the key. The last row under a key
-has the kind `audit.rotated` and names the next key. An anchor is a row's mac, kept elsewhere.
+A row's mac is an HMAC-SHA-256 with the chain's key over the mac of the row before it (32 zero bytes
+for the first row), the row's number (8 bytes, big endian) and the bytes of the row's body. A key's
+id is the beginning of the SHA-256 over `fumehood audit key`, a zero byte and the key. The last row
+under a key has the kind `audit.rotated` and names the next key. An anchor is a copy of a row's mac
+that is kept outside the chain.
 
 Verification finds where a chain breaks. Rows whose key is missing cannot be checked. Only an anchor
 shows that the end was cut off, or that somebody who has the key forged the whole chain.
@@ -58,7 +59,9 @@ class AuditKey:
 
 @dataclass(frozen=True, slots=True)
 class AuditRow:
-    """One row. `before` is the mac of the row before it, as stored or exported, if it is known."""
+    """One row. `before` is the mac of the previous row, as stored or exported, or None if that mac
+    is unknown.
+    """
 
     seq: int
     key_id: str
@@ -295,7 +298,7 @@ def read_export(lines: Iterable[str]) -> Iterator[AuditRow]:
 
 
 def read_anchors(lines: Iterable[str]) -> list[Anchor]:
-    """Return the anchors in the lines of a file of anchors or of a log."""
+    """Return the anchors in the lines of an anchor file or of a log."""
     found = []
     for line in lines:
         try:

@@ -1,4 +1,4 @@
-"""Cursors: the position in a list, in a form that only the engine can make.
+"""Cursors: positions in lists, encoded so that only the engine can create them.
 
 Host side. A cursor is bound to its list with its filters and to its principal, and is valid until
 the engine stops. Invariant: `read` returns the position given to `make`, for the same list and

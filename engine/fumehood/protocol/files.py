@@ -1,8 +1,8 @@
 """Read files as plain values: JSON, TOML or YAML, by the suffix of the file's name.
 
-Host side, for files of operators (definitions of tools, the policy). Values that not every format
-has (dates, anchors, NaN) are refused. Invariant: the time for parsing is bounded by the file's
-length.
+Host side, for files of operators (definitions of tools, the policy). Values that exist in only some
+of the formats (dates, anchors, NaN) are refused. Invariant: the time for parsing is bounded by the
+file's length.
 """
 
 from __future__ import annotations

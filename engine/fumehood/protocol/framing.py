@@ -3,8 +3,8 @@
 A frame is a four-byte big-endian length and that many bytes of strict JSON, whose value is an
 object. This module is used on both sides of every wall, and needs only the standard library.
 
-Invariant: a reader never buffers more unaccepted bytes than one frame may have; a length over that
-limit is refused before a byte of the body is kept.
+Invariant: a reader never buffers more unaccepted bytes than one frame may contain; a length over
+that limit is refused before a byte of the body is kept.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ CONNECTION = struct.Struct("!xBII")
 
 OF_WORDS = "".join(map(chr, range(0x21, 0x7F)))
 """The characters that `whole_words` counts as parts of a word: all characters that a secret key may
-have."""
+contain."""
 
 MAX_KEY_CHARACTERS = 4096
 """Length of the longest secret key that a cut removes completely: a private RSA key of 4096 bits in
@@ -156,7 +156,7 @@ class ConnectionFrame(NamedTuple):
     data: bytes = b""
 
     def body(self) -> bytes:
-        """Return the body, which `parse` reads."""
+        """Return the frame's body in the form that `parse` reads."""
         return CONNECTION.pack(self.kind, self.run_id, self.number) + self.data
 
     def encode(self) -> bytes:

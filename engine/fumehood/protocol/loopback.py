@@ -36,7 +36,9 @@ def listen_on(host: str, port: int, *, anywhere: bool = False) -> socket.socket:
 
 
 def own_names(host: str, port: int) -> frozenset[str]:
-    """Return the host names that requests to this server may have: its address and `localhost`."""
+    """Return the host names that a request to this server may contain: the server's address and
+    `localhost`.
+    """
     names = {f"[{host}]" if ":" in host else host, "localhost"}
     return frozenset({f"{name}:{port}" for name in names} | (names if port == 80 else set()))
 

@@ -46,7 +46,7 @@ _MARK = BYTE_ORDER_MARK.encode()
 
 
 class StrictJsonError(ValueError):
-    """The bytes are not JSON that every reader understands alike. The message says why."""
+    """The bytes are not JSON that all readers interpret in the same way. The message says why."""
 
 
 def unmarked(data: bytes) -> bytes:
@@ -104,7 +104,7 @@ class TooLong(ValueError):
 
 
 LEAST_BYTES = 2
-"""Minimum size of an element in JSON: a digit and a comma."""
+"""Minimum size in bytes of an array element in JSON: a digit and a comma."""
 
 
 def exact(value: Any, max_bytes: int) -> Any:

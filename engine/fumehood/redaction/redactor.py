@@ -63,7 +63,7 @@ _ESCAPE = (
     r"|%(?:25){0,3}[0-9A-Fa-f]{2}"  # in a URL, even if it is nested in another
     r"|\x1b\[[0-9;]{0,16}m"  # the colours of a terminal
 )
-"""An escape that separates words, although its last character may be a letter."""
+"""Matches an escape sequence, which separates words even if its last character is a letter."""
 
 _BORDER = rf"(?:\b|{_ESCAPE})"
 # *Source*: the providers' own documentation of the forms of their keys; RFC 7468 and RFC 7519.
@@ -84,10 +84,11 @@ _BEGINNINGS = (
     "AKIA", "ASIA", "gho_", "ghp_", "ghs_", "ghu_", "ghr_", "github_pat_", "glpat-", "xoxa-",
     "xoxb-", "xoxe-", "xoxo-", "xoxp-", "xoxr-", "xoxs-", "sk-", "sk_", "AIza", "eyJ",
 )  # fmt: skip
-"""The beginnings of keys with a well-known form. Such a key begins at the beginning of a word."""
+"""The beginnings of keys with a well-known form. Such a key is recognized only at the beginning of
+a word."""
 _KEY_BEGINS = "-----BEGIN "
 _UNFINISHED = frozenset("".join(word[:-1] for word in (*_BEGINNINGS, _KEY_BEGINS)))
-"""The characters that can be last in a cut-off beginning of a key, including a private key."""
+"""The characters with which an incomplete beginning of a key, including a private key, can end."""
 _KEY_HEADER = re.compile(r"-----BEGIN [A-Z ]{0,40}PRIVATE KEY-----")
 _KEY_END = re.compile(r"-----END [A-Z ]{0,40}PRIVATE KEY-----")
 MAX_KEY_HEADER = 70
@@ -103,8 +104,9 @@ MAX_ESCAPE = 20
 NUMERIC = re.compile(r"[-+.0-9e]+")
 _LINE_END = re.compile(r"[\n\r](?=[^\n\r]*\Z)")
 _BASE64 = re.compile(r"(?:[A-Za-z0-9+/]{4})*(?:[A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?")
-"""A file's content, which is not redacted, because matches in it are accidental. The field's name
-alone does not identify a file, because services and programs also choose names."""
+"""Matches the base64 content of a file. File contents are not redacted, because matches in base64
+are accidental. The name of a field is not enough to recognize a file's content, because services
+and programs can also use that name."""
 
 
 class Redactor:
@@ -138,7 +140,7 @@ class Redactor:
         return found
 
     def is_clean(self, texts: Iterable[str]) -> bool:
-        """Whether nothing in the texts would be redacted. False if that is uncertain."""
+        """Whether the texts certainly contain nothing that would be redacted."""
         if self._pattern is None:
             return True
         try:

@@ -121,8 +121,8 @@ class SecretValues:
         return complete(text, longest, in_lines=self._are_in_lines)
 
     def _found(self, text: str) -> Iterator[tuple[int, int, _Form]]:
-        """Yield the start, end and form of each value, from left to right; of several with the same
-        start, the longest.
+        """Yield the start, end and form of each value, from left to right. Of several values that
+        begin at the same position, only the longest is yielded.
         """
         coming = [(at, form) for form in self._forms if (at := text.find(form.text)) >= 0]
         while coming:
@@ -135,7 +135,7 @@ class SecretValues:
             coming = [one for one in moved if one[0] >= 0]
 
     def value(self, value: Any) -> Any:
-        """Return a JSON value with each of the secrets' values replaced, also in keys."""
+        """Return a JSON value in which each of the secrets' values is replaced, even in keys."""
         if not self._forms:
             return value
         match value:
@@ -196,8 +196,8 @@ def _forms(value: str) -> set[_Form]:
 
 
 def _packed_within(value: str, pack: Callable[[bytes], bytes], before: int) -> _Form:
-    """Return the base64 characters that depend only on the value, if it follows `before` other
-    bytes.
+    """Return the base64 characters that depend only on the value, for a value that is encoded after
+    `before` other bytes.
     """
     bits = 8 * (before + len(value))
     first = -(-8 * before // 6)

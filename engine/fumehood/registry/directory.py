@@ -96,7 +96,7 @@ class ToolDirectory:
         self._secrets = secrets
         self._last: _Look = {}
         self._read_of: _Look = {}
-        """Result of the poll after which the files were last read."""
+        """The result of the poll that led to the last reading of the files."""
 
     def load(self) -> DirectoryContents:
         """Read the whole directory now and return its contents."""
@@ -209,7 +209,7 @@ def _tools(documents: list[JsonObject], secrets: SecretBindings) -> list[Registe
 
 
 def _which(position: int, documents: list[JsonObject]) -> str:
-    """Return the name that a fault uses for one of a file's definitions."""
+    """Return the name by which a fault refers to one of the definitions in a file."""
     name = documents[position].get("name")
     named = f"{name[:64]!a}" if isinstance(name, str) else "a tool without a name"
     return named if len(documents) == 1 else f"{named} (number {position + 1})"

@@ -258,7 +258,9 @@ def register_function(
 
 
 class _NotFound(Exception):
-    """Another process cannot, or must not, import the function. The message is the reason."""
+    """Another process cannot import the function, or must not import it. The message gives the
+    reason.
+    """
 
 
 def address_of(tool: FunctionTool) -> FunctionAddress:

@@ -411,7 +411,9 @@ makes calls of this tool."""
 
 @dataclass(frozen=True, slots=True)
 class ToolFilter:
-    """The filters of a list. None accepts every tool; other values must match exactly."""
+    """The filters of a list of tools. A filter that is None accepts every tool. Other values must
+    match exactly.
+    """
 
     category: str | None = None
     tag: str | None = None

@@ -71,8 +71,8 @@ class TooCostly(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Violation:
-    """One violation of a schema. `path` has the keys to the value, joined by dots; `""` is the
-    root.
+    """One violation of a schema. `path` contains the keys that lead to the value, joined by dots;
+    `""` is the root.
     """
 
     path: str
@@ -587,7 +587,7 @@ _TYPE_NAMES = {"string", "integer", "number", "boolean", "array", "object", "nul
 
 
 def is_surely_sound(schema: Any) -> bool:
-    """Whether a schema certainly has no faults. If False, only the full check can decide.
+    """Whether a schema certainly has no faults. If this is False, only the full check can decide.
 
     The schema must not be nested too deeply, which `_is_small` checks.
     """

@@ -134,8 +134,9 @@ class SecretNeed:
 class Imported:
     """The result of an import.
 
-    `left_out` has pairs of an operation and the reason why it is not a tool; `notes` has pairs of
-    an operation and a remark for the operator; `secrets` is keyed by the secret's name.
+    `left_out` contains pairs of an operation and the reason why it did not become a tool; `notes`
+    contains pairs of an operation and a remark for the operator; `secrets` is keyed by the secret's
+    name.
     """
 
     tools: list[JsonObject] = field(default_factory=list)
@@ -362,8 +363,9 @@ class _Reader:
     # -- address and credentials
 
     def _base(self) -> str:
-        """Return the URL that the path is appended to. The URL is that of the first server that the
-        operation lists, or else its path, or else the document.
+        """Return the base URL to which the operation's path is appended. It comes from the first
+        entry in the `servers` of the operation or, if the operation lists no servers, of the path
+        or of the document.
         """
         given = [x.get("servers") for x in (self._operation.node, self._operation.item)]
         lists = [x for x in (*given, self._root.document.get("servers")) if isinstance(x, list)]
@@ -626,8 +628,8 @@ def _plain(kind: str) -> str:
 
 
 def read_document(name: str, data: bytes) -> Any:
-    """Parse JSON or YAML. The suffix of `name` decides which, or else the first character of the
-    data.
+    """Parse JSON or YAML. The suffix of `name` decides between the two formats. If it names
+    neither, the first character of the data decides.
 
     Raises:
         CannotImport: the data is too large, or is not valid in that format.
@@ -720,14 +722,14 @@ class Schemas:
     def converted(self, node: Any, trail: tuple[str, ...] = ()) -> JsonObject:
         """Return the converted schema.
 
-        `trail` has an entry for each level above the schema: the reference that was followed, or
-        "".
+        `trail` contains an entry for each level above the schema: the reference that was followed
+        to the level, or "".
         """
         return self._agreed(self._level(node, trail, self._read_only(node)))
 
     def _level(self, node: Any, trail: tuple[str, ...], unsent: frozenset[str]) -> JsonObject:
-        """Convert one of the schemas that describe the same value. `unsent` has the names of the
-        value's properties that no request contains.
+        """Convert one of the schemas that describe the same value. `unsent` contains the names of
+        the value's properties that no request contains.
         """
         self._left -= 1 + (len(node) if isinstance(node, dict) else 0)
         if self._left < 0:

@@ -1,4 +1,5 @@
-"""Tools registered while the engine runs: in the index now, and again at the next start.
+"""Tools that are registered while the engine runs. They are in the index at once, and again after
+the next start.
 
 Host side, behind the control socket. Invariants: a registered tool is REST or MCP, fully checked,
 and in the database before it can be called; tools of other sources can be switched on and off, but
@@ -33,8 +34,8 @@ class Registrations:
         self._load(*database.read_now(_all_rows))
 
     def apply_switches(self) -> None:
-        """Enable or disable each tool version as stored in the database. Needed after a source was
-        reloaded.
+        """Enable or disable each tool version as the database records. This is needed after a
+        source was reloaded.
         """
         for (name, version), is_active in self._switches.items():
             self._index.switch(name, version, is_active=is_active)

@@ -95,9 +95,10 @@ class SecretSettings(Settings):
     """Headers in which programs may send the secret, in addition to `Authorization`. A host might
     store other headers and return them."""
     misuse: Literal["refuse", "end", "pass"] = "refuse"
-    """What happens to a request that misuses the placeholder, which may only be in one of these
-    headers to one of the `hosts`: `refuse` refuses the request, `end` also ends its program, and
-    `pass` forwards the request unchanged, without the secret's value."""
+    """What happens to a request that misuses the placeholder. A request may contain the placeholder
+    only in `Authorization` or one of `headers`, and only if it goes to one of the `hosts`. `refuse`
+    refuses a misuse, `end` also ends the program, and `pass` forwards the request unchanged,
+    without the secret's value."""
 
     @model_validator(mode="after")
     def _has_one_source(self) -> Self:
@@ -115,8 +116,8 @@ class SecretSettings(Settings):
         return tuple(dict.fromkeys(("authorization", *self.headers)))
 
     def is_of_host(self, host: str) -> bool:
-        """Whether the secret may have been sent to a host, on any port. IPv6 addresses are in
-        brackets.
+        """Whether the secret's `hosts` include a host, on any port, so that the secret may have
+        been sent there. IPv6 addresses are in brackets.
         """
         return any(host_and_port(pattern)[0] == host for pattern in self.hosts)
 

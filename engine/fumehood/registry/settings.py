@@ -20,7 +20,7 @@ HIT = frozenset({"title", "url", "snippet"})
 
 
 class ExternalToolSettings(Settings):
-    """An external tool: one that its caller runs itself."""
+    """An external tool: the caller runs the tool itself."""
 
     dangerous: bool = True
     description: str = Field(

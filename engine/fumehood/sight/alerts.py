@@ -25,8 +25,8 @@ from fumehood.sight.metrics import MAX_TOOLS
 from fumehood.sight.settings import AlertSettings
 
 BAND = 0.1
-"""The fraction of the threshold by which a value must be better than the threshold, so that its
-alert is resolved."""
+"""An alert is resolved only once its value is better than the threshold by this fraction of the
+threshold."""
 
 LEAST_CALLS_OF_P99 = 100
 """Minimum number of calls in a window before the alert on the 99th percentile can fire."""
@@ -49,8 +49,8 @@ class Totals(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """A threshold. Values above the threshold are bad. With `is_least`, values below it are bad
-    instead.
+    """A threshold. Values above the threshold are bad or, with `is_least`, values below the
+    threshold.
     """
 
     value: Callable[[Totals], float]
@@ -58,7 +58,8 @@ class Rule:
     message: str
     """A template with placeholders for the value and the threshold."""
     limit: float | None = None
-    """The number with which the value is compared, or None if that is the threshold."""
+    """The number with which the value is compared, or None if the value is compared with the
+    threshold itself."""
     is_least: bool = False
     least_calls: int = 0
     """Minimum number of calls in a window for the alert to fire."""
@@ -182,7 +183,9 @@ class Alerts:
         )
 
     async def watch(self, tell: Callable[[Alert], Awaitable[None]]) -> None:
-        """Check the thresholds periodically and pass changes to `tell`. Faults are only logged."""
+        """Check the thresholds periodically, and pass each alert that fires or is resolved to
+        `tell`. Exceptions are only logged.
+        """
         while True:
             try:
                 self.look()

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
 UNDECLARED = f"{EXTERNAL}(undeclared)"
 """The name under which external tools are counted if the configuration does not name them. Callers
-can invent such names, and a few hundred of them would leave no counters for the engine's own tools.
-"""
+can invent such names, and a few hundred invented names would leave no counters for the engine's own
+tools."""
 
 
 class Sight(EnginePart):

@@ -89,7 +89,7 @@ class CallMetrics:
         """Field of `NetworkReport` → its sum over all calls."""
 
     def add(self, call: EndedCall) -> None:
-        """Count one call. Runs on every call, so it must stay cheap."""
+        """Count one call. This method runs for every call, so it must be fast."""
         name = call.tool or UNKNOWN
         tool = self.tools.get(name)
         if tool is None:

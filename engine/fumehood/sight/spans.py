@@ -36,7 +36,7 @@ TIME_SHARE = 0.002
 twice as much time, in a thread. If there are too many calls, some calls get no spans."""
 
 BURST_S = 0.05
-"""Maximum seconds of that share that may be used at once."""
+"""Maximum seconds of `TIME_SHARE` that may be used at once."""
 
 SHUTDOWN_S = 2.0
 """Seconds that a stopping engine waits for unsent spans."""
@@ -66,7 +66,7 @@ class CallSpans:
         return True
 
     def record(self, told: EndedTrace) -> None:
-        """Create the span of a call, and one for each of its stages."""
+        """Create a span for the call, and a span for each of the call's stages."""
         began = self._monotonic()
         try:
             self._make(told)

@@ -31,8 +31,8 @@ from fumehood.storage.errors import AuditKeyLost
 from fumehood.storage.schema import AUDIT
 
 IN_MEMORY_KEPT = 10_000
-"""Number of newest rows that are kept if the chain is only in memory. Such a chain ends with its
-process."""
+"""Number of newest rows that are kept if the chain is only in memory. A chain in memory is lost
+when its process ends."""
 
 READ_AT_ONCE = 2000
 """Number of rows that are read from the database at a time."""
@@ -156,7 +156,7 @@ def rows_after(connection: Connection, after: int, limit: int) -> list[AuditRow]
 
 
 def all_rows(connection: Connection) -> Iterator[AuditRow]:
-    """Yield every row in order, read in batches, including rows that are added meanwhile."""
+    """Yield every row in order, including rows that are added during the iteration."""
     # Start below every possible number, so that a row with an invalid, negative one is also found.
     after = -(2**63)
     while rows := rows_after(connection, after, READ_AT_ONCE):

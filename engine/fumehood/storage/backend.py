@@ -1,6 +1,6 @@
 """Backend: the code that differs between the kinds of databases that hold the state.
 
-Host side, used by `storage/database` and `storage/writer`. All other code has the same SQL
+Host side, used by `storage/database` and `storage/writer`. All other code uses the same SQL
 statements for all kinds of databases; only `sqlite.py` and `postgres.py`, and the column type
 `RawBytes`, differ.
 """
@@ -42,8 +42,8 @@ class Backend(ABC):
     @staticmethod
     @abstractmethod
     def in_words(error: BaseException) -> str:
-        """Return the database's error message, without values. If the error is not the database's,
-        return its type.
+        """Return the database's error message, which contains no values. If the error does not come
+        from the database, return the error's type.
         """
 
     def is_unreachable(self, error: BaseException) -> bool:

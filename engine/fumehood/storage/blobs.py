@@ -150,7 +150,7 @@ class BlobStore:
         """Ids of blobs whose files were removed to make room, but whose rows still exist."""
 
     async def open(self, patience_s: float | None = START_S) -> None:
-        """Prepare the directory and remove the leftovers of a crash.
+        """Prepare the directory, and remove what a crashed engine left in it.
 
         Each step waits at most `patience_s` seconds for a bucket; None means no limit.
 
@@ -174,7 +174,7 @@ class BlobStore:
     def draft(self, principal_id: str, session_id: str | None = None) -> Draft:
         """Return a new draft of a principal or session.
 
-        The caller feeds it, then keeps or discards it.
+        The caller passes data to `Draft.feed`, and then keeps or discards the draft.
         """
         return Draft(self.room, principal_id, session_id)
 
@@ -295,7 +295,7 @@ class BlobStore:
     # -- rows and files ------------------------------------------------------------------
 
     async def _sweep(self, patience_s: float | None) -> None:
-        """Remove leftovers of a crash: files without a row, rows without a file, and drafts."""
+        """Remove what a crash has left: files without a row, rows without a file, and drafts."""
         room, files = self.room, self.room.files
         rows = {row["id"]: row for row in await self._database.read(_matching(true()))}
         found = await room.with_files(files.found, patience_s=patience_s)

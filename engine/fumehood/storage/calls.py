@@ -71,13 +71,16 @@ IN_MEMORY_MB = 8
 """Megabytes of records kept if the log is in memory only."""
 
 MAX_WAITING_BYTES = 64 * MB
-"""A record is dropped if its size times the number of waiting jobs and rows exceeds this."""
+"""Limit in bytes on a record's size times the number of waiting jobs and rows. A record above the
+limit is dropped."""
 
 SCANNED = 200_000
-"""Rows that one query of all calls examines. The next page of a list continues after them."""
+"""Maximum number of rows that one query of all calls examines. The next page of a list continues
+after these rows."""
 
 SUMMED = 50_000
-"""Newest rows from which statistics are computed. Limited because the query sorts them."""
+"""Maximum number of newest rows from which statistics are computed. The limit is needed because the
+query sorts the rows."""
 
 MAX_TOOLS = 500
 
@@ -88,13 +91,15 @@ MAX_BELOW = 500
 """Maximum number of calls listed below the call whose program made them."""
 
 BUSY_ROWS = 50
-"""If this many rows are written at once, calls arrive fast, and their words are indexed later."""
+"""Number of rows written at once from which the engine counts as busy. The words of these rows are
+then indexed later."""
 
 MAX_WORDS = 16 * 1024
 """Characters of one record that full-text search covers."""
 
 MAX_TEXT_WORDS = MAX_WORDS // 4
-"""Characters of one text in a record that full-text search covers: half of them at each end."""
+"""Characters of one text in a record that full-text search covers: half at the beginning of the
+text, and half at its end."""
 
 COMPRESSED_FROM = 2048
 """Size in bytes from which a document is compressed. Compressing smaller ones is not worth the
@@ -104,11 +109,12 @@ _ENCODED = re.compile(r"[A-Za-z0-9+/=_-]{200,}")
 """Matches encoded data without words, such as the Base64 content of a file."""
 
 INDEXED_AT_ONCE = 100
-"""Records indexed in one transaction. Limited because other writes wait for it."""
+"""Maximum number of records that are indexed in one transaction. The limit is needed because other
+writes wait for the transaction."""
 
 SEARCH_S = 2.0
-"""Time limit of one search in seconds. Needed because callers choose what is stored and
-searched."""
+"""Time limit of one search in seconds. The limit is needed because callers choose which texts are
+stored and which are searched for."""
 
 _INDEX = text("""
     INSERT INTO record_words(rowid, words) SELECT seq, words FROM records
@@ -167,7 +173,9 @@ class CallLog:
         self.overdue = asyncio.Event()
 
     def keeps_record_of(self, code: str) -> bool:
-        """Whether the arguments and the answer of a call with this result are kept."""
+        """Whether the log keeps the arguments of a call with this result code, and the answer to
+        it.
+        """
         return self._recorded == "all" or (self._recorded == "failed" and code != "OK")
 
     def record(self, row: CallRow) -> None:
@@ -290,7 +298,7 @@ def _page(connection: Connection, principal_id: str, query: CallQuery) -> CallPa
 async def _find(
     database: Database, call_id: str, *own: ColumnElement[bool]
 ) -> tuple[RowMapping, Recorded | None] | None:
-    """Return the row and the record of a call, or None if no such call is kept."""
+    """Return the row of a call and the call's record, or None if no such call is kept."""
     wanted = select(CALLS).where(CALLS.c.id == call_id, *own)
 
     def found(connection: Connection) -> tuple[RowMapping, Recorded | None] | None:
@@ -313,7 +321,9 @@ async def _all_found(database: Database, query: CallQuery) -> None:
 def _found(
     connection: Connection, query: CallQuery, wanted: list[ColumnElement[bool]]
 ) -> tuple[tuple[CallRecord, ...], bool]:
-    """Return the newest calls of a query that also match `wanted`, and whether there are more."""
+    """Return the newest calls that match both the query and `wanted`, and whether there are more
+    such calls.
+    """
     wanted += filters_of(query)
     if query.text is None:
         return _newest_first(connection, wanted, query.limit)
@@ -348,7 +358,9 @@ _EQUAL = {
 
 
 def filters_of(query: BaseModel) -> list[ColumnElement[bool]]:
-    """Return the conditions of a query except its cursor. `tool` may be `name@version`."""
+    """Return the SQL conditions for the filters of a query, without its cursor. The query's `tool`
+    may be `name@version`.
+    """
     given = {name: value for name, value in query if value is not None}
     filters = [column == given[name] for name, column in _EQUAL.items() if name in given]
     if "since" in given:
@@ -472,7 +484,7 @@ class AllCalls:
         self, since: datetime, tools: Collection[str]
     ) -> list[tuple[CallGroup, JsonObject]]:
         """Return the newest recorded calls of these tools since a moment, at most `MAX_GIVEN`. Each
-        is a group of one call, with its arguments. Raises ReadFailed.
+        call is returned as a group of one call, with the call's arguments. Raises ReadFailed.
         """
         await self._database.flush()
         return await self._database.read(lambda connection: _given(connection, since, tools))
@@ -598,7 +610,8 @@ def _failed(code: ColumnElement[Any]) -> ColumnElement[int]:
 
 
 FAILED = _failed(CALLS.c.code)
-"""1 for a call that failed because of a program, the engine or a service, otherwise 0."""
+"""SQL expression: 1 for a call that failed because of a program, the engine or a service, otherwise
+0."""
 
 _WAS_JUDGED = CALLS.c.code != InvalidParams.code
 """SQL condition that the rules were applied to a call, because its arguments were valid."""
@@ -653,7 +666,7 @@ class Record(NamedTuple):
 
 
 def texts_in(value: Any) -> list[str]:
-    """Return the texts and numbers in a JSON value and its keys, in order."""
+    """Return the keys, texts and numbers in a JSON value, in order."""
     found: list[str] = []
     waiting: list[Any] = [value]
     while waiting:
@@ -671,8 +684,8 @@ def texts_in(value: Any) -> list[str]:
 
 
 def _ends(texts: Iterable[str]) -> Iterator[str]:
-    """Yield texts until `MAX_WORDS` characters are reached: only both ends of a long text, and no
-    encoded data.
+    """Yield texts until their lengths add up to `MAX_WORDS` characters. Only the two ends of a long
+    text are yielded, and encoded data is left out.
     """
     room = MAX_WORDS
     for one in texts:
@@ -705,7 +718,7 @@ class Recorded(NamedTuple):
 
 
 def record_at(connection: Connection, seq: int) -> Recorded | None:
-    """Return the record of a call, or None if it has none."""
+    """Return the record of a call, or None if the call has no record."""
     found = connection.execute(select(RECORDS.c.document).where(RECORDS.c.seq == seq)).scalar()
     return None if found is None else read_record(found)
 

@@ -115,7 +115,9 @@ class Database:
         self._writer.post(how, row)
 
     def note_dropped(self) -> None:
-        """Count and report a row that was not posted because too much waits to be written."""
+        """Count and report a row that was dropped instead of posted, because too many rows are
+        waiting to be written.
+        """
         self._writer.note_dropped()
 
     async def read(self, query: Callable[[Connection], T]) -> T:

@@ -28,7 +28,9 @@ class StoreError(FumehoodError):
 
 
 class NewerState(StoreError):
-    """A newer engine wrote this database; an older one would break its guarantees."""
+    """A newer engine wrote this database. An older engine would break the newer engine's
+    guarantees.
+    """
 
 
 class ForeignState(StoreError):
@@ -57,7 +59,7 @@ class Fenced(StoreError):
 class WriteFailed(StoreError, InternalError):
     """The disk is full, read-only or failing. None of the changes is guaranteed to be stored.
 
-    This engine does not see the failed changes. If only the final flush to disk failed, the changes
+    The failed changes are not visible to this engine. If only the final flush to disk failed, they
     may be present after the next start.
     """
 

@@ -42,7 +42,8 @@ START_S = 2.0
 """Seconds that the engine's start waits for a bucket. Short, so that a takeover is not delayed."""
 
 MAX_WAITING_BYTES = 128 << 20
-"""Bytes that may wait in memory for the thread; half of it for one principal."""
+"""Maximum number of bytes that wait in memory for the room's thread. One principal may use half of
+them."""
 
 USED_UP = {
     Lack.SHARE: "your share of the engine's storage is used up",
@@ -143,7 +144,7 @@ class FileRoom:
 
     @property
     def files(self) -> Files:
-        """The place of complete files: the bucket, or the directory if there is no bucket."""
+        """The storage for complete files: the bucket, or the directory if there is no bucket."""
         return self.bucket or Directory(self.directory)
 
     async def with_files(
@@ -213,10 +214,11 @@ class FileRoom:
                     del self._gone[name]
 
     def queue(self, principal_id: str, size: int, work: Work[T], item: T) -> str | None:
-        """Queue an item of `size` bytes for the thread to write. Return None, or why it is refused.
+        """Queue an item of `size` bytes for the thread to write. Return None, or the reason why the
+        item is refused.
 
         All waiting items of the same work are written at once, and the event loop is woken once for
-        all work. Otherwise thread and loop would wait for each other at every event.
+        all work. Otherwise, the thread and the event loop would wait for each other at every item.
         """
         with self._lock:
             if self._thread is None:

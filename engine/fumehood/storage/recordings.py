@@ -117,13 +117,13 @@ class Recording:
         self.tail: list[Record] = []
         """Records that could not be written, delivered after the file."""
         self.is_over = False
-        """Whether readers may read the last event."""
+        """Whether the call's last event is among the events that readers may read."""
         self.ended_at = 0.0
         """When the call ended, in Unix seconds; 0 while it is running."""
         self.holders = 1
         """Number of readers, plus one for the writer."""
         self.news = asyncio.Event()
-        """Set when there are new records. A new event then takes its place."""
+        """Set when there are new records, and then replaced by a new `asyncio.Event`."""
         self.file = RoomFile(store.room, call.principal_id, call.call_id, size)
         self._store = store
         self._notice = notice
@@ -146,7 +146,7 @@ class Recording:
     def reader(self, after: str | None = None) -> RecordingReader:
         """Return a reader from the beginning, or after an event. The caller closes it.
 
-        Must not be called once the writer and the last reader have left.
+        Must not be called after the last holder (the writer or a reader) has called `leave`.
         """
         self.holders += 1
         return RecordingReader(self, after)

@@ -1,6 +1,6 @@
 """Rows of sessions: active sessions, and ended sessions until a day after their end.
 
-Host side. `sandbox/sessions` has the active sessions in memory; the rows are for the next start.
+Host side. `sandbox/sessions` keeps the active sessions in memory; the rows are for the next start.
 The rows are written with `Database.write`, so that a row is durable before its session is reported.
 The cost is small: starting a container takes a hundred times as long.
 """

@@ -1,4 +1,4 @@
-"""Where the state is kept: its rows, and its files."""
+"""Settings for the storage of the state: its rows, its files, and the records of calls."""
 
 from __future__ import annotations
 

@@ -66,7 +66,9 @@ class SQLite(Backend):
 
     @staticmethod
     def in_words(error: BaseException) -> str:
-        """Return SQLite's message, which contains no values, or the type of another error."""
+        """Return SQLite's error message, which contains no values. If the error does not come from
+        SQLite, return the error's type.
+        """
         cause = error.orig if isinstance(error, DatabaseError) else error
         return str(cause) if isinstance(cause, sqlite3.Error) else type(error).__name__
 

@@ -40,7 +40,8 @@ MAX_POSTS = 20_000
 """Maximum number of posted rows that wait to be written. Further rows are dropped and counted."""
 
 GATHER_S = 0.2
-"""Seconds for which posted rows are gathered: one transaction for many rows slows calls least."""
+"""Seconds for which posted rows are gathered, because one transaction for many rows slows calls
+down the least."""
 
 HANGS_S = 10.0
 """Duration of a transaction, in seconds, after which the state is reported as failing until the
@@ -138,7 +139,9 @@ class Writer:
                 self._start()
 
     def note_dropped(self) -> None:
-        """Count a row that is not written because too much waits. The thread reports it."""
+        """Count a row that was dropped because too many rows are waiting to be written. The
+        writer's thread reports the dropped row.
+        """
         self.lost += 1
         self._has_dropped = True
 

@@ -72,7 +72,7 @@ MAX_STREAMS = 4
 pages need the remaining connections."""
 
 LOST_AUTHORITY = frozenset({"UNAUTHORIZED", "PERMISSION_DENIED"})
-"""Codes of those errors of the engine after which a login is ended."""
+"""Codes of the engine's errors that end a login."""
 
 
 @dataclass(eq=False, slots=True)

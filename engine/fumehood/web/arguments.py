@@ -1,11 +1,11 @@
 """A call's arguments as fields of a form, made from the tool's schema, and back.
 
 The prefix of a field's name is its format: `text:NAME`, `number:NAME`, `choice:NAME` and
-`json:NAME` (the last three are JSON). `given:NAME` marks an argument that is not left out; a choice
-that is not empty needs no mark. The browser may send anything: the engine validates the result like
-a new call. Invariant: a form that is sent back unchanged gives equal arguments. Therefore a text is
-edited as JSON if a browser would change it (line ends), or if a reader would misread it (invisible
-characters).
+`json:NAME` (the last three are JSON). `given:NAME` marks an argument that the call includes; a
+choice that is not empty needs no such mark. The browser may send anything: the engine validates the
+result like a new call. Invariant: a form that is sent back unchanged gives equal arguments.
+Therefore a text is edited as JSON if a browser would change it (line ends), or if a reader would
+misread it (invisible characters).
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class ArgumentField:
 
     @property
     def is_first(self) -> bool:
-        """Whether the field is shown immediately, before the optional arguments."""
+        """Whether the field is shown immediately, above the optional arguments."""
         return self.is_given or self.is_required or bool(self.error)
 
     @property

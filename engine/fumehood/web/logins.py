@@ -143,7 +143,7 @@ class Logins:
         return token
 
     def use_link(self, token: str) -> str | None:
-        """Return the credential of a link, or None if it is unknown, used or too old."""
+        """Return the credential of a link, or None if the link is unknown, used or too old."""
         credential, until = self._links.pop(_hash(token), ("", 0.0))
         return credential if credential and self._clock() <= until else None
 

@@ -53,7 +53,7 @@ def protect(*, ends_with_parent: bool = False) -> None:
     With `ends_with_parent`, the process gets SIGTERM when its parent ends.
 
     Raises:
-        OSError: the kernel refused it.
+        OSError: the kernel refused the protection.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(PR_SET_DUMPABLE, 0, 0, 0, 0) != 0:
@@ -70,8 +70,8 @@ def run(
     *,
     on_ready: Callable[[Console], None] = lambda _: None,
 ) -> None:
-    """Serve until SIGTERM or Ctrl-C. Once `on_ready` has been called, both stop the console
-    cleanly.
+    """Serve until SIGTERM or Ctrl-C. Both signals stop the console cleanly once `on_ready` has been
+    called.
     """
     console = Console(
         lambda credential: AsyncControlClient(control, credential=credential),

@@ -72,8 +72,8 @@ class Shown:
     text: str
     is_cut: bool
     length: int | None
-    """Number of characters of the whole text, or None if the value is not a text, because only the
-    beginning of such a value is encoded."""
+    """Number of characters of the whole text. None if the value is not a text; only the beginning
+    of such a value is encoded, so its length is unknown."""
 
     is_scrolled: bool
     """Whether a reader may have to scroll to see the end."""
@@ -224,7 +224,7 @@ def _static_addresses() -> dict[str, str]:
 # -- changed files ----------------------------------------------------------------------------
 
 KINDS = {"added": "+", "changed": "~", "removed": "−"}
-"""Kind of change → its sign."""
+"""Kind of change → the sign that the page shows for the kind."""
 
 MAX_SHOWN_OF_KIND = 200
 """Maximum number of files of one kind on a page. The rest is in the downloaded preview."""

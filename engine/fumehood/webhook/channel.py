@@ -73,9 +73,9 @@ httpx2.HTTPError."""
 
 
 class WebhookChannel:
-    """Notifies one address about approvals. If callbacks may decide, `callbacks` checks their
-    signatures, and `decides_as` is the principal of their decisions, which counts as an approver.
-    Otherwise, both attributes are None.
+    """Notifies one address about approvals, anchors and alerts. If callbacks may decide,
+    `callbacks` checks the callbacks' signatures, and `decides_as` is the principal of their
+    decisions, who counts as an approver. Otherwise, both attributes are None.
 
     Raises:
         ConfigError: the secret cannot be used.
@@ -96,7 +96,7 @@ class WebhookChannel:
         self._now = now
         self._log = log
         self._woken = asyncio.Event()
-        """Ends the pause after a round without failures."""
+        """Set to end the pause that follows a round without failures."""
         self._failed_rounds = 0
         self.decides_as = NAME if settings.may_decide else None
         self.callbacks = (
@@ -154,7 +154,8 @@ class WebhookChannel:
     async def send_owed(self, send: Send) -> bool:
         """Send each pending message once. Return True if no message must be sent again.
 
-        If all messages that are sent at the same time fail, later messages are not tried.
+        Messages are sent in small groups. If all messages of a group fail, the remaining messages
+        are not sent.
         """
         is_clean, after = True, 0
         while True:
@@ -179,7 +180,7 @@ class WebhookChannel:
         return settled
 
     async def _deliver(self, owed: Owed, send: Send) -> bool:
-        """Make one attempt. Returns whether the message needs no further attempt."""
+        """Try once to send a message. Return True if the message needs no further attempt."""
         # Counted before it is made, so that an attempt interrupted by a crash counts.
         counted = update(DELIVERIES).where(DELIVERIES.c.seq == owed.seq)
         more = counted.values(attempts=DELIVERIES.c.attempts + 1)
@@ -203,8 +204,8 @@ class WebhookChannel:
         return True
 
     async def _attempt(self, owed: Owed, send: Send) -> bool:
-        """Send a message. Return whether it was accepted. Neither the address nor the response is
-        logged.
+        """Send a message, and return whether the receiver accepted it. Neither the address nor the
+        response is logged.
         """
         import httpx2
 
@@ -236,7 +237,7 @@ class WebhookChannel:
         return longest * random.uniform(0.5, 1.0)  # noqa: S311 - spreads out engines
 
     def _note_round(self, is_clean: bool) -> None:
-        """Log each outage once, because it may last for days."""
+        """Log each outage of the receiver only once, because an outage may last for days."""
         if not is_clean:
             self._failed_rounds += 1
             if self._failed_rounds == 1:
@@ -295,7 +296,7 @@ class Callbacks:
         self._secret = secret
         self._window_s = window_s
         self._seen: dict[bytes, float] = {}
-        """Signature → the time after which it is too old to be accepted anyway."""
+        """Signature → the time after which the signature is too old to be accepted."""
         self._latest = -math.inf
 
     def check(self, headers: Sequence[str], body: bytes, now: datetime) -> None:

@@ -1,8 +1,8 @@
 """Programs in a container that attack the host, the kernel, the guest, or the calls after them.
 
 Floods stop by themselves if the wall fails. System calls are made by number, not through a library
-function. Under some runtimes, a system call's number does not exist. The wall holds if it grants
-nothing.
+function. Under some runtimes, a system call's number does not exist. The wall holds as long as the
+system call grants the program nothing.
 """
 
 from __future__ import annotations

@@ -4,10 +4,10 @@
 the same events again, beginning with any of them.
 
 Host side. Events are read from a recording, which contains them in the form in which they are sent.
-sse-starlette is not used: only keep-alive comments and waiting remain, which must end when the
-engine stops. Invariants: for a slow client no more is held than one batch of the reader and the
-socket's buffer, and only for a limited time. A client that disconnects stops only its own reading,
-unless the call has `cancel_on_disconnect`.
+sse-starlette is not used, because it would only send keep-alive comments and wait, and its waiting
+must end when the engine stops. Invariants: for a slow client, only one batch of the reader and the
+socket's buffer are held in memory, and only for a limited time. A client that disconnects stops
+only its own reading, unless the call has `cancel_on_disconnect`.
 """
 
 from __future__ import annotations

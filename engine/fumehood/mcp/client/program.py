@@ -69,8 +69,9 @@ class ContainerProgram:
 
 
 class NetworkedProgram:
-    """The standard streams of a program behind a front, which also carries its connections to the
-    gateway."""
+    """The standard streams of a program behind a front. The front also carries the program's
+    connections to the gateway.
+    """
 
     def __init__(self, program: ContainerProgram, network: Network) -> None:
         self._program = program
@@ -116,7 +117,7 @@ class NetworkedProgram:
         self._network.close()
 
     def _on_streams(self, connection: Connection) -> None:
-        """Take the first connection: the program's standard input and output."""
+        """Use the first connection, which carries the program's standard input and output."""
         self._streams = connection
         self._are_open.set()
 

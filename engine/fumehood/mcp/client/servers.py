@@ -76,17 +76,19 @@ CHECK_S = 10.0
 definitions take less."""
 
 POLL_S = 10.0
-"""Seconds between two lists of an HTTP server, over which the engine receives no notifications."""
+"""Seconds between two requests for the tools of an HTTP server. Over HTTP, the engine receives no
+notifications of changes."""
 
 CHANGE_PAUSE_S = 1.0
-"""Minimum seconds between two lists of a program that reports changes. The pause also lasts at
-least four times as long as the list took."""
+"""Minimum seconds between two requests for the tools of a program that reports changes. The pause
+also lasts at least four times as long as the previous request took."""
 
 MIN_PAUSE_S, MAX_PAUSE_S = 0.5, 60.0
 """Shortest and longest pause in seconds before a server is started again."""
 
 STABLE_S = 30.0
-"""Seconds of a run after which the pause before the next start is the shortest again."""
+"""If a server has run for longer than this many seconds, the pause before its next start is
+`MIN_PAUSE_S` again."""
 
 MAX_TOOLS = 1000
 """Maximum number of tools of one server. Further tools are left out."""
@@ -192,7 +194,7 @@ class McpServer:
         self._wire: Wire | None = None
         self._door: Door | None = None
         self._use = NetworkUse()
-        """The network use, since the last call ended, of earlier runs of the server's program."""
+        """Network use since the end of the last call, by earlier runs of the server's program."""
         self._own_names: dict[str, str] = {}
         self._found: list[Any] | None = None
         """The list of tools that the server sent last, unparsed."""

@@ -73,7 +73,7 @@ LIST_MAY_HAVE_CHANGED = frozenset(
     {"notifications/tools/list_changed", "notifications/subscriptions/acknowledged"}
 )
 """Notifications after which the tools are listed again. The acknowledgement of a subscription is
-one of these notifications, because earlier changes were not notified."""
+one of these notifications, because changes before the subscription were not reported."""
 
 CLIENT = {"name": "fumehood", "version": "1"}
 """The name and version that the engine reports to servers."""
@@ -115,7 +115,7 @@ class Wire(ABC):
     def __init__(self) -> None:
         self.version: str | None = None
         self.changed = asyncio.Event()
-        """Set when the server reports that its list of tools may have changed."""
+        """Set when the server has reported that its list of tools may have changed."""
         self._numbers = 0
 
     async def negotiate(self, *, skip_probe: bool = False) -> None:
@@ -195,8 +195,8 @@ class Wire(ABC):
     def _hear(self, message: Any, waiting: Mapping[int, Request]) -> JsonObject | None:
         """Process a message from the server. Return the reply if the message is a request.
 
-        `waiting` maps the ids of open requests to them. Raises ValueError if the message is not an
-        object.
+        `waiting` maps the id of each open request to the request. Raises ValueError if the message
+        is not an object.
         """
         if not isinstance(message, dict):
             raise ValueError("not an object")  # noqa: TRY004  # handled like invalid JSON
@@ -411,7 +411,7 @@ class HostProgram:
             self.said = (self.said + chunk)[-SAID_BYTES:]
 
     async def stop(self) -> None:
-        """Close its standard input, then send its process group SIGTERM, then SIGKILL."""
+        """Close the program's standard input, then send its process group SIGTERM, then SIGKILL."""
         with anyio.CancelScope(shield=True):
             self._in.close()
             for number in (None, signal.SIGTERM, signal.SIGKILL):

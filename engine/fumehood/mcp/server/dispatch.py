@@ -314,7 +314,7 @@ class McpServer:
         self, params: JsonObject, name: str, arguments: JsonObject, client: Client,
         exchange: Exchange,
     ) -> Envelope:  # fmt: skip
-        """Run the call and return its envelope. If the request is cancelled, so is the call."""
+        """Run the call and return its envelope. Cancelling the request also cancels the call."""
         engine = self._engine
         try:
             body = self._body(name, arguments, client)
@@ -565,8 +565,8 @@ def _is_accepted(answer: Any) -> bool:
 
 
 def _digest(name: str, arguments: JsonObject, client: Client) -> str:
-    """Return a digest of a call. `requestState` contains it, so that it cannot be used for another
-    call.
+    """Return a digest of a call. `requestState` contains the digest, so that a `requestState`
+    cannot be used for another call.
     """
     bound = [name, arguments, client.agent_id, client.session_id]
     return hashlib.sha256(json.dumps(bound, sort_keys=True).encode()).hexdigest()

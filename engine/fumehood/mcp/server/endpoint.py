@@ -178,8 +178,8 @@ class McpEndpoint:
         return (version, asks, session), own
 
     async def _end_own_session(self, request: Request) -> None:
-        """End the engine's session that was created for the client, if there is one. Nothing else
-        is kept for a client.
+        """End the engine's session that was created for the client, if there is such a session. The
+        endpoint keeps nothing else for a client.
         """
         own = _own_session(request.headers.get("mcp-session-id", ""))
         if own is not None:
@@ -233,8 +233,8 @@ class _Exchange:
             self._task.cancel()
 
     def absorbs_cancellation(self) -> bool:
-        """Undo a cancellation that `cancel` has made. Return True if there was one, and the task
-        was not also cancelled by something else.
+        """Undo a cancellation by `cancel`. Return True if `cancel` has cancelled the task, and
+        nothing else has also cancelled it.
         """
         return self._is_cancelled and self._task is not None and self._task.uncancel() == 0
 

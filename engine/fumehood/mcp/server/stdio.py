@@ -76,7 +76,8 @@ LATER = "later"
 value means that the client has a session, because the session itself is not looked up."""
 
 MISSING = b'"code":"RESOURCE_NOT_FOUND"'
-"""Part of every answer about an ended session, for a quick test. Other answers may contain it."""
+"""Bytes that every answer about an ended session contains, for a quick test. Other answers may also
+contain these bytes."""
 
 SESSION_OVER = (
     "RESOURCE_NOT_FOUND: The session has ended; its files and variables are gone. Nothing ran. "
@@ -92,7 +93,7 @@ class Unavailable(Exception):
 class _Flight:
     """One message of the client that is forwarded to the daemon.
 
-    It is a request, or the response to a request of the daemon.
+    The message is a request, or the response to a request from the daemon.
     """
 
     message: JsonObject
@@ -186,8 +187,8 @@ class Bridge:
             return any(f.method != "subscriptions/listen" for f in self._flights.values())
 
     def _is_alone(self) -> bool:
-        """Whether the client has closed its input and so cannot read answers. Always False if
-        answers are written to a file.
+        """Whether the client has closed its input, so that it cannot read answers. Always False if
+        the answers go to a file.
         """
         poll = select.poll()
         poll.register(self.writing, 0)  # hang-ups and errors are always reported

@@ -260,7 +260,7 @@ async def _decided(view: View) -> tuple[Sequence[Approval], None]:
 
 
 async def _decide(view: View, decision: NewDecision) -> Response:
-    """Make one decision. If another approver was first, show their decision."""
+    """Make one decision. If another approver has already decided, show that approver's decision."""
     approval_id = view.path["approval_id"]
     one = OneOfSeveral(
         approval_id=approval_id, version=view.form.number("version", 0), decision=decision

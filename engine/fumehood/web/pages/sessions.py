@@ -179,7 +179,8 @@ async def _output(view: View, session_id: str, process: str) -> dict[str, Any]:
 
 async def _content(view: View, session_id: str, name: str, most: int) -> bytes:
     """Return the content of a file. If the file is longer than `most` bytes, return only its
-    beginning, which is also longer than `most`, so that the caller notices.
+    beginning. The returned beginning is also longer than `most` bytes, so that the caller can
+    detect this case.
     """
     content = bytearray()
 

@@ -16,7 +16,7 @@ from fumehood.web.view import Page, View, get
 PERIODS = {"7": "7 days", "30": "30 days"}
 GROUPS = {"tool": "tool", "agent": "agent", "principal": "caller"}
 NOBODY = "without one"
-"""The name of the group of calls that have no agent."""
+"""The name of the group that contains the calls without an agent."""
 
 
 async def show(view: View) -> Response:
