@@ -51,8 +51,8 @@ AWAKE_NS = 5_000_000
 """CPU time in nanoseconds that a waiting process may use before it counts as awake."""
 
 END_CPU_S = 1.0
-"""CPU time in seconds that the supervisor spends on killing a program's descendants before the
-program's process copies itself."""
+"""Maximum CPU time in seconds that the supervisor spends on killing a program's descendants before
+the program's process copies itself."""
 
 
 class Chain:
@@ -250,8 +250,8 @@ class Chain:
             self._end_the_others()
 
     def _goes_on(self, spared: int | None) -> bool:
-        """Return whether the call's process or its copy is ready to run the next call, and has a
-        copy. All other processes are killed except `spared`, which the caller needs.
+        """Return whether the call's process, or its copy, is ready to run the next call and has a
+        copy of its own. All other processes are killed except `spared`, which the caller needs.
         """
         self._stop()
         self._end_the_others(spared)
@@ -269,8 +269,8 @@ class Chain:
         return self._is_woken(self.first, spared)
 
     def _is_woken(self, pid: int, spared: int | None = None) -> bool:
-        """Wake the copy `pid` and make it the first process. Return whether it has made its own
-        copy. All other processes are killed except `spared`."""
+        """Wake the copy `pid` and make it the first process. Return whether the woken process has
+        made its own copy. All other processes are killed except `spared`."""
         self.first, self._behind = pid, None
         self._end_the_others(spared)
         self._take_back()

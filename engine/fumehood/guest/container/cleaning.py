@@ -261,7 +261,7 @@ class Cleaner:
 def keep_house(run_id: int, mounts: Mounts, *, since_ns: int | None = None) -> Housekeeper:
     """Make a housekeeper send the files to the host and empty the mounts, if they contain anything.
 
-    With `since_ns`, only files changed since then are sent, and all stay in place.
+    With `since_ns`, only files changed since then are sent, and all files stay in place.
     """
     if since_ns is None and mounts.are_clean():
         return NOTHING_DONE

@@ -1,6 +1,6 @@
 """Files of a session's workspace: list, read, write, delete, unpack, for the session's owner.
 
-Guest side, a program in a separate child: it has the same unprivileged user as the session's
+Guest side, a program in a separate child. It runs as the same unprivileged user as the session's
 programs, but none of their code runs in it. Every path is walked by descriptors, one name at a
 time, without following links; only plain files are read and written. A refusal is an answer, not a
 failure, because the session's programs may have left anything in the workspace.

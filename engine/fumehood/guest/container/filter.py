@@ -71,7 +71,7 @@ _SAME_PERSONALITIES = (0x0, 0xFFFFFFFF)
 
 _MOVE_EXTENTS = 0xC028660F
 """EXT4_IOC_MOVE_EXT of fs/ext4/ext4.h. It exchanges blocks of two files, and so their contents,
-without changing their times, by which `files` detects changed files on a disk.
+without changing the files' times. On a disk, `files` detects changed files by their times.
 """
 
 _ADDRESS_FAMILIES = (1, 2, 10)

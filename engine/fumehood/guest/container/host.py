@@ -32,13 +32,13 @@ from fumehood.guest.core.pipes import CHUNK_BYTES, write_all
 from fumehood.protocol import framing
 
 PATIENCE_S = 30.0
-"""Seconds that the host may leave a frame unread. After that it counts as gone, and the run in
-progress is rolled back. A host that takes over waits longer than this.
+"""Seconds that the host may leave a frame unread. After that the host counts as gone, and the run
+in progress is rolled back. A host that takes over waits longer than this.
 """
 
 
 Request = Run | Answer | framing.ConnectionFrame | dict[str, Any]
-"""A frame from the host. A dictionary, which has `op`, concerns a run, the session or its
+"""A frame from the host. A dictionary contains `op`, and concerns a run, the session or its
 registered processes."""
 
 
@@ -59,7 +59,8 @@ class Host:
 
     def use(self, readable: int, writable: int) -> int:
         """Use these descriptors as the channel from now on, under the numbers 0 and 1. Returns the
-        descriptor of the former host's output. Pass it to `dismiss` once it is writable.
+        descriptor of the former host's output, which must be passed to `dismiss` once it is
+        writable.
         """
         former = os.dup(1)
         for descriptor, own in ((readable, 0), (writable, 1)):
@@ -229,7 +230,9 @@ class Reporter:
             self._host.send({"op": "progress", "id": run.id, **report})
 
     def call(self, run: Run, claim: Any) -> bool:
-        """Forward a program's tool call. Returns False if it is invalid, or there are too many."""
+        """Forward a program's tool call. Returns False if the call is invalid, or the program has
+        made too many calls.
+        """
         run.calls += 1
         if run.calls > framing.MAX_CALLS + REFUSALS or not isinstance(claim, dict):
             return False
@@ -290,8 +293,8 @@ class Reporter:
         return decode_status(run.status) if run.status is not None else (None, None)
 
     def _variables_bytes(self, state: str | None) -> int | None:
-        """Return the memory of the process with the variables, minus its zygote's, or None if there
-        is no such process or the memory is unknown.
+        """Return the memory of the process with the variables, minus the memory of its zygote, or
+        None if there is no such process or the memory is unknown.
         """
         first = self._chain.first
         if state is None or first is None:

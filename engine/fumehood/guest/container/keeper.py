@@ -43,7 +43,9 @@ MAX_WAITING_BYTES = 1 << 20
 """Maximum number of bytes of input that a registered process has not read yet."""
 
 KEEPER_NICENESS = NICENESS + 5
-"""Scheduling priority of keepers: below that of programs, because a process may print for ever."""
+"""Scheduling priority of keepers. It is lower than the programs' priority, because a process may
+print for ever.
+"""
 
 FAILED = b"F"
 """First byte of the report of a child that could not become its program."""
@@ -204,8 +206,8 @@ class Keeper:
         return bool(data)
 
     def _read_the_rest(self) -> None:
-        """Read the remaining output of a dead process, up to `RING_BYTES`: other processes may have
-        the same pipe open."""
+        """Read the remaining output of a dead process, up to `RING_BYTES`. This limit is needed
+        because other processes may have the same pipe open."""
         for _ in range(RING_BYTES // CHUNK_BYTES):
             if kernel.unread_bytes(self._output) == 0 or not self._read():
                 return
@@ -314,16 +316,16 @@ RING_BYTES = 1 << 20
 
 _POSITION = struct.Struct("!Q")
 _WRITTEN, _ANNOUNCED = RING_BYTES, RING_BYTES + _POSITION.size
-"""Offsets in the file of two counters: the total number of bytes written, and what this number will
-be after the current write."""
+"""Offsets in the file of two counters: the total number of bytes written, and the value that this
+number will have after the current write."""
 
 _CONTINUATION = bytes(range(0x80, 0xC0))
 """The bytes of a UTF-8 character after its first."""
 
 
 class Piece(NamedTuple):
-    """A part of the output. `skipped` is the number of requested bytes before it that were already
-    overwritten, and `offset` is where the next part begins.
+    """A part of the output. `skipped` is the number of requested bytes before this part that were
+    already overwritten, and `offset` is where the next part begins.
     """
 
     text: str

@@ -18,7 +18,9 @@ from fumehood.guest.core import kernel
 
 ROOT = "/sys/fs/cgroup"
 UNLIMITED = 1 << 60
-"""cgroup version 1 reports no limit as a huge number; anything above this counts as no limit."""
+"""cgroup version 1 reports a huge number if there is no limit. Any value above this constant counts
+as no limit.
+"""
 
 
 _Source = tuple[str, str | None, int]

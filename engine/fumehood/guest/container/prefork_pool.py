@@ -313,7 +313,9 @@ class Standby:
         self._child: Child | None = None
         self._child_cpu_s = 0
         self._expected_cpu_s: int | None = None
-        """CPU limit of the last JavaScript program in seconds, or None if none is expected."""
+        """CPU limit of the last JavaScript program in seconds, or None if no such program is
+        expected.
+        """
         self._ended: set[int] = set()
 
     def expect(self, cpu_s: int) -> None:

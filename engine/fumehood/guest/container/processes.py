@@ -108,7 +108,7 @@ def memory_bytes(pid: int) -> int | None:
 
 
 def is_stranger(pid: int) -> bool:
-    """Whether a process has a user other than root, or is gone.
+    """Whether a process runs as a user other than root, or is gone.
 
     *Source*: proc_pid_status(5). The owner of the process's directory in /proc proves nothing: that
     owner is root if the process is not dumpable.
@@ -192,7 +192,8 @@ class Patience:
 
 
 KILL_CPU_S = 2.0
-"""CPU time in seconds for killing a program's processes, however fast they start others."""
+"""Maximum CPU time in seconds for killing a program's processes, however fast these start others.
+"""
 
 SHORT_PAUSE_S, SHORT_PAUSES, LONG_PAUSE_S = 0.0005, 1000, 0.01
 """Length of a short pause between searches in seconds, number of short pauses, and length of a long

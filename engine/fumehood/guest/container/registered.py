@@ -2,8 +2,8 @@
 
 Guest side. The supervisor forks a keeper for each process, forwards requests to it, and never
 waits: an answer is sent once the keeper has reported; if the keeper never does, the host gives up.
-Invariants: each request gets at most one answer; at most `MAX_PROCESSES` run, and as many ended
-ones are kept.
+Invariants: each request gets at most one answer; at most `MAX_PROCESSES` processes run, and records
+of as many ended processes are kept.
 """
 
 from __future__ import annotations

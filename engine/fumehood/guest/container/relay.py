@@ -197,8 +197,8 @@ class Relay(_Streams):
         selector.register(self._listener, selectors.EVENT_READ, self._on_connection)
 
     def begin(self, run_id: int, trust: str) -> None:
-        """Relay the connections of this run from now on. `trust` has the certificates that clients
-        must trust, in PEM. Raises OSError if they cannot be stored."""
+        """Relay the connections of this run from now on. `trust` contains the certificates that
+        clients must trust, in PEM. Raises OSError if they cannot be stored."""
         if trust != self._trust:
             with open(f"{TRUST_FILE}.new", "w") as file:
                 file.write(trust)

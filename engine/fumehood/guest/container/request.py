@@ -1,8 +1,8 @@
 """Reads a child's request, and sets up what its program needs: files, standard input, arguments,
 environment variables and working directory.
 
-Guest side, in the child, which already is the programs' user, so files are written and read with
-only that user's rights.
+Guest side, in the child, which already runs as the programs' user, so files are written and read
+with only that user's rights.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def set_up(arguments: dict[str, Any]) -> Callable[[], None]:
 
 def surround(arguments: dict[str, Any]) -> Callable[[], None]:
     """Set arguments, environment and working directory. Returns a function that restores the
-    earlier ones.
+    earlier values.
 
     Raises SetUpFailed.
     """

@@ -21,8 +21,8 @@ from fumehood.guest.core.pipes import SEAL_FAILED
 _CLAIMED_LIMITS: Mapping[int, str] = MappingProxyType(
     {errno.EMFILE: "open_files", errno.ENOSPC: "disk", errno.EFBIG: "file_size"}
 )
-"""Error number → limit, for refused operations that no kernel counter shows. A program reports them
-by its uncaught exception.
+"""Error number → limit, for refused operations that no kernel counter shows. A program reports such
+an operation with its uncaught exception.
 """
 
 
@@ -79,8 +79,8 @@ class Run:
     trial: tuple[str, str] | None = None
     """What to do with the variables of a trial (`hold`, `adopt` or `drop`), and its token."""
     trust: str | None = None
-    """The certificates that the program's clients must trust, if it has network; "" if the host
-    sends bytes for the program instead; else None."""
+    """The certificates that the program's clients must trust, if the program has network. If the
+    host sends bytes for the program instead, an empty text. Otherwise None."""
     fed_bytes: int = 0
     """Number of bytes at the end of `request` that the host has sent for the program."""
     quiet: bool = False

@@ -22,8 +22,8 @@ from fumehood.guest.core.limits import Limits
 from fumehood.protocol import framing
 
 PROBE_PATIENCE_S = 60.0
-"""Time limit of the probe's attacks in seconds. It exceeds the time that the host waits for a
-container, so that a busy machine is never taken for one that does not enforce its limits.
+"""Time limit of the probe's attacks in seconds. The limit exceeds the time that the host waits for
+a container, so that a busy machine is never taken for one that does not enforce its limits.
 """
 PROBE_WALL_S = 0.03
 """Seconds after the probe's report at which the probe must be killed."""
@@ -49,7 +49,7 @@ class SelfCheck:
         )
 
     def look_at(self, pid: int, claim: dict[str, Any]) -> None:
-        """Inspect the probe from outside, after it has reported its attacks in `claim`."""
+        """Inspect the probe from outside, after the probe has reported its attacks in `claim`."""
         self._held = claim.get("probe", {})
         self._sealed = _is_sealed(pid)
         self._limits = claim.get("limits", {})
@@ -88,7 +88,7 @@ class SelfCheck:
 
     def _limits_disk(self, memory_bytes: int) -> bool:
         """Whether all mounts in memory together hold at most half of the memory limit, and a
-        workspace on a disk at most the configured `disk_bytes`.
+        workspace on a disk holds at most the configured `disk_bytes`.
         """
         found = {path: os.statvfs(path) for path in self._mounts.paths}
         sizes = {path: one.f_blocks * one.f_frsize for path, one in found.items()}
@@ -99,8 +99,8 @@ class SelfCheck:
 
 
 def _is_sealed(pid: int) -> bool:
-    """Whether a process irrevocably has the programs' user, without groups and capabilities, and
-    has one filter more than this process.
+    """Whether a process irrevocably runs as the programs' user, without groups and capabilities,
+    and with one filter more than this process.
     """
     shown = children.status(pid)
     users = {value for key in (b"Uid", b"Gid") for value in (field(shown, key) or b"?").split()}

@@ -66,10 +66,10 @@ FILE_CLOCK = getattr(time, "CLOCK_REALTIME_COARSE", 5)
 """The clock that stamps files. *Source*: clock_gettime(2), <linux/time.h>."""
 
 OUTPUT_PAUSE_S = 0.02
-"""Seconds that printed text may wait for more before it is forwarded."""
+"""Seconds that printed text may wait for more text before it is forwarded."""
 MEMORY_LOOK_S = 0.1
 """Seconds between checks whether the kernel killed a process of the program because memory ran out.
-Unless this was the program's first process, nothing else shows it.
+If the killed process is not the program's first process, only this check detects the kill.
 """
 
 HIDDEN_S = 2.0
@@ -612,8 +612,8 @@ class Supervisor:
         self._load_at = time.monotonic() + QUIET_S
 
     def _finish(self, run: Run, why: str | None) -> None:
-        """Report whether the container is clean, and end a container that is not. `why` is the
-        reason why the container is not clean, or None if it is clean.
+        """Report whether the container is clean, and end the container if it is not clean. `why` is
+        the reason why the container is not clean, or None if it is clean.
         """
         if not run.is_left:
             self._host.send({"op": "reset", "id": run.id, "clean": why is None, "why": why})

@@ -158,8 +158,8 @@ class Survey:
     # -- a deletion ---------------------------------------------------------------------
 
     def _look_before_deleting(self, paths: list[str], recursive: bool) -> None:
-        """Survey the paths in the order of deletion: entries that an earlier path removes count as
-        missing for later ones."""
+        """Survey the paths in the order of deletion. Entries that the deletion of an earlier path
+        removes count as missing for later paths."""
         gone: set[str] = set()
         for path in paths:
             try:

@@ -1,10 +1,10 @@
 """The trees of registered processes, which survive the end of a call.
 
-Guest side, used by the supervisor and by keepers. A registered process has the same user as the
-programs of calls, so only information from the kernel tells them apart: its ancestors include its
-keeper, a root process that becomes the parent of all orphans below it. Invariants: nothing that a
-program chooses (name, group, session, files) counts; a process whose ancestors cannot be read, for
-example because it vanished meanwhile, is not spared.
+Guest side, used by the supervisor and by keepers. A registered process runs as the same user as the
+programs of calls, so only information from the kernel tells them apart: the ancestors of a
+registered process include its keeper, a root process that becomes the parent of all orphans below
+it. Invariants: nothing that a program chooses (name, group, session, files) counts; a process whose
+ancestors cannot be read, for example because it vanished meanwhile, is not spared.
 
 A process never leaves its tree, so processes that were found are not looked up again: their status
 files stay open, and such a file never shows another process with the same id.
@@ -29,8 +29,8 @@ meanwhile."""
 
 STAT_BYTES = 1024
 THREADS_FIELD = 17
-"""Index of the number of threads in the fields after the name. *Source*: proc_pid_stat(5),
-num_threads."""
+"""Index of the number of threads among the fields that follow the name in a stat file. *Source*:
+proc_pid_stat(5), num_threads."""
 
 END_PAUSE_S = 0.001
 

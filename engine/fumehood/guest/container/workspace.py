@@ -66,8 +66,8 @@ class Mounts:
         self._changes.register(self._watched, select.POLLPRI)
 
     def are_clean(self) -> bool:
-        """Whether all mounts except `kept` ones are as before any run: their used blocks and inodes
-        are unchanged, or, if a file system does not count inodes, the mounts are empty.
+        """Whether all mounts except those in `kept` are as before any run: their used blocks and
+        inodes are unchanged, or, if a file system does not count inodes, the mounts are empty.
         """
         if not self._count_inodes:
             return not any(os.listdir(path) for path in self.emptied)

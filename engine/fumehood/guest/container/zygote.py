@@ -27,7 +27,7 @@ from fumehood.guest.core.pipes import REPLY_FD, REQUEST_FD, receive
 
 FORK = b"F"
 PRELOAD = b"P"
-"""The command at which the fat zygote imports the image's modules. The fat zygote is forked before
+"""The command that makes the fat zygote import the image's modules. The fat zygote is forked before
 the first call arrives, so no call's bytes are in its memory.
 """
 
@@ -64,7 +64,9 @@ class Notice(NamedTuple):
 
 
 def order_child(orders: socket.socket, *descriptors: int) -> None:
-    """Order a child with these descriptors, in the order of `PLACES`. Called by the supervisor."""
+    """Order a child from the zygote. `descriptors` are those of the child, in the sequence of
+    `PLACES`. Called by the supervisor.
+    """
     socket.send_fds(orders, [FORK], descriptors)
 
 

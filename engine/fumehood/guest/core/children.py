@@ -1,8 +1,8 @@
 """Child processes as seen by their parent: how they ended, their status in /proc, and kills.
 
 Guest side, used by supervisors and by zygotes that are parents. A child's claim may name a failure
-but never undo one; the kernel's report, and the supervisor's own reason to kill, override it.
-*Source*: proc_pid_status(5).
+but never undo one: the kernel's report and the supervisor's own reason to kill take precedence over
+the claim. *Source*: proc_pid_status(5).
 """
 
 from __future__ import annotations

@@ -122,7 +122,7 @@ def empty_bounding_set() -> None:
 
 
 def keep_capabilities(kept: int) -> None:
-    """Drop all capabilities of this process but those in the bit mask `kept`. Raises OSError."""
+    """Drop all capabilities of this process except those in the bit mask `kept`. Raises OSError."""
     sets = (_CapabilitySets * 2)()
     sets[0].effective = sets[0].permitted = kept
     _checked(_libc.capset(_OWN_CAPABILITIES, sets), "capset")

@@ -116,8 +116,8 @@ def refuse_byte(argument: int, value: int) -> list[Instruction]:
 
 
 def allow_unless(values: Mapping[int, int], otherwise: Instruction) -> list[Instruction]:
-    """Allow a call unless every argument in `values` (argument → value) has its 32-bit value there.
-    Else the verdict is `otherwise`."""
+    """Allow a call unless all its arguments in `values` (argument → value) have these 32-bit
+    values. Else the verdict is `otherwise`."""
     body: list[Instruction] = []
     for argument, value in values.items():
         body += [_load(_OFFSET_ARGUMENTS + 8 * argument), *_unless_equal(value, [allow()])]

@@ -262,15 +262,15 @@ _WORDS = frozenset(keyword.kwlist) - {"True", "False", "None"}
 
 
 class NotationRefused(Exception):
-    """The expression uses a notation that the calculator lacks. The message has the remedy."""
+    """The expression uses a notation that the calculator lacks. The message contains the remedy."""
 
 
 def rewrite(text: str) -> str:
     """Translate the calculator's notation to Python.
 
     Raises:
-        NotationRefused: the text has `^`, a percent sign, `5!!`, a `!` with nothing before it, a
-            comma that groups digits, a comment or a continued line.
+        NotationRefused: the text contains `^`, a percent sign, `5!!`, a `!` with nothing before it,
+            a comma that groups digits, a comment or a continued line.
     """
     if "#" in text or "\\\n" in text:
         raise NotationRefused("comments and continued lines are not part of an expression")

@@ -45,7 +45,7 @@ class Uncopied:
 
 
 class Module(Uncopied):
-    """A module in the form that a program imports."""
+    """The object that a program gets when it imports a module: a name and the module's members."""
 
     __slots__ = ("members", "name")
 
@@ -260,7 +260,7 @@ NEWER: Mapping[str, frozenset[str]] = types.MappingProxyType(
         "random": frozenset({"binomialvariate"}),
     }
 )
-"""Members of the table that older supported versions of Python lack."""
+"""Members in the import table that older supported versions of Python lack."""
 
 MADE_FOR_EACH: Mapping[str, frozenset[str]] = types.MappingProxyType(
     {

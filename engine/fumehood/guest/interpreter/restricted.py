@@ -32,7 +32,7 @@ from fumehood.protocol.strict_json import MAX_VALUE_DEPTH
 
 RESERVE_BYTES = 2 << 20
 """Address space in bytes that is released when a program has used up its memory limit, because the
-report needs some. The space is mapped but never touched, so it costs no memory.
+report needs memory. The space is mapped but never touched, so it costs no memory.
 """
 
 REHEARSALS = 16
@@ -277,8 +277,8 @@ MAX_FRAMES = 10
 
 
 class OutputFull(BaseException):
-    """The program has printed or returned more than its output limit. Like `Refused`, programs
-    cannot catch it."""
+    """The program has printed or returned more than its output limit. Programs cannot catch this
+    exception, just as they cannot catch `Refused`."""
 
 
 class Printed:

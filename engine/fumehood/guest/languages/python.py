@@ -439,7 +439,9 @@ def _flush_streams() -> None:
 
 
 def _let_go(names: dict[str, Any]) -> None:
-    """Release the program's objects: archives and similar objects write their last bytes then."""
+    """Release the program's objects, because archives and similar objects write their last bytes
+    when they are released.
+    """
     if len(sys._current_frames()) > 1:
         return  # a daemon thread would continue with names that are None
     for name in list(names):

@@ -71,7 +71,7 @@ def preload(config: dict[str, Any]) -> Callable[[int], None]:
 class _FunctionProgram:
     """The program `function`. Its request is `{module, name, import_path, pickled, arguments}`.
 
-    If the request has `stream`, the function yields its result in parts.
+    If the request contains `stream`, the function yields its result in parts.
     """
 
     def __init__(

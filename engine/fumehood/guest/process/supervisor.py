@@ -643,7 +643,7 @@ class Supervisor:
 
 
 def _count(child: Child, received_bytes: int) -> None:
-    """Count the bytes that a run has sent. Raises FrameTooLarge over its limit."""
+    """Count the bytes that a run has sent. Raises FrameTooLarge if they exceed the run's limit."""
     if child.run is None:
         return
     child.run.received_bytes += received_bytes
