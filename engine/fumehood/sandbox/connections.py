@@ -186,7 +186,7 @@ class Connections:
 
 
 CONNECT_S = 10.0
-"""Seconds to connect to a port. A busy server may not accept the connection at once."""
+"""Maximum seconds to connect to a port. A busy server may not accept the connection at once."""
 
 
 class PortConnection(Connection):

@@ -64,7 +64,7 @@ MAX_REQUESTS = 32
 WORKER_PROGRAM = Path(__file__).parents[1] / "executors" / "worker_main.py"
 
 START_DEADLINE_S = 20.0
-"""Seconds for a worker to become ready."""
+"""Maximum seconds until a new worker is ready."""
 
 REPLY_OVERHEAD_BYTES = 16 * 1024
 """Bytes that a reply may have beyond the output limit, for JSON syntax or a traceback."""
@@ -94,7 +94,7 @@ class HostLease:
         limits: Limits,
         sinks: RunSinks = NO_SINKS,
     ) -> RunEnding:
-        """Call a synchronous function in a worker. Asynchronous functions run without this."""
+        """Call a synchronous function in a worker. Not used for asynchronous functions."""
         return await self.workers.run(arguments, limits, self.principal_id, sinks)
 
 

@@ -608,7 +608,7 @@ class Saver(Protocol):
         """Write the files of a copy into an empty workspace.
 
         Raises:
-            CopyLost: files of the copy are missing for good.
+            CopyLost: files of the copy are permanently lost.
             SandboxUnavailable, StateUnavailable: the copy cannot be read or restored now.
         """
 
@@ -693,7 +693,7 @@ class SessionRows(Protocol):
     """The database table of sessions."""
 
     async def change(self, put: list[KeptSession], delete: list[str]) -> None:
-        """Write and delete rows in one transaction, which is durable when this returns.
+        """Write and delete rows in one transaction, which is durable when this method returns.
 
         Raises:
             EngineError: the write failed, so nothing is guaranteed to be stored.

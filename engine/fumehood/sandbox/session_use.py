@@ -84,7 +84,7 @@ class SessionLease:
     """The session's project, or None if the session's files came from no project directory."""
     processes: Callable[[JsonObject], Awaitable[JsonObject]] | None = None
     """A function that carries out a request about the registered processes
-    (`SessionProcesses.ask`), or None if the lease has none.
+    (`SessionProcesses.ask`), or None if the lease offers no such function.
     """
 
     async def run(
@@ -401,8 +401,8 @@ class SessionProcesses:
 
     async def ask(self, request: JsonObject) -> JsonObject:
         """Carry out a request about the processes (`SessionContainer.processes`). If a `start`
-        request has `restart`, the process is started again in each new container of the session,
-        until it is stopped.
+        request contains `restart`, the process is started again in each new container of the
+        session, until it is stopped.
 
         Raises:
             ResourceNotFound: the session has ended, or there is no such process.
@@ -519,7 +519,9 @@ async def start_again(session: Session, tell: Callable[[str, str], None]) -> Non
 
 
 def _ended(name: str, kept: JsonObject) -> JsonObject:
-    """Return the description of an ended process that only its stored start request names."""
+    """Return the description of an ended process, built from its stored start request, because the
+    guest no longer lists the process.
+    """
     return {
         "name": name, "state": "ended", "exit_code": None, "signal": None, "lost": False,
         "started_at": kept.get(STARTED_AT, 0.0),

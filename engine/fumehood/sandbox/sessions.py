@@ -138,7 +138,7 @@ class SessionClock:
 class SessionKeeper:
     """The sessions of one engine. An asynchronous context manager.
 
-    Leaving it ends all sessions, unless the wall keeps them for the next engine.
+    Leaving the context ends all sessions, unless the wall keeps them for the next engine.
     """
 
     def __init__(
@@ -234,7 +234,8 @@ class SessionKeeper:
         idle_seconds: float | None = None,
         lifetime_seconds: float | None = None,
     ) -> SessionRecord:
-        """Create a session. None means the preset's value, or the configured one.
+        """Create a session. For an argument that is None, the preset's value is used or, if the
+        preset has none, the configured value.
 
         Raises:
             InvalidParams: a value is invalid or outside its limits, the name is taken, there is no
@@ -388,7 +389,7 @@ class SessionKeeper:
         calls to finish first.
 
         Raises:
-            InvalidParams: the session has a snapshot of this name.
+            InvalidParams: the session already has a snapshot with this name.
             QuotaExceeded: the session has the maximum number of snapshots.
             StoreError: the snapshot could not be stored, so it was not made.
             EngineError: for the same reasons as in `stop`.
@@ -467,7 +468,7 @@ class SessionKeeper:
         new sessions. If `count` is above 1, numbers are appended to `name`.
 
         Raises:
-            InvalidParams: a session has one of the names.
+            InvalidParams: a session already has one of the names.
             PermissionDenied: the agent is bound to presets, and the session has none of them.
             QuotaExceeded: there are too many sessions with a disk.
             ResourceNotFound: there is no such snapshot.
@@ -586,7 +587,7 @@ class SessionKeeper:
     ) -> SessionRecord:
         """Check that a call may use the session that it names, and return the session's record.
 
-        This reserves nothing. Without `language`, the image may have any languages; without
+        This reserves nothing. Without `language`, the image may support any languages. Without
         `memory_mb`, any memory size is acceptable.
 
         Raises:

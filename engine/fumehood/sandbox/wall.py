@@ -168,11 +168,11 @@ class RunSinks:
     network: Network | None = None
     """Receives the program's connections to the gateway. Without it the program has no network."""
     brake: Brake | None = None
-    """Pauses the reading of output and files while too much of them waits to be processed."""
+    """Pauses the reading of output and files while too much data is waiting to be processed."""
     trial: tuple[str, str] | None = None
     """An action on the variables of a session's trial, and the trial's token. `hold`: this run is
     the trial, and the variables that it leaves are held back. `adopt`: after this run, the session
-    gets these variables. `drop`: they are discarded."""
+    gets the held variables. `drop`: the held variables are discarded."""
 
 
 NO_SINKS = RunSinks()
@@ -201,7 +201,9 @@ class RunEnding:
     """The program's complete description of its failure. Untrusted: validate it before use."""
     stdout: str = ""
     stderr: str = ""
-    """The beginning of the stream, like `stdout`, if the wall captures the streams."""
+    """`stdout` and `stderr` are the beginnings of the two output streams, if the wall captures
+    them.
+    """
     stdout_bytes: int = 0
     stderr_bytes: int = 0
     limits_hit: tuple[str, ...] = ()
@@ -499,7 +501,7 @@ class SessionContainer(Protocol):
 
     @property
     def is_away(self) -> bool:
-        """Whether the container is unreachable because its node is gone, perhaps for good."""
+        """Whether the container is unreachable because its node is gone, perhaps permanently."""
 
     async def stop(self, unless: Callable[[], bool] = lambda: False) -> None:
         """End the container after the current run, but keep its disk for the next `until_free`.

@@ -131,16 +131,17 @@ class Clocks:
     """
 
     answer_grace_s: float = 60.0
-    """Seconds for a run's ending, after the guest's own deadline."""
+    """Maximum seconds to wait for a run's ending after the guest's own deadline."""
     collect_s: float = 60.0
-    """Seconds for each frame of the transfer of a run's files."""
+    """Maximum seconds to wait for each frame while a run's files are transferred."""
     collect_most_s: float = 600.0
-    """Seconds for the whole transfer, which a hostile guest could otherwise prolong frame by frame.
+    """Maximum seconds for the whole transfer of a run's files. Without this limit, a hostile guest
+    could prolong the transfer frame by frame.
     """
     cancel_s: float = 60.0
-    """Seconds for the end of a cancelled run."""
+    """Maximum seconds to wait for the end of a cancelled run."""
     reset_s: float = 60.0
-    """Seconds for a reset."""
+    """Maximum seconds to wait for the cleanup after a run."""
 
 
 USUAL_CLOCKS = Clocks()
@@ -734,7 +735,8 @@ MAX_OPEN = 64
 """Maximum number of unanswered requests to one guest, including those whose callers gave up."""
 
 ANSWER_S = 15.0
-"""Seconds for an answer, enough for a busy host. The guest's own limit for each request is shorter.
+"""Maximum seconds to wait for an answer, enough for a busy host. The guest's own time limit for
+each request is shorter.
 """
 
 DEFAULT_GRACE_S = 5.0

@@ -27,10 +27,12 @@ from fumehood.sandbox.container.spec import (
 from fumehood.sandbox.wall import RunEnding, RunSinks
 
 START_DEADLINE_S = 20.0
-"""Seconds for a guest to become ready, enough for a host that starts several at once."""
+"""Maximum seconds until a new guest is ready, enough for a host that starts several guests at once.
+"""
 
 TAKEOVER_DEADLINE_S = 60.0
-"""Seconds for a guest to accept a takeover. The guest first ends the earlier engine's run."""
+"""Maximum seconds until a guest accepts a takeover. The guest first ends the earlier engine's run.
+"""
 
 LOSS_DEADLINE_S = 5.0
 """Maximum seconds to determine why a container ended."""

@@ -72,7 +72,7 @@ directory, as into /tmp, but only root can change the directory itself.
 
 
 class Disks:
-    """The disks of one state directory's sessions. Without a directory there are none."""
+    """The disks of one state directory's sessions. Without a directory there are no disks."""
 
     def __init__(
         self,
@@ -86,7 +86,7 @@ class Disks:
         self._directory = directory
         self._docker = docker
         self._turn = anyio.Lock()
-        """Held while space is reserved."""
+        """The lock that is held while space is reserved."""
 
     def why_none(self) -> str | None:
         """Return why this engine cannot make disks, or None if it can."""

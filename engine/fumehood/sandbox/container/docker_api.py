@@ -57,7 +57,8 @@ LAUNCH_S = 25.0
 """Deadline in seconds of the three requests that start a container, enough for a busy disk."""
 
 CONNECT_S = 2.0
-"""Seconds to connect to the daemon's socket, in the check whether it is listening."""
+"""Maximum seconds to connect to the daemon's socket when checking whether the daemon is listening.
+"""
 
 FREEZE_PAUSES_S = (0.02, 0.05, 0.1, 0.2, 0.4)
 """Seconds before each further attempt to freeze a container. With cgroup version 1 the runtime
@@ -138,7 +139,7 @@ class DockerConflict(DockerError):
 
 
 class DockerWarned(DockerError):
-    """Docker created a container with a warning: it ignores limits that the kernel lacks."""
+    """Docker created a container with a warning: Docker ignores limits that the kernel lacks."""
 
     message = "Docker cannot apply all limits of a container."
     remedy = "Run `fumehood doctor` to see why."

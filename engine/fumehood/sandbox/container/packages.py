@@ -49,7 +49,7 @@ EVERY = "*"
 """Entry in the list of allowed packages that allows all of them."""
 
 LOCK_S = 24 * 3600.0
-"""Seconds for which the versions that were resolved for a request are used again."""
+"""Seconds for which the resolved versions of a request are reused for identical requests."""
 
 MAX_OF_ONE = 4
 """Maximum number of one principal's package requests that are waiting or being resolved."""

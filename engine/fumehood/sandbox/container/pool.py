@@ -322,7 +322,9 @@ class Pool:
         self._settings = settings
         self._warm_kind = Kind(warm_image, settings.warm_memory_mb)
         self._most_of_one = math.ceil(settings.pool_max * part_of_one)
-        """The limit for one principal, so that its calls cannot occupy the whole pool."""
+        """Maximum number of containers for one principal, so that its calls cannot occupy the whole
+        pool.
+        """
         self._start_soon = start_soon
         self._on_event = on_event
         self._monotonic = monotonic

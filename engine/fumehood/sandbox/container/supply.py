@@ -78,7 +78,7 @@ if TYPE_CHECKING:
 
 
 LOOK_DEADLINE_S = 10.0
-"""Seconds for all requests of one look at Docker."""
+"""Maximum seconds for all requests of one look at Docker."""
 
 LEAST_BETWEEN_LOOKS_S = 1.0
 """Minimum seconds between the starts of two looks at Docker, however many calls request a look."""
@@ -90,14 +90,16 @@ GUEST_GRACE_S = 60.0
 """Seconds for which a guest lives beyond the last moment at which it could be in use."""
 
 GUEST_CPUS = 0.5
-"""CPUs added to those of the program, for the guest, which creates the next child meanwhile."""
+"""CPUs that are added to the program's CPUs for the guest, which creates the next child while the
+program runs.
+"""
 
 MAX_TAKEOVERS = 8
 """Maximum number of concurrent takeovers, so that each guest is ready in time."""
 
 
 PAST_DEADLINE_S = 60
-"""Seconds after its deadline for which a stopped container of another owner is left alone."""
+"""Seconds for which another owner's stopped container is left alone after its deadline."""
 
 RETRY_PAUSE_S = (0.1, 0.5, 2.0, 5.0, 15.0)
 """Seconds before each further attempt to remove a container; the last value repeats."""

@@ -83,8 +83,8 @@ FIRST_LOOK_DELAY_S = 1.0
 Docker's package takes a tenth of a second, which would delay the engine's start."""
 
 LOOK_AGAIN_S = 30.0
-"""Seconds between looks at Docker while it works and has a configured image. Each look also tidies
-the pool."""
+"""Seconds between looks at Docker while Docker works and has a configured image. Each look also
+tidies the pool."""
 
 RESTART_S = 30.0
 """Maximum seconds to start a stopped session, or to wait for the run or cleanup that delays a stop.
@@ -103,7 +103,7 @@ STOPPED = "it is stopped"
 DISK_GONE = "the disk is gone"
 
 LOOK_WHILE_AWAY_S = 5.0
-"""Seconds between looks at Docker while it does not work or has no configured image, so that an
+"""Seconds between looks at Docker while Docker does not work or has no configured image, so that an
 idle engine soon notices a change."""
 
 
@@ -434,8 +434,8 @@ class ContainerWall(HasImages):
         held.use(container)
 
     async def restart(self, held: HeldContainer) -> None:
-        """Create a container for the disk of a stopped session, which uses it from then on. If the
-        disk is gone, end the session. Raises SandboxUnavailable.
+        """Create a container for the disk of a stopped session. The session uses this container
+        from then on. If the disk is gone, end the session. Raises SandboxUnavailable.
         """
         disk = held.disk
         assert disk is not None
@@ -762,7 +762,9 @@ class HeldContainer:
         """Called when the number of running registered processes has changed."""
         self._take_over = take_over
         self._changing = anyio.Lock()
-        """Held while the container is taken over, frozen, thawed, stopped or started again."""
+        """The lock that is held while the container is taken over, frozen, thawed, stopped or
+        started again.
+        """
 
     async def until_unchanging(self) -> None:
         """Wait until no restart or removal of the container is in progress, so that nothing uses
@@ -863,9 +865,9 @@ class HeldContainer:
                 self.on_end(STREAM_ENDED)
 
     async def until_free(self) -> None:
-        """Wait for the cleanup after the last run, which the channel limits in time. Before that,
-        thaw a frozen container, start a stopped container again, or take over the container of an
-        earlier engine.
+        """Thaw a frozen container, start a stopped container again, or take over the container of
+        an earlier engine. Then wait for the cleanup after the last run, for which the channel has a
+        time limit.
 
         Raises:
             SandboxUnavailable: the container cannot be thawed, started or taken over now.

@@ -89,16 +89,16 @@ from fumehood.sandbox.images.rootfs import (
 )
 
 DEADLINE_S = 300
-"""Seconds for one request to Docker; the slowest one imports a root file system."""
+"""Maximum seconds for one request to Docker. The slowest request imports a root file system."""
 
 GUEST_DEADLINE_S = 60
-"""Seconds to compile the guest."""
+"""Maximum seconds to compile the guest."""
 
 PACKAGES_DEADLINE_S = 600
-"""Seconds to compile the Python packages."""
+"""Maximum seconds to compile the Python packages."""
 
 LAYER_DEADLINE_S = 120
-"""Seconds to compile packages that callers request."""
+"""Maximum seconds to compile packages that callers request."""
 
 NEEDED_BYTES = 1 << 30
 """Free bytes that a build needs for the root file system, unpacked and as an archive, and for
@@ -454,7 +454,7 @@ NAME = "fumehood-builder-"
 """Name prefix of build containers. A deadline and a random part follow."""
 
 LIFETIME_S = 600
-"""Seconds after its command's deadline for which a build container is left alone."""
+"""Seconds for which a build container is left alone after the deadline of its command."""
 
 MEMORY = "1g"
 PROCESSES = 64
@@ -492,7 +492,7 @@ def run(client: docker.APIClient, container: str, *, run_s: float, failed: str) 
     """Start a container and wait for its command to succeed.
 
     Raises:
-        ImageBuildError: the command failed. The message has `failed` and the cause or the last
+        ImageBuildError: the command failed. The message contains `failed` and the cause or the last
             lines of output.
     """
     client.start(container)
@@ -529,7 +529,7 @@ def check_request(request: ImageRequest, home: Path, *, replace: bool = False) -
     """Check a request before anything is downloaded or created.
 
     Raises:
-        WrongRecipe: a name or a requirement is invalid, or the image exists already.
+        WrongRecipe: a name or a requirement is invalid, or the image already exists.
     """
     if not is_own_name(request.name):
         ours = ", ".join(image_names())

@@ -127,7 +127,7 @@ def _keep(cache: Path, wheel: Path) -> Path:
 
 
 def trim(cache: Path, most_bytes: int) -> None:
-    """Remove the oldest wheels from a cache until its size is at most `most_bytes`, and the
+    """Remove the oldest wheels from a cache until its size is at most `most_bytes`. Also remove the
     remains of killed downloads.
     """
     wheels = sorted(cache.glob("*/*.whl"), key=lambda wheel: wheel.stat().st_mtime, reverse=True)

@@ -2,11 +2,11 @@
 locked packages, and the guest's files.
 
 Host side; only reads files. Invariants: the digests of recipe and guest cover everything that
-determines an image's content, so an image whose labels have both needs no further check. An
-operator's own files are read only if they and their folders belong to root or to this user: root
-installs the packages that they name, so they are as trusted as the configuration. An operator's
-files are never run during a build. An unknown key in `image.toml` is refused, so that a misspelling
-never leads to an incomplete image.
+determines an image's content, so an image whose labels contain both digests needs no further check.
+An operator's own files are read only if they and their folders belong to root or to this user: root
+installs the packages that these files name, so the files are as trusted as the configuration. An
+operator's files are never run during a build. An unknown key in `image.toml` is refused, so that a
+misspelling never leads to an incomplete image.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class WrongRecipe(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """The sources that determine an image. `files` has pairs of a file's name and its content."""
+    """The sources that determine an image. `files` contains pairs of a file name and content."""
 
     name: str
     settings: ImageSettings
@@ -303,8 +303,8 @@ def listed(text: str) -> tuple[str, ...]:
 
 
 def _digest(pairs: tuple[tuple[str, bytes], ...]) -> str:
-    """Return the SHA-256 over names and contents, as hexadecimal digits. The hash includes their
-    lengths, so that no two lists collide.
+    """Return the SHA-256 over names and contents, as hexadecimal digits. The hash includes the
+    lengths of names and contents, so that no two lists collide.
     """
     total = hashlib.sha256()
     for name, content in pairs:

@@ -31,10 +31,10 @@ OnStep = Callable[[str], None]
 """Receives a short description of each step as it begins."""
 
 DEADLINE_S = 900
-"""Seconds to make a root file system."""
+"""Maximum seconds to make a root file system."""
 
 END_PATIENCE_S = 30
-"""Seconds for a program to end after SIGTERM before it is killed."""
+"""Seconds that a program has to end after SIGTERM before it is killed."""
 
 LINES_SEARCHED = 40
 """Number of a failed program's last output lines that are searched for a known cause."""
@@ -252,7 +252,7 @@ LINES_SHOWN = 5
 
 
 CAUSE_UNKNOWN = "Fix that and build again."
-"""The remedy for an unknown cause; the message then has the step's output."""
+"""The remedy for an unknown cause. The message then contains the step's output."""
 
 
 class ImageBuildError(Exception):

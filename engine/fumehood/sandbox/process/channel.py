@@ -57,10 +57,10 @@ from fumehood.sandbox.wall import (
 
 GUEST_PROGRAM = Path(__file__).parents[2] / "guest"
 START_DEADLINE_S = 10.0
-"""Seconds for a guest to become ready."""
+"""Maximum seconds until a new guest is ready."""
 
 LEND_DEADLINE_S = 30.0
-"""Seconds for the guest to hand over a child; a slower guest is killed."""
+"""Maximum seconds until the guest hands over a child. A slower guest is killed."""
 
 ANSWER_GRACE_S = 30.0
 """Seconds that the host waits for an ending beyond the guest's own deadline. After that all runs of
@@ -69,7 +69,9 @@ starts only when a child is ready, which takes time on a busy host.
 """
 
 CANCEL_GRACE_S = 30.0
-"""Seconds for the guest to end a cancelled run; a slower guest is killed, with every other run."""
+"""Maximum seconds until the guest ends a cancelled run. A slower guest is killed, and all its other
+runs are lost.
+"""
 
 CHECKOUT = struct.Struct("!qi")
 """Binary format of the guest's message with a child: the checkout's id and the child's process id.

@@ -37,13 +37,13 @@ LOOK_EVERY_S = 1.0
 """Maximum seconds between checks for workers that were idle for too long."""
 
 IDLE_CPU_NS = 50_000_000
-"""Nanoseconds of CPU time between calls after which a worker is replaced. A correct worker waits in
-a system call and uses almost none.
+"""A worker that uses more CPU time than this between calls, in nanoseconds, is replaced. A correct
+worker waits in a system call and uses almost none.
 """
 
 MAX_CPU_NS = 1_000_000_000
-"""Nanoseconds of CPU time in total after which a worker is replaced. The kernel's limit is set
-once, to one run's limit plus this value, so this value must be small.
+"""Total CPU time in nanoseconds after which a worker is replaced. The kernel's limit is set once,
+to one run's limit plus this value, so this value must be small.
 """
 
 MAX_ATTEMPTS = 3
@@ -58,7 +58,7 @@ expression.
 
 LOOK_S = 0.00005
 """Seconds for which a pipe is polled before the event loop gets a turn. A turn of the event loop
-takes a tenth of the time of an expression.
+takes a tenth of the time that evaluating an expression takes.
 """
 
 

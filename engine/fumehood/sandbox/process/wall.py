@@ -280,8 +280,8 @@ INTERPRETER_LIMITS = InterpreterSettings().limits
 """The interpreter's limits unless others are configured."""
 
 INTERPRETER_SPARES = 2
-"""Number of ready children. One is too few for consecutive programs: each needs a new child, and to
-create a child takes longer than to run a short program.
+"""Number of ready children. One is too few for consecutive programs: each needs a new child, and
+creating a child takes longer than running a short program.
 """
 
 INTERPRETER_LIBRARIES = ("asteval", "RestrictedPython")
