@@ -76,7 +76,7 @@ class CheckedBackend(httpcore2.AnyIOBackend):
     def __init__(
         self, allowed_hosts: Collection[str] = (), setting: str = "rest.allowed_hosts"
     ) -> None:
-        """`setting` is the name of the setting with the `allowed_hosts`, for error messages."""
+        """`setting` is the name of the setting for `allowed_hosts`, for error messages."""
         self._allowed_hosts = frozenset(allowed_hosts)
         self._setting = setting
         self.dial: Dial | None = None
@@ -126,7 +126,9 @@ class CheckedBackend(httpcore2.AnyIOBackend):
         return found
 
     async def resolve(self, host: str, port: int) -> list[IPv4Address | IPv6Address]:
-        """Return the addresses of a host, unchecked. Raises NetworkError if there are none."""
+        """Return the addresses of a host without checking them. Raises NetworkError if the host has
+        none.
+        """
         try:
             rows = await self._resolving.run(
                 lambda: socket.getaddrinfo(host, port, type=socket.SOCK_STREAM), RESOLVE_S
@@ -208,7 +210,7 @@ def drop_what_follows(answer: httpcore2.Response) -> None:
     """Close the connection of an answer if more data has followed the answer. Otherwise the next
     call on this connection could take the data for its answer.
 
-    The library has no function for this: it only checks for data that it has not read yet.
+    The library has no function for this: it only looks for data that has not been read yet.
     """
     stream: Any = answer.stream
     state = stream._stream._connection._h11_state

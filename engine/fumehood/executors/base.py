@@ -108,8 +108,8 @@ class ProgramCalls(Protocol):
         """
 
     def cancel(self, task: asyncio.Task[None]) -> bool:
-        """Withdraw the approval request that `task` has made by `ask`. Return False if there is
-        none.
+        """Withdraw the approval request that `task` has made with `ask`. Return False if there is
+        no such request.
         """
 
     async def close(self) -> None:
@@ -340,8 +340,8 @@ class CallHandle:
             on_begun()
 
     def report(self, percent: float, message: str) -> None:
-        """Keep the tool's progress report and pass it to the listener, up to a number of reports.
-        May be called in any thread.
+        """Keep the tool's progress report and pass it to the listener, up to a maximum number of
+        reports. May be called in any thread.
         """
         self._reports += 1
         if self._reports <= MAX_REPORTS:
@@ -400,7 +400,7 @@ class CallHandle:
         output: OnOutput | None = None,
         ending: OnEnding | None = None,
     ) -> RunSinks:
-        """Return the sinks for a run behind a wall: these sinks of the executor, and this call's
+        """Return the sinks for a run behind a wall: the sinks in the arguments, and this call's
         listener for progress.
         """
         return RunSinks(

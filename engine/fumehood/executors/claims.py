@@ -84,7 +84,7 @@ class _ArgumentsRefused(Claim):
 
 
 class Raised(Claim):
-    """An exception that a function raised. The traceback has only frames of the function's own
+    """An exception that a function raised. The traceback contains only frames of the function's own
     package.
     """
 
@@ -147,7 +147,7 @@ class ValueClaim(Claim):
 
 
 class ExceptionClaim(Claim):
-    """The exception that ended a program. The traceback has only the program's own lines."""
+    """The exception that ended a program. The traceback contains only the program's own lines."""
 
     type: str = Field(min_length=1, max_length=500)
     message: str
@@ -156,8 +156,8 @@ class ExceptionClaim(Claim):
 
 
 class FailureClaim(Claim):
-    """A program's report of its failure. `errno` is the error number of an `OSError`, which only
-    the supervisor uses.
+    """A program's report of its failure. `errno` is the error number of an `OSError`. Only the
+    supervisor uses `errno`.
     """
 
     kind: Literal["exception", "memory", "policy", "invalid"]

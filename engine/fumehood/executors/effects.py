@@ -326,7 +326,7 @@ class Seen(Claim):
 
     path: str = Field(min_length=1)
     path_base64: str | None = None
-    """The bytes of the path if it is not UTF-8; `path` then has its escaped form."""
+    """The bytes of the path if it is not UTF-8; `path` then contains the escaped path."""
     kind: Literal["absent", "file", "directory", "link", "other"]
     mode: int | None = Field(default=None, ge=0, le=MAX_FILE_MODE)
     size: int | None = Field(default=None, ge=0, le=strict_json.MAX_SAFE_INTEGER)
@@ -373,8 +373,8 @@ class Survey:
 
     claim: SurveyClaim
     faults: Mapping[str, FaultKind | None]
-    """Requested path → why the call cannot write or delete the path, or None if it can, in the
-    order of the request. For a deletion, missing paths have `not_found`."""
+    """Requested path → why the call cannot write or delete the path, or None if it can. The paths
+    are in the order of the request. For a deletion, missing paths have `not_found`."""
 
     def at(self, path: str) -> Seen | None:
         """Return the entry at a path, or None if the survey does not cover it."""

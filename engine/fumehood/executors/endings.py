@@ -43,7 +43,9 @@ _LIMITS: Mapping[EndedBy, tuple[str, str]] = MappingProxyType(
         EndedBy.OUTPUT: ("output_bytes", "output_bytes"),
     }
 )
-"""Ending → the limit that caused it: its name in `details.limit`, and its field in `Limits`."""
+"""Ending → the limit that caused the ending: the limit's name in `details.limit`, and its field in
+`Limits`.
+"""
 
 MAX_MESSAGE_CHARACTERS = 500
 """Maximum length of a program's own words in an error message, in characters."""
@@ -185,7 +187,9 @@ _HINTS: Mapping[re.Pattern[str], str] = MappingProxyType(
 """Pattern in a failed program's output → hint for the caller. The first match is used."""
 
 LOOKED_AT_CHARACTERS = 4000
-"""Number of characters at the end of stderr, traceback and message in which hints are searched."""
+"""Number of characters at the end of the stderr, the traceback and the message that are searched
+for the patterns in `_HINTS`.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,8 +287,8 @@ def _wall_time_hint(ending: RunEnding, limits: Limits, subject: Subject) -> str:
 
 
 def refused_by(names: Iterable[str], limits: Limits, subject: Subject = PROGRAM) -> tuple[str, ...]:
-    """Return a warning for each of these limits, which refused an operation but did not end the
-    program.
+    """Return a warning for each limit in `names`. These limits refused an operation but did not end
+    the program.
     """
     more_memory = (
         "start a session with more memory"

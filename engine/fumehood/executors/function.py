@@ -1,4 +1,4 @@
-"""Functions: trusted ones in the engine's process or a worker process, sandboxed ones in the jail.
+"""Functions: trusted functions in the engine or a worker process, sandboxed functions in the jail.
 
 Host side. A trusted function has no wall: at the time limit, an asynchronous function is cancelled,
 and the worker process of a synchronous one is killed. A `ToolError` is passed to the caller; any

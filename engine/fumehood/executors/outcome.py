@@ -1,4 +1,6 @@
-"""The outcome of one run. The pipeline's stage `execute` returns it; `result` shapes it."""
+"""The outcome of one run. The pipeline's stage `execute` returns the outcome, and its stage
+`result` shapes it.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,7 @@ class CutText:
 
     field: str
     """The field of `data` or of the error's `details` to which the text belongs. The field itself
-    has an empty text."""
+    contains an empty text."""
     head: str
     tail: str
     length: int

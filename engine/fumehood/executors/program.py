@@ -422,7 +422,8 @@ SPILL_CHARACTERS = 2 << 20
 more than the default output limit, so streams spill only if that limit was raised."""
 
 SIDE_CHARACTERS = 5000
-"""Length of a spilled stream's head, and of its tail, in characters. The answer shows only these.
+"""Length of a spilled stream's head, and of its tail, in characters. The answer shows only the head
+and the tail.
 """
 
 FEED_CHARACTERS = 256 * 1024
@@ -590,8 +591,8 @@ class _Coming:
     """The bytes so far while the file is small enough to be inline, otherwise empty."""
     draft: Draft | None = None
     digest: Any = None
-    """SHA-256 so far, if all files are hashed or this may be an unchanged file of the caller,
-    otherwise None."""
+    """SHA-256 of the bytes so far, if all files are hashed or this may be an unchanged file of the
+    caller, otherwise None."""
 
 
 class ProgramFiles:
@@ -624,8 +625,8 @@ class ProgramFiles:
         self._inline_total = 0
         self.files: list[JsonObject] = []
         self.pictures: list[JsonObject] = []
-        """The answer's entry for each figure; `files` has the answer's entry for each file. Set by
-        `entries`.
+        """The entries of all figures for the answer. `files` contains the entries of all files. The
+        method `entries` sets both.
         """
         self.left_out = 0
         """Number of files that were left out, because they are too many, incomplete, or have
@@ -671,7 +672,7 @@ class ProgramFiles:
     async def entries(self) -> list[JsonObject]:
         """Set `files` and `pictures`, and return `files`.
 
-        If this is cancelled, blobs may be left to which no answer refers.
+        If this method is cancelled, blobs may remain to which no answer refers.
         """
         self._end_file()
         done, self._done = self._done, []

@@ -203,8 +203,8 @@ def concluded(
 
 
 def _advise(error: NetworkError | UpstreamTimeout, tool: ToolDefinition) -> None:
-    """Add to the error whether to repeat a request that was sent: only if the tool is idempotent or
-    the service answered with status 503.
+    """Add advice to the error on whether to repeat the request, which was sent. It advises a
+    repetition only if the tool is idempotent or the service answered with status 503.
     """
     turned_away = (error.details or {}).get("status") == 503
     error.may_retry = error.may_retry and (tool.idempotent or turned_away)
@@ -273,7 +273,8 @@ class RelayedText:
     """An answer's body as text, which is passed to the listener while it arrives, and kept for the
     result.
 
-    Memory does not grow with the body: a long text is written to disk, and `feed` waits for this.
+    Memory does not grow with the body: a long text is written to disk, and `feed` waits for the
+    write.
     """
 
     def __init__(self, run: ToolRun, values: SecretValues) -> None:
@@ -378,7 +379,7 @@ def make_request(
 ) -> UpstreamRequest:
     """Return the request of one call, with references to secrets instead of their values.
 
-    Without `traceparent`, the header with this name is left out unless the definition sets it.
+    Without `traceparent`, the `traceparent` header is left out unless the definition sets it.
 
     Raises:
         ArgumentsRefused: an argument does not fit into the path, the query or a header, or the URL
@@ -557,7 +558,7 @@ def _refused(name: str, reason: str) -> ArgumentsRefused:
 def _data(answer: UpstreamAnswer, values: SecretValues, redactor: Redactor) -> JsonObject:
     """Return the tool's result, without the values of secrets: a JSON object unchanged, other JSON
     as `value`, text as `text`, or other bytes as `content_base64`. For an empty body, the result
-    has only `status`.
+    contains only `status`.
 
     Raises:
         ExecutionError: the content type is JSON, but the body is not.

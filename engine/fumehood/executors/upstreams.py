@@ -84,9 +84,9 @@ class UpstreamRequest:
         """The request before `fill_secrets`, as shown to approvers: with the names of secrets, but
         without their values.
 
-        `secrets` maps each secret's name to the places at which it will be filled in: `url` or
-        names of headers. Other headers may contain the text of a reference, because arguments can
-        have any text, but no secret is filled in there.
+        `secrets` maps each secret's name to the places at which the secret will be filled in: `url`
+        or names of headers. Other headers may contain the text of a reference, because arguments
+        can have any text, but no secret is filled in there.
         """
         headers = (*self.headers, *self.secret_headers)
         places: dict[str, list[str]] = {}
@@ -124,7 +124,7 @@ class UpstreamAnswer:
 
     @property
     def retry_after_ms(self) -> int | None:
-        """The delay that the service requests, or None if it is missing or invalid."""
+        """The delay in milliseconds that the service requests. None if missing or invalid."""
         return read_retry_after(self.headers.get("retry-after", ""), datetime.now(UTC))
 
 

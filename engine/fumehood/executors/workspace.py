@@ -56,8 +56,8 @@ M = TypeVar("M", bound=Claim)
 T = TypeVar("T")
 
 DEFAULT_READ_BYTES = 10 * 1024
-"""Number of bytes of a file that a call without `limit` reads, as many as other texts may have in
-an answer."""
+"""Number of bytes of a file that a call without `limit` reads. Other texts in an answer have the
+same size limit."""
 
 FILE_CONTENTS = frozenset({"content", "content_base64"})
 """Fields with a file's content. These fields are never shortened, because the caller chose the size

@@ -5,7 +5,7 @@ Host side, below the workspace tools, the session routes and the saver. The prog
 user code, but shares a container with user code. Invariants: an answer is valid for its model and
 fits its request, or it is an error; a path in an answer is plain and relative; each page of a
 listing begins after the previous page, so no listing is endless. The survey before an approval and
-the action after it are built from the same request. The error for a refused request has the
+the action after it are built from the same request. The error for a refused request contains the
 engine's text; the guest's own text is quoted only about an archive.
 """
 
@@ -94,7 +94,9 @@ class Entry(Claim):
 
 
 class Listing(Claim):
-    """Entries in the order of their paths. `has_more` is whether there are more than requested."""
+    """Entries in the order of their paths. `has_more` is whether there are more entries than
+    requested.
+    """
 
     entries: list[Entry] = Field(max_length=MAX_LISTED)
     has_more: bool
@@ -149,7 +151,7 @@ class Written(Claim):
 
 
 class Dropped(Claim):
-    """The answer after an upload was removed."""
+    """The guest's answer once it has removed an upload."""
 
 
 class NotDeleted(Claim):

@@ -35,7 +35,9 @@ SKEW = timedelta(days=2)
 
 
 class Authority:
-    """Issues certificates for one engine. `certificate` is the authority's own, as PEM text."""
+    """Issues certificates for one engine. `certificate` is the authority's own certificate, as PEM
+    text.
+    """
 
     def __init__(self, file: Path | None) -> None:
         """Read the authority from `file`. If the file does not exist, make a new authority and

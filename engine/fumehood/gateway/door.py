@@ -68,8 +68,8 @@ REFUSED, SENT = "net.refused", "net.sent"
 
 MAX_NOTED = 50
 """Maximum number of one call's refusals that get separate audit events. It is also the maximum
-number of hosts, and of reasons, that are counted separately. The call's audit event has the total
-number of refusals.
+number of hosts, and of reasons, that are counted separately. The call's audit event contains the
+total number of refusals.
 """
 
 OTHERS = "(others)"
@@ -247,7 +247,7 @@ class Door:
         return verdict is Verdict.ALLOW
 
     def _require_listed(self, request: ProgramRequest) -> None:
-        """Raise Refusal unless a package list of the request's host has the requested package."""
+        """Raise Refusal unless a package list of the request's host names the requested package."""
         place = request.place
         lists = [of for hosts, of in self._lists if network_matches(place.host, place.port, hosts)]
         if not any(one.has(request.target) for one in lists):
@@ -261,7 +261,9 @@ class Door:
         return network_matches(place.host, place.port, self._settings.tunnels)
 
     def count(self) -> None:
-        """Count a request, even if it is invalid, or a tunnel. Raises Refusal above the maximum."""
+        """Count a tunnel or a request, even if the request is invalid. Raises Refusal if there were
+        more than twice the maximum number of requests.
+        """
         self._tries += 1
         if self._tries > 2 * self._settings.max_requests:
             raise self._no_more()

@@ -93,8 +93,8 @@ class GatewayPart(EnginePart):
         )  # fmt: skip
 
     async def send(self, run: ToolRun, requests: Sequence[HeldRequest]) -> EngineError | None:
-        """Send the requests of a trial in order until one fails. Return its error, or None if none
-        failed.
+        """Send the requests of a trial in order until one fails. Return the error of the failed
+        request, or None if all succeeded.
         """
         async with self._opened(run, None, None) as (door, _):
             assert door.deliver is not None

@@ -60,7 +60,7 @@ because each chunk costs the engine about the same time."""
 LEAST_BYTES = 256
 
 CONNECT_S = 30.0
-"""Seconds to connect to a host. After that, only the program's own time limit applies."""
+"""Maximum seconds to connect to a host. After that, only the program's own time limit applies."""
 
 BROKEN = (
     anyio.BrokenResourceError, anyio.ClosedResourceError, anyio.EndOfStream, ssl.SSLError, OSError

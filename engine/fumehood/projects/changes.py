@@ -357,8 +357,8 @@ class _Diffs:
 def patch_of(
     changes: Sequence[Change], conflicts: Collection[str], old: Texts, new: Texts
 ) -> tuple[str, bool]:
-    """Return a patch, and whether it only names some of the files. `old` and `new` are path →
-    content before and after, for the files that can be shown.
+    """Return a patch, and whether it only names some of the files. `old` and `new` map the paths of
+    files that can be shown to the contents before and after the changes.
     """
     parts: list[str] = []
     room = MAX_PATCH_BYTES
@@ -409,7 +409,7 @@ def shown(
     changes: Sequence[Change], conflicts: Mapping[str, str], old: Texts, new: Texts, directory: str
 ) -> JsonObject:
     """Return the changes of the project `directory` as a preview for the approver. `old` and `new`
-    are path → content before and after, for the files that can be shown.
+    map the paths of files that can be shown to the contents before and after the changes.
     """
     added: list[JsonObject] = []
     changed: list[JsonObject] = []

@@ -172,7 +172,7 @@ class IgnoreRules:
 
 def plain_names(text: str) -> tuple[str, ...]:
     """Return names that the top `.gitignore` leaves out everywhere, so that paths with these names
-    need not be examined. Return no names if any of its rules is negated.
+    need not be examined. Return no names if the file contains a negated rule.
     """
     names: list[str] = []
     for line in _lines(text)[:MAX_RULES]:

@@ -39,7 +39,7 @@ FILE_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A file or a link. Equal entries have the same content."""
+    """A file or a link. Entries that compare equal have the same content."""
 
     size: int
     """Size in bytes, or `LINK`."""
