@@ -28,8 +28,8 @@ upgraded while the process runs."""
 class Ticket(NamedTuple):
     """Identifies the engine that commands a node: the id of its state, and a number.
 
-    Each start of an engine uses higher numbers than earlier starts, and so does each time that the
-    engine joins the node again. A node obeys only the highest number of an owner.
+    Each start of an engine, and each time that it joins the same node again, uses a higher number
+    than before. A node obeys only the highest number of an owner.
     """
 
     owner: str
@@ -54,10 +54,7 @@ class NodeFacts(TypedDict):
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """What an engine sends when it joins a node.
-
-    The container settings, and what the node must keep.
-    """
+    """The container settings, and what a node must keep, as sent by an engine that joins it."""
 
     settings: WallSettings
     sessions: tuple[tuple[SessionRecord, SessionHome], ...] = ()

@@ -148,7 +148,10 @@ class Events:
     def sinks(
         self, order: RunOrder, on_call: Callable[[int, CallPort], None], open_: OpenConnections
     ) -> RunSinks:
-        """Return receivers that add the events that `order` wants to this object."""
+        """Return receivers for the events that `order` wants.
+
+        They add the events to this object.
+        """
 
         def progress(percent: float, message: str) -> None:
             self.add("progress", percent, message)
@@ -325,7 +328,7 @@ class Node:
         """A file that exists while the node is drained."""
         self._joined: dict[str, _Joined] = {}
         self._newest: dict[str, int] = {}
-        """Owner → the highest number with which it tried to join."""
+        """Owner → the highest number with which the owner tried to join."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._numbers = itertools.count(1)
         self._joining = anyio.Lock()
@@ -512,7 +515,7 @@ class Node:
     async def run(self, ticket: Ticket, order: RunOrder) -> list[RunEvent]:
         """Start a program and return its first events.
 
-        `more` returns the next ones, until an event is `ending` or `refused`.
+        `more` returns the next events, until an event is `ending` or `refused`.
         """
         joined = self._of(ticket)
         if order.id in joined.cancelled:
@@ -543,7 +546,7 @@ class Node:
         return piece
 
     def cancel(self, ticket: Ticket, run_id: str) -> None:
-        """Cancel a run. Its last event is its ending."""
+        """Cancel a run. The run's last event is then its ending."""
         joined = self._of(ticket)
         run = joined.runs.get(run_id)
         if run is not None:
@@ -554,7 +557,7 @@ class Node:
     def tell(self, ticket: Ticket, run_id: str, number: int, name: str, *values: Any) -> None:
         """Pass a message of the engine to a run.
 
-        `name` is the method of `_Run` that processes it.
+        `name` is the method of `_Run` that processes the message.
 
         Messages are processed in the order of their numbers, because Ray does not keep the order of
         calls.
@@ -572,7 +575,7 @@ class Node:
         """Connect to an address for the engine's gateway, and return the connection's number.
 
         Raises:
-            NetworkError: the address cannot be reached, the program has ended, or it has too many
+            NetworkError: the address cannot be reached, or the program has ended or has too many
                 connections.
         """
         run = self._of(ticket).runs.get(run_id)
@@ -605,7 +608,7 @@ class Node:
             stream = await self._held(ticket, session_id).connect(port)
             if number in joined.connecting:
                 joined.ports.setdefault(session_id, {})[number] = stream
-            else:  # nobody waits for it any more
+            else:  # no longer wanted
                 self._close_soon(stream)
         finally:
             joined.connecting.discard(number)
@@ -677,7 +680,7 @@ class Node:
             is_wanted = joined.holding.get(session_id) is mine
             if is_wanted:
                 del joined.holding[session_id]
-        if not is_wanted:  # nobody waits for it any more
+        if not is_wanted:  # no longer wanted
             held.end("nobody waits for it")
             return _state_of(held)
         joined.hold(session_id, held)
@@ -716,7 +719,9 @@ class Node:
         result = await getattr(held, operation)(*arguments)
         if operation == "until_gone":
             joined = self._of(ticket)
-            if joined.held.get(session_id) is held:  # it may have been restored here meanwhile
+            if (
+                joined.held.get(session_id) is held
+            ):  # the session may have been restored here meanwhile
                 del joined.held[session_id]
                 joined.ports.pop(session_id, None)
                 joined.changes.pop(session_id, None)
@@ -784,7 +789,10 @@ class Node:
             await joined.ended.wait()
 
     async def _serve(self, joined: _Joined, is_open: asyncio.Event) -> None:
-        """Keep an engine's wall open until the engine leaves, joins again or is silent."""
+        """Keep an engine's wall open until the engine leaves or joins again.
+
+        The wall is also closed if the engine is silent for `SILENCE_S`.
+        """
         try:
             async with joined.wall:
                 is_open.set()
@@ -827,7 +835,7 @@ class Node:
         except EngineError as error:
             events.add("refused", error)
         except asyncio.CancelledError:
-            if cancelled and joined.is_over.is_set():  # nobody has cancelled it
+            if cancelled and joined.is_over.is_set():  # the engine has not cancelled the run
                 lost = replace(cancelled[0], ended_by=EndedBy.SANDBOX_LOST, is_node_lost=True)
                 cancelled = [lost]
             events.add("ending", cancelled[0] if cancelled else _cut_off(joined, order))
@@ -854,7 +862,7 @@ class Node:
         ) as lease:
             below = wall.images.get(order.kind.image.partition(PLUS)[0])
             found = lease.container.image_id if not order.lock else below and below.id
-            if found != order.digest:  # it was built again since the call was placed
+            if found != order.digest:  # the image was rebuilt after the call was placed
                 raise try_later(f"The image {order.kind.image} has changed. Repeat the call.")
             return await lease.run(order.program, arguments, limits, sinks)
 

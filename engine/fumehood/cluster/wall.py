@@ -99,8 +99,8 @@ LEAVE_S = 10.0
 """Timeout in seconds for the nodes to end what they run for an engine that stops."""
 
 JOINS = 1_000_000
-"""Maximum number of times that one start of an engine can join the same node. The number of an
-engine start is multiplied by this to make room for the joins' numbers."""
+"""Maximum number of times that one start of an engine can join the same node. The number in a
+ticket is the number of the start, multiplied by this value, plus the number of the join."""
 
 COPY_AGAIN_S = 600.0
 """Minimum seconds between two successful copies of the same image to the same node."""
@@ -114,7 +114,7 @@ class NodeGone(Exception):
 
 
 class NodePort(Protocol):
-    """A connection to a node. It has no method of `Node` itself, but calls them by name.
+    """Calls methods of a node by their names.
 
     Every method that waits may raise NodeGone.
     """
@@ -141,7 +141,7 @@ class Membership(Protocol):
     async def ports(self) -> Sequence[NodePort]:
         """Return the nodes that can be reached now.
 
-        Until a node is restarted, it has the same object.
+        The same object is returned for a node until the node is restarted.
 
         Raises:
             SandboxUnavailable: the cluster cannot be reached now.
@@ -159,8 +159,8 @@ class _Link:
     ticket: Ticket
     placed: PlacedNode
     said_slots: int
-    """The number of slots with which the node was started. Its memory may be enough only for
-    fewer."""
+    """The number of slots with which the node was started. If its memory is too small for them, it
+    takes fewer calls."""
     report: NodeReport | None = None
     promised_mb: dict[str, int] = field(default_factory=dict)
     """Session id → promised MB, for the node's sessions that are not stopped."""
@@ -225,7 +225,7 @@ class ClusterWall(HasImages):
         """Key of a node → its name, if known, and why it was refused."""
         self._joins: dict[str, int] = {}
         self._held: dict[str, RemoteContainer] = {}
-        """Session id → its container."""
+        """Session id → the container of the session."""
         self._expected: dict[str, tuple[SessionRecord, SessionHome]] = {}
         """Session id → record and home of an earlier engine's session, until `resume`."""
         self._waits: dict[str, object] = {}
@@ -234,7 +234,7 @@ class ClusterWall(HasImages):
         self._copying: set[str] = set()
         """Copies of disks that are being made."""
         self._locks: OrderedDict[str, str] = OrderedDict()
-        """Image name with packages → their lock."""
+        """Image name with packages → the lock of the packages."""
         self._newest: dict[str, ImageFacts] | None = None
         """What `_images` returns, or None if the nodes or their images have changed."""
         self._away: str | None = None
@@ -399,8 +399,8 @@ class ClusterWall(HasImages):
     async def facts_of(self, image: str) -> JsonObject:
         """Return an image's name, digest, runtime and added packages.
 
-        With packages, the digest is that of the image without them, because each node adds the
-        packages itself, from the same lock.
+        With packages, the digest of the image without packages is returned, because each node adds
+        the packages itself, from the same lock.
         """
         below, plus, _ = image.partition(PLUS)
         found = await self._find(below)
@@ -511,9 +511,9 @@ class ClusterWall(HasImages):
         lock: str = "",
         on_lost: Callable[[], None],
     ) -> RemoteContainer:
-        """Take a container for a session.
+        """Take a container for a session from the node with the most free memory for sessions.
 
-        It is on the node that has promised the smallest fraction of its memory to sessions.
+        This is the node that has promised the smallest fraction of its memory to sessions.
         """
         await self._find(image)
         session_id = domain.session_id or ""
