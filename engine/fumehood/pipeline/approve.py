@@ -42,7 +42,7 @@ class Consent:
     expected: str | None = None
     """`Effect.base`: the state of the workspace for which a human approved the effect."""
     is_let_pass: bool = False
-    """Whether the call may pass a gate despite an `Excess` with a `record`."""
+    """Whether the call may pass a gate although the gate has an `Excess` with a `record`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ class Asker(Protocol):
     async def ask(
         self, claimed: ClaimedCall, plan: Plan, call: CallContext, services: PipelineServices
     ) -> Consent | Envelope:
-        """Return consent to a call, or the final answer of a call that was stored and has ended.
+        """Return consent to a call, or the final answer to a call that was stored and has ended.
 
         Set `call.parked_as` once the call is stored, and transfer its claim to the stored call.
 
@@ -102,7 +102,7 @@ class Asker(Protocol):
         """Cancel a stored call whose caller was cancelled, unless its answer is still wanted."""
 
     async def ending_of(self, call_id: str, principal_id: str) -> Envelope | EngineError | None:
-        """Return the answer of a caller's stored call, or an error if the call has not ended.
+        """Return the answer to a caller's stored call, or an error if the call has not ended.
 
         Return None if the caller has no such call.
         """
@@ -113,11 +113,12 @@ class Asker(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ApprovedCall:
-    """A call that needs no consent, or has it."""
+    """A call that needs no consent, or that has consent."""
 
     permitted: PermittedCall
     consent: Consent | None = None
-    """Marked as used when the call starts. None if the call needs no consent."""
+    """The consent, which is marked as used when the call starts. None if the call needs no
+    consent."""
 
 
 def require_readable(permitted: PermittedCall) -> None:
@@ -140,13 +141,13 @@ def require_readable(permitted: PermittedCall) -> None:
 async def approve(
     claimed: ClaimedCall, services: PipelineServices, call: CallContext
 ) -> ApprovedCall | Envelope:
-    """Pass a call that needs no consent or becomes a trial, and request consent for any other.
+    """Pass a call that needs no consent or becomes a trial. Request consent for any other call.
 
-    Return the approved call, or the final answer of a call that was stored and has ended.
+    Return the approved call, or the final answer to a call that was stored and has ended.
 
     Raises:
-        EngineError: as `Asker.ask`.
-        TypeError: as `with_consent`.
+        EngineError: for the same reasons as in `Asker.ask`.
+        TypeError: the asker returned neither an envelope nor a `Consent` to this call.
     """
     permitted, decision = claimed.permitted, claimed.permitted.decision
     if decision.verdict is Verdict.ALLOW:

@@ -131,7 +131,7 @@ def facts_to_explain(
     """Return the facts of the call in a query about the policy. Budgets are ignored.
 
     Raises:
-        EngineError: as for a real call, before its policy decision.
+        EngineError: a real call would be refused with this error before its policy decision.
     """
     speaks_for = frozenset({query.agent_id} if query.agent_id is not None else ())
     try:

@@ -1,8 +1,8 @@
 """Batches: several calls in one request, each run by the pipeline as if it had been sent alone.
 
 Host side. The engine creates batches; they use `Calls.run`. Invariants: each member has exactly one
-answer, at its own position; a member's failure never affects another; no member starts after the
-batch was ended; when `run` returns, no member is running.
+answer, at the member's own position; a member's failure never affects another member; no member
+starts after the batch was ended; when `run` returns, no member is running.
 """
 
 from __future__ import annotations
@@ -111,7 +111,10 @@ class Batch:
             handle.cancel()
 
     async def _work(self, waiting: Iterator[tuple[int, Any]]) -> None:
-        """Answer one member after the other. Several tasks run this and share the iterator."""
+        """Answer members one after the other.
+
+        Several tasks run this method and share the iterator.
+        """
         for place, member in waiting:
             # Refused members never yield to the event loop, so without this they would block it.
             await anyio.lowlevel.checkpoint()

@@ -106,8 +106,11 @@ def tools_of(permitted: PermittedCall, services: PipelineServices) -> list[JsonO
 
 
 def _visible(request: CallRequest, reference: str, services: PipelineServices) -> ToolDefinition:
-    """Return the tool as this caller and agent see it. Raises EngineError if they may not use
-    it."""
+    """Return the tool as this caller and agent see it.
+
+    Raises:
+        EngineError: the caller or the agent may not use the tool.
+    """
     found = resolve(
         replace(request, tool=reference, arguments={}),
         services.registry,
@@ -171,7 +174,7 @@ class ChildCalls:
         send: Callable[[], Awaitable[EngineError | None]],
         port: CallPort,
     ) -> EngineError | None:
-        """Ask for approval of a request that the program wants to send, and send it by `send`.
+        """Request approval of a program's network request, and then send it with `send`.
 
         Return None if the request was sent, otherwise the error.
         """
@@ -213,7 +216,7 @@ class ChildCalls:
         return PermissionDenied(answer.error.message if answer.error else "It was not sent.")
 
     async def ask_about(self, decision: HeldAction) -> EngineError | None:
-        """Ask for approval of a trial's effect, which `decision` then applies.
+        """Request approval of a trial's effect, which `decision` then applies.
 
         Return None once `decision` has begun to apply the effect, otherwise the error.
         """
@@ -258,7 +261,10 @@ class ChildCalls:
         return PermissionDenied(answer.error.message if answer.error else "It was not put in.")
 
     def spend(self, *, requests: int = 0, network_bytes: int = 0) -> bool:
-        """Charge the program's requests and bytes to the gates. Return False if one refuses."""
+        """Charge the program's requests and bytes to the gates.
+
+        Return False if a gate refuses them.
+        """
         return all(
             hold.take(requests=requests, passed_bytes=network_bytes)
             for _, hold in self._parent.holds

@@ -1,8 +1,8 @@
 """Claim: make sure that no other call with this idempotency key is running or has been answered.
 
-Fourth stage. Takes a `PermittedCall`, returns a `ClaimedCall`. A call with a key (from the
-option, from the tool's own parameter, or derived from the call on request) claims it in one durable
-step. It does so after authorization, so that no caller gets another's answer. A call without a key
+Fourth stage. Takes a `PermittedCall`, returns a `ClaimedCall`. A call with a key (from the option,
+from the tool's own parameter, or derived from the call on request) claims it in one durable step.
+It does so after authorization, so that no caller gets another caller's answer. A call without a key
 costs nothing here. Two calls with the same key are the same call if they have the same fingerprint,
 which is the hash of everything that decides what a call does. Invariants: at most one call per key
 runs at a time; the answer is on disk before the caller gets it; the key of a call that may have
@@ -71,7 +71,7 @@ _LATER = frozenset({RequiresHumanApproval.code})
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """The answer of an earlier call with the same key."""
+    """The answer to an earlier call with the same key."""
 
     envelope: Envelope
 
@@ -171,7 +171,7 @@ class Keys:
         return await self._database.write(lambda connection: rows.recover(connection, now))
 
     async def answer_of(self, principal_id: str, call_id: str) -> str | None:
-        """Return the stored answer of a call with a key, or None. Raises ReadFailed."""
+        """Return the stored answer to a call with a key, or None. Raises ReadFailed."""
         return await self._database.read(
             lambda connection: rows.answer_of(connection, principal_id, call_id)
         )
@@ -185,7 +185,9 @@ class Keys:
         return await self._database.repeat(lambda connection: rows.forget_old(connection, now))
 
     async def end(self, call: KeyedCall, job: Callable[[Connection], None]) -> bool:
-        """Write the ending of a call that holds a key. Return whether it is on disk. For `Claim`.
+        """Write the ending of a call that holds a key.
+
+        Return whether it is on disk. Used by `Claim`.
 
         The write is queued before the first wait, and cancelling the wait does not stop it.
         """
@@ -197,7 +199,7 @@ class Keys:
         return True
 
     def let_go(self, call: KeyedCall) -> None:
-        """Note that the call no longer holds a key in this process."""
+        """Record that the call no longer holds a key in this process."""
         self._held.discard(call.call_id)
 
     async def _take(self, call: KeyedCall, now: datetime) -> KeptKey | None:
@@ -243,11 +245,12 @@ def claimed(permitted: PermittedCall, claim: Claim | None) -> ClaimedCall:
 def key_of(permitted: PermittedCall) -> str | None:
     """Return the key that the caller gave in the option or in the tool's own parameter, or None.
 
-    Values from an agent's configuration or a schema's default do not count as keys, and neither
-    do null and empty values.
+    Values from an agent's configuration or a schema's default do not count as keys, and neither do
+    null and empty values.
 
     Raises:
-        InvalidParams: both are given and differ, or the parameter is too long for a key.
+        InvalidParams: option and parameter are both given and differ, or the parameter is too long
+            for a key.
     """
     request = permitted.request
     option = request.options.idempotency_key
@@ -313,7 +316,7 @@ async def _keyed(permitted: PermittedCall, given: str, call_id: str) -> KeyedCal
 
 
 async def _hashed(permitted: PermittedCall, make: Callable[[], T]) -> T:
-    """Call `make`, which hashes the call's arguments; in a thread if these are long."""
+    """Call `make`, which hashes the call's arguments. If they are long, use a thread."""
     if len(strict_json.dumps(permitted.arguments)) <= LOOP_SIZE:
         return make()
     return await anyio.to_thread.run_sync(make)
@@ -388,8 +391,11 @@ async def repeat_key_of(permitted: PermittedCall) -> str | None:
 
 
 def _action(permitted: PermittedCall) -> JsonObject:
-    """Return what identifies an action: tool, effective arguments without the key, caller, agent,
-    session and context."""
+    """Return everything that identifies an action.
+
+    These are the tool, the effective arguments without the key, the caller, the agent, the session
+    and the context.
+    """
     tool, options = permitted.tool.definition, permitted.request.options
     return {
         "tool": tool.name,
@@ -403,8 +409,10 @@ def _action(permitted: PermittedCall) -> JsonObject:
 
 
 def context_of(request: CallRequest) -> JsonObject:
-    """Return the field `context` if the call has one. Without it, a call has the same digest as in
-    versions before contexts existed."""
+    """Return the field `context` as a JSON object, which is empty for a call without a context.
+
+    So a call without a context has the same digest as in versions that had no contexts.
+    """
     return {} if request.context is None else {"context": request.context}
 
 

@@ -2,7 +2,7 @@
 
 Also used by the offline policy commands, so it must not import the engine's services. Coercion
 corrects wrong types that models often send, only in top-level properties that have one plain type.
-The arguments of strict tools are not coerced; nor are those of dangerous tools, because a human
+Arguments of strict tools are not coerced. Neither are arguments of dangerous tools, because a human
 approves exactly the arguments that were sent. Numbers are clamped to their bounds only for
 read-only tools.
 """

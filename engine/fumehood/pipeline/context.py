@@ -52,7 +52,7 @@ FALLBACK_SUFFIX = "_fallback"
 
 @dataclass(frozen=True, slots=True)
 class FallbackAnswer:
-    """The answer of the fallback, which was called after the first tool failed."""
+    """The answer of the fallback tool, which was called after the first tool failed."""
 
     tool: str
     envelope: Envelope
@@ -102,7 +102,7 @@ class CallContext:
     """Set if the tool failed and its fallback was called."""
 
     def begin(self) -> None:
-        """Note, also for the gates, that the call may have an effect from now on."""
+        """Record, also in the gates, that the call may have an effect from now on."""
         for _, hold in self.holds:
             hold.begin()
         self.has_begun = True

@@ -18,7 +18,7 @@ from fumehood.sandbox.session_use import SessionLease
 async def decide_trial(
     held: HeldTrial, call: CallContext, services: PipelineServices, run_call: RunCall
 ) -> Outcome:
-    """Ask a human about the effect of a trial, apply or drop it, and return the call's outcome."""
+    """Request a decision on a trial's effect, apply or drop it, and return the call's outcome."""
     assert call.plan is not None
     decision = TrialDecision(held, call.plan.executor.language)
     try:

@@ -66,7 +66,7 @@ async def plan_admission(
     Raises:
         ShuttingDown: the engine accepts no new calls.
         CircuitOpen: requests to the tool's service are suspended.
-        SandboxUnavailable, InvalidParams, ResourceNotFound: as `plan_now`.
+        SandboxUnavailable, InvalidParams, ResourceNotFound: for the same reasons as in `plan_now`.
     """
     if services.is_draining():
         raise ShuttingDown(
@@ -84,12 +84,12 @@ async def plan_admission(
 async def admit(
     approved: ApprovedCall, plan: Plan, sessions: SessionKeeper, circuit: Circuit | None
 ) -> AsyncIterator[AdmittedCall]:
-    """Wait a bounded time for a place, and hold it: `async with admit(…) as admitted`.
+    """Wait a bounded time for a place, and hold it during the block.
 
     Raises:
         CircuitOpen: requests to the tool's service are suspended.
         SandboxUnavailable: no place became free in time.
-        InvalidParams, ResourceNotFound: as `make_plan`.
+        InvalidParams, ResourceNotFound: for the same reasons as in `make_plan`.
     """
     expected = approved.consent.expected if approved.consent is not None else None
     async with _lease(approved.permitted, plan, sessions) as lease:
@@ -104,7 +104,7 @@ async def admit(
 def _lease(
     permitted: PermittedCall, plan: Plan, sessions: SessionKeeper
 ) -> AbstractAsyncContextManager[Lease]:
-    """Return the lease of the session's container if the call runs in it, otherwise of the wall."""
+    """Return a lease of the session's container if the call runs there, otherwise of the wall."""
     options, memory_mb = permitted.request.options, plan.limits.memory_mb
     if plan.placement.is_of_session and plan.session is not None:
         return sessions.lease(

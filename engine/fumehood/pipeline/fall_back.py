@@ -1,10 +1,10 @@
-"""Fall back: call another tool once, because the service of the first one failed.
+"""Fall back: call another tool once, because the service of the first tool failed.
 
 The fallback passes the whole pipeline: for the same caller and agent, with the same arguments,
 under its own id. It is not called if the first tool may have acted and is not idempotent, if the
 fallback needs approval, or if a human approved the call, because the approval is for the first tool
-only. A call whose fallback may have acted is never reported as retryable, unless repeating it is
-harmless.
+only. A call whose fallback may have acted is never reported as retryable, unless repeating the call
+is harmless.
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
 """Gates: what parts require of a call that the policy permits, and what they hold while it runs.
 
 Host side. `pass_gates` calls the gates of an engine in the order of their parts. Invariants: a gate
-sees a call only after `authorize`. It can only refuse the call, delay it, or answer it with the
-result of an equal call, which requires that the policy allows the call without asking. A gate gets
-values that it cannot change, and an exception from it ends the call. A gate never sees a refusal,
-so it cannot revoke one. Each hold ends exactly once, whatever happens to the call.
+receives a call only after `authorize`. It can only refuse the call, delay it, or answer it with the
+result of an identical call, which requires that the policy allows the call without approval. A gate
+gets values that it cannot change, and an exception from it ends the call. A gate never receives a
+refused call, so it cannot undo a refusal. Each hold ends exactly once, whatever happens to the
+call.
 """
 
 from __future__ import annotations
@@ -36,12 +37,12 @@ class Excess:
 
 @dataclass(frozen=True, slots=True)
 class KnownAnswer:
-    """The successful result of an earlier, equal call, as that call's caller received it."""
+    """The successful result of an earlier, identical call, as that call's caller received it."""
 
     data: bytes
     """The result as JSON."""
     warnings: tuple[str, ...]
-    """Warnings of the earlier run, without those about its arguments or options."""
+    """Warnings of the earlier run, without those about the earlier call's arguments or options."""
     metadata: Mapping[str, Any]
     """Fields of the answer's `Metadata` that the gate's part fills in."""
     redacted: int = 0
@@ -56,31 +57,34 @@ class Ended:
     is_whole: bool
     """Whether the call's own tool succeeded and `envelope` has its complete result."""
     warnings: tuple[str, ...]
-    """Warnings of the run, as in `KnownAnswer`."""
+    """Warnings of the run, without those about the call's arguments or options."""
 
 
 class Hold:
     """What a gate holds for one call. Every method may be overridden; the defaults do nothing.
 
-    After `begin`, the hold gets `settle`, otherwise `release`, and `close` at the end in any
-    case.
+    If `begin` was called, `settle` is called when the call has ended; otherwise `release` is
+    called. At the end, `close` is called in both cases.
     """
 
     metadata: Mapping[str, Any] = MappingProxyType({})
     """Fields of the answer's `Metadata` that the gate's part fills in."""
 
     def begin(self) -> None:
-        """Note that the call may have an effect from now on. If this raises, nothing runs."""
+        """Record that the call may have an effect from now on. If this raises, nothing runs."""
 
     def take(self, *, requests: int, passed_bytes: int) -> bool:
         """Charge what a running program sends or receives. Return False if that is too much."""
         return True
 
     def settle(self, ended: Ended) -> None:
-        """Settle the hold: the call has ended, but its answer has not been sent yet."""
+        """Settle the hold, because the call has ended. Its answer has not been sent yet."""
 
     def release(self) -> None:
-        """Release the hold: the call used nothing. The tool's fallback may still answer it."""
+        """Release the hold, because the call used nothing.
+
+        The tool's fallback may still answer the call.
+        """
 
     def close(self) -> None:
         """Close the hold at the end of the call, after it was settled or released."""
@@ -99,18 +103,19 @@ class Gate:
     async def answer(
         self, permitted: PermittedCall, limit_s: Callable[[], float]
     ) -> KnownAnswer | Hold | None:
-        """Return an equal call's result, or a hold that lasts until this call has ended, or None.
+        """Return an identical call's result, a hold that lasts until this call has ended, or None.
 
-        Called only for new calls without an idempotency key that the policy allows without asking.
-        `limit_s` returns the call's time limit in seconds, or raises the EngineError that prevents
-        the call from running.
+        Called only for new calls without an idempotency key that the policy allows without
+        approval. `limit_s` returns the call's time limit in seconds, or raises the EngineError that
+        prevents the call from running.
         """
         return None
 
     async def hold(self, permitted: PermittedCall, *, is_let_pass: bool) -> Hold | None:
         """Hold what the call needs to run, or return None if it needs nothing.
 
-        `is_let_pass` means that a human lets the call pass despite an `Excess` with a `record`.
+        `is_let_pass` means that a human lets the call pass although the gate has an `Excess` with a
+        `record`.
 
         Raises:
             EngineError: the gate refuses the call.

@@ -1,7 +1,7 @@
 """The hooks of a part in the pipeline: around a run, and before an answer.
 
-Host side. `EnginePart` has these methods, and `compose` gives the pipeline those that are
-overridden. Invariant: a part is only entered for a call that every gate has admitted.
+Host side. `EnginePart` has these methods. `compose` passes to the pipeline the methods that a part
+overrides. Invariant: the hook around a run is only entered for a call that every gate has admitted.
 """
 
 from __future__ import annotations
@@ -25,18 +25,22 @@ class CallPart:
 
     @asynccontextmanager
     async def around(self, run: ToolRun, before: Sequence[Given]) -> AsyncIterator[Given | None]:
-        """Surround the run of a program, and yield what this part adds to the run, or None.
+        """Surround the run of a program. Yield what this part adds to the run, or None.
 
-        `before` has what earlier parts add. Raises EngineError if the program must not run.
+        `before` contains the additions of earlier parts. Raises EngineError if the program must not
+        run.
         """
         yield None
 
     async def answered(
         self, call: CallContext, outcome: Outcome, data: JsonObject
     ) -> Mapping[str, Any]:
-        """Return fields to add to the answer's metadata. Fields that are already set stay.
+        """Return fields to add to the answer's metadata.
 
-        `data` is not shortened yet. `outcome.kept` has the values that parts kept from the run.
+        Fields that are already set stay unchanged.
+
+        `data` is not shortened yet. `outcome.kept` contains the values that parts kept from the
+        run.
         """
         return {}
 
@@ -62,8 +66,8 @@ class CallParts:
     ) -> dict[str, Any]:
         """Return the fields that parts add to the answer's metadata.
 
-        If several parts return the same field, the first part wins. If a part raises, that is
-        logged, and the call still gets its answer.
+        If several parts return the same field, the first part wins. If a part raises, the exception
+        is logged, and the call still gets its answer.
         """
         added: dict[str, Any] = {}
         for part in self.answering:

@@ -1,7 +1,7 @@
 """Pass a call through the gates (`gate.py`), which can answer it, refuse it or hold what it needs.
 
-Invariant: the gates are called in order, and the first refusal ends the call. Only a call of a tool
-that the policy allows without asking can be answered with the result of an equal call.
+Invariant: the gates are called in order, and the first refusal ends the call. A call can be
+answered with the result of an identical call only if the policy allows the call without approval.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from fumehood.policy.model import Decision, Verdict
 async def answer_of_gates(
     permitted: PermittedCall, call: CallContext, services: PipelineServices
 ) -> Envelope | None:
-    """Return the answer of an equal call, or None if this call must itself run.
+    """Return the answer to an identical call, or None if this call must itself run.
 
     Raises:
         EngineError: a gate refuses the call.
@@ -52,7 +52,7 @@ def refuses(excess: Excess, decision: Decision) -> bool:
 
 
 def refuse_early(permitted: PermittedCall, services: PipelineServices) -> None:
-    """Refuse a call before it requests approval, if a gate would refuse it in spite of approval.
+    """Refuse a call before it requests approval, if a gate would refuse it even with approval.
 
     Raises:
         EngineError: a gate refuses the call.
@@ -118,6 +118,6 @@ _METADATA = Metadata(
     metacognition=None,
 )
 _ANSWER = Envelope(success=True, status="success", data={}, error=None, metadata=_METADATA)
-"""The answer of a call that did not run, without the fields that differ between such answers."""
+"""The answer to a call that did not run, without the fields that differ between such answers."""
 
 _nothing_used = lru_cache(maxsize=8)(lambda currency: UsageReport(currency=currency))

@@ -2,7 +2,7 @@
 
 Not a stage: plans are made for dry runs, for approval requests, and by `admit`. Invariant: if the
 wall cannot enforce a required limit on this host, the call is refused; it never falls back to a
-weaker wall. Before that, a wall that can recover is checked again (`plan_now`).
+weaker wall. `plan_now` first checks again a wall that may have recovered.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ async def plan_now(
 ) -> Plan:
     """Call `make_plan`. If the wall is down or an image is missing, check again and retry once.
 
-    Raises as `make_plan`.
+    Raises the same errors as `make_plan`.
     """
     try:
         return await _with_packages(make_plan(permitted, walls, sessions), permitted)
@@ -110,7 +110,7 @@ def _check_options(permitted: PermittedCall, executor: Executor, placement: Plac
 
 
 def _check_plan(permitted: PermittedCall, plan: Plan) -> None:
-    """Raise EngineError if the call needs an absent part, or the plan rules out an option."""
+    """Raise EngineError if the call needs an absent part, or if an option contradicts the plan."""
     needs = needs_of(permitted.tool.definition, permitted.arguments, plan.network)
     if needs and (missing := needs.difference(*(part.gives for part in parts()))):
         raise not_given(missing)
@@ -141,8 +141,10 @@ def can_be_tried(permitted: PermittedCall, plan: Plan) -> bool:
 
 
 def _executor(permitted: PermittedCall) -> Executor:
-    """Return what the call runs: its held action, or its tool's executor. Raises as
-    `executor_of`."""
+    """Return the executor that the call runs: its held action, or its tool's executor.
+
+    Raises the same errors as `executor_of`.
+    """
     held = permitted.request.held
     if held is None:
         return executor_of(permitted.tool.definition)
@@ -154,7 +156,7 @@ def executor_of(tool: ToolDefinition) -> Executor:
     """Return the executor of a tool.
 
     Raises:
-        SandboxUnavailable: this version has no such executor.
+        SandboxUnavailable: this version of the engine has no such executor.
     """
     executor = EXECUTORS.get(tool.executor)
     if executor is None:
@@ -243,7 +245,10 @@ def make_plan(
 
 
 def can_run_now(tool: ToolDefinition, walls: Walls) -> bool:
-    """Whether the wall and the image for the tool outside a session are known to be available."""
+    """Whether a tool's wall and image are known to be available.
+
+    This applies to calls without a session.
+    """
     try:
         executor = executor_of(tool)
         placement = executor.placement(tool, in_session=False)
@@ -279,7 +284,12 @@ def _session(
     offered: WallLimits,
     sessions: SessionKeeper | None,
 ) -> SessionRecord | None:
-    """Return the call's session, or None. A call cannot change the session's memory size."""
+    """Return the call's session, or None.
+
+    Raises EngineError if the session does not fit the call.
+
+    A call cannot change the session's memory size.
+    """
     tool, options = permitted.tool.definition, permitted.request.options
     if tool.executor == DECISION:
         return None  # a decision is about a session of the caller's own system
@@ -330,7 +340,7 @@ def _check_isolation(placement: Placement, options: CallOptions) -> None:
 
 
 def _lowered(options: CallOptions, limits: Limits, allowed_mb: int | None) -> tuple[str, ...]:
-    """Return a warning for each limit that is lower than the call's option."""
+    """Return a warning for each limit that is lower than the call requested."""
     if options.timeout_seconds is None and options.memory_limit_mb is None:
         return ()
     asked_and_given = (

@@ -50,7 +50,7 @@ def record_ending(call: CallContext, envelope: Envelope, services: PipelineServi
 async def make_long_record(
     call: CallContext, envelope: Envelope, services: PipelineServices
 ) -> None:
-    """Make a long call's record in a thread. If cancelled meanwhile, the call gets no record."""
+    """Make a long call's record in a thread. If this is cancelled, the call gets no record."""
     error = envelope.error
     told = envelope.data if error is None else error.details
     is_kept = services.calls.keeps_record_of(error.code if error is not None else "OK")
@@ -95,9 +95,9 @@ def _write_down(call: CallContext, envelope: Envelope, services: PipelineService
 def record_replay(
     call: CallContext, envelope: Envelope, services: PipelineServices, timestamp: str
 ) -> None:
-    """Record a call that got the stored answer of an earlier call.
+    """Record a call that got the stored answer to an earlier call.
 
-    The call log gets a separate entry for it, with no resources and no cost.
+    The call log gets a separate entry for this call, with no resources and no cost.
     """
     request = call.request
     code = envelope.error.code if envelope.error is not None else "OK"

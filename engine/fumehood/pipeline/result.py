@@ -215,11 +215,13 @@ def _whole_text(message: object) -> str:
 
 
 def _as_json_object(value: Any, *, is_result: bool) -> tuple[JsonObject, bytes]:
-    """Return a value as a JSON object, and encoded. Any other value is wrapped as `{"value": …}`.
+    """Return a value as a JSON object, and its encoded form.
+
+    A non-object becomes `{"value": …}`.
 
     Raises:
-        EngineError: JSON cannot represent the value. `is_result` tells whether it is a result or
-            an error's details.
+        EngineError: JSON cannot represent the value. `is_result` means that it is a result, not an
+            error's details.
     """
     try:
         # Tools return any Python value (models, dates, decimals); guests send JSON.
@@ -336,13 +338,13 @@ def _long_values(
 
 
 def _long_of(cut: CutText, max_length: int | None) -> _Long:
-    """Describe a text that was too long for memory and is already stored."""
+    """Describe a text that was too long to keep in memory and is already stored."""
     shown = ends_of(cut.head, cut.tail, cut.length, max_length)
     return _Long((cut.field,), "", shown, PLAIN_TEXT, cut.length)
 
 
 def _walk(node: Any, path: Path) -> Iterator[tuple[Path, str, bool]]:
-    """Yield every text with its path, and whether it belongs to the description of a file."""
+    """Yield every text with its path, and whether the text belongs to the description of a file."""
     is_file = isinstance(node, dict) and "filename" in node
     items: Any = ()
     if isinstance(node, dict):
@@ -392,8 +394,10 @@ def _put(target: Any, values: dict[Path, str | None], path: Path = ()) -> Any:
 
 
 def _note(found: list[_Long], links: list[JsonObject], *, with_summary: bool) -> JsonObject:
-    """Return the answer's fields that describe shortened values. `resource_url` is the first
-    link."""
+    """Return the answer's fields that describe shortened values.
+
+    `resource_url` is the first link.
+    """
     fields = [
         {
             "field": long.name,
@@ -447,7 +451,10 @@ def account(
     counter: TokenCounter,
     prices: Prices,
 ) -> UsageReport:
-    """Return tokens and cost of a call. `outcome` is None if it was refused and costs nothing."""
+    """Return tokens and cost of a call.
+
+    If `outcome` is None, the call was refused and costs nothing.
+    """
     cost = Decimal(0)
     if tool is not None and outcome is not None:
         cost = (
@@ -523,7 +530,7 @@ async def build_envelope(
 async def _shaped(
     outcome: Outcome, tool: RegisteredTool, max_bytes: int, redactor: Redactor
 ) -> ShapedOutcome:
-    """Call `shape`, in a thread if the outcome is long."""
+    """Call `shape`. If the outcome is long, use a thread."""
     error = outcome.error
     told = outcome.data if error is None else (error.message, error.details)
     if not is_long(told):
@@ -554,7 +561,7 @@ async def _shorten(
     resolved: ResolvedCall,
     services: PipelineServices,
 ) -> ShapedOutcome:
-    """Shorten long texts. Dry runs store no blobs, and calls of programs get longer texts."""
+    """Shorten long texts. A dry run stores no blobs, and a program's call gets longer texts."""
     is_whole = len(shaped.text) <= MAX_RESULT_BYTES and not shaped.outcome.cuts
     if request.parent_id is not None and is_whole:
         return shaped

@@ -46,7 +46,7 @@ FREE_RETRIES = 10
 """Number of retries that a tool may have in the window, however few calls it has."""
 
 RETRIED_SHARE = 0.1
-"""Further retries that a tool may have in the window, as a share of its calls there."""
+"""Further retries that a tool may have in the window, as a share of its calls in the window."""
 
 BUDGET_SPENT = (
     "retries: stopped, because too many calls of this tool were repeated in the last minute"

@@ -85,10 +85,10 @@ async def _run(call: CallContext, services: PipelineServices) -> Envelope:
 async def _claim(
     permitted: PermittedCall, call: CallContext, services: PipelineServices
 ) -> Claim | Replay | Waiting | None:
-    """Claim the call's key, or return the earlier call that this one repeats.
+    """Claim the call's key, or return the earlier call that this call repeats.
 
     A call without a key can also repeat an earlier call if it needs approval. A fallback's call has
-    no key, because the first tool's call holds it for both.
+    no key of its own, because the first tool's call holds the key for both.
     """
     if permitted.request.is_fallback:
         if permitted.decision.verdict is Verdict.ASK:
@@ -160,7 +160,7 @@ async def run_approved(
 async def _answer_of_another(
     found: Replay | Waiting, call: CallContext, services: PipelineServices
 ) -> Envelope:
-    """Return the answer to a call that repeats an earlier one."""
+    """Return the answer to a call that repeats an earlier call."""
     if isinstance(found, Replay):
         now = timestamp(services.clock.now())
         record_replay(call, found.envelope, services, now)

@@ -71,7 +71,10 @@ class LiveCall(NamedTuple):
     def record(
         self, now: datetime, currency: str, redactor: Redactor, *, with_output: bool = False
     ) -> CallRecord:
-        """Return the call as the call log shows it. `with_output` adds its latest output."""
+        """Return the call as the call log shows it.
+
+        `with_output` adds the end of the call's output.
+        """
         request, handle = self.request, self.handle
         tool, _, version = request.tool.partition("@")
         progress, message = handle.progress or (None, "")
@@ -146,8 +149,8 @@ class Calls:
     ) -> Coroutine[Any, Any, Envelope]:
         """Run one call. The principal must already be authenticated.
 
-        This returns the coroutine instead of awaiting it, because a nested one would slow down
-        every call.
+        This method returns the coroutine instead of awaiting it, because a nested coroutine would
+        slow down every call.
         """
         return self._run(self._request(tool, body, principal), live)
 
@@ -193,7 +196,7 @@ class Calls:
         return await self._recordings.end_lost(lambda call: lost_answer(call, services))
 
     def delivered(self, live: CallHandle) -> None:
-        """Note that the caller has received its answer."""
+        """Record that the caller has received the answer to its call."""
         if live.on_delivered is not None:
             live.on_delivered()
 
@@ -204,8 +207,9 @@ class Calls:
         return found.handle if found and by is not None and by.id == principal.id else None
 
     async def cancel(self, live: CallHandle) -> bool:
-        """Cancel a call, and wait at most `END_PATIENCE_S` until it has ended. Return False if it
-        can no longer be cancelled.
+        """Cancel a call, and wait at most `END_PATIENCE_S` until it has ended.
+
+        Return False if the call can no longer be cancelled.
         """
         if not live.cancel():
             return False
@@ -230,10 +234,10 @@ class Calls:
         await asyncio.gather(*self.streamed, return_exceptions=True)
 
     def _request(self, tool: str, body: CallBody, principal: Principal | None) -> CallRequest:
-        """Build a new call. Its trace is that of the option `trace_id`, or of the HTTP request.
+        """Build a new call. Its trace is given by the option `trace_id`, or by the HTTP request.
 
         A session's name becomes its id here: an approval or a key must not pass to the next session
-        of that name.
+        with that name.
         """
         options = body.options
         if options.session_id is not None and principal is not None:
@@ -325,9 +329,12 @@ class StreamedCall:
         )
 
     async def begun(self) -> Envelope | None:
-        """Wait until the call begins. Return None, or the answer if the call ended before that.
+        """Wait until the call begins.
 
-        If this method is cancelled, the `reader` is closed. Otherwise the caller must close it.
+        Return None, or the answer if the call ended before it began.
+
+        If this method is cancelled, the `reader` is closed. Otherwise the caller must close the
+        reader.
         """
         try:
             await self._settled.wait()

@@ -52,8 +52,7 @@ class ValidatedCall:
 
     @property
     def shown_arguments(self) -> JsonObject:
-        """The arguments that the caller may see, without those that the agent's configuration
-        fixes."""
+        """The arguments that the caller may see. The agent's fixed arguments are omitted."""
         binding = self.resolved.binding
         if binding is None or not binding.fixed:
             return self.arguments
