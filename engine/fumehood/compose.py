@@ -260,7 +260,7 @@ def compose(
         return facts_to_explain(query, registry, agents, clock.now)
 
     def use_budgets(more: Sequence[BudgetRule]) -> None:
-        """Use the budgets of the policy file, and those of the configuration with other names."""
+        """Use the policy file's budgets, and the configured budgets with other names."""
         names = {budget.name for budget in more}
         budgets.replace([*(b for b in config.budgets if b.name not in names), *more])
         for name in budgets.unmatched({tool.definition.name for tool in registry}):
@@ -444,7 +444,7 @@ class EngineLife:
         for saved in made.saved:
             self._stack.push_async_callback(anyio.to_thread.run_sync, saved.close)
         await enter(made.walls)
-        # Before any of them can end because it was not used while no engine ran.
+        # Before a session can end because it was unused while no engine ran.
         made.services.sessions.keep_for_calls(await made.approvals.requests.awaited_sessions())
         await enter(made.services.sessions)
         await made.policy.start()
@@ -492,7 +492,7 @@ class EngineLife:
             await self._stack.aclose()
         finally:
             with anyio.CancelScope(shield=True):
-                # So that the last calls are recorded (`record_ending`).
+                # One turn of the event loop, so that the last calls are recorded (`record_ending`).
                 await anyio.lowlevel.checkpoint()
                 await self._close_parts()
 

@@ -257,7 +257,10 @@ class KernelConfig(BaseSettings):
 
     @property
     def control_socket_path(self) -> Path:
-        """The path of the approvers' and administrators' socket. Raises as `socket_path`."""
+        """The path of the approvers' and administrators' socket.
+
+        Raises ConfigError if the path is too long.
+        """
         return self._paths.control_socket_path
 
     @property
@@ -280,7 +283,7 @@ class KernelConfig(BaseSettings):
 def _unknown_tables(settings: type[BaseSettings]) -> Iterator[tuple[str, str]]:
     """Yield key and value of each environment variable for a table that does not exist.
 
-    Such a table can be that of a missing part. Validation then refuses the key.
+    The table may belong to a missing part. Validation then refuses the key.
     """
     for name, value in os.environ.items():
         beginning, _, path = name.upper().partition(PREFIX)
@@ -291,7 +294,7 @@ def _unknown_tables(settings: type[BaseSettings]) -> Iterator[tuple[str, str]]:
 
 
 def _with_parts() -> type[KernelConfig]:
-    """Return the kernel's settings and those of the parts as one model."""
+    """Return one model with the settings of the kernel and of the parts."""
     fields: dict[str, Any] = {}
     for part in parts():
         for key, setting in imported(part.settings, {}).items():
@@ -325,7 +328,9 @@ def config_file() -> Path:
 
 
 def load_config(**overrides: Any) -> Config:
-    """Read the configuration file and the environment. `overrides` win, except those that are None.
+    """Read the configuration file and the environment.
+
+    `overrides` replace the values read, except overrides that are None.
 
     Raises:
         ConfigError: the configuration is invalid; the message names every fault.

@@ -423,7 +423,10 @@ class Engine:
     def tools_state(
         self, principal: Principal, agent_id: str | None = None
     ) -> tuple[int, int, bool]:
-        """Return a value that changes with `callable_tools`. Raises the same errors."""
+        """Return a value that changes whenever the result of `callable_tools` changes.
+
+        Raises the same errors as `callable_tools`.
+        """
         if agent_id is not None:
             require_agent(principal, agent_id, self.agents.find(agent_id))
         agents = 0 if agent_id is None else self.agents.changes
@@ -627,7 +630,7 @@ class Engine:
     def running_calls(self) -> int:
         """The number of running calls for which `drained` waits."""
         runs = self._made.approvals.requests.runs
-        alone = [one for one in runs.running if not runs.followers(one)]  # whose caller has left
+        alone = [one for one in runs.running if not runs.followers(one)]  # their callers have left
         return len(self._made.calls.running) + len(alone)
 
     @property
@@ -643,10 +646,10 @@ class Engine:
 
     @property
     def walls(self) -> dict[str, dict[str, Any]]:
-        """The enforced limits, readiness and faults of each wall in use.
+        """The enforced limits, the readiness and the faults of each wall in use.
 
-        Without an `essential` wall, the engine refuses all calls; without another wall, it refuses
-        only the calls that need that wall.
+        If an `essential` wall is not ready, the engine refuses all calls; if another wall is not
+        ready, only the calls that need that wall.
         """
         return self._made.walls.report()
 

@@ -262,11 +262,11 @@ class Overview:
         return await self._made.services.blobs.open_blob(blob_id, owner, expires, signature)
 
     async def repeat_as_dry_run(self, call_id: str) -> Envelope:
-        """Repeat a call that needed approval as a dry run, with its caller's rights.
+        """Repeat a call that needed approval as a dry run, with the rights of the call's caller.
 
         Raises:
             ResourceNotFound: the call's arguments are not stored.
-            PermissionDenied: the call's caller may no longer call.
+            PermissionDenied: the call's caller may no longer make calls.
             InvalidParams: this engine does not know one of the call's options.
         """
         stored = await self._made.approvals.requests.table.of_call(call_id)
@@ -502,7 +502,7 @@ def _tried(
     plain = rule.model_copy(update={"when": (), "any": None, "over_budget": None})
     compiled = compile_rule(plain, None, environment)
     whole = compile_rule(rule.model_copy(update={"over_budget": None}), None, environment)
-    left = {  # calls whose arguments are not known
+    left = {  # calls whose arguments are unknown
         group[:4]: group.calls
         for group, tool in groups
         if compiled.is_about(tool)
@@ -535,7 +535,10 @@ def _tried(
 
 
 def _for_reader(record: CallRecord, reader: Principal) -> CallRecord:
-    """Return a running call. Only administrators get its message and output."""
+    """Return a running call as the reader may see it.
+
+    Only administrators see the call's message and output.
+    """
     if Scope.ADMIN in reader.scopes or record.running is None:
         return record
     running = record.running.model_copy(update={"message": "", "stdout": None, "stderr": None})

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from opentelemetry.trace import TracerProvider
 
     from fumehood.compose import Composition
-    from fumehood.config import Config  # which loads the parts, and so must not begin here
+    from fumehood.config import Config  # not at run time: it loads the parts
 
 
 @dataclass(slots=True)

@@ -78,10 +78,10 @@ def own_parts() -> tuple[Part, ...]:
 
 
 def with_methods(kernel: type[T]) -> type[T]:
-    """Return a class of the kernel with the methods that the product's own parts add to it.
+    """Return a kernel class with the methods that the product's own parts add to it.
 
     Raises:
-        PartError: a part replaces an attribute of the kernel's class, or of another part's.
+        PartError: a part replaces an attribute of the kernel's class or of another part's class.
     """
     added: list[type[T]] = []
     known = set(dir(kernel))

@@ -298,7 +298,7 @@ class FakePlace:
         self.disk = copy
 
     async def until_free(self) -> None:
-        """Continue and return immediately: a fake container is always free."""
+        """Resume the container and return immediately, because a fake container is always free."""
         self.is_paused = self.is_stopped = False
 
     async def run(

@@ -22,7 +22,7 @@ from fumehood.policy.model import Decision
 class Eligibility:
     """The approvers and callers of one engine, with their current authority.
 
-    `others` are further principals that can approve, such as the one of the webhook's decisions.
+    `others` are further principals that can approve, such as that of webhook decisions.
     """
 
     def __init__(

@@ -33,7 +33,7 @@ from fumehood.registry.index import RegisteredTool
 from fumehood.sandbox.sessions import SessionKeeper
 
 SCHEMA = 1
-"""Version of the action document's format. Actions of different versions are never equal."""
+"""Version of the action document's format. Actions of different versions always differ."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ def action_of(
 ) -> Action:
     """Return the action that a call would perform now.
 
-    `place` is the result of `plan.place_of`, `sends` that of `sends_of`.
+    `place` is the result of `plan.place_of`, and `sends` the result of `sends_of`.
     """
     tool, options = permitted.tool.definition, permitted.request.options
     binding = permitted.validated.binding
@@ -82,7 +82,10 @@ def action_of(
 
 
 def sends_of(permitted: PermittedCall, plan: Plan, services: PipelineServices) -> JsonObject | None:
-    """Return what a call would send to another service, or None. Raises as `Executor.sends`."""
+    """Return what a call would send to another service, or None.
+
+    Raises the same errors as `Executor.sends`.
+    """
     return plan.executor.sends(
         permitted.tool, permitted.arguments, services.upstreams, services.cursors,
         permitted.principal.id,

@@ -42,7 +42,10 @@ def require_known_options(options: JsonObject) -> None:
 
 
 def no_approvers(tool: str, remedy: str) -> RequiresHumanApproval:
-    """Return the error if the engine has no approvers. `remedy` is how the operator can add one."""
+    """Return the error for a call that needs approval while the engine has no approvers.
+
+    `remedy` is how the operator can add one.
+    """
     return RequiresHumanApproval(
         f"{tool} needs approval, and this engine has no approvers. The operator has to add one "
         f"({remedy}). The call was not stored. Do not retry; tell the user what you wanted to do."
@@ -50,7 +53,10 @@ def no_approvers(tool: str, remedy: str) -> RequiresHumanApproval:
 
 
 def too_few_approvers(tool: str, lack: str) -> RequiresHumanApproval:
-    """Return the error if the quorum cannot be reached. `lack` is the reason, as a clause."""
+    """Return the error for a call whose quorum cannot be reached.
+
+    `lack` is the reason, as a clause.
+    """
     return RequiresHumanApproval(
         f"{tool} cannot be approved: {lack}. The operator has to change the rule or add approvers "
         "(`fumehood approvers add`). Do not retry; tell the user what you wanted to do."
@@ -58,7 +64,7 @@ def too_few_approvers(tool: str, lack: str) -> RequiresHumanApproval:
 
 
 def too_many_wait(of_this_caller: int) -> RateLimited:
-    """Return the error if the caller's quota of waiting calls is full."""
+    """Return the error for a call that exceeds the caller's quota of waiting calls."""
     return RateLimited(
         f"{of_this_caller} of your calls already wait for approval, which is the limit. Wait until "
         "some of them are decided, or cancel them.",
@@ -67,7 +73,7 @@ def too_many_wait(of_this_caller: int) -> RateLimited:
 
 
 def waits(approval: Approval, url: str | None) -> RequiresHumanApproval | CallInProgress:
-    """Return the error if a stored call has not ended. `url` is the approval's page."""
+    """Return the error for a stored call that has not ended. `url` is the approval's page."""
     if approval.state is not ApprovalState.PENDING:
         return CallInProgress(
             f"This call of {approval.tool} was approved and is running. Fetch its answer with the "
@@ -103,7 +109,7 @@ def denial(approval: Approval, *, again: bool = False) -> ApprovalDenied:
 
 
 def expired(approval: Approval) -> ApprovalExpired:
-    """Return the error if the call was not decided, or approved but not started, in time."""
+    """Return the error for a call that was not decided, or not started, in time."""
     was = (
         "Nobody decided in time"
         if approval.decided_at is None
@@ -117,7 +123,7 @@ def expired(approval: Approval) -> ApprovalExpired:
 
 
 def session_over(approval: Approval) -> ApprovalExpired:
-    """Return the error if the call's session ended before a decision."""
+    """Return the error for a call whose session ended before a decision."""
     return ApprovalExpired(
         f"The session of this call of {approval.tool} ended before anybody decided, so the call "
         "can no longer run. It was not denied. Make a new session, and ask again if the call is "
@@ -128,7 +134,7 @@ def session_over(approval: Approval) -> ApprovalExpired:
 
 
 def lost_with_engine(approval: Approval, what: Need) -> ApprovalExpired:
-    """Return the error if a waiting call's program or trial ended with its engine."""
+    """Return the error for a waiting call whose program or trial ended with its engine."""
     lost, done, then = (
         ("the program that wanted to send this request", "sent", "Run the program again")
         if what == PROGRAM
@@ -143,14 +149,17 @@ def lost_with_engine(approval: Approval, what: Need) -> ApprovalExpired:
 
 
 def unusable_approval() -> ApprovalExpired:
-    """Return the error if the approval became invalid just before the call started."""
+    """Return the error for an approval that became invalid just before the call started."""
     return ApprovalExpired(
         "The approval of this call is no longer valid. Ask again if the call is still needed."
     )
 
 
 def not_as_approved(changed: Sequence[str]) -> ApprovalExpired:
-    """Return the error if the action differs from the approved one, in the parts `changed`."""
+    """Return the error for an action that differs from the approved one.
+
+    `changed` names the parts that differ.
+    """
     return ApprovalExpired(
         f"The call is no longer what was approved: {', '.join(changed)} changed since. "
         "Nothing was done. Ask again if it is still needed.",
@@ -159,14 +168,17 @@ def not_as_approved(changed: Sequence[str]) -> ApprovalExpired:
 
 
 def used_decision() -> ApprovalExpired:
-    """Return the error if an identical call has used the approval of an `external:` tool."""
+    """Return the error for an `external:` call whose approval an identical call has used."""
     return ApprovalExpired(
         "This approval was used for an equal call. Ask again if this call is needed as well."
     )
 
 
 def interrupted(approval: Approval) -> OutcomeUnknown:
-    """Return the error if the engine ended while the call ran, and its outcome is unknown."""
+    """Return the error for a call that was running when the engine ended.
+
+    The outcome of the call is unknown.
+    """
     return OutcomeUnknown(
         f"The engine ended while this call of {approval.tool} ran. It may have acted. "
         "Do not repeat it; a human has to check and resolve it.",
@@ -175,7 +187,10 @@ def interrupted(approval: Approval) -> OutcomeUnknown:
 
 
 def put_back() -> StateUnavailable:
-    """Return the error if the engine ended while a call wrote a project, which was restored."""
+    """Return the error for a call that was writing a project when the engine ended.
+
+    The project was restored.
+    """
     return StateUnavailable(
         "The engine ended while it wrote the project, and everything was put back: nothing was "
         "written. Make the call again to ask for a new approval."
@@ -183,7 +198,7 @@ def put_back() -> StateUnavailable:
 
 
 def cannot_be_edited(what: Need) -> InvalidParams:
-    """Return the error if an approver edits a held action, which can only run unchanged."""
+    """Return the error for an edit of a held action, which can only run unchanged."""
     held = (
         "A program's request is sent as it is"
         if what == PROGRAM
@@ -199,12 +214,12 @@ def cannot_be_edited(what: Need) -> InvalidParams:
 
 
 def unknown() -> ResourceNotFound:
-    """Return the error if an approval does not exist, or this principal may not see it."""
+    """Return the error for an approval that does not exist, or that is hidden from the caller."""
     return ResourceNotFound("There is no such approval. Do not retry.")
 
 
 def nothing_to_decide(approval_id: str) -> ResourceNotFound:
-    """Return the error if one id of a batch is unknown, so nothing was decided.
+    """Return the error for a batch with an unknown id. None of its calls was decided.
 
     Ids are untrusted text of bounded length.
     """
@@ -216,7 +231,7 @@ def nothing_to_decide(approval_id: str) -> ResourceNotFound:
 
 
 def too_late(approval: Approval) -> ApprovalExpired:
-    """Return the error if a decision comes after the approval or the call's session has ended."""
+    """Return the error for a decision after the approval or the call's session has ended."""
     at = approval.ended_at or approval.expires_at
     is_of_session = approval.outlived == SESSION
     what = "the session of this call ended" if is_of_session else "this approval expired"
@@ -228,7 +243,7 @@ def too_late(approval: Approval) -> ApprovalExpired:
 
 
 def conflict(approval: Approval) -> IdempotencyConflict:
-    """Return the error if an approval has changed since the caller read it.
+    """Return the error for an approval that has changed since it was read.
 
     `approval` is the approval in its new state.
     """
@@ -241,17 +256,17 @@ def conflict(approval: Approval) -> IdempotencyConflict:
 
 
 def no_scope() -> PermissionDenied:
-    """Return the error if the principal lacks the scope `approve`."""
+    """Return the error for a principal without the scope `approve`."""
     return PermissionDenied("This identity may not approve. Do not retry.")
 
 
 def own_call() -> PermissionDenied:
-    """Return the error if the approver is also the caller."""
+    """Return the error for an approver who is also the caller."""
     return PermissionDenied(
         "Nobody can approve their own call. Another approver has to decide. Do not retry."
     )
 
 
 def not_among(approvers: Sequence[str]) -> PermissionDenied:
-    """Return the error if the policy rules name other approvers."""
+    """Return the error for a principal who is not among the approvers in the policy rules."""
     return PermissionDenied(f"Only {', '.join(approvers)} may decide this one. Do not retry.")

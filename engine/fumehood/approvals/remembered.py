@@ -1,10 +1,11 @@
 """Remembered rules: calls that an approver has allowed in advance, together with an approval.
 
-Host side, used by `asker` once the policy asks. Invariants: a remembered rule satisfies
-exactly the policy rules that asked when it was made, for the same caller, tool, definition and
-execution options, and only if one approval suffices; every argument that the approver did not free
-is equal to the approved one, or absent as it was; deny rules come first; a use of a limited rule is
-counted in the database before the call starts, so a crash can only lose uses.
+Host side, used by `stored_calls` if the policy requires approval. Invariants: a remembered rule
+satisfies exactly the policy rules that required approval when it was made, for the same caller,
+tool, definition and execution options, and only if one approval suffices; an argument that the
+approver did not free has the approved value, or is absent if it was absent; deny rules come first;
+a use of a limited rule is counted in the database before the call starts, so a crash can only lose
+uses.
 """
 
 from __future__ import annotations
@@ -209,7 +210,7 @@ def _allows(rule: RememberedRule, permitted: PermittedCall, definition: str, now
         and rule.agent_id == options.agent_id
         and (
             rule.session_id == options.session_id
-            # The variables of a session, which change what a program does, are no arguments.
+            # A session's variables also change what a program does, but are not arguments.
             or (rule.session_id is None and not permitted.session_env)
         )
         and (rule.any_others or rule.arguments.keys() == permitted.arguments.keys())
@@ -230,7 +231,10 @@ def _with_options(tool: str, definition: str, options: JsonObject) -> str:
 
 
 def _asking(rule: str, asked_by: Sequence[str]) -> str:
-    """Return the ids of the rules that require approval as one text, or the deciding rule."""
+    """Return the ids of the rules that require approval as one text.
+
+    If there are none, return the id of the deciding rule.
+    """
     return ", ".join(asked_by) or rule
 
 

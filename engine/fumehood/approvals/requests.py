@@ -244,7 +244,7 @@ class ApprovalRequests:
         return await run_to_completion(self._change(changes))
 
     async def until_beyond(self, number: int) -> None:
-        """Wait until `changes` is greater than this number."""
+        """Wait until the number of changes (`changes`) is greater than `number`."""
         while self.changes <= number:
             await self._changed.wait()
 

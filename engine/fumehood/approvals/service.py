@@ -131,7 +131,9 @@ class ApprovalService:
         self.requests.fetched(call_id)
 
     async def next_change(self, after: int, *, within_s: float = LONGEST_POLL_S) -> int:
-        """Return the number of changes, once it differs from `after` or `within_s` seconds passed.
+        """Wait for a change of an approval, at most `within_s` seconds.
+
+        Return the number of changes, as soon as it differs from `after`.
 
         The number grows with every change of an approval. It restarts from 0 with the engine, so
         `after` may be greater than the number.
@@ -186,7 +188,10 @@ class ApprovalService:
         channel: str,
         peer: str | None = None,
     ) -> tuple[Approval, ...]:
-        """Make several decisions in one transaction: all of them, or none. Raises as `decide`."""
+        """Make several decisions in one transaction: all of them, or none.
+
+        Raises the same errors as `decide`.
+        """
         if len({one.approval_id for one in items}) != len(items):
             raise InvalidParams("An approval is given twice.", fields=["items"])
         stored = [await self._get(one.approval_id) for one in items]
@@ -224,7 +229,7 @@ class ApprovalService:
     ) -> Approval:
         """Record the outcome of an interrupted call, which an approver determined.
 
-        Raises as `decide`.
+        Raises the same errors as `decide`.
         """
         stored = await self.requests.table.get(approval_id)
         await self._require_approver(stored.approval, by, peer)
@@ -256,7 +261,7 @@ class ApprovalService:
         return own_view(await self._calls.cancel(approval_id, principal.id))
 
     async def cancel_call(self, call_id: str, principal: Principal) -> Approval:
-        """Cancel a caller's own call, given the call's id. Raises as `cancel`."""
+        """Cancel a caller's own call, given the call's id. Raises the same errors as `cancel`."""
         stored = await self._own_call(call_id, principal)
         if stored is None:
             raise refusals.unknown()
@@ -363,10 +368,12 @@ class ApprovalService:
         return step, None
 
     async def _require_approver(self, approval: Approval, by: Principal, peer: str | None) -> bool:
-        """Require that a principal may decide. Return whether the call is the principal's own.
+        """Raise PermissionDenied unless a principal may decide on a call.
+
+        Return whether the call is the principal's own. A refusal is recorded in the audit chain.
 
         Raises:
-            PermissionDenied: the principal may not decide; this is recorded.
+            PermissionDenied: the principal may not decide on the call.
         """
         refused = self._refused(approval, by, peer)
         if refused is not None:

@@ -257,7 +257,8 @@ class Waiting:
     def own_session(self) -> str | None:
         """The id of the engine's session that the call needs, or None.
 
-        It is None for an `external:` tool, because the session id is then the client's own.
+        It is None for an `external:` tool, because its session id comes from the client, not from
+        the engine.
         """
         return None if self.tool.startswith(EXTERNAL) else self.session_id
 
@@ -280,10 +281,8 @@ class ApprovalTable:
     async def create(self, stored: StoredApproval, since: datetime) -> str:
         """Store a new approval and return its id.
 
-        The idempotency key of its call then belongs to it.
-
-        If the call is a repeat (see `of_repeat`), store nothing and return the id of the earlier
-        approval.
+        The call's idempotency key then belongs to the approval. If the call is a repeat (see
+        `of_repeat`), store nothing and return the id of the earlier approval.
 
         Raises:
             WriteFailed: nothing was stored.

@@ -306,8 +306,8 @@ class StoredCalls:
         """Return the request of a stored call, with its caller's current authority.
 
         `arguments` replace the stored arguments. The request's principal is None if the caller may
-        no longer call. Options that this engine does not know are left out; `permit_again` refuses
-        such a call.
+        no longer make calls. Options that this engine does not know are left out; `permit_again`
+        refuses such a call.
         """
         approval, request = stored.approval, stored.request
         return CallRequest(

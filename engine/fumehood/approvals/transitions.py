@@ -1,8 +1,8 @@
 """The transitions of an approval: every way in which its state can change.
 
 Each change in `store.py` uses one row of this table, and is refused if the row does not fit the
-approval's state. The table in `docs/explanation/approval.md` is generated from this one, and a
-model-based test covers it.
+approval's state. The table in `docs/explanation/approval.md` is generated from the table here, and
+a model-based test covers it.
 """
 
 from __future__ import annotations

@@ -134,7 +134,7 @@ def sends_heading(approval: Approval) -> str:
 
 
 def _recipient(sends: JsonObject) -> ToolKind | None:
-    """Return a part's kind of tool whose recipient is in `sends`, or None."""
+    """Return the tool kind of a part whose key for the recipient is in `sends`, or None."""
     if not sends:
         return None
     return next((kind for kind in tool_kinds().values() if kind.recipient in sends), None)

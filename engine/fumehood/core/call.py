@@ -135,8 +135,8 @@ class TraceParent:
 
 
 Need = Literal["program", "trial"]
-"""What a held action needs, which exists only in the engine's memory: the program whose request it
-sends, or the effect of the trial."""
+"""What a held action needs, which exists only in the engine's memory: the program whose request the
+action sends, or the effect of a trial."""
 
 
 class Held(Protocol):

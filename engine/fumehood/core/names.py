@@ -81,10 +81,10 @@ def nearest(given: str, known: Iterable[str], most: int = 3) -> list[str]:
 
 
 def named_apart(name: str, original: str, longest: int) -> str:
-    """Return a unique name that was derived from `original`, even if letters were lost.
+    """Return `name`, or its beginning with a hash of `original`.
 
-    If `name` is longer than `longest`, or `original` has letters outside ASCII, the name is cut and
-    ends with a hash of `original`.
+    The hash is added if `name` is longer than `longest`, or if `original` has letters outside
+    ASCII. So the names of two originals differ even if letters were lost.
     """
     has_lost = any(letter.isalnum() and not letter.isascii() for letter in original)
     if len(name) <= longest and not has_lost:

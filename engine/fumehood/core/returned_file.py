@@ -66,7 +66,7 @@ class BlobUrl:
 
 
 def parse_blob_url(url: str) -> BlobUrl:
-    """Split a blob's `url` from an answer.
+    """Split the URL of a blob, as an answer has it, into its parts.
 
     Raises:
         ValueError: the text is not the URL of a blob.

@@ -57,7 +57,9 @@ def replay(
 
 @contextmanager
 def _sessions(socket: Path | None, *, as_json: bool) -> Iterator[Callable[[Receipt], JsonObject]]:
-    """Yield a function that returns the call option for a receipt's session, or no option.
+    """Yield a function that returns the call options that select a receipt's session.
+
+    The options are empty for a receipt without a session.
 
     The function creates a new session for each session in the receipts. The new sessions end with
     the block.

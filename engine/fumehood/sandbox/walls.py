@@ -128,7 +128,7 @@ class EngineWalls:
         self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> EngineWalls:
-        async with AsyncExitStack() as started:  # which end if a later one does not start
+        async with AsyncExitStack() as started:  # ended if a later wall does not start
             if self._own is not None:
                 await started.enter_async_context(self._own)
             for name, wall in self._added.items():
@@ -232,6 +232,6 @@ def _identity(state: Path | None, on_event: OnEvent) -> EngineIdentity:
     try:
         return EngineIdentity(engine_id, owner_id(state))
     except OSError as error:
-        # Then, if this engine crashes, its containers are only removed after their deadline.
+        # If this engine crashes, its containers are now only removed after their deadline.
         on_event("container.owner_unknown", {"why": error.strerror or str(error)})
         return EngineIdentity(engine_id, engine_id)
