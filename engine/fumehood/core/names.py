@@ -84,7 +84,7 @@ def named_apart(name: str, original: str, longest: int) -> str:
     """Return `name`, or its beginning with a hash of `original`.
 
     The hash is added if `name` is longer than `longest`, or if `original` has letters outside
-    ASCII. So the names of two originals differ even if letters were lost.
+    ASCII. So two originals that differ only in such letters have different names.
     """
     has_lost = any(letter.isalnum() and not letter.isascii() for letter in original)
     if len(name) <= longest and not has_lost:
