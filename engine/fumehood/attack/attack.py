@@ -20,7 +20,7 @@ from fumehood.sandbox.wall import RunEnding
 
 
 class Harm(StrEnum):
-    """The harm of a successful attack (classes after gVisor's security policy)."""
+    """The harm that a successful attack does. The classes follow gVisor's security policy."""
 
     ESCAPE = "escape"
     HOST_LEAK = "host_leak"
@@ -62,8 +62,8 @@ class Look(StrEnum):
     """
 
     PROCESSES = "processes"
-    """The host sees the program's processes while it runs; their number stays within the limit, and
-    no process is left afterwards."""
+    """The host can see the program's processes while the program runs, their number stays within
+    the limit, and no process is left after the program's end."""
     SEALED = "sealed"
     """The kernel reports that the processes have no capabilities, that `no_new_privs` is set, and
     that they have a seccomp filter."""
@@ -107,7 +107,7 @@ class OnGvisor:
 
     why: str
     expected: Expectation | None = None
-    """The ending expected under gVisor, or None if the same ending is expected as elsewhere."""
+    """The ending that is expected under gVisor, or None if the expected ending does not differ."""
     not_looked_at: tuple[Look, ...] = ()
     is_slow: bool = False
     """Whether the attack is too slow under gVisor to be part of `--quick`."""

@@ -105,8 +105,9 @@ class Service(ThreadingHTTPServer):
     """A service on loopback that programs may read from.
 
     It answers with the request that it received, and records each write as a loss. `/?to=URL`
-    redirects, and `/?fill=TEXT` gives a long answer. After `/?keep`, `/kept` answers with the
-    `Authorization` header of that request, or with the requested part of it.
+    redirects, and `/?fill=TEXT` gives a long answer. `/?keep` stores the `Authorization` header of
+    its request. `/kept` then answers with the stored header, or with the requested part of the
+    header.
     """
 
     daemon_threads = True

@@ -44,8 +44,8 @@ async def targets_of(
 ) -> list[Target | WallCard]:
     """Return the targets for these walls, and cards of optional runtimes that are missing.
 
-    With `runtime`, only that Docker runtime is used; None means all of them. `environment` may have
-    the variables for Docker's address.
+    `runtime` is the only Docker runtime to use; None means all runtimes. `environment` may contain
+    the variables that set Docker's address.
     """
     found: list[Target | WallCard] = []
     if "interpreter" in walls:

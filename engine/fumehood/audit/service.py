@@ -311,8 +311,8 @@ def verify_state(
     keys: Mapping[str, bytes] | None = None,
     url: str | None = None,
 ) -> Verdict:
-    """Verify the chain in a state directory, or in the database at `url`. By default, the keys are
-    those in the directory.
+    """Verify the chain in a state directory, or in the database at `url`. By default, the keys in
+    the directory are used.
 
     Raises:
         StoreError: the database or the keys cannot be read.

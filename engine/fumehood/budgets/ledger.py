@@ -489,8 +489,8 @@ class Budgets:
     async def _give_back(self, accounts: Iterable[Account]) -> None:
         """Lower the marks of idle accounts to the spent amounts.
 
-        The marks in memory are lowered first, so that spending that begins meanwhile writes its
-        higher mark after this write.
+        The marks in memory are lowered before this write begins. If spending begins during the
+        write, its higher mark is therefore written later, and stays.
         """
         rows: list[CounterRow] = []
         for account in accounts:
@@ -519,7 +519,7 @@ class Budgets:
 def estimate_of(tool: ToolDefinition, arguments: JsonObject, counter: TokenCounter) -> Amounts:
     """Return the expected cost of a call: one call, the arguments' tokens, and `cost_per_use`.
 
-    `arguments` are the arguments that the caller sees, because only they are counted. The cost of
+    `arguments` are the arguments that the caller sees, because no others are counted. The cost of
     the answer, of the tool itself and of resources is known only afterwards.
     """
     text = strict_json.dumps(arguments).decode()
@@ -552,7 +552,7 @@ def refusal(exceeded: Exceeded, now: datetime) -> QuotaExceeded:
 
 
 def details_of(exceeded: Exceeded) -> JsonObject:
-    """Return the budget, its limit, the remaining amount and the time of its reset as JSON."""
+    """Return the budget, its limit, its remaining amount and the time of its reset, as JSON."""
     resets_at = exceeded.resets_at
     return {
         "budget": exceeded.budget,

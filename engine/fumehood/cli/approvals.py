@@ -346,8 +346,8 @@ def _decide(
 ) -> None:
     """Show the approvals and ask for confirmation, unless `yes` is True. Then decide on them.
 
-    The decision applies only to the versions in `looked_at`. For an approval without a version
-    there, it applies to the current version, which was shown.
+    The decision applies only to the versions in `looked_at`. For an approval without a version in
+    `looked_at`, the decision applies to the current version, which was shown.
     """
     if not yes and (credential_stdin or not sys.stdin.isatty()):
         fail(

@@ -85,7 +85,7 @@ def say(text: str, *, to_stderr: bool = False) -> None:
 
 
 def write(stream: TextIO, text: str) -> None:
-    """Write untrusted text: escaped on a terminal, unchanged elsewhere."""
+    """Write untrusted text. If `stream` is a terminal, the text is escaped, otherwise unchanged."""
     if stream.isatty():
         stream.write(printable(text))
     else:

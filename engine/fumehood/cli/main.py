@@ -62,7 +62,9 @@ class CommandsOnDemand(PlainGroup):
     """
 
     def list_commands(self, ctx: Any) -> list[str]:
-        """Return the names of all commands, after adding a placeholder with each help line."""
+        """Return the names of all commands. First add a placeholder, which has only a help line,
+        for each command that is not imported.
+        """
         for name, line in all_commands().items():
             self.commands.setdefault(name, TyperCommand(name, help=line))
         return list(all_commands())

@@ -21,7 +21,7 @@ from fumehood.client.once import Connection, send_once
 from fumehood.core.json_types import JsonObject
 
 NEARLY_FULL = Decimal("0.8")
-"""A budget is shown if at least this share of it is used."""
+"""A budget is shown if at least this share of the budget is used."""
 
 COUNTED = 20
 """The maximum number of pending approvals to count, since each is fetched with its arguments."""

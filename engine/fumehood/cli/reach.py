@@ -221,7 +221,7 @@ def checked_credential(
 def _answering_control_socket(socket: Path | None, *, as_json: bool = False) -> Path:
     """Return the path of the control socket. End the command if no engine listens on it.
 
-    This is checked before the user types a credential.
+    The check happens before the user types a credential.
     """
     from fumehood.client.exchange import require_listener
 

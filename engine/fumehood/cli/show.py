@@ -184,7 +184,7 @@ def for_people(message: str) -> str:
 
 
 def styled(text: str, style: str) -> str:
-    """Style our own text if standard output is a terminal with styles."""
+    """Add a style to trusted text if standard output is a terminal that supports styles."""
     is_plain = os.environ.get("NO_COLOR") or os.environ.get("TERM", "dumb") == "dumb"
     return text if is_plain or not sys.stdout.isatty() else f"\x1b[{style}m{text}\x1b[0m"
 

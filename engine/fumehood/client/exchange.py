@@ -45,8 +45,8 @@ RESUMES = 10
 """Consecutive attempts to resume a stream without a new event, after which the client gives up."""
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 5.0
-"""Shortest and longest pause, in seconds, before an attempt to resume a stream. The pause doubles
-each time, and half of it is random."""
+"""First and longest pause, in seconds, before an attempt to resume a stream. The pause doubles with
+each attempt, and half of each pause is random."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 CHUNK_BYTES = 256 * 1024
 
 Source = bytes | Path | BinaryIO
-"""A file's content, its path, or an open binary file, which is sent from its current position."""
+"""The content of a file, the path of a file, or an open binary file. An open file is sent from its
+current position."""
 
 
 @contextmanager

@@ -27,8 +27,7 @@ TIMED_OUT = 124
 REFUSED = 126
 """The exit code of a refused call.
 
-*Source*: the shell's exit status of a command that was found and could not be executed.
-"""
+*Source*: the shell's exit status for a command that was found but could not be executed."""
 
 BY_SIGNAL = 128
 """The exit code after a signal is 128 plus the signal's number. *Source*: the shell."""

@@ -66,7 +66,9 @@ class Response:
 
 
 def _size(digits: str | bytes, base: int) -> int:
-    """Parse the size of a body or of a piece of it. Raises ConnectionError if it is no number."""
+    """Parse the size of a body, or of one piece of a body. Raises ConnectionError if the text is
+    not a number.
+    """
     try:
         return int(digits, base)
     except ValueError:
@@ -74,7 +76,7 @@ def _size(digits: str | bytes, base: int) -> int:
 
 
 class Connection:
-    """A connection to a daemon's socket. Raises OSError if nothing listens there."""
+    """A connection to a daemon's socket. Raises OSError if no process listens on the socket."""
 
     def __init__(self, path: Path) -> None:
         self._socket = socket.socket(socket.AF_UNIX)

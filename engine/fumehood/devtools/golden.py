@@ -87,7 +87,7 @@ def check(client: Client, calls: tuple[GoldenCall, ...], *, run: bool) -> Iterat
     """Yield the differences between the recorded answers and the engine's.
 
     Without `run`, each call is made as a dry run, and must still be possible. With `run`, the calls
-    run again, and success, error code and data must equal those in the recorded answers.
+    run again, and their success, error code and data must be the same as in the recorded answers.
     """
     for number, each in enumerate(calls, 1):
         options = _keywords(each)

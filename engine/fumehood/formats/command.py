@@ -2,7 +2,7 @@
 
 Descriptions come from the tools' authors, so each is in a Markdown fence that is longer than any
 run of backticks in it, with control and direction-changing characters escaped. So a description can
-neither end its fence nor seem to end it. Text outside a fence is fixed, or a name.
+neither end its fence nor seem to end it. Text outside the fences is either fixed text or a name.
 """
 
 from __future__ import annotations

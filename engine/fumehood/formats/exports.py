@@ -53,7 +53,7 @@ class Exports:
         return _exported(name, found)
 
     def of_some(self, name: FormatName, tools: Iterable[ToolDefinition]) -> ExportedTools:
-        """Export some tools, or an agent's own view of them. Does not change the cache."""
+        """Export some of the tools, or tools as an agent sees them. The cache does not change."""
         return _exported(name, [self._one(name, tool) for tool in tools])
 
     def _one(self, name: FormatName, tool: ToolDefinition) -> _Kept:

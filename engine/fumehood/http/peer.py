@@ -188,8 +188,9 @@ async def pass_bytes(
 ) -> None:
     """Connect to the port, and pass bytes in both directions.
 
-    The function returns when the port's side ends, the caller disconnects or the engine begins to
-    stop. `first` are the bytes that the caller has already sent after the head.
+    The function returns when the session's server ends its side of the connection, the caller
+    disconnects, or the engine begins to stop. `first` are the bytes that the caller has already
+    sent after the head.
 
     Raises:
         EngineError: the port cannot be reached; nothing was sent.
@@ -417,8 +418,8 @@ class PeerProtocol(H11Protocol):
     def _take_body(self) -> bytes | None:
         """Take the body of the current request if all of it has arrived; otherwise return None.
 
-        Such a body has at most a few hundred KB: uvicorn pauses a larger one until the application
-        waits for it.
+        Only bodies of up to a few hundred KB arrive completely: uvicorn pauses larger bodies until
+        the application waits for them.
         """
         cycle = self.cycle
         if cycle.more_body or cycle.disconnected:

@@ -89,7 +89,7 @@ class Listeners:
 
 @contextmanager
 def listening(config: Config) -> Iterator[Listeners]:
-    """Listen on both sockets, which systemd passed or which are created here.
+    """Listen on both sockets. Either systemd passed the sockets, or they are created here.
 
     Raises:
         StateError: a path is not private or is in use, or its group does not exist.
@@ -725,7 +725,7 @@ def _allow_many_files() -> None:
 def tell_manager(address: str, state: str) -> None:
     """Send a state to the service manager, without waiting for it.
 
-    Does nothing if `address` is empty or nobody listens there.
+    Does nothing if `address` is empty, or if no process listens on it.
     """
     if address[:1] not in ("/", "@"):
         return

@@ -2,5 +2,5 @@
 
 Client side. Each module imports its framework, so this package does not import its modules.
 Invariant: an adapter uses a daemon as any client does, so all checks apply. All code that one
-adapter object runs shares a session.
+adapter object runs is run in the same session.
 """

@@ -23,7 +23,7 @@ from fumehood.integrations._gate import refusal, undecided
 class FumehoodApprover:
     """Checks the tool calls of all crews in this process: `with FumehoodApprover(): …`.
 
-    Register other hooks before this one, because later hooks could change a call after the
+    Register all other hooks before this hook, because later hooks could change a call after the
     decision.
     """
 

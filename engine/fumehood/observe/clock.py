@@ -87,7 +87,8 @@ class Window:
         self._slot_s = window_s / SLOTS
         self._sums = sums
         self._slots: deque[tuple[int, list[float]]] = deque()
-        """Each slot with events: its number and its sums, oldest first."""
+        """The slots that contain events, oldest first. Each entry is a slot's number and the slot's
+        sums."""
 
     def add(self, now: float, *values: float) -> None:
         """Add one value to each sum."""

@@ -52,7 +52,7 @@ ABSENT: Final = object()
 
 @dataclass(frozen=True, slots=True)
 class OfTool:
-    """A test of the tool alone. `says` describes it in explanations."""
+    """A test of the tool alone. `says` describes the test in explanations."""
 
     says: str
     ask: Callable[[ToolDefinition], bool]
@@ -60,7 +60,7 @@ class OfTool:
 
 @dataclass(frozen=True, slots=True)
 class OfCall:
-    """A test of a call. `says` describes it in explanations."""
+    """A test of a call. `says` describes the test in explanations."""
 
     says: str
     ask: Callable[[CallFacts], Answer]
@@ -268,8 +268,9 @@ def _listed(names: Iterable[str]) -> str:
 def compile_condition(condition: Condition, *, for_every: bool) -> Callable[[JsonObject], Answer]:
     """Compile a condition to a function of the arguments.
 
-    A condition on several elements (`*`) or programs (`runs`) holds if one of them meets it or,
-    with `for_every`, if all of them do. Without any element or program, the condition is in doubt.
+    A condition on several elements (`*`) or programs (`runs`) holds if one element or program meets
+    the condition or, with `for_every`, if all do. If there is no element or program, the condition
+    is in doubt.
     """
     if condition.runs is not None:
         # Imported here because it loads a parser, which most policies do not need.

@@ -191,9 +191,9 @@ def _by_name() -> Mapping[str, Sequence[tuple[tuple[str, ...], Wrapper | None]]]
 
 
 RUNNERS = _by_name()
-"""Name of each program that runs other programs → pairs of the operands with which it does so, and
-how the remaining arguments are read (None if they are not analysed).
-"""
+"""Name of each program that runs other programs → pairs: the operands with which the program runs
+another program, and how the arguments after these operands are read (None if they are not
+analysed)."""
 
 SHELLS = frozenset({"ash", "bash", "dash", "rbash", "sh"})
 """Shells whose `-c` text is analysed."""
@@ -202,8 +202,8 @@ RESERVED = frozenset({
     "!", "[[", "]]", "case", "do", "done", "elif", "else", "esac", "fi", "for", "function", "if",
     "select", "then", "until", "while", "{", "}",
 })  # fmt: skip
-"""Reserved words of bash. If the grammar takes a reserved word for a program's name, it disagrees
-with bash."""
+"""Reserved words of bash. If the grammar takes a reserved word for a program's name, the grammar
+disagrees with bash."""
 
 # -- options of bash -----------------------------------------------------------------------
 # Other options change the meaning of words: `histexpand` and `expand_aliases` replace words, and

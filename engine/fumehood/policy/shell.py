@@ -81,8 +81,8 @@ class Reading:
     is_plain: bool = True
     """Whether the command only runs programs, without setting variables or writing files."""
     evaluates: bool = False
-    """Whether the command evaluates variables, which runs commands in a value such as `a[$(rm
-    x)]`."""
+    """Whether the command evaluates variables. Evaluating a variable runs the commands in its
+    value, for example in the value `a[$(rm x)]`."""
 
 
 # -- questions about a call ----------------------------------------------------------------
@@ -388,9 +388,9 @@ class _Reader:
                 break
 
     def _ends_of(self, name: str, after: Sequence[str], words: Program) -> set[int]:
-        """Return the positions at which the words after the operands `after` may begin. There may
-        be several, because a word after an option may be the option's value. Operands may be
-        abbreviated, as for `ip`.
+        """Return the positions at which the words after the operands `after` may begin. Several
+        positions are possible, because a word after an option may be the option's value. Operands
+        may be abbreviated, as for `ip`.
         """
         ends = {0}
         for operand in after:
@@ -510,7 +510,7 @@ class _Reader:
             self._held.add(text)
 
     def sets(self, name: str, value: Word = UNKNOWN) -> None:
-        """Record the commands that bash may run when the variable, or an element of it, is set."""
+        """Record the commands that bash may run when a variable, or one of its elements, is set."""
         base, subscript, _ = name.partition("[")
         self.evaluates |= bool(subscript) or base in NUMBERS
         is_used = base not in DIRECTORIES or any("~" in text for text in self._read)

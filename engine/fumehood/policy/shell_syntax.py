@@ -135,7 +135,8 @@ _EXPANDS = re.compile(r"`|\$[({]|[<>]\(")
 _ESCAPED = re.compile(r"\\.", re.DOTALL)
 _BLANK = re.compile(r"[ \t\n]")
 _ENDS_EXPANSION = re.compile(r"[{}()<>&|;#'\"`$\\]")
-"""Characters at which bash may end an expansion, or a word in it, but the grammar does not."""
+"""Characters at which bash may end an expansion or a word in an expansion, although the grammar
+does not."""
 
 _TEXTS = ("ansi_c_string", "raw_string", "string", "word")
 _HIDDEN = re.compile(r"\\[`$]|\$'.*\\", re.DOTALL)

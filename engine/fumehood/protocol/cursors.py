@@ -1,6 +1,6 @@
 """Cursors: positions in lists, encoded so that only the engine can create them.
 
-Host side. A cursor is bound to its list with its filters and to its principal, and is valid until
+Host side. A cursor is bound to one list with its filters, and to one principal. It is valid until
 the engine stops. Invariant: `read` returns the position given to `make`, for the same list and
 principal only.
 """

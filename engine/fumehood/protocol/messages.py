@@ -24,7 +24,9 @@ _ENVELOPE = TypeAdapter(Envelope).serializer
 
 
 class StrictFrame(BaseModel):
-    """A message of a guest, whose fields are exactly these."""
+    """A message from a guest. Unknown fields are refused, and values of other types are not
+    converted.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
@@ -94,7 +96,7 @@ def parse_guest_frame(message: dict[str, Any]) -> GuestFrame:
 
 
 def parse_frame(message: dict[str, Any], kinds: Mapping[str, type[Frame]]) -> Frame:
-    """Parse a frame as the model of its kind, which its field `op` names.
+    """Parse a frame with the model of the frame's kind, which the field `op` names.
 
     Raises:
         FrameError: the message is not of one of these kinds, or is invalid.

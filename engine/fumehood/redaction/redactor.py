@@ -2,8 +2,8 @@
 
 Host side, used by the executors, the pipeline and the log. A match is replaced by `[redacted]` and
 counted. Patterns run in RE2, so no text can stall the engine. Invariant: in a stream, the same
-matches are replaced as in the stream's whole text, wherever the text was split, as long as no match
-is longer than `MAX_HELD` characters.
+matches are replaced as in the stream's whole text, wherever the text was split, provided that no
+match is longer than `MAX_HELD` characters.
 """
 
 from __future__ import annotations

@@ -93,7 +93,7 @@ def tool_of_document(
 ) -> RegisteredTool:
     """Return a checked tool from outside the engine, not yet in an index.
 
-    Its definition may refer to `secrets` that are bound to it.
+    The tool's definition may refer to those `secrets` that are bound to the tool.
 
     Raises:
         InvalidDefinition: the document has faults. The error lists all of them.
@@ -146,12 +146,12 @@ class ToolIndex:
     ) -> RegisteredTool:
         """Add one version of one tool.
 
-        The definition of a built-in tool is not checked here, because the test suite checks all of
-        them.
+        The definition of a built-in tool is not checked here, because the test suite checks all
+        built-in tools.
 
         Raises:
             InvalidDefinition: the definition has faults, the version is already registered, the
-                name is a built-in tool's, or a function is missing or not allowed.
+                name belongs to a built-in tool, or the function is missing or not allowed.
         """
         faults = self._faults(definition, source, function or address)
         try:
@@ -278,7 +278,9 @@ class ToolIndex:
         return iter([self._preferred[name] for name in self._sorted()])
 
     def _sorted(self) -> list[str]:
-        """Return every name in alphabetical order. Cached, so that lists need not sort."""
+        """Return every name in alphabetical order. The result is cached, so that requests for lists
+        of tools need not sort it.
+        """
         if self._names is None:
             self._names = sorted(self._preferred)
         return self._names

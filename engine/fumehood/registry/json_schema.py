@@ -276,7 +276,9 @@ def _unique_items(
 
 
 def _canonical(value: Any) -> Any:
-    """Convert a value so that equal values compare equal: keys are sorted, and 1 equals 1.0."""
+    """Convert a value to a form in which equal JSON values compare equal: keys are sorted, and 1
+    equals 1.0.
+    """
     if isinstance(value, dict):
         return {key: _canonical(value[key]) for key in sorted(value)}
     if isinstance(value, list):

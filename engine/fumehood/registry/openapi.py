@@ -86,7 +86,7 @@ _STYLES = {
     "query": ("form", ("object",)),
     "header": ("simple", ("object", "array")),
 }
-"""Place of a parameter → the only supported style, and the types that are not supported there."""
+"""Place of a parameter → the only style that is supported there, and the types that are not."""
 
 _PLAIN = frozenset(
     {"type", "properties", "required", "additionalProperties", "description", "deprecated"}
@@ -564,8 +564,8 @@ class _Reader:
 class _Credential:
     """A reference to a secret, and the place of the secret in a request.
 
-    `place` is `header` or `query`, and `key` the name there. `content` describes to the operator
-    what the secret contains.
+    `place` is `header` or `query`, and `key` is the name of the header or query parameter.
+    `content` describes to the operator what the secret contains.
     """
 
     place: str
@@ -965,7 +965,9 @@ def _property_names(schema: JsonObject) -> set[str]:
 
 
 def _both(one: JsonObject, other: JsonObject) -> JsonObject | None:
-    """Return one schema equivalent to both together, or None if merging them is not simple."""
+    """Return one schema that accepts exactly what both schemas accept, or None if merging the
+    schemas is not simple.
+    """
     both_have = "properties" in one and "properties" in other
     if both_have and any(
         part.get("additionalProperties", True) is not True for part in (one, other)

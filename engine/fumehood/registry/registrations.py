@@ -62,7 +62,7 @@ class Registrations:
     async def replace(
         self, name: str, version: str, document: JsonObject, *, by: Principal, now: datetime
     ) -> RegisteredTool:
-        """Replace a registered definition. Name and version stay.
+        """Replace a registered definition. The tool's name and version stay the same.
 
         Raises:
             ToolNotFound: there is no such version.
@@ -98,7 +98,8 @@ class Registrations:
     async def switch(
         self, name: str, version: str | None, *, is_active: bool, by: Principal, now: datetime
     ) -> list[RegisteredTool]:
-        """Enable or disable one version of a tool, or all of them; return the changed versions.
+        """Enable or disable one version of a tool, or all its versions if `version` is None. Return
+        the changed versions.
 
         The tool may come from any source.
 

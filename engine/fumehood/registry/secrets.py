@@ -163,13 +163,13 @@ class Origin:
 
     @property
     def shown_host(self) -> str:
-        """The host as in a URL, with IPv6 addresses in brackets."""
+        """The host in the form that a URL needs, with brackets around an IPv6 address."""
         return f"[{self.host}]" if ":" in self.host else self.host
 
     @property
     def shown(self) -> str:
-        """The host as in the configuration and a `Host` header: with the port, unless the port is
-        the default.
+        """The host in the form of the configuration and of a `Host` header: with the port, unless
+        the port is the default.
         """
         usual = {"https": 443, "http": 80}[self.scheme]
         return self.shown_host if self.port == usual else f"{self.shown_host}:{self.port}"

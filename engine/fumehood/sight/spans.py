@@ -104,8 +104,9 @@ class CallSpans:
         root.end(_ns(max((s.ended for s in told.stages), default=0.0)))
 
     def _take_ids(self) -> None:
-        """Replace the tracer's id generator by one that uses chosen ids, if the tracer is the
-        SDK's."""
+        """If the tracer belongs to OpenTelemetry's SDK, replace its id generator by a generator
+        that uses the ids chosen here.
+        """
         tracer: Any = self._tracer
         if not hasattr(tracer, "id_generator"):
             return

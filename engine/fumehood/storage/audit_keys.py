@@ -1,8 +1,8 @@
 """The keys of the audit chain: files next to the database, never in it.
 
 Host side. `audit.key` is the current key. Earlier keys are kept as `audit-<id>.key`, to verify
-their rows. Invariants: a key is durable before the first row under it is written; a chain with rows
-never continues under a key that it did not announce.
+their rows. Invariants: a key is durable before the first row under it is written; a chain that has
+rows continues only under keys that it has announced.
 """
 
 from __future__ import annotations

@@ -54,8 +54,8 @@ TOO_SLOW = "the engine's disk is too slow"
 CLOSED = "the engine keeps nothing now"
 
 Work = Callable[[list[T]], Callable[[], object] | None]
-"""Writes its queued items, in the thread. If it returns a function, that function is called in the
-event loop afterwards."""
+"""Writes queued items, in the room's thread. If it returns a function, that function is then called
+in the event loop."""
 
 
 class NoRoom(Exception):
@@ -254,8 +254,8 @@ class FileRoom:
     def take(self, principal_id: str, size: int) -> None:
         """Reserve bytes. Runs in the room's thread.
 
-        Evicts kept files if necessary: the principal's own, or, if the total is used up, those of
-        the principal that uses most.
+        Evicts kept files if necessary: the principal's own files or, if the room is full, files of
+        the principal that uses the most bytes.
 
         Raises:
             NoRoom: no file is left to evict, or the disk is full.

@@ -243,7 +243,9 @@ class Recording:
 
 
 class RecordingReader:
-    """Follows one recording to its end, from its beginning or after the event `after`."""
+    """Reads one recording until the recording ends, from the first event or from the event that
+    follows `after`.
+    """
 
     def __init__(self, source: Recording, after: str | None = None) -> None:
         self._source = source
@@ -566,8 +568,9 @@ def _resync(reason: str, given: str) -> Record:
 
 
 def _encoded(data: JsonObject) -> bytes:
-    """Encode as one line of UTF-8 JSON, without escapes for non-ASCII text, which would double its
-    size."""
+    """Encode an object as one line of UTF-8 JSON. Non-ASCII text is not escaped, because escapes
+    would double its size.
+    """
     try:
         return to_json(data)  # five times as fast as the standard library
     except PydanticSerializationError:  # a lone surrogate from an embedding program

@@ -371,9 +371,10 @@ COUNTERS = Table(
     Index("counters_by_end", "until"),
 )
 """One row for each budget or rate limit (`name`), subject (`agent=a;tool=b`), period and unit.
-`settled` is the amount used and `reserved` the amount reserved ahead, which counts as used after a
-crash; money is in millionths. For a rate limit, `reserved` is the time when the whole burst is
-available again, in Unix nanoseconds. The row is deleted at `until`."""
+`settled` is the used amount. `reserved` is the amount up to which the engine may spend without
+another write; after a crash, all of it counts as used. Money is in millionths. For a rate limit,
+`reserved` is the time when the whole burst is available again, in Unix nanoseconds. The row is
+deleted at `until`."""
 
 AUDIT = Table(
     "audit",

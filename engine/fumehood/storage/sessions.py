@@ -43,8 +43,7 @@ class SessionTable:
         self._on_over = on_over
 
     def all_now(self) -> list[KeptSession]:
-        """Return every row, and block this thread meanwhile. This method is only for the engine's
-        start.
+        """Return every row. This method blocks its thread, so it is only for the engine's start.
 
         Raises:
             ReadFailed: the database cannot be read.

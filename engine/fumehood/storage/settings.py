@@ -54,7 +54,7 @@ class FileSettings(Value):
 
     @property
     def directory(self) -> Path | None:
-        """The directory, or None."""
+        """The shared directory, or None if `url` does not name a directory."""
         return Path(self.url) if self.url is not None and self.bucket is None else None
 
     @property

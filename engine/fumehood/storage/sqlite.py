@@ -205,7 +205,7 @@ def _has_content(path: Path) -> bool:
 
 def _prepare(path: Path) -> None:
     """Create the file, or remove other users' access to it, and enable its write-ahead log.
-    SQLite's side files get the same mode.
+    SQLite's side files get the same file mode.
     """
     with open(path, "ab", opener=private) as file:
         os.fchmod(file.fileno(), PRIVATE_FILE)

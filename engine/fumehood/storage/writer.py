@@ -65,8 +65,8 @@ class _Refused(Exception):
 
 
 class Writer:
-    """Runs jobs in order of arrival and, independently of them, writes posted rows in order of
-    arrival.
+    """Runs jobs in order of arrival. Posted rows are written in their own order of arrival,
+    independently of the jobs.
     """
 
     def __init__(
@@ -116,7 +116,7 @@ class Writer:
         return len(self._waiting) + len(self._posts)
 
     def submit(self, job: Job[T], *, durable: bool) -> Future[T]:
-        """Queue a job; its future resolves to its result after the commit."""
+        """Queue a job. The returned future resolves to the job's result after the commit."""
         future: Future[T] = Future()
         future.set_running_or_notify_cancel()  # cancelling the wait must not cancel the job
         with self._lock:

@@ -108,8 +108,8 @@ def console_of(
     """Yield a function that starts a console in a child process. The console ends with the context.
 
     The console starts without logins: each browser needs a credential. If the console's process
-    ends, it is started again, unless the daemon is stopping: Ctrl-C and service managers end both
-    processes.
+    ends, it is started again. It is not started again while the daemon stops, because Ctrl-C and
+    service managers end both processes.
     """
     children: list[subprocess.Popen[bytes]] = []
     with listening(port, "--web-port") as listener:

@@ -22,7 +22,7 @@ IDLE_S = 8 * 3600.0
 """Seconds without a request after which a login ends."""
 
 LONGEST_S = 24 * 3600.0
-"""Seconds after which a login ends in any case."""
+"""Seconds after which a login ends, even if it is in use."""
 
 LINK_S = 300.0
 """Seconds for which a login link is valid."""

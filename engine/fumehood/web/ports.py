@@ -1,8 +1,8 @@
 """Ports of sessions that users of the console have opened in a browser.
 
-Each port is forwarded to a separate origin, as by `fumehood sessions port`, so that the content of
-a session shares nothing with the console. Forwarding ends after `OPEN_S`, or with the login that
-opened the port. Only sessions of the console's own user can be reached.
+Each port is forwarded to a separate origin, in the same way as by `fumehood sessions port`. The
+content of a session therefore shares nothing with the console. Forwarding ends after `OPEN_S`, or
+with the login that opened the port. Only sessions of the console's own user can be reached.
 """
 
 from __future__ import annotations

@@ -148,7 +148,8 @@ class _Server(uvicorn.Server):
 
 
 def main() -> None:
-    """Serve as a child process of `fumehood serve --web`, on a listening socket inherited from it.
+    """Serve as a child process of `fumehood serve --web`, on a listening socket that this process
+    has inherited.
 
     The command is `python -m fumehood.web.server FD CONTROL CALLERS`.
     """

@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     import httpx2
 
 NAME = "webhook"
-"""The channel's name, which is also the name of the principal of its decisions."""
+"""The channel's name. The principal that makes the channel's decisions has the same name."""
 
 HEADER = "fumehood-signature"
 ANCHOR = "audit.anchor"
@@ -256,7 +256,7 @@ async def _post(client: httpx2.AsyncClient, url: str, body: bytes, headers: dict
 
 
 def read_secret(path: Path) -> bytes:
-    """Read the secret that signs in both directions, without a trailing line end.
+    """Read the secret that signs messages in both directions. A trailing line end is removed.
 
     Raises:
         ConfigError: the secret is missing or too short, or other users can read or replace it.
@@ -366,8 +366,8 @@ def owe(
 ) -> int:
     """Store a message in the transaction of its event, and return its number.
 
-    The sent message contains `document`. If `document` is None, it contains the approval in its
-    state when the message is sent.
+    The sent message contains `document` or, if `document` is None, the approval as it is when the
+    message is sent.
     """
     row = {
         "event": event,

@@ -486,7 +486,7 @@ class McpServer:
     async def _secret_headers(self) -> tuple[tuple[tuple[str, str], ...], SecretValues]:
         """Return the headers that contain secrets, and the secrets' values.
 
-        The secrets are those that are bound to the server's name.
+        Only secrets that are bound to the server's name are used.
         """
         headers = {
             name: value

@@ -183,7 +183,9 @@ class Wire(ABC):
         return {**params, "_meta": meta}
 
     def _begin(self, request: Request) -> tuple[int, JsonObject, asyncio.Future[JsonObject]]:
-        """Return a new id for a request, its message, and the future of its result."""
+        """Create the future for a request's result. Return a new id for the request, the message to
+        send, and the future.
+        """
         self._numbers += 1
         number, params = self._numbers, request.params
         request.future = asyncio.get_running_loop().create_future()

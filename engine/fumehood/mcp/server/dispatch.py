@@ -130,7 +130,7 @@ class Client:
 class Exchange(Protocol):
     """The channel to the client while one request is answered.
 
-    Messages sent on it arrive before the response.
+    Messages that are sent on this channel arrive before the response.
     """
 
     on_cancel: Callable[[], bool] | None
@@ -381,7 +381,8 @@ class McpServer:
     ) -> JsonObject:  # fmt: skip
         """Return the state or answer of a call that needed approval, without running it.
 
-        For this, the client repeats the call's request with a `requestState`, which names the call.
+        A client that wants the answer repeats the call's request with a `requestState`, which names
+        the call.
         """
         call_id, _, digest = str(params["requestState"]).partition(".")
         if digest != _digest(name, arguments, client):
@@ -404,7 +405,7 @@ class McpServer:
     async def _look(self, waiting: Envelope, client: Client, exchange: Exchange) -> Envelope:
         """Wait up to `LOOK_S` for an approver's decision, and then for the call to end.
 
-        Return the call's answer, or `waiting` if nobody has decided in time.
+        Return the call's answer, or `waiting` if no approver has decided in time.
         """
         approvals, call_id = self._engine.approvals, waiting.metadata.call_id or ""
         deadline = anyio.current_time() + LOOK_S

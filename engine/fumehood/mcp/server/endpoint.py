@@ -190,7 +190,8 @@ class McpEndpoint:
 class _Exchange:
     """One request: the messages sent before its response, and its cancellation.
 
-    Its helper tasks are in no task group, because that would slow down every call by a tenth.
+    The helper tasks of a request are in no task group, because a task group would slow down every
+    call by a tenth.
     """
 
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:

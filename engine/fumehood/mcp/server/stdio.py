@@ -53,8 +53,8 @@ RESTART_S = 3.0
 """Seconds that a request waits for a daemon that was reachable before and may now be restarting."""
 
 API_S = 310.0
-"""Seconds to wait for the daemon to create or end a session: slightly more than the daemon has for
-copying a project. All calls wait meanwhile."""
+"""Seconds to wait for the daemon to create or end a session: slightly more than the daemon's time
+limit for copying a project. During this time, all calls wait."""
 
 PAUSE_S = 0.1
 """Seconds between two attempts to connect."""

@@ -268,8 +268,8 @@ def _tree(root: str, calls: Sequence[CallRecord]) -> list[Any]:
 
 
 def parts_of(envelope: Envelope) -> dict[str, Any]:
-    """Split the answer into pictures, files, a traceback, tables, texts and the rest. The result's
-    keys are these kinds.
+    """Split the answer into pictures, files, a traceback, tables, texts and the rest. The result
+    maps the name of each of these kinds to its content.
     """
     tables: dict[str, Any] = {}
     texts: dict[str, Any] = {}

@@ -349,8 +349,8 @@ def _edit_form(
 
 
 async def _schema(view: View, approval: Approval) -> JsonObject | None:
-    """Return the schema of the call's tool, or None if the tool is unknown, as for external
-    tools.
+    """Return the schema of the call's tool, or None if it cannot be fetched, for example because
+    the tool is external.
     """
     try:
         found = await view.caller.tool(f"{approval.tool}@{approval.tool_version}")

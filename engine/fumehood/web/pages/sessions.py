@@ -144,8 +144,8 @@ def _tree(files: SessionFileList, folder: str) -> Sequence[Branch]:
 
 
 async def _processes(view: View, session_id: str, *, has_output: bool = True) -> dict[str, Any]:
-    """Return a session's processes, and which of them is chosen, by default the newest.
-    Administrators also get the chosen process's output.
+    """Return a session's processes and the chosen process, by default the newest. Administrators
+    also get the chosen process's output.
     """
     processes: Sequence[SessionProcess] = ()
     fault = ""
