@@ -91,9 +91,10 @@ class Value(Enum):
 class Expectation:
     """How a program must end.
 
-    `ends` are the names of the accepted endings, the usual ending first. They are the names of
-    `EndedBy`, for exceptions followed by the type (`exception:OSError`). `gives` is the value of a
-    program that ends as `ok`. `hits` names a limit that the wall must report as reached.
+    `ends` are the names of the accepted endings, the usual ending first. The names are those of
+    `EndedBy`. The name for an exception also contains its type (`exception:OSError`). `gives` is
+    the value of a program that ends as `ok`. `hits` names a limit that the wall must report as
+    reached.
     """
 
     ends: tuple[str, ...]

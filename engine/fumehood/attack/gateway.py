@@ -57,7 +57,7 @@ def gateway_target(runtime: str, docker: Docker, find_image: FindImage) -> Targe
 # -- a gateway without an engine ------------------------------------------------------------
 
 OF_THE_SECRET = "SECRET"
-"""The programs' environment variable with the secret's placeholder."""
+"""The environment variable in which programs get the secret's placeholder."""
 
 
 @asynccontextmanager

@@ -329,10 +329,11 @@ def exported(
     until: datetime | None = None,
     url: str | None = None,
 ) -> Iterator[Iterator[AuditRow]]:
-    """Yield an iterator over rows. It begins with the first row at or after `since`, and ends
-    before the first row at or after `until`.
+    """Yield an iterator over rows. The first row that it returns is the first at or after `since`.
+    It ends before the first row at or after `until`.
 
-    The rows are contiguous even if the clock jumped, so that they can be verified as a part.
+    The rows are contiguous even if the clock jumped, so that they can be verified as a part of the
+    chain.
 
     Raises:
         StoreError: the database cannot be read.

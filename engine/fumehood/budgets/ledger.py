@@ -120,7 +120,8 @@ class Account:
     writing: int = 0
     """Number of higher marks that are being written."""
     is_unsure: bool = False
-    """Whether the stored mark may be higher, because a write failed or was cancelled."""
+    """Whether the stored mark may be higher than `mark`, because a write failed or was
+    cancelled."""
 
     @property
     def used(self) -> int:
@@ -348,7 +349,7 @@ class Budgets:
         return reservation
 
     def spend(self, accounts: Sequence[Account], held: Figures, taken: Figures) -> None:
-        """Replace the held amount by the actual cost. This neither waits nor fails."""
+        """Replace the held amount by the actual cost. This method neither waits nor fails."""
         for account in accounts:
             account.settle(held, taken)
         short = [account for account in accounts if account.is_short]
@@ -368,7 +369,7 @@ class Budgets:
             self._table.reserve_soon([one.row(one.mark) for one in short], self._now())
 
     def let_go(self, accounts: Sequence[Account], held: Figures) -> None:
-        """Release the held amount. This neither waits nor fails."""
+        """Release the held amount. This method neither waits nor fails."""
         for account in accounts:
             account.settle(held, NOTHING)
             is_known = self._accounts.get(account.key) is account
@@ -533,8 +534,8 @@ def taken_by(usage: UsageReport) -> Amounts:
 
 
 def refusal(exceeded: Exceeded, now: datetime) -> QuotaExceeded:
-    """Return the error for a refused call. It reports the remaining amount and the time of the
-    reset.
+    """Return the error for a refused call. The error reports the remaining amount and the time of
+    the reset.
     """
     resets_at = exceeded.resets_at
     if resets_at is None:

@@ -62,8 +62,8 @@ class Limit:
     """One limit of a tool's definition or of the configuration."""
 
     def __init__(self, rule: RateLimitRule, *, is_of_definition: bool = False) -> None:
-        """With `is_of_definition`, all versions of a tool share one count, but each has its own
-        rate.
+        """With `is_of_definition`, all versions of a tool share one count, but each version has its
+        own rate.
         """
         self.rule = rule
         self.id = f"{DEFINITION}{rule.tool}" if is_of_definition else rule.id
@@ -181,7 +181,7 @@ class RateHold:
             count.held_ns += limit.interval_ns
 
     def take(self) -> None:
-        """Count the call, which starts now. This neither waits nor fails."""
+        """Count the call, which starts now. This method neither waits nor fails."""
         if self._is_open:
             self._is_open = False
             self._limits.count(self._counts)

@@ -50,7 +50,8 @@ def health_of(error: EngineError | None, *, was_hurried: bool = False) -> int | 
 class Permit:
     """Permission to send one request. The first `conclude` or `give_back` ends it.
 
-    Also a context manager; leaving it gives the permit back if it was not concluded.
+    A permit is also a context manager. Leaving the context gives the permit back, unless it was
+    concluded.
     """
 
     __slots__ = ("_circuit", "_generation", "_is_over")
@@ -67,7 +68,7 @@ class Permit:
         self.give_back()
 
     def conclude(self, error: EngineError | None, *, was_hurried: bool = False) -> None:
-        """End the permit, and count how its request ended."""
+        """End the permit, and count the outcome of the permitted request."""
         self._end(health_of(error, was_hurried=was_hurried))
 
     def give_back(self) -> None:
@@ -203,8 +204,8 @@ class Circuit:
 
 
 class Circuits:
-    """The circuits to all services. Each circuit is created at the first call of one of its
-    service's tools.
+    """The circuits to all services. The circuit to a service is created at the first call of one of
+    the service's tools.
     """
 
     def __init__(self, settings: CircuitSettings, now: Callable[[], float], log: Logger) -> None:
@@ -237,7 +238,8 @@ class Circuits:
 
 
 class CircuitSettings(Value):
-    """When the circuit to a service opens, and how it closes again; the same for every service.
+    """When the circuit to a service opens, and how it closes again. The settings apply to every
+    service.
 
     A circuit opens at `min_failures` failed requests within the window, if they are at least the
     share `failure_rate` of all requests. Each failed trial doubles the time for which the circuit

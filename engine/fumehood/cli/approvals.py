@@ -658,7 +658,9 @@ def _arguments(arguments: JsonObject, columns: int) -> Iterator[Line]:
 
 
 def _value(name: str, value: Any, columns: int) -> Iterator[Line]:
-    """Yield the lines of a value: multi-line text and request bodies as text, others as JSON."""
+    """Yield the lines of a value. Multi-line text and request bodies are shown as text, and all
+    other values as JSON.
+    """
     if isinstance(value, str) and ("\n" in value or name == "body"):
         yield from ours(f"{INDENT}{name} ({len(value)} characters)", columns)
         yield from theirs(value, columns)

@@ -208,7 +208,7 @@ def _followed(
     """Yield the last `limit` records, then new ones as they arrive, oldest first.
 
     New records are found by id, because clocks can go backwards. If the engine stops after the
-    first answer, this waits until an engine runs again.
+    first answer, this function waits until an engine runs again.
     """
     fetch = partial(client.calls, **filters)
     before, _ = newest(fetch, max(limit, 1))

@@ -305,7 +305,7 @@ def show_findings(findings: Sequence[Finding], *, verbose: bool) -> None:
 
 def _is_well(finding: Finding) -> bool:
     """Whether a finding needs no attention. The finding for a missing optional image is `ok` but
-    has a remedy, so it returns False.
+    has a remedy, so False is returned for it.
     """
     return finding.verdict == "ok" and not finding.cure
 

@@ -150,7 +150,9 @@ def _bounded() -> Iterator[None]:
 
 
 class _AnySecret(SecretBindings):
-    """Accepts any secret, because files in the directory may use secrets not configured here."""
+    """Accepts any secret, because files in the directory may use secrets that this configuration
+    lacks.
+    """
 
     def faults(self, definition: ToolDefinition) -> list[str]:
         return []

@@ -128,7 +128,9 @@ def read_text(name: str, what: str) -> str:
 
 
 def json_object(raw: bytes | str, what: str, hint: str = "") -> JsonObject:
-    """Parse a JSON object. If the text is not one, end the command with a message and `hint`."""
+    """Parse a JSON object. If `raw` is not a JSON object, end the command with a message and
+    `hint`.
+    """
     try:
         value = strict_json.loads(
             raw if isinstance(raw, bytes) else raw.encode("utf-8", "surrogateescape")

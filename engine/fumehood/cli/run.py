@@ -349,7 +349,7 @@ def _language(program: str, given: str | None) -> str:
 
 
 def _show(answer: JsonObject, download: Download, *, with_files: bool, with_output: bool) -> None:
-    """Write the program's stdout and stderr to ours, and the engine's messages to stderr."""
+    """Write the program's output to stdout and stderr, and the engine's messages to stderr."""
     error, fields = answer["error"], _fields(answer)
     stderr = fields.get("stderr") or ""
     if with_output:

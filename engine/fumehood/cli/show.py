@@ -120,7 +120,7 @@ def as_document(found: Any, _: bool = True) -> None:
 
 
 def as_text(write: Callable[[Any], None]) -> Show:
-    """Make a function that prints an answer as JSON if that is wanted, otherwise with `write`."""
+    """Make a function that prints an answer with `write`, or as JSON if JSON is requested."""
 
     def show(found: Any, as_json: bool) -> None:
         (as_document if wants_json(as_json) else write)(found)
@@ -135,7 +135,7 @@ def as_fields(found: Any) -> None:
 
 
 def as_table(*columns: Column) -> Show:
-    """Make a function that prints a list of models as a table, or as JSON if that is wanted."""
+    """Make a function that prints a list of models as a table, or as JSON if JSON is requested."""
 
     def write(found: Sequence[Any]) -> None:
         show_table(columns, [[column.cell(one) for column in columns] for one in found])

@@ -199,7 +199,7 @@ class Following:
         Return the answer's event, or None if another attempt to resume the stream may succeed.
 
         Raises:
-            DaemonUnavailable: this is not an engine's answer, or the stream cannot be resumed.
+            DaemonUnavailable: the answer is not an engine's, or the stream cannot be resumed.
         """
         if not self._last_id:
             self.is_over = True

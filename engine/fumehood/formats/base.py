@@ -68,7 +68,7 @@ class ChatFormat(Format):
 
     @abstractmethod
     def choice(self, tool_choice: str) -> Any:
-        """Convert our `tool_choice` to the parameter of the provider's request."""
+        """Convert the engine's `tool_choice` to the parameter of the provider's request."""
 
 
 def object_of(value: Any, what: str) -> JsonObject:

@@ -408,7 +408,7 @@ def _in_order(kind: Any) -> list[str]:
 
 
 def _aliases(schema: JsonObject, allowed: re.Pattern[str] | None) -> dict[str, str]:
-    """Return the alias of each property name that needs one, at every level of the schema."""
+    """Map each property name that needs an alias to its alias, at every level of the schema."""
     found: dict[str, str] = {}
     waiting: list[Any] = [] if allowed is None else [schema]
     while waiting:

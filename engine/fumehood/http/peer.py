@@ -432,7 +432,9 @@ class PeerProtocol(H11Protocol):
         return self._face is not Face.CONTROL and is_for_port(self.scope["raw_path"])
 
     def handle_websocket_upgrade(self, event: h11.Request) -> None:
-        """Hand the connection over to the session's port. It no longer serves API requests."""
+        """Hand the connection over to the session's port. The connection no longer serves API
+        requests.
+        """
         upgrade: bytes | None = self._get_upgrade()
         request = Request(dict(self.scope))
         try:

@@ -532,7 +532,7 @@ async def _exit_on_signal(
 class _StandbyApp:
     """Refuses all requests to a standby, except for health and readiness.
 
-    `engine` is never started. It is only used to make the envelopes of the refusals.
+    `engine` is never started, and is only used to make the envelopes of the refusals.
     """
 
     def __init__(self, engine: Engine) -> None:

@@ -24,7 +24,7 @@ Answer: TypeAlias = ToolMessage | Command[Any]
 class FumehoodApprover(AgentMiddleware):
     """Checks an agent's tool calls: `create_agent(…, middleware=[FumehoodApprover()])`.
 
-    It must be the last middleware, because a later middleware could change a call after the
+    This middleware must be the last one, because a later middleware could change a call after the
     decision.
     """
 

@@ -72,7 +72,7 @@ class FumehoodWorkspace(WorkspaceBackend, SupportsCommands):
 
     @property
     def ref(self) -> WorkspaceRef | None:
-        """The session, or None before the first use."""
+        """A reference to the session, or None before the session's first use."""
         return (
             None
             if self._session.id is None

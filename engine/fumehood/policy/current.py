@@ -81,7 +81,7 @@ class CurrentPolicy:
         use_budgets(self._policy.budgets if self._policy is not None else ())
 
     async def start(self) -> None:
-        """Record in the audit log which policy the engine starts with, if there is one."""
+        """If there is a policy, record in the audit log which policy the engine starts with."""
         if self._policy is not None:
             self._log_loaded(self._policy, BY_FILE)
             await self._record_loaded(self._policy, BY_FILE)

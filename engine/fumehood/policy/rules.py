@@ -65,7 +65,7 @@ class OfCall:
     says: str
     ask: Callable[[CallFacts], Answer]
     conditions: tuple[Condition, ...] = ()
-    """The conditions that the test evaluates. Empty if it tests no arguments."""
+    """The conditions that the test evaluates. Empty if the test examines no arguments."""
 
 
 @dataclass(frozen=True, slots=True)

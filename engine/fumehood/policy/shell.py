@@ -439,8 +439,8 @@ class _Reader:
     def _places(
         self, name: str, wrapper: Wrapper, words: Program, starts: Iterable[int]
     ) -> Iterator[tuple[int, str]]:
-        """Yield each position at which the program may begin (the number of words if there may be
-        no program), with the placeholder that `xargs` replaces.
+        """Yield each position at which the program may begin, with the placeholder that `xargs`
+        replaces. The position after the last word means that there may be no program.
         """
         counts = range(wrapper.operands, wrapper.operands + wrapper.may_have + 1)
         waiting = [(start, count, "") for start in starts for count in counts]

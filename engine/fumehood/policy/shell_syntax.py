@@ -167,7 +167,7 @@ class Text:
         self._reader = reader
         self._heredocs = 0
         self._tests: set[int] = set()
-        """Ids of the nodes in `[ … ]` that contain its words."""
+        """Ids of the nodes that contain the words of a test `[ … ]`."""
 
     def walk(self, root: Node) -> None:
         """Add the programs of every command below a node, and record doubts."""
@@ -223,7 +223,7 @@ class Text:
         ]
 
     def _set_by(self, assignment: Node) -> str:
-        """Return the name of the variable that is set, with its subscript if there is one."""
+        """Return the name of the variable that an assignment sets, followed by any subscript."""
         return self._of(assignment.children[0])
 
     def _tested(self, test: Node) -> list[Word]:
@@ -488,8 +488,8 @@ class Text:
         return bool(starts) and self._of(starts[0])[:1] in _QUOTES
 
     def _is_quoted(self, node: Node) -> bool:
-        """Whether single quotes have their usual meaning here, unlike in "${…}", arithmetic and
-        subscripts.
+        """Whether single quotes have their usual meaning at this node, unlike in "${…}", arithmetic
+        and subscripts.
         """
         above = node.parent
         while above is not None and above.type in _PASSES_QUOTES:

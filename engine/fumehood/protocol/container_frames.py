@@ -66,7 +66,9 @@ PROCESS_NAME = r"^[a-z0-9][a-z0-9.-]{0,62}$"
 
 
 class ContainerOutput(StrictFrame):
-    """A program's output since the previous frame of this kind, decoded."""
+    """The output, as decoded text, that a program has written since the previous frame of this
+    kind.
+    """
 
     op: Literal["output"]
     id: int

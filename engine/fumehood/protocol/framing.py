@@ -91,10 +91,10 @@ MAX_PORT_CONNECTIONS = 64
 """Maximum number of concurrent connections to the ports of one session."""
 
 OPENED, DATA, TAKEN, FINISHED, CLOSED, OPEN = range(1, 7)
-"""Kinds of connection frames. `OPENED`: a program opened a connection. `DATA`: its next bytes.
-`TAKEN`: the receiver has consumed the stated number of bytes, and as many more may be sent.
-`FINISHED`: the sender sends no more bytes. `CLOSED`: the connection is closed. `OPEN`: the host
-requests a connection to the port in the data, and receives `OPENED` or `CLOSED`."""
+"""Kinds of connection frames. `OPENED`: a program opened a connection. `DATA`: the next bytes of
+the connection. `TAKEN`: the receiver has consumed the stated number of bytes, and as many more may
+be sent. `FINISHED`: the sender sends no more bytes. `CLOSED`: the connection is closed. `OPEN`: the
+host requests a connection to the port in the data, and receives `OPENED` or `CLOSED`."""
 
 CONNECTION_START = b"\0"
 """The first byte of a connection frame. JSON never begins with this byte."""

@@ -113,8 +113,8 @@ def exact(value: Any, max_bytes: int) -> Any:
 
     Raises:
         Inexact: JSON cannot hold the value, or it is nested deeper than `MAX_VALUE_DEPTH`.
-        TooLong: the value is certainly longer than `max_bytes`. This is detected before the whole
-            value is visited.
+        TooLong: the value is certainly longer than `max_bytes`. The excess is detected before the
+            whole value is visited.
     """
     return _exact(value, [max_bytes // LEAST_BYTES], MAX_VALUE_DEPTH)
 

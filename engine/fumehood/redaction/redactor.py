@@ -183,7 +183,7 @@ class Redactor:
         return (REDACTED, count) if count else (value, 0)
 
     def may_match(self, encoded: bytes) -> bool:
-        """Whether a value, given as JSON, may contain a match. This is a fast check: True can be
+        """Whether a value, given as JSON, may contain a match. The check is fast: True may be
         wrong, but False is certain.
         """
         return self._pattern is not None and (
@@ -191,7 +191,7 @@ class Redactor:
         )
 
     def event(self, event: dict[str, Any]) -> dict[str, Any]:
-        """Return a log event with each match replaced. This is fast if the event contains no
+        """Return a log event with each match replaced. The method is fast if the event contains no
         match.
         """
         try:
@@ -329,8 +329,8 @@ def complete(text: str, longest: int, *, in_lines: bool) -> int:
 def _begun(text: str, word: str) -> int:
     """Return where the longest incomplete beginning of `word` at the end of the text starts.
 
-    If there is none, return the length of the text. This function is only for words that are not
-    secret.
+    If the text does not end with such a beginning, return the length of the text. This function is
+    only for words that are not secret.
     """
     end = len(text)
     for length in range(min(len(word) - 1, end), 0, -1):

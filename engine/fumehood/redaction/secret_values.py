@@ -180,8 +180,8 @@ class SecretStream:
 
 
 def _forms(value: str) -> set[_Form]:
-    """Return the forms in which a value may be echoed: unchanged, and encoded for URLs, HTML forms,
-    JSON and HTML and in base64, also as part of a longer base64 text, such as the credentials of
+    """Return the forms in which a value may be echoed: unchanged; encoded for URLs, HTML forms,
+    JSON or HTML; and in base64, even as a part of a longer base64 text such as the credentials of
     the scheme Basic.
     """
     urls = {quote(value, safe=""), quote(value), quote_plus(value)}

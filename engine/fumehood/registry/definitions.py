@@ -280,8 +280,8 @@ MAX_DEFINITION_BYTES = 128 * 1024
 MCP)."""
 
 MAX_URL = 2048
-"""Maximum number of characters of a URL. This also limits how much data an agent can leak in one
-URL."""
+"""Maximum number of characters of a URL. The maximum also limits how much data an agent can leak in
+one URL."""
 
 # *Source*: RFC 3986, section 2: the characters that a URL may hold.
 _URL_TEXT = re.compile(r"[A-Za-z0-9\-._~:/?\[\]@!$&'()*+,;=%]+")

@@ -234,8 +234,8 @@ def register_function(
     private: Sequence[Path],
     disabled_because: str | None = None,
 ) -> RegisteredTool:
-    """Add a function to the index. It will be called in this process, or found by its address and
-    called in another process.
+    """Add a function to the index. Calls of the tool run the function in this process, or find it
+    by its address and run it in another process.
 
     No import path of a sandboxed function may contain a `private` directory.
 

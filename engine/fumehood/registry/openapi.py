@@ -363,9 +363,8 @@ class _Reader:
     # -- address and credentials
 
     def _base(self) -> str:
-        """Return the base URL to which the operation's path is appended. It comes from the first
-        entry in the `servers` of the operation or, if the operation lists no servers, of the path
-        or of the document.
+        """Return the base URL to which the operation's path is appended. The base URL is the first
+        server that the operation lists or, if it lists none, that the path or the document lists.
         """
         given = [x.get("servers") for x in (self._operation.node, self._operation.item)]
         lists = [x for x in (*given, self._root.document.get("servers")) if isinstance(x, list)]
@@ -891,8 +890,8 @@ class Schemas:
         trail: tuple[str, ...],
         unsent: frozenset[str],
     ) -> JsonObject:
-        """Return the schema with the schemas in the node's `allOf`. These are merged into the
-        schema if that is simple, and otherwise kept in an `allOf`.
+        """Return the schema together with the schemas in the node's `allOf`. The latter are merged
+        into the schema if merging is simple, and otherwise kept in an `allOf`.
         """
         given = node.get("allOf")
         if not isinstance(given, list):

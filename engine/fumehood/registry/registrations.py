@@ -34,8 +34,8 @@ class Registrations:
         self._load(*database.read_now(_all_rows))
 
     def apply_switches(self) -> None:
-        """Enable or disable each tool version as the database records. This is needed after a
-        source was reloaded.
+        """Enable or disable each tool version, as recorded in the database. Needed after the tools
+        of a source were reloaded.
         """
         for (name, version), is_active in self._switches.items():
             self._index.switch(name, version, is_active=is_active)

@@ -180,7 +180,7 @@ def chain_of(connection: Connection) -> AuditChain:
 
 def _linked(found: Iterable[Any], before: bytes | None) -> Iterator[AuditRow]:
     """Yield the found rows, each with the mac of the row before it. `before` is the mac of the row
-    before the first.
+    that precedes the first found row.
 
     Columns are read by position: access by name would double the time of a full verification.
     """

@@ -43,7 +43,7 @@ def open_key(state: Path, wanted: str | None) -> AuditKey:
     next key.
 
     Raises:
-        AuditKeyLost: the key is missing or unusable. It is not replaced by a new key.
+        AuditKeyLost: the key is missing or unusable. No new key replaces it.
     """
     with _in_words(state):
         current = _read(state / CURRENT)

@@ -102,7 +102,7 @@ MAX_TEXT_WORDS = MAX_WORDS // 4
 text, and half at its end."""
 
 COMPRESSED_FROM = 2048
-"""Size in bytes from which a document is compressed. Compressing smaller ones is not worth the
+"""Size in bytes from which a document is compressed. Compressing smaller documents is not worth the
 time."""
 
 _ENCODED = re.compile(r"[A-Za-z0-9+/=_-]{200,}")

@@ -64,7 +64,8 @@ class Database:
         self._cannot_read = False
 
     async def write(self, job: Job[T]) -> T:
-        """Run a job in a transaction, which is durable when this returns; return the job's result.
+        """Run a job in a transaction, and return the job's result. The transaction is durable when
+        this method returns.
 
         Cancelling this call does not stop the write. An exception raised by `job` rolls back the
         job's changes and is raised here.

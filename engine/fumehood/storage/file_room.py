@@ -36,7 +36,7 @@ from fumehood.storage.files import MIN_FREE_BYTES, Directory, Files
 T = TypeVar("T")
 
 BUCKET_THREADS = 8
-"""Threads of a room that wait for its bucket."""
+"""Number of threads with which a room accesses its bucket."""
 
 START_S = 2.0
 """Seconds that the engine's start waits for a bucket. Short, so that a takeover is not delayed."""
@@ -65,9 +65,9 @@ class NoRoom(Exception):
 class FileRoom:
     """A directory of files, used by its thread and by the event loop.
 
-    Without a `state` directory the files are in a temporary one, which `close` removes.
-    `on_evicted` is called in the thread, with the name of each evicted file. `bucket` is where
-    complete files are copied, or None.
+    Without a `state` directory, the files are in a temporary directory, which `close` removes.
+    `on_evicted` is called in the thread, with the name of each evicted file. `bucket` is the bucket
+    to which complete files are copied, or None.
     """
 
     def __init__(
@@ -133,7 +133,8 @@ class FileRoom:
     def submit(self, work: Callable[[], T]) -> Future[T] | None:
         """Run a function in the room's thread. Returns None if the room is closed or closing.
 
-        Its exception is reported to the event loop, because few callers read the result.
+        An exception of the function is reported to the event loop, because few callers read the
+        result.
         """
         with suppress(RuntimeError):
             if self._thread is not None:
@@ -294,7 +295,8 @@ class FileRoom:
         self.keep(principal_id, name, size)
 
     def hold(self, principal_id: str, name: str) -> int | None:
-        """Protect a kept file from eviction; return its size, or None if it is not kept.
+        """Protect a kept file from eviction. Return the file's size, or None if the file is not
+        kept.
 
         Its bytes stay reserved.
         """
@@ -347,7 +349,7 @@ class FileRoom:
             self.call_in_loop(lambda: [after() for after in afterwards])
 
     def _evict(self, principal_id: str) -> bool:
-        """Evict the oldest kept file of a principal; return whether there was one."""
+        """Evict the oldest kept file of a principal. Return True if there was such a file."""
         with self._lock:
             oldest = next(iter(self._kept.get(principal_id, ())), None)
         if oldest is None:
@@ -389,7 +391,7 @@ class RoomFile:
         return self.fault is None
 
     def close(self) -> None:
-        """Close the file. It can then be read and kept, but no longer appended to."""
+        """Close the file. A closed file can be read and kept, but not appended to."""
         self.fault = self.fault or CLOSED
         if self._file is not None:
             with suppress(OSError):  # bytes that could not be written

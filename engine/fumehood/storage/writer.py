@@ -45,7 +45,7 @@ down the least."""
 
 HANGS_S = 10.0
 """Duration of a transaction, in seconds, after which the state is reported as failing until the
-transaction ends. This is longer than PostgreSQL may take to respond before the connection is
+transaction ends. The value exceeds the time after which an unresponsive connection to PostgreSQL is
 closed."""
 
 

@@ -179,8 +179,8 @@ def _event(name: str, data: JsonObject | None = None) -> bytes:
 
 HOME = "/inbox"
 MAX_LOGIN_BYTES = 16_384
-"""Maximum size of a login form in bytes. It is small, because any process on this machine may send
-such a form."""
+"""Maximum size of a login form in bytes. The limit is low, because any process on this machine may
+send such a form."""
 
 LINK_OVER = (
     "This link was used already, or its five minutes are over. Enter a credential, or start "

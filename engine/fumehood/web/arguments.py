@@ -43,7 +43,7 @@ class ArgumentField:
     is_given: bool
     is_required: bool
     label: str = ""
-    """The type and the description in the schema."""
+    """The argument's type and description, from the schema."""
     choices: tuple[str, ...] = ()
     """The values to choose from, as JSON."""
     error: str = ""

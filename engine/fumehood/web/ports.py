@@ -40,7 +40,7 @@ class Ports:
         """Key of a login, id of a session, and port → the link to the port."""
         self._opening = anyio.Lock()
         self.group: anyio.abc.TaskGroup | None = None
-        """Set while the console runs."""
+        """The tasks that forward ports. Set while the console runs."""
 
     def of(self, login: Login, session_id: str) -> dict[int, str]:
         """Return the open ports of a login in one session, with the link to each."""

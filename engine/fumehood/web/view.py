@@ -168,7 +168,7 @@ class View:
     async def may_administer(self) -> bool:
         """Return whether the user still has the scope `admin`, according to the engine.
 
-        Handlers need this before the console acts as the user of its own process.
+        Handlers must call this method before the console acts as the user of its own process.
 
         Raises:
             Refused: the engine refused the credential.

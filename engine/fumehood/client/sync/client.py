@@ -80,7 +80,7 @@ UPLOAD_S = 900.0
 
 
 class BaseClient(CommonOperations):
-    """The methods that the clients of both sockets have."""
+    """The methods that are common to the clients of both sockets."""
 
     _is_control = False
 

@@ -119,7 +119,7 @@ class Wire(ABC):
         self._numbers = 0
 
     async def negotiate(self, *, skip_probe: bool = False) -> None:
-        """Find the server's protocol version, with a handshake if that version needs one.
+        """Agree on a protocol version with the server, by a handshake if the version needs one.
 
         With `skip_probe`, the version without a handshake is not tried first.
 

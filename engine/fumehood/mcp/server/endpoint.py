@@ -54,7 +54,7 @@ from fumehood.observe.log import log_fault
 from fumehood.protocol import sse
 
 WATCHED_AFTER_S = 0.02
-"""After this many seconds, a request is watched for its client's disconnection."""
+"""Seconds after which the endpoint begins to watch whether the client of a request disconnects."""
 
 DEFAULT_VERSION = "2025-03-26"
 """The protocol version of a request without the header `MCP-Protocol-Version`.

@@ -11,8 +11,8 @@ _KEPT = re.compile(
     r"Nothing is kept for the next call, unless it is made in a session \(session_id\): "
     r"that keeps ([^.]*)\."
 )
-"""The sentence about sessions in built-in tools' descriptions. It does not apply to MCP, where
-calls have no option `session_id`."""
+"""The sentence about sessions in built-in tools' descriptions. The sentence does not apply to MCP,
+because calls over MCP have no option `session_id`."""
 
 _NOT_KEPT = "Nothing is kept for the next call."
 

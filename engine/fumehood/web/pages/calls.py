@@ -256,7 +256,9 @@ async def _session_of(view: View, session_id: str | None) -> tuple[str, list[Ses
 
 
 def _tree(root: str, calls: Sequence[CallRecord]) -> list[Any]:
-    """Return the tree below a call: pairs of a call and the list of its own pairs, oldest first."""
+    """Return the tree of calls below a call. Each node is a pair of a call and the list of the
+    nodes below that call, oldest first.
+    """
     below: dict[str, list[CallRecord]] = {}
     for call in reversed(calls):
         below.setdefault(call.parent_id or "", []).append(call)

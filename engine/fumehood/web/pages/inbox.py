@@ -233,8 +233,8 @@ def _tab(view: View) -> str:
 
 
 def _chosen(view: View) -> str:
-    """Return the query string that selects the list and page now shown. It is empty for the default
-    list.
+    """Return the query string that selects the list and the page that are shown. The string is
+    empty for the default list.
     """
     if _tab(view) == "decided":
         return "tab=decided"
