@@ -614,31 +614,6 @@ def test_raw_stdio_client_initializes_and_ends_cleanly(shared_daemon: Daemon) ->
 
 
 @pytest.mark.row("D3")
-@pytest.mark.parametrize("is_there", [True, False], ids=["reads", "has-gone"])
-def test_running_call_is_finished_after_the_end_of_input_while_the_client_reads(
-    asking: Daemon, is_there: bool
-) -> None:
-    text = f"last words {is_there}"
-
-    def waiting() -> list[Any]:
-        page = ask(asking.socket, "GET", "/v1/approvals?state=pending").body["data"]["items"]
-        return [one for one in page if one["arguments"].get("text") == text]
-
-    with raw_client(asking, "--wait", "30") as raw:
-        raw.initialize()
-        raw.call("last", "note", text=text)
-        wait_until(waiting)
-        raw.process.stdin.close()
-        if is_there:
-            decide(asking, waiting()[0]["id"], "approve")
-            assert raw.receive()["result"]["structuredContent"] == {"noted": text}
-        else:
-            raw.process.stdout.close()
-        assert raw.process.wait(PATIENCE_S) == 0
-    assert any(text in line for line in ran(asking)) is is_there
-
-
-@pytest.mark.row("D3")
 def test_terminated_stdio_server_exits_zero_with_empty_stderr(shared_daemon: Daemon) -> None:
     with raw_client(shared_daemon) as raw:
         raw.initialize()

@@ -10,7 +10,6 @@ its connection is closed, which ends the call; only messages are written to stan
 
 from __future__ import annotations
 
-import select
 import sys
 import threading
 import time
@@ -59,8 +58,8 @@ limit for copying a project. During this time, all calls wait."""
 PAUSE_S = 0.1
 """Seconds between two attempts to connect."""
 
-LOOK_S = 0.01
-"""Seconds between two checks of the remaining requests, after the client has closed its output."""
+LAST_ANSWERS_S = 1.0
+"""Seconds that requests have to finish after the client has closed its output."""
 
 TOO_LONG = RpcError(INVALID_REQUEST, f"The message is over {MAX_BODY_BYTES >> 20} MB.")
 ANSWER = b'{"jsonrpc":"2.0","id":'
@@ -163,15 +162,13 @@ class Bridge:
     _over: threading.Event = field(default_factory=threading.Event)
 
     def run(self) -> None:
-        """Serve the client until it closes its output. The running requests are then finished.
-
-        If the client also closes its input, they are cancelled instead.
-        """
+        """Serve the client until it closes its output, then cancel the remaining requests."""
         self._lines = _lines(self.reading)
         self._add_follower()
         self._over.wait()
-        while self._has_calls() and not self._is_alone():
-            time.sleep(LOOK_S)
+        deadline = time.monotonic() + LAST_ANSWERS_S
+        while self._has_calls() and time.monotonic() < deadline:
+            time.sleep(0.01)
         with self._lock:
             for flight in list(self._flights.values()):
                 self._cancel(flight.id)
@@ -185,14 +182,6 @@ class Bridge:
     def _has_calls(self) -> bool:
         with self._lock:
             return any(f.method != "subscriptions/listen" for f in self._flights.values())
-
-    def _is_alone(self) -> bool:
-        """Whether the client has closed its input, so that it cannot read answers. Always False if
-        the answers go to a file.
-        """
-        poll = select.poll()
-        poll.register(self.writing, 0)  # hang-ups and errors are always reported
-        return bool(poll.poll(0))
 
     def _add_follower(self) -> None:
         self._followers += 1
