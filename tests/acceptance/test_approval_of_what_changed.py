@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from acceptance.conftest import POLICY
+from fumehood.cli.exits import ExitCode
 from support.site import Parked, Site, parked
 from support.wait import wait_until
 
@@ -86,9 +87,17 @@ def test_deny_rule_added_while_call_waits_overrides_approval(site: Site) -> None
 @pytest.fixture
 def session(site: Site) -> Iterator[str]:
     """A session owned by the caller."""
-    made = site.run("caller", "sessions", "new")
-    assert made.returncode == 0, made.stderr
-    session_id = made.stdout.strip()
+    made = [site.run("caller", "sessions", "new")]
+
+    def is_made() -> bool:
+        # A busy Docker may not answer in time.
+        if made[0].returncode == ExitCode.UNAVAILABLE:
+            made[0] = site.run("caller", "sessions", "new")
+        return made[0].returncode != ExitCode.UNAVAILABLE
+
+    wait_until(is_made)
+    assert made[0].returncode == 0, made[0].stderr
+    session_id = made[0].stdout.strip()
     yield session_id
     site.run("caller", "sessions", "end", session_id)
 
