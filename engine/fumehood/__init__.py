@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from fumehood.config import Config as Config
     from fumehood.config import ConfigError as ConfigError
     from fumehood.config import load_config as load_config
-    from fumehood.core.arguments import argument_schema as argument_schema
     from fumehood.core.call import CheckedResult as CheckedResult
     from fumehood.core.call import ResultCheck as ResultCheck
     from fumehood.core.call import ToolResult as ToolResult
@@ -43,6 +42,7 @@ if TYPE_CHECKING:
     from fumehood.engine_with_parts import Engine as Engine
     from fumehood.executors.parts import progress as progress
     from fumehood.formats.model import AgentRun as AgentRun
+    from fumehood.registry.arguments import argument_schema as argument_schema
     from fumehood.registry.declare import tool as tool
     from fumehood.registry.definitions import InvalidDefinition as InvalidDefinition
     from fumehood.registry.definitions import parse_definition as parse_definition
@@ -80,7 +80,7 @@ _HOMES = {
     "ToolParameter": "fumehood.core.tool",
     "ToolResult": "fumehood.core.call",
     "ToolType": "fumehood.core.tool",
-    "argument_schema": "fumehood.core.arguments",
+    "argument_schema": "fumehood.registry.arguments",
     "load_config": "fumehood.config",
     "parse_definition": "fumehood.registry.definitions",
     "progress": "fumehood.executors.parts",

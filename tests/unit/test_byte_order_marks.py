@@ -16,7 +16,6 @@ from fumehood.cli.call import _parsed
 from fumehood.cli.options import json_object
 from fumehood.cli.reach import _private_line
 from fumehood.config import load_config
-from fumehood.core.arguments import ARGUMENTS, source_of
 from fumehood.core.tool import ToolDefinition
 from fumehood.devtools.golden import read_golden
 from fumehood.executors.fetch import page_data
@@ -34,6 +33,7 @@ from fumehood.protocol.files import read_values
 from fumehood.protocol.strict_json import StrictJsonError, loads
 from fumehood.redaction.redactor import Redactor
 from fumehood.redaction.secret_values import SecretValues
+from fumehood.registry.arguments import all_arguments, source_of
 from fumehood.registry.openapi import read_document
 from fumehood.registry.secrets import SecretBindings, SecretSettings
 from fumehood.sandbox.images.recipe import read_recipe
@@ -195,7 +195,7 @@ def test_byte_order_mark_before_text_changes_nothing(name: str, tmp_path: Path) 
     assert entrance(MARK + text) == found
 
 
-@pytest.mark.parametrize("executor", [name for name in ARGUMENTS if source_of(name)])
+@pytest.mark.parametrize("executor", [name for name in all_arguments() if source_of(name)])
 def test_policy_and_sandbox_get_a_program_without_its_byte_order_mark(executor: str) -> None:
     source = source_of(executor)
     tool = ToolDefinition(
@@ -208,8 +208,8 @@ def test_policy_and_sandbox_get_a_program_without_its_byte_order_mark(executor: 
 
 
 def test_every_executor_with_a_program_is_in_the_table() -> None:
-    assert {source_of(name) for name in ARGUMENTS} == {"", "code", "command", "expression"}
-    for model in ARGUMENTS.values():
+    assert {source_of(name) for name in all_arguments()} == {"", "code", "command", "expression"}
+    for model in all_arguments().values():
         fields = model.model_fields.keys() & {"code", "command", "expression"}
         assert fields == ({model.source} if model.source else set())
 

@@ -11,7 +11,7 @@ import base64
 import binascii
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import (
     AfterValidator,
@@ -22,7 +22,6 @@ from pydantic import (
     ValidationError,
     model_validator,
 )
-from pydantic.json_schema import GenerateJsonSchema
 
 from fumehood.core.errors import faults_of
 from fumehood.core.json_types import JsonObject
@@ -450,107 +449,16 @@ ARGUMENTS: Mapping[str, type[Arguments]] = MappingProxyType(
         "process:stop": StopProcessArguments,
     }
 )
-"""Executor → the model of its arguments. A tool's schema may narrow the arguments, but not add
-any."""
+"""The kernel's executors → the model of their arguments. A tool's schema may narrow the arguments,
+but not add any. `registry/arguments.py` also has the models of parts."""
 
 
-def argument_faults(executor: str, arguments: JsonObject) -> list[tuple[str, str]]:
-    """Return all faults of a call's arguments, each as a dotted path and a clause.
-
-    The list is empty for executors without a model in `ARGUMENTS`.
-    """
-    model = ARGUMENTS.get(executor)
-    if model is None or not model.is_checked_here:
-        return []
+def faults_of_arguments(model: type[Arguments], arguments: JsonObject) -> list[tuple[str, str]]:
+    """Return all faults of a call's arguments, each as a dotted path and a clause."""
     try:
         return list(model.model_validate(arguments).further_faults())
     except ValidationError as error:
         return [(path, _clause(said)) for path, said in faults_of(error)]
-
-
-def source_of(executor: str) -> str:
-    """Return the name of the argument that holds the executor's program, or an empty string."""
-    model = ARGUMENTS.get(executor)
-    return model.source if model is not None else ""
-
-
-def without_empty_twins(executor: str, arguments: JsonObject) -> JsonObject:
-    """Return the arguments without the empty arguments whose exclusive alternative is also given.
-
-    Models and frameworks that fill in every parameter send such empty arguments.
-    """
-    model = ARGUMENTS.get(executor)
-    if model is None:
-        return arguments
-    kept: JsonObject = _without_empty(arguments, model.exclusive)
-    files = kept.get("files")
-    if "files" in model.model_fields and isinstance(files, list):
-        exclusive = SentFile.exclusive
-        kept = {**kept, "files": [_without_empty(file, exclusive) for file in files]}
-    return kept
-
-
-def _without_empty(given: Any, exclusive: tuple[tuple[str, str], ...]) -> Any:
-    for pair in exclusive if isinstance(given, dict) else ():
-        if all(name in given for name in pair):
-            # If both are empty, the first one stays: an empty `content` may be intended.
-            empty = next((name for name in reversed(pair) if given[name] in ("", [])), None)
-            given = {name: value for name, value in given.items() if name != empty}
-    return given
-
-
-def argument_schema(executor: str) -> JsonObject:
-    """Return the JSON Schema of all arguments of an executor, for a tool that does not narrow them.
-
-    Required arguments and alternatives come first.
-
-    Raises:
-        KeyError: the executor has no model in `ARGUMENTS`; its tools declare their own parameters.
-    """
-    model = ARGUMENTS[executor]
-    schema = model.model_json_schema(schema_generator=_PlainSchema)
-    inlined: JsonObject = _inlined(schema, schema.pop("$defs", {}))
-    properties = inlined["properties"]
-    first = (*inlined.get("required", ()), *model.one_of)
-    inlined["properties"] = {name: properties[name] for name in (*first, *properties)}
-    return inlined
-
-
-class _PlainSchema(GenerateJsonSchema):
-    """Generates schemas for language models: no titles, and no null for optional arguments."""
-
-    def nullable_schema(self, schema: Any) -> Any:
-        return self.generate_inner(schema["schema"])
-
-    def default_schema(self, schema: Any) -> Any:
-        return self.generate_inner(schema["schema"])
-
-    def literal_schema(self, schema: Any) -> Any:
-        return {"enum": schema["expected"]}
-
-    def field_title_should_be_set(self, schema: Any) -> bool:
-        return False
-
-    def model_schema(self, schema: Any) -> Any:
-        return {
-            key: value
-            for key, value in super().model_schema(schema).items()
-            if key not in ("title", "description")
-        }
-
-    def sort(self, value: Any, parent_key: str | None = None) -> Any:
-        """Keep the order of the model's fields."""
-        return value
-
-
-def _inlined(schema: Any, definitions: Mapping[str, Any]) -> Any:
-    if isinstance(schema, list):
-        return [_inlined(element, definitions) for element in schema]
-    if not isinstance(schema, dict):
-        return schema
-    if "$ref" in schema:
-        schema = definitions[schema["$ref"].rpartition("/")[2]]
-    return {key: _inlined(value, definitions) for key, value in schema.items()}
 
 
 def _clause(message: str) -> str:

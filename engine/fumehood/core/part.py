@@ -116,6 +116,9 @@ class ToolKind:
     """Where the tools run, as text for people."""
     why: str
     """Why the tools run there, as text for people."""
+    arguments: Named | None = None
+    """A subclass of `Arguments` (`core/arguments.py`), if the engine runs the tools in a sandbox.
+    It checks their definitions and calls, which are never retried, because they call no service."""
     recipient: str | None = None
     """The key in `Executor.sends`, as shown to approvers, whose value names the recipient."""
 

@@ -14,11 +14,11 @@ import re
 from functools import cache
 from typing import Any
 
-from fumehood.core.arguments import source_of, without_empty_twins
 from fumehood.core.json_types import JsonObject
 from fumehood.core.long_text import cut
 from fumehood.core.tool import ToolDefinition, parameter_names
 from fumehood.protocol.strict_json import BYTE_ORDER_MARK
+from fumehood.registry.arguments import source_of, without_empty_twins
 
 _INTEGER = re.compile(r"^[+-]?\d{1,300}$", re.ASCII)
 _NUMBER = re.compile(r"^[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d{1,3})?$", re.ASCII)

@@ -13,7 +13,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from fumehood.core.arguments import ARGUMENTS
 from fumehood.core.call import CallOptions
 from fumehood.core.errors import (
     EngineError,
@@ -24,6 +23,7 @@ from fumehood.core.errors import (
 )
 from fumehood.core.tool import ToolDefinition
 from fumehood.observe.clock import Clock, Window
+from fumehood.registry.arguments import arguments_of
 
 MOST_RETRIES: Mapping[type[EngineError], int] = MappingProxyType(
     {NetworkError: 3, UpstreamTimeout: 2, RateLimited: 3, ToolError: 3}
@@ -67,7 +67,7 @@ class Attempts:
 
 def is_of_service(tool: ToolDefinition) -> bool:
     """Whether a tool can call another service. Programs and tools on session files cannot."""
-    return tool.executor not in ARGUMENTS
+    return arguments_of(tool.executor) is None
 
 
 def may_retry(tool: ToolDefinition, options: CallOptions) -> bool:

@@ -10,7 +10,6 @@ import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fumehood.core.arguments import argument_faults
 from fumehood.core.call import CallRequest
 from fumehood.core.errors import ArgumentsRefused, EngineError, InvalidParams, ToolDisabled
 from fumehood.core.json_types import JsonObject
@@ -19,6 +18,7 @@ from fumehood.core.tool import parameter_names
 from fumehood.identity.model import Binding
 from fumehood.pipeline.coerce import coerce, is_marked, refuses_unknown
 from fumehood.pipeline.resolve import ResolvedCall
+from fumehood.registry.arguments import argument_faults
 from fumehood.registry.index import RegisteredTool
 from fumehood.registry.json_schema import UNKNOWN, TooCostly, Violation
 

@@ -17,7 +17,6 @@ from itertools import chain
 from types import MappingProxyType
 from typing import Any, Final, TypeVar, cast
 
-from fumehood.core.arguments import ARGUMENTS
 from fumehood.core.hosts import host_matches, host_of
 from fumehood.core.json_types import JsonObject
 from fumehood.core.long_text import cut
@@ -33,6 +32,7 @@ from fumehood.policy.model import (
     Rule,
     Verdict,
 )
+from fumehood.registry.arguments import arguments_of
 
 T = TypeVar("T")
 
@@ -316,8 +316,8 @@ def _instead(condition: Condition, tool: ToolDefinition, arguments: JsonObject) 
     """Return a clause that names the argument with which the call replaces the absent argument, or
     "" if there is no such argument.
     """
-    exclusive = ARGUMENTS[tool.executor].exclusive if tool.executor in ARGUMENTS else ()
-    for pair in exclusive:
+    model = arguments_of(tool.executor)
+    for pair in model.exclusive if model is not None else ():
         for name, other in (pair, reversed(pair)):
             if name == condition.segments[0] and other in arguments:
                 return f", this call has {other}"

@@ -16,7 +16,7 @@ from urllib.parse import parse_qsl, urlsplit
 
 from pydantic import ValidationError
 
-from fumehood.core.arguments import ARGUMENTS
+from fumehood.core.arguments import ARGUMENTS, Arguments
 from fumehood.core.errors import InvalidParams, faults_of
 from fumehood.core.json_types import JsonObject
 from fumehood.core.limits import MIN_CONTAINER_MB, MIN_INTERPRETER_MB, MIN_JAIL_MB
@@ -137,7 +137,7 @@ def _faults_of_parts(document: JsonObject) -> Iterator[str]:
 def _failure_faults(document: JsonObject) -> Iterator[str]:
     """Yield faults in the fields about retries and fallbacks."""
     executor = document.get("executor")
-    if isinstance(executor, str) and executor in ARGUMENTS:
+    if isinstance(executor, str) and _arguments_of(executor) is not None:
         for field in ("retry_count", "fallback"):
             if document.get(field):
                 yield f"{field}: the executor {executor!r} calls no other service"
@@ -167,8 +167,9 @@ def _executor_faults(document: JsonObject) -> list[str]:
         faults.append(f"executor: {executor!r} does not fit a tool of type {kind}")
     if executor not in EXECUTORS and executor not in added:
         faults.append(f"executor: {executor!r} is not enforced by this version")
-    if executor in ARGUMENTS:
-        faults += _program_faults(document, executor, sandboxed)
+    model = _arguments_of(executor)
+    if model is not None:
+        faults += _program_faults(document, executor, model, sandboxed)
     if executor == "function":
         faults += _function_faults(document, sandboxed)
     is_whole = executor not in ("function", "http") and not executor.startswith("code:")
@@ -186,7 +187,17 @@ def _function_faults(document: JsonObject, sandboxed: Any) -> list[str]:
     return []
 
 
-def _program_faults(document: JsonObject, executor: str, sandboxed: Any) -> list[str]:
+def _arguments_of(executor: str) -> type[Arguments] | None:
+    if executor in EXECUTORS:
+        return ARGUMENTS.get(executor)
+    from fumehood.registry.arguments import arguments_of  # which loads the parts, as `_added` does
+
+    return arguments_of(executor)
+
+
+def _program_faults(
+    document: JsonObject, executor: str, model: type[Arguments], sandboxed: Any
+) -> list[str]:
     faults = []
     where, least_mb = "the interpreter", MIN_INTERPRETER_MB
     if executor.startswith(("code:", "workspace:", "process:")):
@@ -197,7 +208,7 @@ def _program_faults(document: JsonObject, executor: str, sandboxed: Any) -> list
     if sandboxed is False:
         faults.append(f"sandboxed: the executor {executor!r} always runs in its sandbox")
     properties, _ = declared_in(document)
-    known, one_of = ARGUMENTS[executor].model_fields, ARGUMENTS[executor].one_of
+    known, one_of = model.model_fields, model.one_of
     if one_of and not properties.keys() & set(one_of):
         names = " or ".join(map(repr, one_of))
         faults.append(f"parameters: the executor {executor!r} needs a parameter {names}")

@@ -9,12 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fumehood.core import keyword_types
-from fumehood.core.arguments import ARGUMENTS
 from fumehood.core.identity import TrustDomain
 from fumehood.core.names import MAX_COMPARED, checked_keywords, did_you_mean
 from fumehood.core.tool import DECISION
 from fumehood.core.workspace_path import MAX_NAME_BYTES, MAX_PATH_BYTES, path_fault
 from fumehood.executors.kinds import EXECUTORS
+from fumehood.registry.arguments import all_arguments
 
 
 @pytest.mark.parametrize(
@@ -64,7 +64,7 @@ def test_unknown_keyword_is_refused_with_all_known_ones() -> None:
 
 def test_every_registrable_executor_kind_has_an_executor() -> None:
     assert EXECUTORS.keys() == {
-        *ARGUMENTS,
+        *all_arguments(),
         "function",
         "http",
         "http:fetch",

@@ -10,7 +10,7 @@ import pytest
 
 from fumehood import Config, Engine
 from fumehood.call_options import CallOptions
-from fumehood.core.arguments import MAX_FILES, argument_faults
+from fumehood.core.arguments import MAX_FILES
 from fumehood.core.call import CallRequest
 from fumehood.core.envelope import Envelope
 from fumehood.core.errors import EndedBy
@@ -25,6 +25,7 @@ from fumehood.executors.outcome import Outcome
 from fumehood.pipeline.plan import executor_of
 from fumehood.protocol.strict_json import MAX_VALUE_DEPTH
 from fumehood.redaction.redactor import Redactor
+from fumehood.registry.arguments import argument_faults
 from fumehood.registry.index import RegisteredTool, Source
 from fumehood.sandbox.wall import NO_SINKS, RunEnding, RunSinks
 from fumehood.testing import CONTAINER_LIMITS, FakeWall

@@ -14,7 +14,6 @@ from unittest.mock import AsyncMock, create_autospec
 
 import pytest
 
-from fumehood.core.arguments import argument_faults
 from fumehood.core.errors import (
     EndedBy,
     EngineError,
@@ -31,6 +30,7 @@ from fumehood.executors.session_files import SessionFiles
 from fumehood.executors.workspace import ProcessExecutor, run_workspace
 from fumehood.guest.container import walk
 from fumehood.protocol.cursors import Cursors
+from fumehood.registry.arguments import argument_faults
 from fumehood.sandbox.session_use import SessionLease
 from fumehood.sandbox.wall import NO_SINKS, RunEnding, RunSinks
 from support.answers import code_of, details_of, error_of

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from pydantic import Field
 
-from fumehood.core.arguments import ARGUMENTS
+from fumehood.core.arguments import Arguments
 from fumehood.core.part import Part, ToolKind
 from fumehood.core.tool import MAX_SCHEMA_DEPTH
+from fumehood.pipeline.coerce import coerce
+from fumehood.pipeline.retry import is_of_service
+from fumehood.registry.arguments import all_arguments, argument_faults, argument_schema
 from fumehood.registry.definitions import (
     METHODS,
     InvalidDefinition,
@@ -28,7 +34,7 @@ def _faults(document: dict[str, Any]) -> list[str]:
 
 
 @pytest.mark.row("T3")
-@pytest.mark.parametrize("executor", sorted({*ARGUMENTS, "function", "http", "mcp"}))
+@pytest.mark.parametrize("executor", sorted({*all_arguments(), "function", "http", "mcp"}))
 def test_streaming_is_refused_for_executors_without_streaming(executor: str) -> None:
     kind = {"http": "REST", "mcp": "MCP"}.get(executor, "NATIVE")
     document = {"name": "a", "type": kind, "executor": executor, "description": "A.",
@@ -343,6 +349,57 @@ def test_executor_and_type_of_a_part_exist_only_with_it(monkeypatch: pytest.Monk
             parse_definition({**mcp, "executor": executor})
     with pytest.raises(InvalidDefinition, match="only tools of type REST can come from outside"):
         tool_of_document(mcp, Source.API)
+
+
+class MailArguments(Arguments):
+    source = "text"
+    one_of = ("to", "address")
+    exclusive = (("to", "address"),)
+
+    text: str = Field(max_length=10)
+    to: str | None = None
+    address: str | None = None
+
+
+@pytest.fixture
+def mail(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A part whose executor checks its arguments by a model."""
+    monkeypatch.setitem(sys.modules, "there", sys.modules[__name__])
+    kind = ToolKind(executor="there:Mail", arguments="there:MailArguments", **PLACE)
+    part = Part(name="mail", executors={"mail": kind})
+    monkeypatch.setattr("fumehood.parts.parts", lambda: (part,))
+    all_arguments.cache_clear()
+    yield
+    all_arguments.cache_clear()
+
+
+def _mail(*properties: str, **fields: Any) -> dict[str, Any]:
+    return _code(*properties, executor="mail", **fields)
+
+
+@pytest.mark.usefixtures("mail")
+def test_definition_fits_the_arguments_of_a_parts_executor() -> None:
+    assert parse_definition(_mail("text", "to")).executor == "mail"  # the twin
+    assert _faults(_mail("cc", sandboxed=False, retry_count=1)) == [
+        "sandboxed: the executor 'mail' always runs in its sandbox",
+        "parameters: the executor 'mail' needs a parameter 'to' or 'address'",
+        "parameters: the executor 'mail' needs a parameter 'text'",
+        "parameters: the executor 'mail' knows no parameter 'cc'",
+        "retry_count: the executor 'mail' calls no other service",
+    ]
+
+
+@pytest.mark.usefixtures("mail")
+def test_call_is_checked_by_the_arguments_of_a_parts_executor() -> None:
+    tool = parse_definition(_mail("text", "to", "address"))
+    given = {"text": "\ufeffa", "to": "b", "address": ""}
+    assert coerce(given, tool) == ({"text": "a", "to": "b"}, ())
+    assert argument_faults("mail", {"text": "a"}) == []
+    assert argument_faults("mail", {"text": 11 * "a"}) == [
+        ("text", "string should have at most 10 characters")
+    ]
+    assert argument_schema("mail")["properties"].keys() == {"text", "to", "address"}
+    assert not is_of_service(tool)
 
 
 @pytest.mark.row("S1", "T6")

@@ -36,7 +36,7 @@ from typing import Protocol
 
 import anyio
 
-from fumehood.core.arguments import ARGUMENTS, argument_faults
+from fumehood.core.arguments import ARGUMENTS, faults_of_arguments
 from fumehood.core.errors import (
     MAX_MESSAGE_CHARACTERS,
     EndedBy,
@@ -818,14 +818,15 @@ def _fields_of(request: JsonObject) -> JsonObject:
     """Return the fields of a request's frame, with defaults. Raises InvalidParams."""
     given = {name: value for name, value in request.items() if value is not None}
     do = given.pop("do")
-    faults = argument_faults(f"process:{do}", given)
+    model = ARGUMENTS[f"process:{do}"]
+    faults = faults_of_arguments(model, given)
     if faults:
         words = "; ".join(f"{path}: {why}" for path, why in faults)
         raise InvalidParams(
             f"The request about processes is not valid: {words}.",
             fields=[path for path, _ in faults],
         )
-    given = ARGUMENTS[f"process:{do}"].model_validate(given).model_dump(exclude_none=True)
+    given = model.model_validate(given).model_dump(exclude_none=True)
     match do:
         case "read":
             given = {"after": 0, **given}

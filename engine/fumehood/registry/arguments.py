@@ -1,0 +1,130 @@
+"""The arguments of executors by name: their models, faults and schemas.
+
+Host side. The kernel's models are in `core/arguments.py`; a part's `ToolKind` names the model of
+its executor, if the engine runs its tools in a sandbox.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import lru_cache
+from types import MappingProxyType
+from typing import Any
+
+from pydantic.json_schema import GenerateJsonSchema
+
+from fumehood.core.arguments import ARGUMENTS, Arguments, SentFile, faults_of_arguments
+from fumehood.core.json_types import JsonObject
+from fumehood.core.part import imported
+from fumehood.parts import tool_kinds
+
+
+def arguments_of(executor: str) -> type[Arguments] | None:
+    """Return the model of an executor's arguments, or None if its tools declare their own."""
+    return all_arguments().get(executor)
+
+
+@lru_cache(
+    maxsize=1
+)  # not when this module is loaded, because parts that load it are not yet known
+def all_arguments() -> Mapping[str, type[Arguments]]:
+    """Return the models of the kernel's executors and of those that parts add, by executor."""
+    kinds = tool_kinds().items()
+    added = {name: imported(kind.arguments) for name, kind in kinds if kind.arguments is not None}
+    return MappingProxyType({**added, **ARGUMENTS})
+
+
+def argument_faults(executor: str, arguments: JsonObject) -> list[tuple[str, str]]:
+    """Return all faults of a call's arguments, each as a dotted path and a clause.
+
+    The list is empty for executors whose tools declare their own arguments.
+    """
+    model = arguments_of(executor)
+    if model is None or not model.is_checked_here:
+        return []
+    return faults_of_arguments(model, arguments)
+
+
+def source_of(executor: str) -> str:
+    """Return the name of the argument that holds the executor's program, or an empty string."""
+    model = arguments_of(executor)
+    return model.source if model is not None else ""
+
+
+def without_empty_twins(executor: str, arguments: JsonObject) -> JsonObject:
+    """Return the arguments without the empty arguments whose exclusive alternative is also given.
+
+    Models and frameworks that fill in every parameter send such empty arguments.
+    """
+    model = arguments_of(executor)
+    if model is None:
+        return arguments
+    kept: JsonObject = _without_empty(arguments, model.exclusive)
+    files = kept.get("files")
+    if "files" in model.model_fields and isinstance(files, list):
+        exclusive = SentFile.exclusive
+        kept = {**kept, "files": [_without_empty(file, exclusive) for file in files]}
+    return kept
+
+
+def _without_empty(given: Any, exclusive: tuple[tuple[str, str], ...]) -> Any:
+    for pair in exclusive if isinstance(given, dict) else ():
+        if all(name in given for name in pair):
+            # If both are empty, the first one stays: an empty `content` may be intended.
+            empty = next((name for name in reversed(pair) if given[name] in ("", [])), None)
+            given = {name: value for name, value in given.items() if name != empty}
+    return given
+
+
+def argument_schema(executor: str) -> JsonObject:
+    """Return the JSON Schema of all arguments of an executor, for a tool that does not narrow them.
+
+    Required arguments and alternatives come first.
+
+    Raises:
+        KeyError: there is no such executor, or its tools declare their own parameters.
+    """
+    model = all_arguments()[executor]
+    schema = model.model_json_schema(schema_generator=_PlainSchema)
+    inlined: JsonObject = _inlined(schema, schema.pop("$defs", {}))
+    properties = inlined["properties"]
+    first = (*inlined.get("required", ()), *model.one_of)
+    inlined["properties"] = {name: properties[name] for name in (*first, *properties)}
+    return inlined
+
+
+class _PlainSchema(GenerateJsonSchema):
+    """Generates schemas for language models: no titles, and no null for optional arguments."""
+
+    def nullable_schema(self, schema: Any) -> Any:
+        return self.generate_inner(schema["schema"])
+
+    def default_schema(self, schema: Any) -> Any:
+        return self.generate_inner(schema["schema"])
+
+    def literal_schema(self, schema: Any) -> Any:
+        return {"enum": schema["expected"]}
+
+    def field_title_should_be_set(self, schema: Any) -> bool:
+        return False
+
+    def model_schema(self, schema: Any) -> Any:
+        return {
+            key: value
+            for key, value in super().model_schema(schema).items()
+            if key not in ("title", "description")
+        }
+
+    def sort(self, value: Any, parent_key: str | None = None) -> Any:
+        """Keep the order of the model's fields."""
+        return value
+
+
+def _inlined(schema: Any, definitions: Mapping[str, Any]) -> Any:
+    if isinstance(schema, list):
+        return [_inlined(element, definitions) for element in schema]
+    if not isinstance(schema, dict):
+        return schema
+    if "$ref" in schema:
+        schema = definitions[schema["$ref"].rpartition("/")[2]]
+    return {key: _inlined(value, definitions) for key, value in schema.items()}
