@@ -21,7 +21,7 @@ from fumehood.core.identity import TrustDomain
 from fumehood.core.json_types import JsonObject
 from fumehood.core.limits import Limit, Limits, WallLimits
 from fumehood.core.session import SessionHome, SessionRecord
-from fumehood.sandbox.process.wall import INTERPRETER_LIMITS
+from fumehood.sandbox.process.interpreter import INTERPRETER_LIMITS
 from fumehood.sandbox.settings import ContainerSettings
 from fumehood.sandbox.wall import FIRST_EPOCH, NO_SINKS, HostSize, RunEnding, RunSinks, WallStatus
 

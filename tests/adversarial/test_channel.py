@@ -17,8 +17,8 @@ import psutil
 import pytest
 
 from fumehood import Config, Engine
-from fumehood.sandbox.process import channel
-from fumehood.sandbox.process.wall import InterpreterWall
+from fumehood.sandbox.process import channel, sticky_guest
+from fumehood.sandbox.process.interpreter import InterpreterWall
 from support.processes import children_of_guest, guest_of, is_computing, is_gone
 from support.wait import DEADLINE_S, wait_until
 
@@ -34,6 +34,7 @@ def bad_guest(mode: str) -> InterpreterWall:
 def _soon_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """Shorten the grace period, because these guests never answer."""
     monkeypatch.setattr(channel, "ANSWER_GRACE_S", 1.0)
+    monkeypatch.setattr(sticky_guest, "KILL_GRACE_S", 1.0)
 
 
 LOST = [
@@ -116,13 +117,13 @@ async def test_call_fails_if_guest_dies_while_handing_over_a_child(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The guest dies after the pipes have arrived and before the call has taken them."""
-    receive = channel.GuestProcess._on_handover
+    receive = sticky_guest.StickyGuest._on_handover
 
-    def receive_and_die(guest: channel.GuestProcess) -> None:
+    def receive_and_die(guest: sticky_guest.StickyGuest) -> None:
         receive(guest)
         guest.kill()
 
-    monkeypatch.setattr(channel.GuestProcess, "_on_handover", receive_and_die)
+    monkeypatch.setattr(sticky_guest.StickyGuest, "_on_handover", receive_and_die)
     wall = bad_guest("lends-honest")
     async with Engine(config=Config(home=home), interpreter=wall) as engine:
         with anyio.fail_after(DEADLINE_S):

@@ -18,7 +18,8 @@ from fumehood.core.limits import Limit, Limits, least_limits
 from fumehood.sandbox.container.docker_api import Docker
 from fumehood.sandbox.container.wall import ContainerWall
 from fumehood.sandbox.images.catalog import Image
-from fumehood.sandbox.process.wall import InterpreterWall, JailWall
+from fumehood.sandbox.process.interpreter import InterpreterWall
+from fumehood.sandbox.process.wall import JailWall
 from fumehood.sandbox.settings import ContainerSettings, EngineIdentity
 from fumehood.sandbox.wall import RunEnding, Wall
 from fumehood.testing import INTERPRETER_LIMITS, FakeWall, SeenRun

@@ -11,7 +11,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from fumehood.sandbox.process.wall import interpreter_command, jail_command
+from fumehood.sandbox.process.interpreter import interpreter_command
+from fumehood.sandbox.process.wall import jail_command
 
 CONTENT_IN_CONTAINER = """
 from fumehood.guest.container import selfcheck

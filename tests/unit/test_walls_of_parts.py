@@ -15,7 +15,7 @@ from fumehood.core.errors import SandboxUnavailable
 from fumehood.core.limits import PROCESS_WALL_LIMITS, Limit
 from fumehood.core.part import Part, PartError
 from fumehood.engine_part import EnginePart
-from fumehood.sandbox.process.wall import InterpreterWall
+from fumehood.sandbox.process.interpreter import InterpreterWall
 from fumehood.sandbox.wall import Wall
 from fumehood.sandbox.walls import OwnWalls
 from fumehood.testing import FakeWall

@@ -23,7 +23,8 @@ from fumehood.sandbox.container.docker_api import QUICK_S, Docker, DockerError
 from fumehood.sandbox.container.spec import GUEST_COMMAND, LABEL_ENGINE
 from fumehood.sandbox.container.supply import FindImage, Making, image_finder
 from fumehood.sandbox.container.wall import ContainerWall
-from fumehood.sandbox.process import wall as process_walls
+from fumehood.sandbox.process.interpreter import INTERPRETER_SPARES, InterpreterWall
+from fumehood.sandbox.process.wall import JAIL_SPARES, JailWall, ProcessWall
 from fumehood.sandbox.settings import ContainerSettings, EngineIdentity, LanguageImages
 from fumehood.sandbox.wall import NO_SINKS, RunSinks, Wall
 
@@ -180,22 +181,22 @@ def interpreter_target(command: Sequence[str] | None = None) -> Target:
     """Return the interpreter wall. Tests pass a `command` that starts another guest."""
 
     # The zygote, the spares, and one resident process for the attacker.
-    standing = 1 + process_walls.INTERPRETER_SPARES + 1
-    wall = partial(process_walls.InterpreterWall, command=command)
+    standing = 1 + INTERPRETER_SPARES + 1
+    wall = partial(InterpreterWall, command=command)
     return Target("interpreter", partial(_opened, wall, Language.CALCULATOR, standing))
 
 
 def jail_target(command: Sequence[str] | None = None) -> Target:
     """Return the jail, which can read only the attacks' import path."""
 
-    wall = partial(process_walls.JailWall, [JAILED], command=command)
-    standing = 1 + process_walls.JAIL_SPARES
+    wall = partial(JailWall, [JAILED], command=command)
+    standing = 1 + JAIL_SPARES
     return Target("jail", partial(_opened, wall, Language.FUNCTION, standing))
 
 
 @asynccontextmanager
 async def _opened(
-    make: Callable[[], process_walls.InterpreterWall | process_walls.JailWall],
+    make: Callable[[], ProcessWall],
     hello: Language,
     standing: int,
 ) -> AsyncIterator[Standing]:

@@ -61,7 +61,8 @@ from fumehood.sandbox.container.docker_api import (
 )
 from fumehood.sandbox.images.catalog import Image, list_images, newest_own
 from fumehood.sandbox.images.recipe import image_names
-from fumehood.sandbox.process.wall import InterpreterWall, JailWall
+from fumehood.sandbox.process.interpreter import InterpreterWall
+from fumehood.sandbox.process.wall import JailWall, ProcessWall
 from fumehood.sandbox.settings import ContainerSettings, SessionSettings
 from fumehood.sandbox.wall import WallStatus
 from fumehood.storage.audit_chain import head_of, key_id_after
@@ -247,7 +248,7 @@ def _limits(config: Config) -> Iterator[Finding]:
     yield from _wall("jail", JailWall(limits=config.jail.limits), "warning")
 
 
-def _wall(name: str, wall: InterpreterWall | JailWall, if_not: Verdict) -> Iterator[Finding]:
+def _wall(name: str, wall: ProcessWall, if_not: Verdict) -> Iterator[Finding]:
     """Yield a finding for each limit of a wall, with the verdict `if_not` if it does not hold.
 
     To check the limits, a guest is started, which attacks its own wall and reports the results.

@@ -23,7 +23,8 @@ from fumehood.sandbox.container.packages import PackageLayers
 from fumehood.sandbox.container.supply import Making, image_finder
 from fumehood.sandbox.container.wall import ContainerWall
 from fumehood.sandbox.host import Host
-from fumehood.sandbox.process.wall import InterpreterWall, JailWall
+from fumehood.sandbox.process.interpreter import InterpreterWall
+from fumehood.sandbox.process.wall import JailWall
 from fumehood.sandbox.settings import EngineIdentity, WallSettings
 from fumehood.sandbox.wall import OnEvent, SessionWall, Wall, Walls
 from fumehood.storage.directory import owner_id

@@ -13,13 +13,10 @@ import json
 import os
 import signal
 import socket
-import stat
-import struct
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import anyio
 import anyio.abc
@@ -30,21 +27,13 @@ from fumehood.core.json_types import JsonObject
 from fumehood.core.limits import Limit, Limits
 from fumehood.protocol import framing
 from fumehood.protocol.messages import (
+    GuestEnding,
     GuestFrame,
     GuestPart,
     GuestProgress,
     GuestReady,
-    lend_frame,
     parse_guest_frame,
-    program_request,
     run_frame,
-)
-from fumehood.sandbox.process.sticky_workers import (
-    DEFAULT_RULES,
-    MAX_REQUEST_BYTES,
-    Checkout,
-    StickyWorkers,
-    StickyWorkerSettings,
 )
 from fumehood.sandbox.wall import (
     LOST,
@@ -59,9 +48,6 @@ GUEST_PROGRAM = Path(__file__).parents[2] / "guest"
 START_DEADLINE_S = 10.0
 """Maximum seconds until a new guest is ready."""
 
-LEND_DEADLINE_S = 30.0
-"""Maximum seconds until the guest hands over a child. A slower guest is killed."""
-
 ANSWER_GRACE_S = 30.0
 """Seconds that the host waits for an ending beyond the guest's own deadline. After that all runs of
 the guest are killed, including those of other callers, so the time is generous. The guest's clock
@@ -73,34 +59,17 @@ CANCEL_GRACE_S = 30.0
 runs are lost.
 """
 
-CHECKOUT = struct.Struct("!qi")
-"""Binary format of the guest's message with a child: the checkout's id and the child's process id.
-"""
-
 
 class GuestFailed(Exception):
     """The guest did not start or has ended."""
 
 
-@dataclass(eq=False, slots=True)
-class _PendingCheckout:
-    """A request for a child. `died`: whether the child has died before it was handed over."""
-
-    handed: asyncio.Future[Checkout | None]
-    died: bool = False
-
-
 class GuestProcess(asyncio.Protocol):
     """A running guest, created by `start`. Once `dead` is set, every run ends as lost."""
 
-    def __init__(
-        self, process: anyio.abc.Process, handover: socket.socket, rules: StickyWorkerSettings
-    ) -> None:
+    def __init__(self, process: anyio.abc.Process, handover: socket.socket) -> None:
         self._process = process
         self._handover = handover
-        self._pending_checkouts: dict[int, _PendingCheckout] = {}
-        self._ending_checkouts: dict[int, asyncio.TimerHandle] = {}
-        self._sticky = StickyWorkers(self.check_out, self.end_checkout, rules)
         self._decoder = framing.Decoder(MAX_FRAME_BYTES)
         self._transport: asyncio.Transport | None = None
         self._pending: dict[int, asyncio.Future[RunEnding]] = {}
@@ -113,9 +82,12 @@ class GuestProcess(asyncio.Protocol):
 
     @classmethod
     async def start(
-        cls, command: Sequence[str], rules: StickyWorkerSettings = DEFAULT_RULES
-    ) -> GuestProcess:
-        """Start a guest and wait until it has tested itself.
+        cls,
+        command: Sequence[str],
+        make: Callable[[anyio.abc.Process, socket.socket], Self] | None = None,
+    ) -> Self:
+        """Start a guest and wait until it has tested itself. `make` creates this object; None
+        calls the class.
 
         Raises:
             GuestFailed: the guest could not be started, has ended, or was not ready in
@@ -143,7 +115,7 @@ class GuestProcess(asyncio.Protocol):
                 raise GuestFailed(f"the guest could not be started: {error.strerror}") from None
             ours.pop_all()
         handover.setblocking(False)
-        guest = cls(process, handover, rules)
+        guest = (make or cls)(process, handover)
         loop = asyncio.get_running_loop()
         await loop.create_connection(lambda: guest, sock=channel)
         loop.add_reader(handover, guest._on_handover)
@@ -169,14 +141,12 @@ class GuestProcess(asyncio.Protocol):
 
     async def run(
         self,
-        key: str | None,
         program: str,
         arguments: JsonObject,
         limits: Limits,
         sinks: RunSinks = NO_SINKS,
     ) -> RunEnding:
-        """Run a program, in the sticky worker of `key` or, without a key, in a fresh child. A large
-        request always runs in a fresh child.
+        """Run a program in a fresh child.
 
         On cancellation, end the program before raising.
 
@@ -185,12 +155,7 @@ class GuestProcess(asyncio.Protocol):
         """
         if self.dead.is_set() or self._transport is None:
             return LOST
-        if key is not None:
-            request = framing.encode(program_request(program, arguments, limits))
-            if len(request) <= MAX_REQUEST_BYTES:
-                return await self._sticky.run(key, request, limits)
-        self._next_id += 1
-        run_id = self._next_id
+        run_id = self._new_id()
         frame = framing.encode(run_frame(run_id, program, arguments, limits))
         if len(frame) > framing.MAX_REQUEST_BYTES:
             raise RequestTooLarge("The arguments are over 1 MB as JSON. Send less.")
@@ -212,45 +177,6 @@ class GuestProcess(asyncio.Protocol):
             overdue.cancel()
             self._pending.pop(run_id, None)
             self._listeners.pop(run_id, None)
-
-    async def check_out(self, memory_bytes: int, cpu_s: float) -> Checkout | None:
-        """Get a sealed child with these limits from the guest. Return None if the child or the
-        guest is lost.
-        """
-        if self.dead.is_set():
-            return None
-        self._next_id += 1
-        checkout_id = self._next_id
-        loop = asyncio.get_running_loop()
-        pending = self._pending_checkouts[checkout_id] = _PendingCheckout(loop.create_future())
-        self._send(lend_frame(checkout_id, memory_bytes, cpu_s))
-        overdue = loop.call_later(LEND_DEADLINE_S, self.kill)
-        try:
-            checkout = await pending.handed
-        except asyncio.CancelledError:
-            handed = pending.handed
-            if handed.done() and not handed.cancelled() and (checkout := handed.result()):
-                self._return_checkout(checkout, dead=pending.died)
-            raise
-        else:
-            # If the child or the guest has died since, no report of the child's end would follow.
-            if checkout is not None and (pending.died or self.dead.is_set()):
-                self._return_checkout(checkout, dead=True)
-                return None
-            return checkout
-        finally:
-            overdue.cancel()
-            self._pending_checkouts.pop(checkout_id, None)
-
-    def end_checkout(self, checkout_id: int) -> None:
-        """Order the guest to kill a checked-out child. If the guest does not confirm it in time,
-        kill the guest.
-        """
-        if self.dead.is_set():
-            return
-        self._send({"op": "cancel", "id": checkout_id})
-        loop = asyncio.get_running_loop()
-        self._ending_checkouts[checkout_id] = loop.call_later(ANSWER_GRACE_S, self.kill)
 
     async def stop(self) -> None:
         """Kill the guest and everything in it, and wait until its supervisor has ended."""
@@ -303,18 +229,10 @@ class GuestProcess(asyncio.Protocol):
             return
         if isinstance(message, GuestProgress | GuestPart):
             self._on_event(message)
-            return
-        timer = self._ending_checkouts.pop(message.id, None)
-        if timer is not None:
-            timer.cancel()
-        if self._sticky.on_ended(message):
-            return
-        pending = self._pending_checkouts.get(message.id)
-        if pending is not None:
-            pending.died = True  # the child died before it was handed over
-            if not pending.handed.done():
-                pending.handed.set_result(None)
-            return
+        else:
+            self._on_ended(message)
+
+    def _on_ended(self, message: GuestEnding) -> None:
         answer = self._pending.pop(message.id, None)
         if answer is not None and not answer.done():
             answer.set_result(ending_of_frame(message))
@@ -331,36 +249,12 @@ class GuestProcess(asyncio.Protocol):
             self._listeners.pop(message.id, None)
 
     def _on_handover(self) -> None:
-        """Receive a child's two pipes. If the guest sent anything else, kill the guest."""
-        try:
-            data, descriptors, _, _ = socket.recv_fds(self._handover, CHECKOUT.size, 2)
-        except BlockingIOError:
-            return
-        except OSError:
-            data, descriptors = b"", []
-        if (
-            len(data) != CHECKOUT.size
-            or len(descriptors) != 2
-            or not all(map(_is_pipe, descriptors))
-        ):
-            for descriptor in descriptors:
-                os.close(descriptor)
-            self.kill()
-            return
-        checkout = Checkout(*CHECKOUT.unpack(data), *descriptors)
-        for descriptor in descriptors:
-            os.set_blocking(descriptor, False)
-        pending = self._pending_checkouts.get(checkout.id)
-        if pending is None or pending.handed.done():
-            self._return_checkout(checkout, dead=False)  # its request was cancelled
-        else:
-            pending.handed.set_result(checkout)
+        """Kill a guest that hands over a child that was not requested."""
+        self.kill()
 
-    def _return_checkout(self, checkout: Checkout, *, dead: bool) -> None:
-        os.close(checkout.request_fd)
-        os.close(checkout.reply_fd)
-        if not dead:
-            self.end_checkout(checkout.id)
+    def _new_id(self) -> int:
+        self._next_id += 1
+        return self._next_id
 
     def _send(self, message: dict[str, Any]) -> None:
         if self._transport is not None:
@@ -396,13 +290,10 @@ class GuestProcess(asyncio.Protocol):
             self._transport.abort()
         asyncio.get_running_loop().remove_reader(self._handover)
         self._handover.close()
-        for timer in self._ending_checkouts.values():
-            timer.cancel()
-        self._ending_checkouts.clear()
-        for pending in self._pending_checkouts.values():
-            if not pending.handed.done():
-                pending.handed.set_result(None)
-        self._sticky.lose_all()
+        self._lose_all()
+
+    def _lose_all(self) -> None:
+        """End every run as lost."""
         for answer in self._pending.values():
             if not answer.done():
                 answer.set_result(LOST)
@@ -412,10 +303,6 @@ class GuestProcess(asyncio.Protocol):
 def guest_command(config: JsonObject, python: str = sys.executable) -> list[str]:
     """Return the command that starts the guest, isolated and without site packages."""
     return [python, "-I", "-S", "-B", "-X", "utf8", str(GUEST_PROGRAM), json.dumps(config)]
-
-
-def _is_pipe(descriptor: int) -> bool:
-    return stat.S_ISFIFO(os.fstat(descriptor).st_mode)
 
 
 def _with_descendants(pid: int) -> list[psutil.Process]:

@@ -1,4 +1,4 @@
-"""The process walls, with a common base class: the interpreter and the jail.
+"""The base class of the process walls, and the jail.
 
 Host side, between the executors and `channel`. Each wall has one guest, which serves all trust
 domains. A guest that dies is replaced at once, or after a pause if several die soon after their
@@ -9,7 +9,6 @@ process that has run nothing before.
 
 from __future__ import annotations
 
-import asyncio
 import importlib.util
 import sys
 import sysconfig
@@ -27,8 +26,7 @@ from fumehood.core.identity import TrustDomain
 from fumehood.core.json_types import JsonObject
 from fumehood.core.limits import PROCESS_WALL_LIMITS, Limits, WallLimits
 from fumehood.sandbox.process.channel import GuestFailed, GuestProcess, guest_command
-from fumehood.sandbox.process.sticky_workers import DEFAULT_RULES, StickyWorkerSettings
-from fumehood.sandbox.settings import InterpreterSettings, JailSettings
+from fumehood.sandbox.settings import JailSettings
 from fumehood.sandbox.wall import (
     NO_SINKS,
     OnEvent,
@@ -49,9 +47,6 @@ STABLE_S = 1.0
 GUEST_PATIENCE_S = 10.0
 """Maximum seconds that a call or the engine's start waits for a guest that is starting."""
 
-STICKY_PATIENCE_S = 0.02
-"""Seconds that a call waits for its trust domain's sticky worker before it uses a fresh process."""
-
 ENGINE = str(Path(__file__).parents[3])
 """The import path of the package `fumehood`."""
 
@@ -66,8 +61,6 @@ class ProcessWall:
     name: ClassVar[str]
     remedy: ClassVar[str]
     max_running: ClassVar[int]
-    is_sticky: ClassVar[bool]
-    """Whether a trust domain's calls may share a process."""
 
     required = PROCESS_WALL_LIMITS
 
@@ -76,7 +69,6 @@ class ProcessWall:
         limits: WallLimits,
         command: Sequence[str],
         on_event: OnEvent,
-        sticky: StickyWorkerSettings = DEFAULT_RULES,
     ) -> None:
         self.limits = limits
         self.slots = Slots(self.max_running, f"the {self.name}")
@@ -84,14 +76,10 @@ class ProcessWall:
         """Why the last guest could not serve, in words for the operator; empty if it could."""
         self._command = list(command)
         self._on_event = on_event
-        self._sticky = sticky
         self._guest: GuestProcess | None = None
         self._changed = anyio.Event()
         self._stack = AsyncExitStack()
         self._stopping = False
-        self._turns: dict[str, asyncio.Event] = {}
-        """Key of each trust domain whose sticky worker is in use → the event that is set when the
-        worker is free."""
 
     async def __aenter__(self) -> Self:
         group = await self._stack.enter_async_context(anyio.create_task_group())
@@ -138,11 +126,8 @@ class ProcessWall:
         memory_mb: int | None = None,
         image: str | None = None,
     ) -> ProcessLease:
-        """Lease a slot and, if the wall has sticky workers and the domain's worker is free soon,
-        that worker. With `fresh`, lease only a slot.
-        """
-        key = domain.key if self.is_sticky and not fresh else None
-        return ProcessLease(self, domain.principal_id, key)
+        """Lease a slot, which gives each run a fresh child."""
+        return ProcessLease(self, domain.principal_id)
 
     async def running(self) -> GuestProcess:
         """Return the running guest. Wait up to `GUEST_PATIENCE_S` for a guest that is starting.
@@ -162,22 +147,8 @@ class ProcessWall:
             raise SandboxUnavailable(f"The {self.name} lost a defence. {self.remedy}")
         return self._guest
 
-    async def take_turn(self, key: str) -> bool:
-        """Take the turn to use a trust domain's sticky worker. Return False if the worker stays
-        busy for `STICKY_PATIENCE_S`.
-        """
-        if key in self._turns:
-            with anyio.move_on_after(STICKY_PATIENCE_S):
-                while key in self._turns:
-                    await self._turns[key].wait()
-            if key in self._turns:
-                return False
-        self._turns[key] = asyncio.Event()
-        return True
-
-    def leave_turn(self, key: str) -> None:
-        """Give back the turn, so that the domain's next call can use the sticky worker."""
-        self._turns.pop(key).set()
+    async def _start_guest(self, command: Sequence[str]) -> GuestProcess:
+        return await GuestProcess.start(command)
 
     def _has_guest(self) -> bool:
         return self._guest is not None and not self._guest.dead.is_set()
@@ -189,7 +160,7 @@ class ProcessWall:
             await anyio.sleep(RESTART_PAUSE_S[min(short_lives, len(RESTART_PAUSE_S) - 1)])
             started = time.monotonic()
             try:
-                guest = await GuestProcess.start(self._command, self._sticky)
+                guest = await self._start_guest(self._command)
             except GuestFailed as failure:
                 self.faults = (str(failure),)
                 self._tell("guest.lost", {"why": list(self.faults)})
@@ -227,17 +198,14 @@ class ProcessWall:
 class ProcessLease:
     """A lease on a slot in the guest.
 
-    This is a class because a generator would be slower, and every expression needs a lease.
+    This is a class because a generator would be slower, and every short call needs a lease.
     """
 
-    __slots__ = ("_guest", "_key", "_principal_id", "_turn", "_wall", "queue_ms")
+    __slots__ = ("_guest", "_principal_id", "_wall", "queue_ms")
 
-    def __init__(self, wall: ProcessWall, principal_id: str, key: str | None) -> None:
+    def __init__(self, wall: ProcessWall, principal_id: str) -> None:
         self._wall = wall
         self._principal_id = principal_id
-        self._key = key
-        self._turn: str | None = None
-        """The trust domain's key while this lease has the turn, otherwise None."""
         self._guest: GuestProcess | None = None
         self.queue_ms = 0.0
 
@@ -245,8 +213,7 @@ class ProcessLease:
         asked = time.monotonic()
         await self._wall.slots.take(self._principal_id)
         try:
-            if self._key is not None and await self._wall.take_turn(self._key):
-                self._turn = self._key
+            await self._prepare()
             self._guest = await self._wall.running()
         except BaseException:
             self._leave()
@@ -264,52 +231,15 @@ class ProcessLease:
         limits: Limits,
         sinks: RunSinks = NO_SINKS,
     ) -> RunEnding:
-        """Run one program in the guest: in the sticky worker if this lease has the turn."""
+        """Run one program in the guest."""
         assert self._guest is not None
-        return await self._guest.run(self._turn, program, arguments, limits, sinks)
+        return await self._guest.run(program, arguments, limits, sinks)
+
+    async def _prepare(self) -> None:
+        """Wait for what else the lease needs, once it has a slot."""
 
     def _leave(self) -> None:
-        if self._turn is not None:
-            self._wall.leave_turn(self._turn)
         self._wall.slots.leave(self._principal_id)
-
-
-# -- the interpreter: expressions and short programs, in processes with a system call filter --
-
-INTERPRETER_LIMITS = InterpreterSettings().limits
-"""The interpreter's limits unless others are configured."""
-
-INTERPRETER_SPARES = 2
-"""Number of ready children. One is too few for consecutive programs: each needs a new child, and
-creating a child takes longer than running a short program.
-"""
-
-INTERPRETER_LIBRARIES = ("asteval", "RestrictedPython")
-"""Modules that the guest needs beyond the standard library."""
-
-
-class InterpreterWall(ProcessWall):
-    """The wall for expressions and restricted programs."""
-
-    name = "interpreter"
-    remedy = "The kernel must offer seccomp filters (CONFIG_SECCOMP_FILTER) and /proc."
-    max_running = 16
-    is_sticky = True
-
-    def __init__(
-        self,
-        limits: WallLimits = INTERPRETER_LIMITS,
-        command: Sequence[str] | None = None,
-        sticky: StickyWorkerSettings = DEFAULT_RULES,
-        on_event: OnEvent = lambda event, values: None,
-    ) -> None:
-        super().__init__(limits, command or interpreter_command(), on_event, sticky)
-
-
-def interpreter_command() -> list[str]:
-    """Return the command that starts the interpreter's guest, with its import paths."""
-    paths = [ENGINE, *map(_directory_of, INTERPRETER_LIBRARIES)]
-    return guest_command({"import_paths": list(dict.fromkeys(paths)), "spares": INTERPRETER_SPARES})
 
 
 # -- the jail: sandboxed functions, which can read only the files they need -------------------
@@ -343,7 +273,6 @@ class JailWall(ProcessWall):
         "'landlock' in the boot parameter lsm= where that is set), seccomp filters and /proc."
     )
     max_running = 8
-    is_sticky = False
 
     def __init__(
         self,
@@ -380,11 +309,11 @@ def library_directories() -> list[str]:
     """Return the directories of installed packages, in this process's search order."""
     paths = map(Path, sys.path)
     named = [str(path) for path in paths if path.name in LIBRARY_DIRECTORIES]
-    directories = [ENGINE, _directory_of("pydantic"), *named]
+    directories = [ENGINE, directory_of("pydantic"), *named]
     return [entry for entry in dict.fromkeys(directories) if Path(entry).is_dir()]
 
 
-def _directory_of(library: str) -> str:
+def directory_of(library: str) -> str:
     """Return an installed library's import path. Raises SandboxUnavailable if it is missing."""
     found = importlib.util.find_spec(library)
     if found is None or found.origin is None:
