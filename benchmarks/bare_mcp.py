@@ -12,7 +12,7 @@ import mcp_types as types
 from mcp.server.lowlevel import Server
 from mcp.server.stdio import stdio_server
 
-from fumehood.core.tool import EXPRESSION_OUTPUT
+from fumehood.interpreter.schemas import EXPRESSION_OUTPUT
 
 TOOL = types.Tool(
     name="calculator", input_schema={"type": "object"}, output_schema=EXPRESSION_OUTPUT

@@ -29,9 +29,7 @@ if TYPE_CHECKING:
     from fumehood.core.errors import ToolError as ToolError
     from fumehood.core.returned_file import ReturnedFile as ReturnedFile
     from fumehood.core.tool import CODE_OUTPUT as CODE_OUTPUT
-    from fumehood.core.tool import EXPRESSION_OUTPUT as EXPRESSION_OUTPUT
     from fumehood.core.tool import PAGINATION_OUTPUT as PAGINATION_OUTPUT
-    from fumehood.core.tool import PROGRAM_OUTPUT as PROGRAM_OUTPUT
     from fumehood.core.tool import SESSION_OUTPUT as SESSION_OUTPUT
     from fumehood.core.tool import SHELL_OUTPUT as SHELL_OUTPUT
     from fumehood.core.tool import ToolDefinition as ToolDefinition
@@ -42,6 +40,8 @@ if TYPE_CHECKING:
     from fumehood.engine_with_parts import Engine as Engine
     from fumehood.executors.parts import progress as progress
     from fumehood.formats.model import AgentRun as AgentRun
+    from fumehood.interpreter.schemas import EXPRESSION_OUTPUT as EXPRESSION_OUTPUT
+    from fumehood.interpreter.schemas import PROGRAM_OUTPUT as PROGRAM_OUTPUT
     from fumehood.registry.arguments import argument_schema as argument_schema
     from fumehood.registry.declare import tool as tool
     from fumehood.registry.definitions import InvalidDefinition as InvalidDefinition
@@ -60,7 +60,7 @@ _HOMES = {
     "ConfigError": "fumehood.config",
     "ControlClient": "fumehood.client",
     "DaemonUnavailable": "fumehood.client",
-    "EXPRESSION_OUTPUT": "fumehood.core.tool",
+    "EXPRESSION_OUTPUT": "fumehood.interpreter.schemas",
     "Engine": "fumehood.engine_with_parts",
     "EngineNotRunning": "fumehood.core.errors",
     "Envelope": "fumehood.core.envelope",
@@ -69,7 +69,7 @@ _HOMES = {
     "Refused": "fumehood.client",
     "ResultCheck": "fumehood.core.call",
     "ReturnedFile": "fumehood.core.returned_file",
-    "PROGRAM_OUTPUT": "fumehood.core.tool",
+    "PROGRAM_OUTPUT": "fumehood.interpreter.schemas",
     "PAGINATION_OUTPUT": "fumehood.core.tool",
     "SESSION_OUTPUT": "fumehood.core.tool",
     "SHELL_OUTPUT": "fumehood.core.tool",

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import math
 import secrets
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from datetime import datetime
@@ -138,15 +138,15 @@ def compose(
     clock: Clock | None,
     checkers: Sequence[ResultChecker],
     tracer_provider: TracerProvider | Literal["environment"] | None,
-    interpreter: Wall | None,
     jail: Wall | None,
     container: SessionWall | None,
+    walls_given: Mapping[str, Wall],
 ) -> Composition:
     """Create the parts of an engine.
 
-    `given` is the database. A database or wall that is None is created. None for another argument
-    means a default, such as the configuration from the environment, or no log. The stores of files
-    are not open yet.
+    `given` is the database. A database or wall that is None is created; `walls_given` replace the
+    walls of parts with the same names. None for another argument means a default, such as the
+    configuration from the environment, or no log. The stores of files are not open yet.
 
     Raises:
         ConfigError: the configuration is invalid, a result checker cannot be loaded, or the
@@ -182,7 +182,6 @@ def compose(
     upstreams = Upstreams(config.rest, registry.secrets, web=config.web)
     on_event = logged(log)
     wall_settings = WallSettings(
-        interpreter=config.interpreter,
         jail=config.jail,
         container=config.container,
         packages=config.packages,
@@ -196,9 +195,9 @@ def compose(
         import_paths(registry),
         state=files,
         on_event=on_event,
-        interpreter=interpreter,
         jail=jail,
         container=container,
+        given=walls_given,
         of_parts=partial(walls_of, own_parts),
     )
     shared = files if files is None else config.files.directory or files

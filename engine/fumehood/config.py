@@ -78,7 +78,6 @@ from fumehood.registry.settings import AllExternalTools, WebToolSettings
 from fumehood.sandbox.settings import (
     AllPresets,
     ContainerSettings,
-    InterpreterSettings,
     JailSettings,
     PackageSettings,
     SessionSettings,
@@ -140,7 +139,6 @@ class KernelConfig(BaseSettings):
     blobs_kept_mb: int = Field(default=1024, ge=1, le=1_000_000)
     streams_mb: int = Field(default=2048, ge=1, le=1_000_000)
     streams_kept_minutes: float = Field(default=15, ge=0, le=24 * 60)
-    interpreter: InterpreterSettings = InterpreterSettings()
     jail: JailSettings = JailSettings()
     container: ContainerSettings = ContainerSettings()
     sessions: SessionSettings = SessionSettings()

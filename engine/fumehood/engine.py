@@ -116,9 +116,9 @@ class Engine:
             clock=clock,
             checkers=result_checkers,
             tracer_provider=tracer_provider,
-            interpreter=interpreter,
             jail=jail,
             container=container,
+            walls_given={} if interpreter is None else {"interpreter": interpreter},
         )
         self._made = made
         self._life = EngineLife(made)

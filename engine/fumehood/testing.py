@@ -19,9 +19,8 @@ import anyio.abc
 from fumehood.core.errors import EndedBy, NetworkError, SandboxUnavailable
 from fumehood.core.identity import TrustDomain
 from fumehood.core.json_types import JsonObject
-from fumehood.core.limits import Limit, Limits, WallLimits
+from fumehood.core.limits import MIN_MEMORY_MB, Limit, Limits, WallLimits
 from fumehood.core.session import SessionHome, SessionRecord
-from fumehood.sandbox.process.interpreter import INTERPRETER_LIMITS
 from fumehood.sandbox.settings import ContainerSettings
 from fumehood.sandbox.wall import FIRST_EPOCH, NO_SINKS, HostSize, RunEnding, RunSinks, WallStatus
 
@@ -70,6 +69,16 @@ class SeenRun:
     """The image of the session's container, or None if the run was not in a session."""
 
 
+SMALL_LIMITS = WallLimits(
+    default_wall_s=5,
+    max_wall_s=30,
+    default_memory_mb=64,
+    max_memory_mb=256,
+    min_memory_mb=MIN_MEMORY_MB,
+    output_bytes=64 * 1024,
+)
+"""The default limits of a `FakeWall`, for small programs."""
+
 CONTAINER_LIMITS = ContainerSettings().limits
 """The default limits of a container wall."""
 
@@ -103,7 +112,7 @@ class FakeWall:
     """
 
     answer: Callable[[SeenRun], RunEnding] = always_four
-    limits: WallLimits = INTERPRETER_LIMITS
+    limits: WallLimits = SMALL_LIMITS
     required: frozenset[Limit] = frozenset(Limit)
     enforced: frozenset[Limit] = frozenset(Limit)
     remedy: str = "This is a fake."

@@ -17,8 +17,9 @@ import psutil
 import pytest
 
 from fumehood import Config, Engine
-from fumehood.sandbox.process import channel, sticky_guest
-from fumehood.sandbox.process.interpreter import InterpreterWall
+from fumehood.interpreter import sticky_guest
+from fumehood.interpreter.wall import InterpreterWall
+from fumehood.sandbox.process import channel
 from support.processes import children_of_guest, guest_of, is_computing, is_gone
 from support.wait import DEADLINE_S, wait_until
 

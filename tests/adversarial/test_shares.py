@@ -20,7 +20,7 @@ import pytest
 from fumehood.core.identity import TrustDomain
 from fumehood.core.limits import MAX_BODY_BYTES, Limits
 from fumehood.http.peer import MAX_CONNECTIONS, MAX_HELD_BYTES
-from fumehood.sandbox.process.interpreter import InterpreterWall
+from fumehood.interpreter.wall import InterpreterWall
 from fumehood.sandbox.process.wall import JailWall
 from support.http import SocketClient, connect, read_to_end, split_answer
 from support.wait import DEADLINE_S, wait_until

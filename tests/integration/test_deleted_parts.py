@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from functools import cache
 from importlib.metadata import distributions
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -112,6 +113,91 @@ def test_configuration_that_names_nodes_is_refused_without_the_cluster(
     assert refused.returncode == 2, refused.stderr
     assert words in refused.stderr
     assert not (home / "state.db").exists()
+
+
+WITHOUT_INTERPRETER = """
+import json, sys
+from pathlib import Path
+import anyio
+from fumehood import Config, Engine, InvalidDefinition, ToolDefinition
+from fumehood.core.errors import EngineError
+from fumehood.pipeline.plan import executor_of
+
+SUMS = {"name": "sums", "description": "Add.", "executor": sys.argv[1],
+        "parameters": {"properties": {"expression": {"type": "string"}}}}
+
+def refused(make, *given, **named):
+    try:
+        make(*given, **named)
+    except (EngineError, InvalidDefinition) as error:
+        return type(error).__name__, error.message
+
+async def main():
+    async with Engine(config=Config(home=Path(sys.argv[2]))) as engine:
+        called = await engine.call("calculator", {"expression": "1 + 1"})
+        ready = engine.ready()
+        print(json.dumps({
+            "called": called.error.code, "walls": list(engine.walls), "ready": ready.status,
+            "faults": [fault.reason for fault in engine.load_faults],
+            "given": refused(Engine, [SUMS]),
+            "planned": refused(executor_of, ToolDefinition(**SUMS)),
+        }))
+
+anyio.run(main)
+"""
+
+
+@pytest.mark.parametrize("executor", ["expression", "restricted_python"])
+def test_tools_of_the_interpreter_are_refused_without_it(
+    executor: str, tree: Tree, home: Path
+) -> None:
+    tree.delete(PARTS["interpreter"])
+    known = {**CLEAN_ENVIRONMENT, "PYTHONPATH": ":".join(tree.import_path)}
+    command = [sys.executable, "-c", WITHOUT_INTERPRETER, executor, str(home)]
+    ran = subprocess.run(command, env=known, capture_output=True, text=True, timeout=600)
+    assert ran.returncode == 0, ran.stderr
+    found = json.loads(ran.stdout)
+    assert (found["called"], found["walls"], found["ready"]) == ("TOOL_NOT_FOUND", [], "ready")
+    assert found["faults"] == []
+    kind, message = found["given"]
+    assert kind == "InvalidDefinition"
+    assert f"executor: {executor!r} is not enforced by this version" in message
+    kind, message = found["planned"]
+    assert kind == "SandboxUnavailable"
+    assert f"no sandbox for the executor {executor!r}, and never falls back" in message
+
+
+def test_tool_whose_entry_point_outlives_the_interpreter_is_left_out(
+    tree: Tree, home: Path
+) -> None:
+    own = [line for line in PARTS["interpreter"].lines if "fumehood_tools" not in line.text]
+    tree.delete(PARTS["interpreter"].model_copy(update={"lines": own}))
+    known = {**CLEAN_ENVIRONMENT, "PYTHONPATH": ":".join(tree.import_path)}
+    command = [sys.executable, "-c", WITHOUT_INTERPRETER, "expression", str(home)]
+    ran = subprocess.run(command, env=known, capture_output=True, text=True, timeout=600)
+    assert ran.returncode == 0, ran.stderr
+    found = json.loads(ran.stdout)
+    assert (found["called"], found["ready"]) == ("TOOL_NOT_FOUND", "ready")
+    assert len(found["faults"]) == 2  # the calculator and restricted programs
+
+
+def test_doctor_examines_a_host_without_the_interpreter(tree: Tree, home: Path) -> None:
+    tree.delete(PARTS["interpreter"])
+    known = {
+        **CLEAN_ENVIRONMENT, "FUMEHOOD_HOME": str(home), "PYTHONPATH": ":".join(tree.import_path),
+    }  # fmt: skip
+
+    def doctor(*options: str) -> Any:
+        command = [sys.executable, "-m", "fumehood.cli.main", "doctor", "--json", *options]
+        ran = subprocess.run(command, env=known, capture_output=True, text=True, timeout=600)
+        assert not ran.stderr, ran.stderr
+        return json.loads(ran.stdout)
+
+    checks = {finding["check"] for finding in doctor()}
+    assert {"platform", "python", "jail: memory"} <= checks  # the twins
+    assert not {"asteval", "RestrictedPython", "interpreter: memory"} & checks
+    (card,) = doctor("--attack", "--wall", "interpreter")["walls"]
+    assert (card["wall"], card["verdict"]) == ("interpreter", "absent")
 
 
 # -- controls ---------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from conftest import CLEAN_ENVIRONMENT
 from fumehood.core.errors import EndedBy
 from fumehood.core.identity import TrustDomain
 from fumehood.core.limits import Limit, Limits
-from fumehood.sandbox.process.interpreter import InterpreterWall
+from fumehood.interpreter.wall import InterpreterWall
 from fumehood.testing import FakeWall
 from support.cloud import example, example_module, running_service
 

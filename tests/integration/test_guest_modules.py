@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from fumehood.sandbox.process.interpreter import interpreter_command
+from fumehood.interpreter.wall import interpreter_command
 from fumehood.sandbox.process.wall import jail_command
 
 # Ours and third-party modules that may be loaded inside the interpreter's guest.

@@ -11,8 +11,8 @@ import pytest
 
 from fumehood.core.identity import TrustDomain
 from fumehood.core.limits import Limits
-from fumehood.sandbox.process.interpreter import InterpreterWall
-from fumehood.sandbox.process.sticky_workers import StickyWorkerSettings
+from fumehood.interpreter.sticky_workers import StickyWorkerSettings
+from fumehood.interpreter.wall import InterpreterWall
 from support.wait import DEADLINE_S, wait_until
 
 pytestmark = pytest.mark.anyio

@@ -15,14 +15,14 @@ from fumehood.core.errors import ENDING_ERRORS, EndedBy
 from fumehood.core.identity import TrustDomain
 from fumehood.core.json_types import JsonObject
 from fumehood.core.limits import Limit, Limits, least_limits
+from fumehood.interpreter.wall import InterpreterWall
 from fumehood.sandbox.container.docker_api import Docker
 from fumehood.sandbox.container.wall import ContainerWall
 from fumehood.sandbox.images.catalog import Image
-from fumehood.sandbox.process.interpreter import InterpreterWall
 from fumehood.sandbox.process.wall import JailWall
 from fumehood.sandbox.settings import ContainerSettings, EngineIdentity
 from fumehood.sandbox.wall import RunEnding, Wall
-from fumehood.testing import INTERPRETER_LIMITS, FakeWall, SeenRun
+from fumehood.testing import SMALL_LIMITS, FakeWall, SeenRun
 from support.cloud import example_module, running_service
 from support.nodes import cluster_wall
 
@@ -131,7 +131,7 @@ async def case(
         async with (
             InterpreterWall() as behind,
             running_service(behind) as url,
-            example_module().CloudWall(url, INTERPRETER_LIMITS) as cloud,
+            example_module().CloudWall(url, SMALL_LIMITS) as cloud,
         ):
             yield Case(cloud, **of_cloud)
     elif request.param == "jail":

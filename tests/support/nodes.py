@@ -26,7 +26,7 @@ def wall_settings() -> WallSettings:
     images = dict.fromkeys(("python", "shell", "javascript"), "python")
     config = Config.model_validate({"container": {"images": images, "pool_min": 0}})
     return WallSettings(
-        interpreter=config.interpreter, jail=config.jail, container=config.container,
+        jail=config.jail, container=config.container,
         packages=config.packages, own_images=config.own_images, longest_session_s=600,
         longest_with_disk_s=600, orphan_s=60,
     )  # fmt: skip

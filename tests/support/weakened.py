@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from fumehood.sandbox.process.interpreter import interpreter_command
+from fumehood.interpreter.wall import interpreter_command
 from fumehood.sandbox.process.wall import jail_command
 
 CONTENT_IN_CONTAINER = """

@@ -17,6 +17,7 @@ import pytest
 from fumehood import ConfigError, Engine, compose, load_config
 from fumehood import parts as module
 from fumehood.cli import doctor, main
+from fumehood.cli.findings import Finding
 from fumehood.core.part import Check, Command, Options, Part, PartError, imported, ordered, placed
 from fumehood.engine_part import EnginePart, Kernel
 from fumehood.parts import parts, with_methods
@@ -340,6 +341,27 @@ def test_part_cannot_take_a_command_or_a_check_of_the_kernel(
     part = Part(name="a", checks=(Check("mine", "m:f", "Limits", group="Docker"),))
     with pytest.raises(PartError, match="'Docker', which is the kernel's"):
         doctor.authority_checks()
+
+
+def test_checks_and_libraries_of_parts_join_the_groups_of_the_kernel(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    check = Check("cloud:", "m:f", after="Authority", group="Limits")
+    needed = {"pytest": "1.0", "anyio": "999.1", "there-is-no-such": "1"}
+    part = Part(name="a", checks=(check,), libraries=needed)
+    lax = Part(name="b", libraries={"anyio": "99.2"})  # which permits what the other does not
+    monkeypatch.setattr(doctor, "parts", lambda: (part, lax))
+    assert doctor.libraries() == needed
+    found = {name: doctor._library(name, oldest) for name, oldest in doctor.libraries().items()}
+    assert (found["pytest"].verdict, found["anyio"].verdict) == ("ok", "missing")
+    absent = found["there-is-no-such"]
+    assert (absent.verdict, absent.found) == ("missing", "not installed")
+    assert found["anyio"].cure == "Install anyio 999.1 or newer."
+    limits = [Finding(f"{wall}: memory", "ok", "enforced") for wall in ("cloud", "jail")]
+    doctor.show_findings([*found.values(), *limits], verbose=False)
+    shown = capsys.readouterr().out
+    assert "Host: 1 of 3 ok: pytest" in shown
+    assert "Limits: 2 of 2 enforced" in shown
 
 
 def test_option_before_one_that_is_not_there_comes_last(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ from fumehood.core.errors import SandboxUnavailable
 from fumehood.core.limits import PROCESS_WALL_LIMITS, Limit
 from fumehood.core.part import Part, PartError
 from fumehood.engine_part import EnginePart
-from fumehood.sandbox.process.interpreter import InterpreterWall
+from fumehood.interpreter.wall import InterpreterWall
 from fumehood.sandbox.wall import Wall
 from fumehood.sandbox.walls import OwnWalls
 from fumehood.testing import FakeWall
@@ -112,8 +112,17 @@ async def test_wall_that_was_passed_in_is_used_and_not_a_parts(
     assert Giving.own[0].container is None
 
 
-@pytest.mark.parametrize("name", ["cloud", "container"])
-@pytest.mark.parametrize("missing", list(Limit))
+REQUIRED = {
+    "cloud": frozenset(Limit),
+    "container": frozenset(Limit),
+    "interpreter": PROCESS_WALL_LIMITS,
+}
+"""Names of walls → what the engine requires of a wall with this name, whoever adds it."""
+
+
+@pytest.mark.parametrize(
+    ("name", "missing"), [(name, limit) for name, every in REQUIRED.items() for limit in every]
+)
 def test_wall_that_requires_less_than_the_engine_stops_the_start(
     home: Path, monkeypatch: pytest.MonkeyPatch, name: str, missing: Limit
 ) -> None:
@@ -121,6 +130,20 @@ def test_wall_that_requires_less_than_the_engine_stops_the_start(
     monkeypatch.setattr(Giving, "given", {name: lying})
     with pytest.raises(PartError, match=f"Giving adds the wall '{name}', .* require {missing}"):
         engine_in(home)
+
+
+async def test_essential_wall_of_a_part_is_reported_first_and_decides_readiness(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wall = FakeWall(required=PROCESS_WALL_LIMITS, enforced=PROCESS_WALL_LIMITS)
+    monkeypatch.setattr(Giving, "given", {"cloud": FakeWall(), "interpreter": wall})
+    async with Engine(config=Config(home=home)) as engine:
+        assert list(engine.walls) == ["interpreter", "cloud"]
+        assert engine.walls["interpreter"]["essential"] is True
+        assert engine.ready().status == "ready"  # the twin
+        wall.enforced = PROCESS_WALL_LIMITS - {Limit.FILES}
+        assert engine.walls["interpreter"]["ready"] is False
+        assert engine.ready().status != "ready"
 
 
 async def test_twin_wall_that_requires_everything_and_enforces_less_is_never_used(
@@ -159,7 +182,6 @@ class NoSessions:
 @pytest.mark.parametrize(
     ("name", "wall", "words"),
     [
-        ("interpreter", FakeWall(), "'interpreter', which exists"),
         ("jail", FakeWall(), "'jail', which exists"),
         ("host", FakeWall(), "'host', which exists"),
         ("container", NoSessions(), "'container', which has no containers to keep"),

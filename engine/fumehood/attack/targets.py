@@ -14,6 +14,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from importlib.util import find_spec
 from typing import Any
 
 from fumehood.attack.attack import JAILED, Language
@@ -23,7 +24,6 @@ from fumehood.sandbox.container.docker_api import QUICK_S, Docker, DockerError
 from fumehood.sandbox.container.spec import GUEST_COMMAND, LABEL_ENGINE
 from fumehood.sandbox.container.supply import FindImage, Making, image_finder
 from fumehood.sandbox.container.wall import ContainerWall
-from fumehood.sandbox.process.interpreter import INTERPRETER_SPARES, InterpreterWall
 from fumehood.sandbox.process.wall import JAIL_SPARES, JailWall, ProcessWall
 from fumehood.sandbox.settings import ContainerSettings, EngineIdentity, LanguageImages
 from fumehood.sandbox.wall import NO_SINKS, RunSinks, Wall
@@ -40,6 +40,11 @@ REGISTER = (
 )
 
 
+NO_INTERPRETER = WallCard(
+    "interpreter", None, Verdict.ABSENT, "This engine has no interpreter.", "", 0.0, ()
+)
+
+
 async def targets_of(
     walls: Sequence[str], runtime: str | None, environment: Mapping[str, str]
 ) -> list[Target | WallCard]:
@@ -50,7 +55,8 @@ async def targets_of(
     """
     found: list[Target | WallCard] = []
     if "interpreter" in walls:
-        found.append(interpreter_target())
+        is_here = find_spec("fumehood.interpreter") is not None
+        found.append(interpreter_target() if is_here else NO_INTERPRETER)
     if "jail" in walls:
         found.append(jail_target())
     docker = Docker(environment)
@@ -179,6 +185,7 @@ class Target:
 
 def interpreter_target(command: Sequence[str] | None = None) -> Target:
     """Return the interpreter wall. Tests pass a `command` that starts another guest."""
+    from fumehood.interpreter.wall import INTERPRETER_SPARES, InterpreterWall  # a part's
 
     # The zygote, the spares, and one resident process for the attacker.
     standing = 1 + INTERPRETER_SPARES + 1

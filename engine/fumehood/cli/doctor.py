@@ -18,7 +18,7 @@ from contextlib import AbstractContextManager, closing, suppress
 from dataclasses import asdict, replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from inspect import signature
 from pathlib import Path
 from typing import Annotated, Any
@@ -61,7 +61,6 @@ from fumehood.sandbox.container.docker_api import (
 )
 from fumehood.sandbox.images.catalog import Image, list_images, newest_own
 from fumehood.sandbox.images.recipe import image_names
-from fumehood.sandbox.process.interpreter import InterpreterWall
 from fumehood.sandbox.process.wall import JailWall, ProcessWall
 from fumehood.sandbox.settings import ContainerSettings, SessionSettings
 from fumehood.sandbox.wall import WallStatus
@@ -71,21 +70,22 @@ from fumehood.storage.database import FILE_NAME, reading
 from fumehood.storage.directory import StateError, private_directory
 from fumehood.storage.errors import StoreError, understood
 
-INTERPRETERS = {"asteval": (1, 0, 10), "RestrictedPython": (8, 4)}
-"""The oldest permitted version of each library. Earlier versions have published escapes."""
-
 GROUPS = {
-    "Host": ("platform", "python", "asteval", "RestrictedPython"),
+    "Host": ("platform", "python"),
     "Engine": ("configuration", "state directory", "daemon", "circuits"),
     "Authority": (),
-    "Limits": ("interpreter:", "jail:"),
+    "Limits": ("jail:",),
     "Docker": ("docker", "docker:"),
     "Images": ("image:",),
     "Tools": ("tools", "tools directory"),
 }
 """Title → names of checks, or prefixes ending in a colon. `authority_checks` names the checks of
-the group Authority. Parts add further groups.
+the group Authority, `libraries` more checks of the group Host. Parts add further groups, and checks
+to `OPEN_GROUP`.
 """
+
+OPEN_GROUP = "Limits"
+"""The group about walls, which parts also have."""
 
 COLOURS: dict[Verdict, str] = {"ok": "32", "warning": "33", "missing": "31"}
 """The colour of each verdict. *Source*: ECMA-48, SGR."""
@@ -140,6 +140,7 @@ def _described(part: Part) -> JsonObject:
         "options": [f"{one.command} {name}" for one in part.options for name in _options(one)],
         "options of calls": [one.name for one in imported(part.call_options)],
         "checks": [check.name for check in part.checks],
+        "libraries": sorted(part.libraries),
         "operations": [f"{one.method} {one.path}" for one in operations],
         "mounts": sorted(part.mounts),
         "executors": sorted(part.executors),
@@ -161,7 +162,7 @@ def _options(added: Options) -> list[str]:
 def _examine(socket: Path | None) -> Iterator[Finding]:
     yield _platform()
     yield Finding("python", "ok", platform.python_version())
-    for library, oldest in INTERPRETERS.items():
+    for library, oldest in libraries().items():
         yield _library(library, oldest)
     file = config_file()
     try:
@@ -181,9 +182,19 @@ def _examine(socket: Path | None) -> Iterator[Finding]:
         "Docker": lambda: docker_findings(config.container, config.sessions, config.own_images),
         "Tools": lambda: _tools(config, offline),
     }
-    own = {check.name: check for check in _checks_of_parts() if check.group is not None}
-    for name in placed(tuple(groups), {name: check.after for name, check in own.items()}):
-        yield from groups[name]() if name in groups else imported(own[name].function)(config)
+    own = [check for check in _checks_of_parts() if check.group is not None]
+    for title in _titles(tuple(groups), own):
+        for check in own:
+            if check.group == title:
+                yield from imported(check.function)(config)
+        if title in groups:
+            yield from groups[title]()
+
+
+def _titles(kernel: tuple[str, ...], own: Sequence[Check]) -> list[str]:
+    """Return the titles of the kernel's groups and of those that parts add, in their order."""
+    added = {str(check.group): check.after for check in own if check.group != OPEN_GROUP}
+    return placed(kernel, added)
 
 
 def _platform() -> Finding:
@@ -194,13 +205,27 @@ def _platform() -> Finding:
     return Finding("platform", "missing", kernel, "Use Linux on x86-64 or AArch64.")
 
 
-def _library(name: str, oldest: tuple[int, ...]) -> Finding:
-    found = version(name)
-    parts = tuple(int(part) for part in found.split(".")[:3] if part.isdigit())
-    if parts >= oldest:
+def libraries() -> dict[str, str]:
+    """Return the libraries that parts need → the oldest version that every part permits."""
+    found: dict[str, str] = {}
+    for part in parts():
+        for name, oldest in part.libraries.items():
+            found[name] = max(found.get(name, ""), oldest, key=_numbers)
+    return found
+
+
+def _library(name: str, oldest: str) -> Finding:
+    try:
+        found = version(name)
+    except PackageNotFoundError:
+        return Finding(name, "missing", "not installed", f"Install {name} {oldest} or newer.")
+    if _numbers(found) >= _numbers(oldest):
         return Finding(name, "ok", found)
-    wanted = ".".join(map(str, oldest))
-    return Finding(name, "missing", found, f"Install {name} {wanted} or newer.")
+    return Finding(name, "missing", found, f"Install {name} {oldest} or newer.")
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(number) for number in version.split(".")[:3] if number.isdigit())
 
 
 def _state(config: Config) -> Finding:
@@ -243,12 +268,11 @@ def daemon_findings(config: Config) -> Iterator[Finding]:
 
 
 def _limits(config: Config) -> Iterator[Finding]:
-    yield from _wall("interpreter", InterpreterWall(config.interpreter.limits), "missing")
     # Without a jail only sandboxed functions are unavailable.
-    yield from _wall("jail", JailWall(limits=config.jail.limits), "warning")
+    yield from limit_findings("jail", JailWall(limits=config.jail.limits), "warning")
 
 
-def _wall(name: str, wall: ProcessWall, if_not: Verdict) -> Iterator[Finding]:
+def limit_findings(name: str, wall: ProcessWall, if_not: Verdict) -> Iterator[Finding]:
     """Yield a finding for each limit of a wall, with the verdict `if_not` if it does not hold.
 
     To check the limits, a guest is started, which attacks its own wall and reports the results.
@@ -313,9 +337,10 @@ def _is_well(finding: Finding) -> bool:
 
 def _groups(findings: Sequence[Finding]) -> Iterator[str]:
     own = [check for check in _checks_of_parts() if check.group is not None]
-    known = {**GROUPS, "Authority": authority_checks()}
-    for title in placed(tuple(GROUPS), {str(check.group): check.after for check in own}):
-        begins = known.get(title) or [check.name for check in own if check.group == title]
+    more = {"Host": libraries(), "Authority": authority_checks()}
+    for title in _titles(tuple(GROUPS), own):
+        added = (check.name for check in own if check.group == title)
+        begins = {*GROUPS.get(title, ()), *more.get(title, ()), *added}
         members = [one for one in findings if "".join(one.check.partition(":")[:2]) in begins]
         well = [one.check.partition(": ")[2] or one.check for one in members if one.verdict == "ok"]
         if well and title == "Limits":
@@ -384,7 +409,8 @@ def _of_authority() -> list[Check]:
 
 def _checks_of_parts() -> list[Check]:
     found = [check for part in parts() for check in part.checks]
-    if taken := {str(name) for one in found for name in (one.name, one.group)} & {*CHECKS, *GROUPS}:
+    named = {str(name) for one in found for name in (one.name, one.group)} - {OPEN_GROUP}
+    if taken := named & {*CHECKS, *GROUPS}:
         raise PartError(f"A part adds the check {min(taken)!r}, which is the kernel's.")
     return found
 

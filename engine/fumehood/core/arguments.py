@@ -147,32 +147,6 @@ class Arguments(BaseModel):
         yield from ()
 
 
-class ExpressionArguments(Arguments):
-    source = "expression"
-    is_checked_here = False
-
-    expression: str = Field(
-        min_length=1,
-        max_length=32_768,
-        description="The expression, for example 'sqrt(2) * 3' or '5! + 2**10'.",
-    )
-    precision: int | None = Field(
-        None,
-        ge=0,
-        le=15,
-        description="Round decimals half-even to this many places; absent: not at all.",
-    )
-
-
-class RestrictedPythonArguments(Arguments):
-    source = "code"
-    is_checked_here = False
-
-    code: str = Field(
-        max_length=65_536, description="The program. Print results, or end with an expression."
-    )
-
-
 class SentFile(StrictValue):
     """A file that is put into the working directory before a program starts."""
 
@@ -432,8 +406,6 @@ _BY_SOURCE: Mapping[str, type[ProgramArguments]] = {
 
 ARGUMENTS: Mapping[str, type[Arguments]] = MappingProxyType(
     {
-        "expression": ExpressionArguments,
-        "restricted_python": RestrictedPythonArguments,
         **{language.executor: _BY_SOURCE[language.source] for language in LANGUAGES.values()},
         "code:python": PythonArguments,
         "workspace:read": ReadArguments,

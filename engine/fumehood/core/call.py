@@ -14,7 +14,7 @@ from pydantic import BaseModel, Field
 
 from fumehood.core.identity import Principal
 from fumehood.core.json_types import JsonObject
-from fumehood.core.limits import MIN_INTERPRETER_MB
+from fumehood.core.limits import MIN_MEMORY_MB
 from fumehood.core.tool import Megabytes, Seconds
 from fumehood.core.value import StrictValue
 
@@ -69,7 +69,7 @@ class CallOptions(StrictValue):
     debug: bool = False
     timeout_seconds: Seconds | None = None
     memory_limit_mb: Megabytes | None = Field(
-        default=None, json_schema_extra={"minimum": MIN_INTERPRETER_MB}
+        default=None, json_schema_extra={"minimum": MIN_MEMORY_MB}
     )
     """At least the minimum of the tool's wall."""
     max_length: int | None = Field(default=None, gt=0)

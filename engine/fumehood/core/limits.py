@@ -19,8 +19,8 @@ MAX_BODY_BYTES = 8 * MB
 MAX_REMEMBERED = 1000
 """Maximum number of entries that `remember` keeps in one table."""
 
-MIN_INTERPRETER_MB = 16
-"""MB of memory that Python itself needs in the interpreter wall."""
+MIN_MEMORY_MB = 16
+"""MB of memory that Python itself needs: the smallest memory limit of any wall."""
 
 MIN_JAIL_MB = 32
 """MB of memory that Python and a function's imports need in the jail."""
@@ -77,13 +77,19 @@ do not apply."""
 
 _EVERY_LIMIT = frozenset(Limit)
 
-KERNEL_WALLS = {
+KERNEL_WALLS = frozenset({"jail", "host"})
+"""Names of the walls that only the kernel has."""
+
+ESSENTIAL_WALLS = frozenset({"interpreter"})
+"""Names of walls without which an engine that has them refuses all calls."""
+
+_LEAST_LIMITS = {
     "interpreter": PROCESS_WALL_LIMITS,
     "jail": PROCESS_WALL_LIMITS,
     "host": frozenset({Limit.WALL_TIME, Limit.OUTPUT}),
 }
-"""Name of each wall that only the kernel can create → the limits that it must enforce before
-anything runs there."""
+"""Name of a wall → the limits that it must enforce before anything runs there, whoever creates
+it."""
 
 
 def least_limits(wall: str) -> frozenset[Limit]:
@@ -92,7 +98,7 @@ def least_limits(wall: str) -> frozenset[Limit]:
     Without them, nothing runs behind the wall. Containers, and walls that are not known here, must
     enforce every limit.
     """
-    return KERNEL_WALLS.get(wall, _EVERY_LIMIT)
+    return _LEAST_LIMITS.get(wall, _EVERY_LIMIT)
 
 
 MIN_DISK_MB, MAX_DISK_MB = 16, 1_048_576

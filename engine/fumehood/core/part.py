@@ -91,8 +91,9 @@ class Check:
     """A check of `fumehood doctor`, and the check or group after which it is shown.
 
     `function` takes the configuration and yields `Finding`s. A check with its own `group` is shown
-    below this title, after the kernel's group `after`, and every user runs it. Checks without a
-    group belong to the checks of authority.
+    below this title, after the kernel's group `after`, and every user runs it. The kernel's group
+    `Limits` is also allowed, for the limits of the part's own wall; its name, with a colon, is then
+    the check's. Checks without a group belong to the checks of authority.
     """
 
     name: str
@@ -119,6 +120,9 @@ class ToolKind:
     arguments: Named | None = None
     """A subclass of `Arguments` (`core/arguments.py`), if the engine runs the tools in a sandbox.
     It checks their definitions and calls, which are never retried, because they call no service."""
+    output: Named | None = None
+    """The output schema that the executor guarantees. A tool with this schema is not checked for
+    it again."""
     recipient: str | None = None
     """The key in `Executor.sends`, as shown to approvers, whose value names the recipient."""
 
@@ -141,6 +145,9 @@ class Part:
     call_options: Named | None = None
     """A sequence of `CallOption`s."""
     checks: tuple[Check, ...] = ()
+    libraries: Mapping[str, str] = field(default_factory=dict)
+    """Installed libraries that it needs → the oldest version of each that is safe to use, such as
+    `1.0.10`. `fumehood doctor` checks them."""
     approvers: Named | None = None
     """Takes the configuration, and returns the names of approvers that are not people."""
     operations: Named | None = None

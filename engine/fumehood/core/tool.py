@@ -48,37 +48,6 @@ DECISION = "decision"
 NET_EXECUTOR = "net"
 """The executor of programs' network requests, which no definition can name."""
 
-EXPRESSION_OUTPUT: JsonObject = {
-    "type": "object",
-    "required": ["value", "text"],
-    "properties": {
-        "value": {
-            "description": "The result; null for integers beyond 2**53 - 1, see text.",
-            "type": ["number", "boolean", "array", "null"],
-        },
-        "text": {"type": "string", "description": "The result, exact."},
-    },
-}
-"""Output schema of tools with the executor `expression`, which checks its results itself."""
-
-
-PROGRAM_OUTPUT: JsonObject = {
-    "type": "object",
-    "required": ["value", "value_repr", "stdout"],
-    "properties": {
-        "value": {
-            "description": "The value of the last expression; null where JSON cannot hold it.",
-        },
-        "value_repr": {
-            "type": ["string", "null"],
-            "description": "The same as Python shows it, cut where it is long.",
-        },
-        "stdout": {"type": "string", "description": "What the program printed."},
-    },
-}
-"""Output schema of tools with the executor `restricted_python`, which checks its results itself."""
-
-
 _STREAMS: JsonObject = {
     "stdout": {"type": "string", "description": "What the program printed."},
     "stderr": {"type": "string", "description": "What it wrote to standard error."},

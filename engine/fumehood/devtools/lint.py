@@ -18,6 +18,7 @@ from jsonschema import Draft7Validator, Draft202012Validator
 
 from fumehood.core.json_types import JsonObject
 from fumehood.core.tool import Finding, Severity
+from fumehood.parts import tool_kinds
 from fumehood.redaction.redactor import Redactor
 from fumehood.registry.definitions import (
     InvalidDefinition,
@@ -298,7 +299,10 @@ def _write_parameters(document: JsonObject, name: str) -> Iterator[Finding]:
         if not isinstance(values, list) or set(map(str, values)) != {"staging", "production"}:
             yield _finding("environment", "parameters", "does not say where it deletes or changes")
     executor = str(document.get("executor", ""))
-    is_walled = executor.startswith(("code:", "expression", "restricted_python", "workspace"))
+    kind = tool_kinds().get(executor)
+    is_walled = executor.startswith(("code:", "workspace")) or (
+        kind is not None and kind.arguments is not None
+    )
     for each in () if is_walled else properties:
         if _CODE_NAME.fullmatch(each):
             path = f"parameters.properties.{each}"

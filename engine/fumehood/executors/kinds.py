@@ -14,7 +14,6 @@ from fumehood.core.languages import LANGUAGES
 from fumehood.core.part import PartError, imported
 from fumehood.core.tool import DECISION
 from fumehood.executors.base import Executor, Placement, ToolRun
-from fumehood.executors.expression import ExpressionExecutor, RestrictedPythonExecutor
 from fumehood.executors.fetch import FetchExecutor
 from fumehood.executors.function import FunctionExecutor
 from fumehood.executors.outcome import Outcome
@@ -57,8 +56,6 @@ def with_parts(own: Mapping[str, Executor]) -> Mapping[str, Executor]:
 
 EXECUTORS = with_parts(
     {
-        "expression": ExpressionExecutor(),
-        "restricted_python": RestrictedPythonExecutor(),
         "function": FunctionExecutor(),
         DECISION: _DecisionExecutor(),
         "http": RestExecutor(),

@@ -19,7 +19,7 @@ from pydantic import ValidationError
 from fumehood.core.arguments import ARGUMENTS, Arguments
 from fumehood.core.errors import InvalidParams, faults_of
 from fumehood.core.json_types import JsonObject
-from fumehood.core.limits import MIN_CONTAINER_MB, MIN_INTERPRETER_MB, MIN_JAIL_MB
+from fumehood.core.limits import MIN_CONTAINER_MB, MIN_JAIL_MB, MIN_MEMORY_MB
 from fumehood.core.tool import (
     CURSOR,
     DEFAULT_EXECUTORS,
@@ -199,9 +199,9 @@ def _program_faults(
     document: JsonObject, executor: str, model: type[Arguments], sandboxed: Any
 ) -> list[str]:
     faults = []
-    where, least_mb = "the interpreter", MIN_INTERPRETER_MB
-    if executor.startswith(("code:", "workspace:", "process:")):
-        where, least_mb = "a container", MIN_CONTAINER_MB
+    where, least_mb = "a container", MIN_CONTAINER_MB
+    if executor not in EXECUTORS:
+        where, least_mb = f"the {_added()[executor].place}", MIN_MEMORY_MB
     memory_mb = document.get("memory_limit_mb")
     if isinstance(memory_mb, int) and memory_mb < least_mb:
         faults.append(f"memory_limit_mb: {where} needs at least {least_mb}")

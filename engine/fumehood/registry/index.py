@@ -22,15 +22,15 @@ from fumehood.core.errors import InvalidParams, ToolNotFound
 from fumehood.core.json_types import JsonObject
 from fumehood.core.names import EXTERNAL, EXTERNAL_NAME_PATTERN, NET_TOOL, did_you_mean
 from fumehood.core.pages import MAX_PAGE
+from fumehood.core.part import imported
 from fumehood.core.tool import (
     CODE_OUTPUT,
     DECISION,
-    EXPRESSION_OUTPUT,
     NET_EXECUTOR,
-    PROGRAM_OUTPUT,
     ToolDefinition,
     ToolType,
 )
+from fumehood.parts import tool_kinds
 from fumehood.protocol import strict_json
 from fumehood.protocol.cursors import Cursors
 from fumehood.registry.definitions import (
@@ -331,21 +331,22 @@ def _preference(tool: RegisteredTool) -> tuple[bool, tuple[Any, ...]]:
     return (not tool.definition.deprecated, tool.definition.version_key)
 
 
-_KEPT_BY_EXECUTOR = {
-    "expression": EXPRESSION_OUTPUT,
-    "restricted_python": PROGRAM_OUTPUT,
-    "code:python": CODE_OUTPUT,
-}
-
-
 def _promise_to_check(definition: ToolDefinition) -> CompiledSchema | None:
     """Return the compiled output schema, or None if the executor already guarantees that results
     match the schema.
     """
     promised = definition.output_schema
-    if promised is None or promised == _KEPT_BY_EXECUTOR.get(definition.executor):
+    if promised is None or promised == _guaranteed_by(definition.executor):
         return None
     return CompiledSchema(promised)
+
+
+def _guaranteed_by(executor: str) -> JsonObject | None:
+    if executor == "code:python":
+        return CODE_OUTPUT
+    kind = tool_kinds().get(executor)
+    output: JsonObject | None = imported(kind.output, None) if kind is not None else None
+    return output
 
 
 # -- external tools ------------------------------------------------------------------------

@@ -15,7 +15,6 @@ from fumehood.core.limits import (
     MAX_DISK_MB,
     MIN_CPUS,
     MIN_DISK_MB,
-    MIN_INTERPRETER_MB,
     MIN_JAIL_MB,
     WallLimits,
 )
@@ -141,18 +140,6 @@ class ProcessWallSettings(BaseModel):
         )
 
 
-class InterpreterSettings(ProcessWallSettings):
-    """Defaults and maximums for the interpreter, which runs expressions and restricted programs."""
-
-    min_memory_mb: ClassVar[int] = MIN_INTERPRETER_MB
-
-    timeout_seconds: float = Field(default=5, gt=0, le=600)
-    max_timeout_seconds: float = Field(default=30, gt=0, le=600)
-    memory_mb: int = Field(default=64, ge=MIN_INTERPRETER_MB)
-    max_memory_mb: int = Field(default=256, ge=MIN_INTERPRETER_MB)
-    output_kb: int = Field(default=64, ge=1, le=1024)
-
-
 class JailSettings(ProcessWallSettings):
     """Defaults and maximums for the jail, which runs sandboxed functions."""
 
@@ -250,7 +237,6 @@ class WallSettings:
     is how long a session's container waits for the next engine.
     """
 
-    interpreter: InterpreterSettings
     jail: JailSettings
     container: ContainerSettings
     packages: PackageSettings

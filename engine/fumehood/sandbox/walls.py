@@ -11,9 +11,11 @@ from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from fumehood.core.json_types import JsonObject
+from fumehood.core.limits import ESSENTIAL_WALLS
 from fumehood.core.part import PartError, named_faults
 from fumehood.core.status import WallReadiness
 from fumehood.observe.log import Logger
@@ -23,8 +25,7 @@ from fumehood.sandbox.container.packages import PackageLayers
 from fumehood.sandbox.container.supply import Making, image_finder
 from fumehood.sandbox.container.wall import ContainerWall
 from fumehood.sandbox.host import Host
-from fumehood.sandbox.process.interpreter import InterpreterWall
-from fumehood.sandbox.process.wall import JailWall
+from fumehood.sandbox.process.wall import JailWall, ProcessWall
 from fumehood.sandbox.settings import EngineIdentity, WallSettings
 from fumehood.sandbox.wall import OnEvent, SessionWall, Wall, Walls
 from fumehood.storage.directory import owner_id
@@ -69,6 +70,8 @@ class OwnWalls:
     in."""
 
 
+NOTHING_GIVEN: Mapping[str, Wall] = MappingProxyType({})
+
 WallsOfParts = Callable[[OwnWalls], Mapping[str, Wall]]
 """Makes the walls of parts by name."""
 
@@ -84,8 +87,9 @@ class EngineWalls:
     Entering the asynchronous context starts the walls that are in use.
 
     `jailed_paths` are the import paths of sandboxed functions; `state` is the state directory, or
-    None if the engine keeps no state. A wall that is passed in is used instead of a new one.
-    `of_parts` makes walls with other names; a wall named `container` runs the engine's containers.
+    None if the engine keeps no state. A wall that is passed in is used instead of a new one, and a
+    wall in `given` instead of the wall of a part with the same name. `of_parts` makes walls with
+    other names; a wall named `container` runs the engine's containers.
     """
 
     def __init__(
@@ -95,21 +99,19 @@ class EngineWalls:
         *,
         state: Path | None,
         on_event: OnEvent,
-        interpreter: Wall | None = None,
         jail: Wall | None = None,
         container: SessionWall | None = None,
+        given: Mapping[str, Wall] = NOTHING_GIVEN,
         of_parts: WallsOfParts = no_walls,
     ) -> None:
         self._jailed_paths = jailed_paths
-        self._interpreter: Wall = interpreter or InterpreterWall(
-            settings.interpreter.limits, on_event=on_event
-        )
+        self._given = given
         self._jail: Wall = jail or JailWall(jailed_paths, settings.jail.limits, on_event=on_event)
         self._own: ContainerWall | None = None
         """The containers of this machine, if they were not passed in."""
         if container is None:
             self._own = container_wall(settings, state, on_event, eager=state is not None)
-        self._added = dict(of_parts(OwnWalls(settings, self._own)))
+        self._added = {**of_parts(OwnWalls(settings, self._own)), **given}
         if self._own is not None and "container" in self._added:
             self._own.stand_by()
         found = container or self._added.get("container", self._own)
@@ -120,7 +122,6 @@ class EngineWalls:
         self.by_name = Walls(
             **{
                 **self._added,
-                "interpreter": self._interpreter,
                 "jail": self._jail,
                 "container": self.container,
                 "host": self._host,
@@ -133,11 +134,11 @@ class EngineWalls:
             if self._own is not None:
                 await started.enter_async_context(self._own)
             for name, wall in self._added.items():
-                if isinstance(wall, AbstractAsyncContextManager):
+                if isinstance(wall, ProcessWall) or (
+                    name not in self._given and isinstance(wall, AbstractAsyncContextManager)
+                ):
                     with named_faults(f"The wall {name!r} could not be started"):
                         await started.enter_async_context(wall)
-            if isinstance(self._interpreter, InterpreterWall):
-                await started.enter_async_context(self._interpreter)
             if isinstance(self._jail, JailWall) and self._jailed_paths:
                 await started.enter_async_context(self._jail)
             started.push_async_callback(self._host.stop)
@@ -153,7 +154,7 @@ class EngineWalls:
         If an `essential` wall is not ready, the engine refuses all calls; if another wall is not
         ready, only the calls of tools that need that wall.
         """
-        walls = {"interpreter": self._interpreter}
+        walls = {name: wall for name, wall in self._added.items() if name in ESSENTIAL_WALLS}
         if self._jailed_paths:
             walls["jail"] = self._jail
         others = {"container": self.container, **self._added} | {"container": self.container}
@@ -185,7 +186,7 @@ def _report(name: str, wall: Wall) -> dict[str, Any]:
     return {
         "enforced": sorted(limit.value for limit in status.seen),
         "ready": status.is_ready and not status.lacking(name),
-        "essential": name == "interpreter",
+        "essential": name in ESSENTIAL_WALLS,
         "faults": list(status.faults),
         "missing": list(status.missing_images),
         "guest_pid": status.guest_pid,

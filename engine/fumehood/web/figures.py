@@ -149,12 +149,7 @@ def size_of(number: Any) -> str:
     return size(number) if type(number) is int else ""
 
 
-_INTERPRETER = (
-    "interpreter", "Small programs run in a locked process without network or files.",
-)  # fmt: skip
 _PLACES = {
-    "expression": _INTERPRETER,
-    "restricted_python": _INTERPRETER,
     "code": ("container", "It runs untrusted programs."),
     "workspace": (
         "container", "It works on the files of a session, which are in its container.",

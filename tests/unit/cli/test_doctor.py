@@ -15,13 +15,13 @@ from docker.errors import APIError
 
 from fumehood.cli import doctor
 from fumehood.cli.doctor import (
-    INTERPRETERS,
     Finding,
     authority_checks,
     authority_findings,
     daemon_findings,
     docker_findings,
     image_finding,
+    libraries,
     show_findings,
 )
 from fumehood.cli.policy import Offline
@@ -392,7 +392,7 @@ def test_doctor_also_checks_the_operators_own_images(
 
 
 WELL = (
-    "platform", "python", *INTERPRETERS, "configuration", "state directory", "daemon", *authority_checks(),
+    "platform", "python", *libraries(), "configuration", "state directory", "daemon", *authority_checks(),
     *(f"{wall}: {limit}" for wall in ("interpreter", "jail") for limit in Limit),
     "docker", *(f"docker: {part}" for part in ("seccomp", "memory", "cgroups", "swap", "disk")),
     "image: node", "image: shell", "tools", "tools directory",

@@ -5,15 +5,15 @@ from __future__ import annotations
 import pytest
 
 from fumehood.core.part import Part, PartError, ToolKind
-from fumehood.executors.expression import ExpressionExecutor
 from fumehood.executors.kinds import with_parts
+from fumehood.interpreter.executors import ExpressionExecutor
 
 OWN = {"expression": ExpressionExecutor()}
 
 
 def kind(type: str | None = None) -> ToolKind:  # noqa: A002 - the field's name
     return ToolKind(
-        executor="fumehood.executors.expression:ExpressionExecutor", type=type,
+        executor="fumehood.interpreter.executors:ExpressionExecutor", type=type,
         place="there", why="It is there.",
     )  # fmt: skip
 

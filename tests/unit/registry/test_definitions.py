@@ -21,7 +21,7 @@ from fumehood.registry.definitions import (
     parse_definition,
     rest_faults,
 )
-from fumehood.registry.index import Source, tool_of_document
+from fumehood.registry.index import RegisteredTool, Source, ToolIndex, tool_of_document
 from fumehood.registry.json_schema import CompiledSchema, schema_faults, without_nils
 from support.definitions import expression_document, rest_document
 
@@ -351,6 +351,9 @@ def test_executor_and_type_of_a_part_exist_only_with_it(monkeypatch: pytest.Monk
         tool_of_document(mcp, Source.API)
 
 
+SENT = {"type": "object", "required": ["id"]}
+
+
 class MailArguments(Arguments):
     source = "text"
     one_of = ("to", "address")
@@ -365,7 +368,9 @@ class MailArguments(Arguments):
 def mail(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A part whose executor checks its arguments by a model."""
     monkeypatch.setitem(sys.modules, "there", sys.modules[__name__])
-    kind = ToolKind(executor="there:Mail", arguments="there:MailArguments", **PLACE)
+    kind = ToolKind(
+        executor="there:Mail", arguments="there:MailArguments", output="there:SENT", **PLACE
+    )
     part = Part(name="mail", executors={"mail": kind})
     monkeypatch.setattr("fumehood.parts.parts", lambda: (part,))
     all_arguments.cache_clear()
@@ -387,6 +392,24 @@ def test_definition_fits_the_arguments_of_a_parts_executor() -> None:
         "parameters: the executor 'mail' knows no parameter 'cc'",
         "retry_count: the executor 'mail' calls no other service",
     ]
+
+
+@pytest.mark.usefixtures("mail")
+def test_memory_of_a_parts_executor_has_the_least_minimum() -> None:
+    assert parse_definition(_mail("text", "to", memory_limit_mb=16))  # the twin
+    assert _faults(_mail("text", "to", memory_limit_mb=15)) == [
+        "memory_limit_mb: the There needs at least 16"
+    ]
+
+
+@pytest.mark.usefixtures("mail")
+def test_only_the_schema_that_a_parts_executor_guarantees_is_not_checked() -> None:
+    def registered(**fields: Any) -> RegisteredTool:
+        definition = parse_definition(_mail("text", "to", **fields))
+        return ToolIndex().register(definition, Source.PROGRAM)
+
+    assert registered(output_schema=SENT).output is None
+    assert registered(output_schema={**SENT, "required": []}).output is not None
 
 
 @pytest.mark.usefixtures("mail")

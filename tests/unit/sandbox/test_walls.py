@@ -37,7 +37,7 @@ class Started:
 async def test_wall_that_has_started_ends_if_a_later_one_does_not_start(fails: bool) -> None:
     config = Config()
     settings = WallSettings(
-        interpreter=config.interpreter, jail=config.jail, container=config.container,
+        jail=config.jail, container=config.container,
         packages=config.packages, own_images=config.own_images, longest_session_s=60,
         longest_with_disk_s=60, orphan_s=60,
     )  # fmt: skip
@@ -45,7 +45,7 @@ async def test_wall_that_has_started_ends_if_a_later_one_does_not_start(fails: b
     added: Any = Started(noted, "added", fails=fails)
     walls: Any = EngineWalls(
         settings, frozenset(), state=None, on_event=lambda event, values: None,
-        interpreter=FakeWall(), container=FakeWall(), of_parts=lambda own: {"another": added},
+        container=FakeWall(), of_parts=lambda own: {"another": added},
     )  # fmt: skip
     walls._own = Started(noted, "own")
     if fails:

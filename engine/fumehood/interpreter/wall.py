@@ -15,11 +15,11 @@ import anyio
 from fumehood.core.identity import TrustDomain
 from fumehood.core.json_types import JsonObject
 from fumehood.core.limits import Limits, WallLimits
+from fumehood.interpreter.settings import InterpreterSettings
+from fumehood.interpreter.sticky_guest import StickyGuest
+from fumehood.interpreter.sticky_workers import DEFAULT_RULES, StickyWorkerSettings
 from fumehood.sandbox.process.channel import guest_command
-from fumehood.sandbox.process.sticky_guest import StickyGuest
-from fumehood.sandbox.process.sticky_workers import DEFAULT_RULES, StickyWorkerSettings
 from fumehood.sandbox.process.wall import ENGINE, ProcessLease, ProcessWall, directory_of
-from fumehood.sandbox.settings import InterpreterSettings
 from fumehood.sandbox.wall import NO_SINKS, OnEvent, RunEnding, RunSinks
 
 STICKY_PATIENCE_S = 0.02

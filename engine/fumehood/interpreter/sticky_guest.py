@@ -17,16 +17,16 @@ import anyio.abc
 
 from fumehood.core.json_types import JsonObject
 from fumehood.core.limits import Limits
-from fumehood.protocol import framing
-from fumehood.protocol.messages import GuestEnding, lend_frame, program_request
-from fumehood.sandbox.process.channel import GuestProcess
-from fumehood.sandbox.process.sticky_workers import (
+from fumehood.interpreter.sticky_workers import (
     DEFAULT_RULES,
     MAX_REQUEST_BYTES,
     Checkout,
     StickyWorkers,
     StickyWorkerSettings,
 )
+from fumehood.protocol import framing
+from fumehood.protocol.messages import GuestEnding, lend_frame, program_request
+from fumehood.sandbox.process.channel import GuestProcess
 from fumehood.sandbox.wall import LOST, NO_SINKS, RunEnding, RunSinks
 
 LEND_DEADLINE_S = 30.0

@@ -1,0 +1,27 @@
+"""The interpreter of one engine: its wall."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from fumehood.config import Config
+from fumehood.core.limits import WallLimits
+from fumehood.engine_part import EnginePart
+from fumehood.interpreter.settings import InterpreterSettings
+from fumehood.interpreter.wall import InterpreterWall
+from fumehood.sandbox.wall import Wall
+from fumehood.sandbox.walls import OwnWalls, logged
+
+
+class Interpreter(EnginePart):
+    """It adds the wall `interpreter`."""
+
+    def walls(self, own: OwnWalls) -> Mapping[str, Wall]:
+        """Return the wall for expressions and restricted programs."""
+        limits = configured_limits(self.kernel.config)
+        return {"interpreter": InterpreterWall(limits, on_event=logged(self.kernel.log))}
+
+
+def configured_limits(config: Config) -> WallLimits:
+    """Return the defaults and ceilings of calls, as the operator has set them."""
+    return (config.of("interpreter", InterpreterSettings) or InterpreterSettings()).limits
