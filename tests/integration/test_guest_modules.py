@@ -21,6 +21,7 @@ EXPECTED = {
     "fumehood.guest.interpreter.calculator", "fumehood.guest.interpreter.guards",
     "fumehood.guest.interpreter.modules",
     "fumehood.guest.interpreter.nodes",
+    "fumehood.guest.interpreter.programs",
     "fumehood.guest.interpreter.restricted",
     "fumehood.guest.interpreter.sizes", "fumehood.guest.process", "fumehood.guest.process.zygote",
     "fumehood.guest.process.filters",
@@ -40,7 +41,7 @@ def test_guest_loads_only_its_own_modules_and_none_of_the_host() -> None:
         f"import sys; sys.path.extend({config['import_paths']!r})\n"
         "before = set(sys.modules)\n"
         "from fumehood.guest.process import supervisor, zygote\n"
-        "zygote._preload({})\n"
+        f"zygote.preload({config!r})\n"
         "import json; print(json.dumps(sorted(set(sys.modules) - before)))"
     )
     loaded = subprocess.run(
@@ -81,7 +82,7 @@ def test_jail_loads_only_the_modules_a_tool_needs_from_the_host() -> None:
     program = (
         f"import sys; sys.path.extend({config['import_paths']!r})\n"
         "from fumehood.guest.process import supervisor, zygote\n"
-        f"zygote._preload({config!r})\n"
+        f"zygote.preload({config!r})\n"
         "import json; print(json.dumps([n for n in sys.modules if n.startswith('fumehood')]))"
     )
     loaded = subprocess.run(

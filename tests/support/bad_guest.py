@@ -40,7 +40,7 @@ def ready(**enforces: bool) -> None:
 
 def ended(run_id: int, **fields: object) -> dict:
     ending = {
-        "op": "ended", "id": run_id, "ended_by": "ok", "isolation": "call", "cpu_ms": 0.1,
+        "op": "ended", "id": run_id, "ended_by": "ok", "cpu_ms": 0.1,
         "peak_memory_bytes": None, "output_bytes": 10, "exit_code": None, "signal": None,
         "claim": {"result": {"value": 4, "text": "4"}},
     }  # fmt: skip
@@ -62,7 +62,7 @@ def main(mode: str) -> None:
             lend_badly(mode.removeprefix("lends-"), message)
         elif message.get("op") == "lend":
             # A guest that lies in its frames has no child to lend: it says that it died.
-            send(ended(message["id"], ended_by="sandbox_lost", isolation="resident", claim=None))
+            send(ended(message["id"], ended_by="sandbox_lost", claim=None))
         else:
             misbehave(mode, message.get("id", 0))
 
@@ -72,7 +72,7 @@ def lend_badly(mode: str, message: dict) -> None:
     loan_id = message.get("id", 0)
     if message["op"] == "cancel":
         if mode != "never-buries":
-            send(ended(loan_id, ended_by="cancelled", isolation="resident", claim=None))
+            send(ended(loan_id, ended_by="cancelled", claim=None))
         return
     handover = socket.socket(fileno=os.dup(int(sys.argv[2])))
     request_read, request_write = os.pipe()
@@ -97,7 +97,7 @@ def lend_badly(mode: str, message: dict) -> None:
     if mode == "dead-pipes":
         for descriptor in (request_read, request_write, reply_read, reply_write):
             os.close(descriptor)
-        send(ended(loan_id, ended_by="signal", isolation="resident", claim=None, signal=9))
+        send(ended(loan_id, ended_by="signal", claim=None, signal=9))
         return
     os.read(request_read, 65536)
     if mode in GARBLED:
@@ -108,7 +108,7 @@ def lend_badly(mode: str, message: dict) -> None:
             os.write(reply_write, frame({"result": result}))
     elif mode == "closes":
         os.close(reply_write)
-        send(ended(loan_id, ended_by="sandbox_lost", isolation="resident", claim=None))
+        send(ended(loan_id, ended_by="sandbox_lost", claim=None))
 
 
 def frame(message: object) -> bytes:

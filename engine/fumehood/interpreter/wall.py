@@ -127,4 +127,10 @@ class StickyLease(ProcessLease):
 def interpreter_command() -> list[str]:
     """Return the command that starts the interpreter's guest, with its import paths."""
     paths = [ENGINE, *map(directory_of, INTERPRETER_LIBRARIES)]
-    return guest_command({"import_paths": list(dict.fromkeys(paths)), "spares": INTERPRETER_SPARES})
+    return guest_command(
+        {
+            "programs": "fumehood.guest.interpreter.programs",
+            "import_paths": list(dict.fromkeys(paths)),
+            "spares": INTERPRETER_SPARES,
+        }
+    )

@@ -50,7 +50,6 @@ class GuestEnding(StrictFrame):
     op: str
     id: int
     ended_by: EndedBy = Field(strict=False)
-    isolation: str = Field(pattern="^(resident|call)$")
     cpu_ms: float | None = Field(ge=0)
     peak_memory_bytes: int | None = Field(ge=0)
     output_bytes: int = Field(ge=0)

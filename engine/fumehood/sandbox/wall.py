@@ -786,7 +786,7 @@ def ending_of_frame(message: GuestEnding) -> RunEnding:
         ended_by = EndedBy.SANDBOX_LOST
     return RunEnding(
         ended_by=ended_by,
-        isolation=message.isolation,
+        isolation="call",
         cpu_ms=message.cpu_ms,
         peak_memory_bytes=message.peak_memory_bytes,
         output_bytes=message.output_bytes,

@@ -414,7 +414,6 @@ class Supervisor:
             "op": "ended",
             "id": run.id,
             "ended_by": ended_by,
-            "isolation": "call" if isinstance(run, Run) else "resident",
             "cpu_ms": cpu_ms,
             "peak_memory_bytes": peak_bytes,
             "output_bytes": size,

@@ -12,11 +12,11 @@ its parent.
 from __future__ import annotations
 
 import gc
+import importlib
 import os
 import signal
 import socket
 import struct
-import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -31,7 +31,6 @@ from fumehood.guest.core.pipes import (
     tell,
     write_all,
 )
-from fumehood.guest.process import filters
 from fumehood.protocol import framing
 
 Program = Callable[[dict[str, Any]], dict[str, Any]]
@@ -138,7 +137,7 @@ def run_zygote(orders: socket.socket, config: dict[str, Any]) -> None:
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     supervisor_pid = os.getppid()
-    prepare_child = _preload(config)
+    prepare_child = preload(config)
     orders = seal_zygote(orders)
     # Objects made so far are never collected in a child: the collector would write to
     # their pages, and each child would soon own a copy of the whole library.
@@ -163,43 +162,16 @@ def run_zygote(orders: socket.socket, config: dict[str, Any]) -> None:
             os.close(descriptor)
 
 
+def preload(config: dict[str, Any]) -> Callable[[int], None]:
+    """Load the programs of this wall, which the host has named. Return the function that each child
+    runs first; it takes the supervisor's process id."""
+    prepare: Callable[[int], None] = importlib.import_module(config["programs"]).preload(config)
+    return prepare
+
+
 def order_child(orders: socket.socket, request_fd: int, reply_fd: int) -> None:
     """Order a child with these ends of its pipes from the zygote. Called by the supervisor."""
     socket.send_fds(orders, [FORK], [request_fd, reply_fd])
-
-
-def _preload(config: dict[str, Any]) -> Callable[[int], None]:
-    if config.get("wall") == "jail":
-        from fumehood.guest.process import jail
-
-        return jail.preload(config)
-    from fumehood.guest.interpreter import calculator, restricted
-
-    filter_program = filters.build_interpreter_filter()
-    programs = {
-        "calculator": calculator.run,
-        "restricted_python": restricted.run,
-        "probe": run_probe,
-    }
-    # Programs see the time of day in UTC, not in the host's time zone.
-    os.environ["TZ"] = "UTC"
-    time.tzset()
-    calculator.preload()
-    restricted.preload()
-    seccomp.warm_up(filter_program)
-
-    def prepare(supervisor_pid: int) -> None:
-        run_child(
-            supervisor_pid=supervisor_pid,
-            programs=programs,
-            # Each restricted program has its own child. The expressions of a trust domain share a
-            # child, which the first expression warms up. Warming up the calculator in all children
-            # would copy pages that most of them never need.
-            warm_up=restricted.warm_up,
-            filter_program=filter_program,
-        )
-
-    return prepare
 
 
 def run_probe(request: dict[str, Any]) -> dict[str, Any]:

@@ -297,6 +297,7 @@ def jail_command(tool_paths: Iterable[str]) -> list[str]:
     return guest_command(
         {
             "wall": "jail",
+            "programs": "fumehood.guest.process.jail",
             "import_paths": packages,
             "libraries": list(dict.fromkeys(libraries)),
             "tool_paths": sorted(filter(None, set(tool_paths))),

@@ -1,0 +1,46 @@
+"""The interpreter's programs: loads them in the zygote, and prepares each child for them.
+
+Guest side, between the zygote and a child.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from typing import Any
+
+from fumehood.guest.core import seccomp
+from fumehood.guest.interpreter import calculator, restricted
+from fumehood.guest.process import filters
+from fumehood.guest.process.zygote import run_child, run_probe
+
+
+def preload(config: dict[str, Any]) -> Callable[[int], None]:
+    """Load what all programs need. Returns a function that runs in each child and gets the
+    supervisor's process id."""
+    filter_program = filters.build_interpreter_filter()
+    programs = {
+        "calculator": calculator.run,
+        "restricted_python": restricted.run,
+        "probe": run_probe,
+    }
+    # Programs see the time of day in UTC, not in the host's time zone.
+    os.environ["TZ"] = "UTC"
+    time.tzset()
+    calculator.preload()
+    restricted.preload()
+    seccomp.warm_up(filter_program)
+
+    def prepare(supervisor_pid: int) -> None:
+        run_child(
+            supervisor_pid=supervisor_pid,
+            programs=programs,
+            # Each restricted program has its own child. The expressions of a trust domain share a
+            # child, which the first expression warms up. Warming up the calculator in all children
+            # would copy pages that most of them never need.
+            warm_up=restricted.warm_up,
+            filter_program=filter_program,
+        )
+
+    return prepare
