@@ -23,7 +23,7 @@ import pytest
 from support.attacks import Harm
 
 # The guest is found by path in production; a test may look inside.
-filters = importlib.import_module("fumehood.guest.process.filters")
+own_filter = importlib.import_module("fumehood.guest.interpreter.filter")
 pipes = importlib.import_module("fumehood.guest.core.pipes")
 seccomp = importlib.import_module("fumehood.guest.core.seccomp")
 kernel = importlib.import_module("fumehood.guest.core.kernel")
@@ -194,7 +194,7 @@ def _ends(attack: Callable[[], None], *, sealed: bool) -> tuple[int | None, int 
             if sealed:
                 limits.limit_self()
                 kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
-                seccomp.install(filters.build_interpreter_filter())
+                seccomp.install(own_filter.build_interpreter_filter())
             attack()
         except PermissionError:
             os._exit(REFUSED)

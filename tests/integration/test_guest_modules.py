@@ -21,7 +21,7 @@ EXPECTED = {
     "fumehood.guest.interpreter.calculator", "fumehood.guest.interpreter.guards",
     "fumehood.guest.interpreter.modules",
     "fumehood.guest.interpreter.nodes",
-    "fumehood.guest.interpreter.programs",
+    "fumehood.guest.interpreter.filter", "fumehood.guest.interpreter.programs",
     "fumehood.guest.interpreter.restricted",
     "fumehood.guest.interpreter.sizes", "fumehood.guest.process", "fumehood.guest.process.zygote",
     "fumehood.guest.process.filters",

@@ -23,7 +23,7 @@ SelfCheck.result = lambda self, run, after: (dict.fromkeys(honest(self, run, aft
 CONTENT_IN_PROCESS = """
 from fumehood.guest.process import supervisor
 
-for rows in ('INTERPRETER', 'JAIL'):
+for rows in ('PROBES', 'JAIL'):
     table = getattr(supervisor, rows)
     told = tuple((probe, limit, lambda ending: True) for probe, limit, _ in table)
     setattr(supervisor, rows, told)

@@ -12,15 +12,13 @@ import pytest
 from fumehood.guest.container.filter import ALLOWED, DECIDED, build_container_filter
 from fumehood.guest.core.pipes import REPLY_FD, REQUEST_FD
 from fumehood.guest.core.syscalls import ARCHITECTURES, HIGHEST_KNOWN
+from fumehood.guest.interpreter.filter import CONDITIONAL, REFUSED, build_interpreter_filter
 from fumehood.guest.process.filters import (
-    INTERPRETER_ALLOWED,
-    INTERPRETER_CONDITIONAL,
-    INTERPRETER_REFUSED,
+    COMMON_ALLOWED,
     JAIL_ALLOWED,
     JAIL_CONDITIONAL,
     JAIL_REFUSED,
     UNTIL_NARROWED,
-    build_interpreter_filter,
     build_jail_filter,
     build_second_filter,
 )
@@ -140,7 +138,7 @@ class Wall:
 
 WALLS = {
     "interpreter": Wall(
-        build_interpreter_filter, INTERPRETER_ALLOWED, INTERPRETER_REFUSED, INTERPRETER_CONDITIONAL,
+        build_interpreter_filter, COMMON_ALLOWED, REFUSED, CONDITIONAL,
         IN_INTERPRETER,
         ["socket", "connect", "clone", "clone3", "fork", "vfork", "execve", "execveat", "ptrace",
      "kill", "tgkill", "prctl", "setrlimit", "prlimit64", "bpf", "io_uring_setup", "unshare",

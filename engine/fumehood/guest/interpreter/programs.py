@@ -12,14 +12,14 @@ from typing import Any
 
 from fumehood.guest.core import seccomp
 from fumehood.guest.interpreter import calculator, restricted
-from fumehood.guest.process import filters
+from fumehood.guest.interpreter.filter import build_interpreter_filter
 from fumehood.guest.process.zygote import run_child, run_probe
 
 
 def preload(config: dict[str, Any]) -> Callable[[int], None]:
     """Load what all programs need. Returns a function that runs in each child and gets the
     supervisor's process id."""
-    filter_program = filters.build_interpreter_filter()
+    filter_program = build_interpreter_filter()
     programs = {
         "calculator": calculator.run,
         "restricted_python": restricted.run,

@@ -1,4 +1,4 @@
-"""The system-call filters of the process walls: allow-lists for the interpreter and for the jail.
+"""The system-call filters of the process walls: the common allow-list, and the jail's filters.
 
 Guest side. A child installs its filter after everything is loaded and warmed up, and before it
 reads its request. There are three verdicts. Listed calls are allowed, some only with certain
@@ -17,12 +17,11 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
 from fumehood.guest.core import seccomp
-from fumehood.guest.core.pipes import REPLY_FD, REQUEST_FD
 
 Rules = Mapping[str, Sequence[seccomp.Instruction]]
 """System call → the instructions that decide about it."""
 
-INTERPRETER_ALLOWED = (
+COMMON_ALLOWED = (
     "brk",
     "clock_gettime",
     "exit",
@@ -41,33 +40,10 @@ INTERPRETER_ALLOWED = (
     "sched_yield",
     "time",
 )
-"""System calls allowed with any arguments. Those in `INTERPRETER_CONDITIONAL` are allowed with some
-arguments only.
-"""
-
-INTERPRETER_REFUSED = (
-    "access",
-    "faccessat",
-    "faccessat2",
-    "fstat",
-    "getcwd",
-    "getdents64",
-    "ioctl",
-    "lseek",
-    "lstat",
-    "newfstatat",
-    "open",
-    "openat",
-    "readlink",
-    "readlinkat",
-    "stat",
-    "statx",
-    "sysinfo",
-    "uname",
-)
+"""System calls that both process walls allow with any arguments."""
 
 JAIL_ALLOWED = (
-    *INTERPRETER_ALLOWED,
+    *COMMON_ALLOWED,
     "access", "clock_getres", "clock_nanosleep", "close", "epoll_create", "epoll_create1",
     "epoll_ctl", "epoll_pwait", "epoll_pwait2", "epoll_wait", "faccessat", "faccessat2", "fstat",
     "getcpu", "getcwd", "getdents64", "getegid", "geteuid", "getgid", "getgroups", "getpgid",
@@ -115,24 +91,16 @@ _IOCTL_COMMANDS = (0x5421, 0x5450, 0x5451)
 processes."""
 
 _PROT_WRITE = 2
-_PROT_EXEC = 4
+PROT_EXEC = 4
 
 
-INTERPRETER_CONDITIONAL: Rules = MappingProxyType(
-    {
-        "read": seccomp.allow_if_equal(0, REQUEST_FD),
-        "write": seccomp.allow_if_equal(0, REPLY_FD),
-        "mmap": seccomp.allow_without_bits(2, _PROT_EXEC, seccomp.kill()),
-        "mprotect": seccomp.allow_without_bits(2, _PROT_EXEC, seccomp.kill()),
-    }
-)
 JAIL_CONDITIONAL: Rules = MappingProxyType(
     {
         "fcntl": seccomp.allow_if_in(1, _FCNTL_COMMANDS, seccomp.refuse()),
         "ioctl": seccomp.allow_if_in(1, _IOCTL_COMMANDS, seccomp.refuse()),
         # Libraries may be mapped as executable, but no memory is both writable and executable.
-        "mmap": seccomp.allow_without_all_bits(2, _PROT_WRITE | _PROT_EXEC, seccomp.refuse()),
-        "mprotect": seccomp.allow_without_bits(2, _PROT_EXEC, seccomp.refuse()),
+        "mmap": seccomp.allow_without_all_bits(2, _PROT_WRITE | PROT_EXEC, seccomp.refuse()),
+        "mprotect": seccomp.allow_without_bits(2, PROT_EXEC, seccomp.refuse()),
         "openat": seccomp.allow_without_bits(
             2, _OPEN_FOR_MORE_THAN_READING, seccomp.refuse(seccomp.EACCES)
         ),
@@ -152,20 +120,6 @@ JAIL_CONDITIONAL: Rules = MappingProxyType(
     }
 )
 """System calls allowed with some arguments only."""
-
-
-def build_interpreter_filter(machine: str | None = None) -> bytes:
-    """Return the interpreter's filter as bytes for `seccomp.install`.
-
-    Raises:
-        OSError: this machine's architecture is not supported.
-    """
-    rules = {
-        **{name: [seccomp.allow()] for name in INTERPRETER_ALLOWED},
-        **INTERPRETER_CONDITIONAL,
-        **{name: [seccomp.refuse()] for name in INTERPRETER_REFUSED},
-    }
-    return seccomp.build(machine, rules, seccomp.kill())
 
 
 def build_jail_filter(machine: str | None = None) -> bytes:

@@ -111,7 +111,7 @@ def _was_killed(ending: dict[str, Any]) -> bool:
 Row = tuple[str, str, Callable[[dict[str, Any]], bool]]
 """A probe of `run_probe`, the limit that it tests, and a check of whether that limit held."""
 
-INTERPRETER: tuple[Row, ...] = (
+PROBES: tuple[Row, ...] = (
     ("memory", "memory", _was_refused),
     ("files", "files", _was_refused),
     ("processes", "processes", _was_killed),
@@ -120,9 +120,9 @@ INTERPRETER: tuple[Row, ...] = (
 )
 JAIL: tuple[Row, ...] = tuple(
     ("outside", limit, holds) if probe == "files" else (probe, limit, holds)
-    for probe, limit, holds in INTERPRETER
+    for probe, limit, holds in PROBES
 )
-"""The probes of `INTERPRETER`, with `outside` in place of `files`, because the jail may read some
+"""`PROBES` with `outside` in place of `files`, because the jail may read some
 files.
 """
 
@@ -220,7 +220,7 @@ class Supervisor:
         """Ended processes that may be children whose ids the zygote has not reported yet."""
         self._waiting: deque[Run | Checkout] = deque()
         self._is_jail = config.get("wall") == "jail"
-        self._selftest = SelfTest(JAIL if self._is_jail else INTERPRETER)
+        self._selftest = SelfTest(JAIL if self._is_jail else PROBES)
         self._strays: set[int] = set()
         self._own_filters = own_filters()
         self._selector = selectors.DefaultSelector()
