@@ -24,11 +24,10 @@ def arguments_of(executor: str) -> type[Arguments] | None:
     return all_arguments().get(executor)
 
 
-@lru_cache(
-    maxsize=1
-)  # not when this module is loaded, because parts that load it are not yet known
+@lru_cache(maxsize=1)
 def all_arguments() -> Mapping[str, type[Arguments]]:
     """Return the models of the kernel's executors and of those that parts add, by executor."""
+    # Not a constant: parts may import this module while they are being loaded.
     kinds = tool_kinds().items()
     added = {name: imported(kind.arguments) for name, kind in kinds if kind.arguments is not None}
     return MappingProxyType({**added, **ARGUMENTS})
