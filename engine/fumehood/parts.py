@@ -16,9 +16,9 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from inspect import isfunction
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from fumehood.core.part import Part, PartError, ToolKind, imported, ordered
+from fumehood.core.part import Named, Part, PartError, ToolKind, imported, ordered
 from fumehood.protocol.engine_paths import config_file, read_config_file
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def parts() -> tuple[Part, ...]:
         made += loaded
     if len({part.name for part in made}) < len(made):
         raise PartError("A named part has the name of one of the product's own.")
-    for kind in ("commands", "checks", "exports", "mounts", "executors"):
+    for kind in ("commands", "checks", "exports", "mounts", "executors", "states"):
         _require_single(kind, made)
     return made
 
@@ -100,6 +100,16 @@ def with_methods(kernel: type[T]) -> type[T]:
 def tool_kinds() -> dict[str, ToolKind]:
     """Return the executors that parts add, by name."""
     return {name: kind for part in parts() for name, kind in part.executors.items()}
+
+
+def places(kind: Literal["states", "files"]) -> dict[str, Named]:
+    """Return what parts add for URLs, by the scheme of the URL."""
+    return {scheme: place for part in parts() for scheme, place in getattr(part, kind).items()}
+
+
+def listed(names: Iterable[str]) -> str:
+    """Return names as one text, for people."""
+    return ", ".join(sorted(names)) or "none"
 
 
 def coming(config: Any) -> list[str]:

@@ -38,10 +38,11 @@ from fumehood import Client, Config, Engine
 from fumehood.budgets.settings import BudgetRule
 from fumehood.client import ControlClient
 from fumehood.core.errors import ResourceNotFound
+from fumehood.elsewhere import copying as copying_module
+from fumehood.elsewhere import postgres as postgres_module
+from fumehood.elsewhere.copying import TABLES, copy_state
+from fumehood.elsewhere.postgres import FENCE, PatientConnection, Postgres
 from fumehood.http.server import STANDBY_PAUSE_S, STANDBY_RETRY_MS
-from fumehood.storage import copying as copying_module
-from fumehood.storage import postgres as postgres_module
-from fumehood.storage.copying import TABLES, copy_state
 from fumehood.storage.database import Database, open_database, reading
 from fumehood.storage.errors import (
     AuditKeyLost,
@@ -54,7 +55,6 @@ from fumehood.storage.errors import (
     WriteFailed,
     WriteUnavailable,
 )
-from fumehood.storage.postgres import FENCE, PatientConnection, open_postgres
 from fumehood.storage.schema import CHANGES, SESSIONS, STEPS
 from fumehood.storage.settings import FileSettings
 from support.authority import make_first_approver
@@ -306,7 +306,7 @@ def test_database_that_can_only_be_read_refuses_changes_until_it_can_be_written(
             database.write_now(add)
         seen = subjects(database)
         with pytest.raises(StoreError, match=r"cannot be opened: .* read-only transaction"):
-            open_postgres(another)
+            Postgres.open(another)
     wait_until(lambda: _is_written(database))
     assert subjects(database) == [*seen, "s"]
 
@@ -477,7 +477,7 @@ def test_foreign_newer_or_damaged_state_is_refused_and_stays(
         with pytest.raises(ForeignState):
             use()
     sql(url, text("DROP TABLE theirs"))
-    for wrong in ("mysql://a@b/c", "postgresql://a@b", "postgresql://me:se@cret@127.0.0.1/db"):
+    for wrong in ("postgres://a@b", "postgresql://a@b", "postgresql://me:se@cret@127.0.0.1/db"):
         with pytest.raises(StoreError, match=r"has the form postgresql://.* as %40"):
             open_database(home / "state.db", url=wrong)
     with pytest.raises(StoreError, match="does not exist"):

@@ -18,7 +18,8 @@ import psutil
 import psycopg
 from sqlalchemy import Engine, NullPool, create_engine, make_url
 
-from fumehood.storage import database, postgres
+from fumehood.elsewhere.postgres import Postgres
+from fumehood.storage import database
 
 from .network import Network
 from .wait import wait_until
@@ -172,11 +173,11 @@ def raw_connection(path: Path) -> Iterator[Any]:
 def use_postgres(put: Callable[[Any, str, Any], None], server: str) -> None:
     """Keep each state of this process in PostgreSQL that would be in a file of SQLite."""
 
-    def open_file(path: Path) -> postgres.Postgres:
-        found: list[postgres.Postgres | None] = []
+    def open_file(path: Path) -> Postgres:
+        found: list[Postgres | None] = []
 
         def is_free() -> bool:  # the lock of a killed engine is returned a moment later
-            found[:] = [postgres.open_postgres(state_url(server, path))]
+            found[:] = [Postgres.open(state_url(server, path))]
             return found != [None]
 
         wait_until(is_free)
@@ -184,8 +185,8 @@ def use_postgres(put: Callable[[Any, str, Any], None], server: str) -> None:
         return found[0]
 
     def open_to_read(path: Path) -> Engine:
-        return postgres.open_to_read(state_url(server, path))
+        return Postgres.open_to_read(state_url(server, path))
 
     put(database, "open_file", open_file)
     put(database, "open_to_read", open_to_read)
-    put(database, "SQLite", postgres.Postgres)
+    put(database, "SQLite", Postgres)

@@ -95,6 +95,10 @@ COMMAND = Command("Help.", "m:f", "serve")
             {"a": Part(name="a", mounts={"/z": "m:f"}), "b": Part(name="b", mounts={"/z": "m:f"})},
             "'a' and 'b' both add '/z' to mounts",
         ),
+        (
+            {"a": Part(name="a", states={"s": "m:f"}), "b": Part(name="b", states={"s": "m:f"})},
+            "'a' and 'b' both add 's' to states",
+        ),
     ],
 )
 def test_wrong_part_stops_the_engine(
@@ -164,7 +168,7 @@ def test_every_place_that_a_part_names_exists() -> None:
         places = [part.settings, part.approvers, part.operations, part.control_operations]
         places += [part.in_engine, *(one.function for one in part.checks)]
         places += [one.function for one in part.commands.values()]
-        places += [*part.mounts.values(), part.coming, part.call_options]
+        places += [*part.mounts.values(), *part.states.values(), part.coming, part.call_options]
         places += [kind.executor for kind in part.executors.values()]
         for place in filter(None, places):
             assert imported(place) is not None

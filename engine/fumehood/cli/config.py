@@ -1,7 +1,4 @@
-"""`fumehood config`: the effective configuration and its sources. `fumehood state`: copy the state.
-
-The state is copied while the engine is stopped.
-"""
+"""`fumehood config`: the effective configuration and its sources."""
 
 from __future__ import annotations
 
@@ -14,7 +11,6 @@ from urllib.parse import urlsplit
 
 import typer
 
-from fumehood.cli.exits import ExitCode, fail, say
 from fumehood.cli.options import AsJson
 from fumehood.cli.reach import read_config, read_socket_path
 from fumehood.cli.show import Column, show_json, show_table, wants_json
@@ -126,30 +122,3 @@ def _is_in(table: Any, path: KeyPath) -> bool:
             return False
         table = table[key]
     return True
-
-
-state = typer.Typer(help="The state of a stopped engine.", no_args_is_help=True)
-
-Place = "a state directory, sqlite:///FILE or postgresql://USER@HOST/DATABASE"
-
-
-@state.command("copy")
-def copy(
-    source: Annotated[str, typer.Argument(metavar="FROM", help=f"The present state: {Place}.")],
-    target: Annotated[str, typer.Argument(metavar="TO", help=f"An empty database: {Place}.")],
-) -> None:
-    """Copy the state of a stopped engine to another database, and compare both."""
-    from fumehood.storage.copying import copy_state
-    from fumehood.storage.errors import StoreError
-
-    try:
-        counts = copy_state(source, target)
-    except StoreError as error:
-        fail(str(error), ExitCode.UNAVAILABLE)
-    for name, count in counts.items():
-        if count:
-            say(f"{count:>9} {name}")
-    say(
-        f"Copied {sum(counts.values())} rows, and compared them. Keys, blobs and recordings stay "
-        "in the state directory: start the engine there, with --state."
-    )

@@ -36,14 +36,15 @@ COMMANDS = {
     "calls": "The call log of the running engine.",
     "sessions": "Sessions: files and variables that persist between calls.",
     "images": "The images that containers run.",
-    "state": "The state of a stopped engine.",
 }
 """Name → help line of the kernel's commands. A test compares them with each command's own help."""
 
 MODULES = {
-    "agents": "authority", "approvers": "authority", "tokens": "authority",
-    "state": "config", "usage": "calls",
-}  # fmt: skip
+    "agents": "authority",
+    "approvers": "authority",
+    "tokens": "authority",
+    "usage": "calls",
+}
 """Name of each command whose module has a different name → name of the module in this package."""
 
 OPEN = frozenset({"doctor", "serve", "tools"})

@@ -11,7 +11,7 @@ PART = Part(
         "node": Command(
             "Let this machine be a node of a cluster, until Ctrl-C.",
             "fumehood.cluster.commands:node",
-            after="state",
+            after="images",
         ),
         "nodes": Command(
             "The cluster's machines with containers.",

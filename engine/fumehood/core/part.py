@@ -176,6 +176,8 @@ class Part:
     coming: Named | None = None
     """Takes the configuration, and returns name prefixes of tools that are registered later. A
     policy may name such tools before they are registered."""
+    states: Mapping[str, Named] = field(default_factory=dict)
+    """Scheme of `state.url` → a subclass of `RemoteBackend` (`storage/backend.py`)."""
     in_engine: Named | None = None
     """A subclass of `EnginePart` (`fumehood.engine_part`)."""
 

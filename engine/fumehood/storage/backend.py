@@ -1,20 +1,24 @@
 """Backend: the code that differs between the kinds of databases that hold the state.
 
 Host side, used by `storage/database` and `storage/writer`. All other code uses the same SQL
-statements for all kinds of databases; only `sqlite.py` and `postgres.py`, and the column type
-`RawBytes`, differ.
+statements for all kinds of databases; only the backends, and the column type `RawBytes`, differ.
+SQLite is the kernel's own backend. Parts add others, each a `RemoteBackend`.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, Self
 
 from sqlalchemy import Connection, Engine, LargeBinary
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.compiler import SQLCompiler
 from sqlalchemy.sql.functions import FunctionElement
+
+from fumehood.core.part import imported
+from fumehood.parts import listed, places
+from fumehood.storage.errors import StoreError
 
 READ_THREADS = 4
 """Number of reader threads. Each has its own connection."""
@@ -56,6 +60,56 @@ class Backend(ABC):
         self.writing.dispose()  # closing SQLite's last connection merges its write-ahead log
 
 
+class RemoteBackend(Backend):
+    """A database that has a URL. One engine at a time is active on it, that is, may write to it.
+
+    A part names a subclass, by the scheme of its URLs (`Part.states`).
+    """
+
+    @classmethod
+    @abstractmethod
+    def open(cls, url: str) -> Self | None:
+        """Become the active engine of a state, and migrate the state to the newest schema. Return
+        None if another engine is active.
+
+        Transactions of this backend raise Fenced once another engine has become active.
+
+        Raises:
+            NewerState, ForeignState, DamagedState: this engine cannot use the state, which stays as
+                it is.
+            StoreError: the URL is invalid, or the database cannot be reached. The message has no
+                part of the URL.
+        """
+
+    @classmethod
+    @abstractmethod
+    def open_to_read(cls, url: str) -> Engine:
+        """Open a state for reading, even while an engine is active on it. Creates and migrates
+        nothing.
+
+        Raises:
+            NewerState, ForeignState, DamagedState: this engine cannot use the state.
+            StoreError: the state cannot be opened, or no engine of this version has started on it.
+        """
+
+
+def remote_backend(url: str) -> type[RemoteBackend]:
+    """Return the kind of database at a URL. Imports it.
+
+    Raises:
+        StoreError: no part adds the URL's scheme, or the kind's extra is missing. The message has
+            no part of the URL.
+    """
+    known = places("states")
+    scheme = url.partition(":")[0]
+    if scheme not in known:
+        raise StoreError(
+            f"The URL of the state has an unknown scheme. Known schemes: {listed(known)}."
+        )
+    found: type[RemoteBackend] = imported(known[scheme])
+    return found
+
+
 class RawBytes(FunctionElement[bytes]):
     """The stored bytes of a text or JSON column."""
 
@@ -66,9 +120,3 @@ class RawBytes(FunctionElement[bytes]):
 @compiles(RawBytes)
 def _cast(element: RawBytes, compiler: SQLCompiler, **options: Any) -> str:
     return f"CAST({compiler.process(element.clauses, **options)} AS BLOB)"
-
-
-@compiles(RawBytes, "postgresql")
-def _convert(element: RawBytes, compiler: SQLCompiler, **options: Any) -> str:
-    # A cast of the text would read backslashes as escapes.
-    return f"convert_to(CAST({compiler.process(element.clauses, **options)} AS TEXT), 'UTF8')"

@@ -26,7 +26,7 @@ from fumehood.storage.audit_chain import (
     key_id_after,
 )
 from fumehood.storage.audit_keys import new_key, open_key
-from fumehood.storage.backend import READ_THREADS, Backend
+from fumehood.storage.backend import READ_THREADS, Backend, remote_backend
 from fumehood.storage.errors import DamagedState, ReadFailed, ReadUnavailable, Standby
 from fumehood.storage.schema import UnstorableText
 from fumehood.storage.sqlite import SQLite, open_file, open_memory, open_to_read
@@ -204,7 +204,7 @@ def open_database(
     url: str | None = None,
 ) -> Database:
     """Open or create the database at `path`, or in memory if `path` is None. With `url`, the rows
-    are in that PostgreSQL database, and only files and keys are in the directory of `path`.
+    are in the database there, and only files and keys are in the directory of `path`.
 
     `on_event` receives failures while the database is open: `state.write_failed` and later
     `state.write_works_again`, `state.rows_dropped`, `state.rows_refused`, `state.read_failed` and
@@ -216,8 +216,8 @@ def open_database(
         NewerState, ForeignState, DamagedState: this engine cannot use the file, which stays
             unchanged.
         AuditKeyLost: the database has an audit chain, but its key is missing.
-        Standby: another engine is active on the state in PostgreSQL.
-        StoreError: the file cannot be opened.
+        Standby: another engine is active on the state at `url`.
+        StoreError: the file or `url` cannot be opened.
     """
     if path is None:
         chain = AuditChain(new_key(), kept=IN_MEMORY_KEPT)
@@ -232,9 +232,7 @@ def open_database(
 
 
 def _open_remote(url: str, directory: Path) -> Backend:
-    from fumehood.storage.postgres import open_postgres
-
-    backend = open_postgres(url)
+    backend = remote_backend(url).open(url)
     if backend is not None:
         return backend
     with reading(directory, url) as connection:
@@ -268,9 +266,8 @@ def reading(state: Path, url: str | None = None) -> Iterator[Connection]:
     if url is None:
         engine = open_to_read(state / FILE_NAME)
     else:
-        from fumehood.storage import postgres
-
-        engine, backend = postgres.open_to_read(url), postgres.Postgres
+        backend = remote = remote_backend(url)
+        engine = remote.open_to_read(url)
     try:
         with engine.connect() as connection:
             yield connection

@@ -29,8 +29,8 @@ class StateSettings(Value):
     """Where the rows of the state are kept."""
 
     url: SecretStr | None = None
-    """A PostgreSQL database (`postgresql://USER@HOST:PORT/DATABASE`), or None for a SQLite file in
-    the state directory. The URL may contain a password, so it is never shown."""
+    """A database of a kind that a part adds, or None for a SQLite file in the state directory. The
+    URL may contain a password, so it is never shown."""
 
     @property
     def secret_url(self) -> str | None:

@@ -16,8 +16,9 @@ from typing import Any
 from sqlalchemy import Connection, Integer, Table, func, select
 from sqlalchemy.exc import DBAPIError
 
+from fumehood.parts import places
 from fumehood.storage.audit_chain import all_rows
-from fumehood.storage.backend import Backend
+from fumehood.storage.backend import Backend, remote_backend
 from fumehood.storage.database import FILE_NAME
 from fumehood.storage.directory import hold_lock
 from fumehood.storage.errors import Standby, StoreError
@@ -33,7 +34,7 @@ TABLES = METADATA.sorted_tables
 def copy_state(source: str, target: str) -> dict[str, int]:
     """Copy a state; return the number of copied rows by table name.
 
-    `source` and `target` are each a state directory, `sqlite:///FILE` or `postgresql://…`.
+    `source` and `target` are each a state directory, `sqlite:///FILE` or a URL like `state.url`.
 
     Raises:
         StoreError: one of the databases cannot be used or is used by an engine, the target is not
@@ -66,10 +67,8 @@ def copy_state(source: str, target: str) -> dict[str, int]:
 
 @contextmanager
 def _opened(place: str, *, is_new: bool) -> Iterator[Backend]:
-    if place.startswith(("postgresql:", "postgres:")):
-        from fumehood.storage.postgres import open_postgres
-
-        remote = open_postgres(place)
+    if _is_url(place):
+        remote = remote_backend(place).open(place)
         if remote is None:
             raise Standby
         with closing(remote):
@@ -85,6 +84,12 @@ def _opened(place: str, *, is_new: bool) -> Iterator[Backend]:
         closing(open_file(path)) as backend,
     ):
         yield backend
+
+
+def _is_url(place: str) -> bool:
+    """Whether it is a URL, perhaps a wrong one, and no path. Errors may show paths, but no URLs."""
+    scheme = place.partition(":")[0]
+    return scheme in places("states") or ("://" in place and scheme != "sqlite")
 
 
 def _let_wait(connection: Connection) -> None:

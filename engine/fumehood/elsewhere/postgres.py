@@ -1,15 +1,15 @@
 """The state in a PostgreSQL database, which one engine at a time writes.
 
-Host side, used by `storage/database`, which imports this module, and so psycopg, only if the state
-is in PostgreSQL. A state is one schema of a database: the first in the connection's `search_path`.
-An engine that gets the advisory lock becomes the active engine. Invariants: each commit of the
-active engine proves, in the same transaction, that no other engine has become active since and that
-none of its own commits is missing (as after a failover); a statement, including a commit, fails
-after `ANSWER_S` seconds of silence, and its connection is then closed. The lock alone does not
-ensure the first invariant, because it is lost with its connection, unnoticed. The proof is a row,
-the fence, with the number of the active engine's start and the number of its last durable commit.
-Network timeouts alone do not ensure the second: they do not detect a stopped server process, or a
-proxy that only buffers what it receives.
+Host side. `storage/backend` imports this module, and so psycopg, only if the state's URL has its
+scheme. A state is one schema of a database: the first in the connection's `search_path`. An engine
+that gets the advisory lock becomes the active engine. Invariants: each commit of the active engine
+proves, in the same transaction, that no other engine has become active since and that none of its
+own commits is missing (as after a failover); a statement, including a commit, fails after
+`ANSWER_S` seconds of silence, and its connection is then closed. The lock alone does not ensure the
+first invariant, because it is lost with its connection, unnoticed. The proof is a row, the fence,
+with the number of the active engine's start and the number of its last durable commit. Network
+timeouts alone do not ensure the second: they do not detect a stopped server process, or a proxy
+that only buffers what it receives.
 
 Raises (when it is imported):
     StoreError: psycopg is missing.
@@ -22,7 +22,7 @@ import secrets
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import Any
+from typing import Any, Self
 
 from sqlalchemy import (
     URL,
@@ -50,8 +50,10 @@ from sqlalchemy.exc import (
     OperationalError,
     SQLAlchemyError,
 )
+from sqlalchemy.ext.compiler import compiles
+from sqlalchemy.sql.compiler import SQLCompiler
 
-from fumehood.storage.backend import READ_THREADS, Backend
+from fumehood.storage.backend import READ_THREADS, RawBytes, RemoteBackend
 from fumehood.storage.errors import (
     DamagedState,
     Fenced,
@@ -124,7 +126,7 @@ AWAY = (OperationalError, InterfaceError, InternalError)
 FENCED = "another engine is active on this state, or a commit is missing in it"
 
 
-class Postgres(Backend):
+class Postgres(RemoteBackend):
     """A PostgreSQL database, written by its active engine."""
 
     def __init__(self, writing: Engine, reading: Engine, lock: Connection, number: int) -> None:
@@ -135,6 +137,39 @@ class Postgres(Backend):
         self._commits = [0]
         """Possible values of the fence's `commits`: several after commits with an unknown
         outcome."""
+
+    @classmethod
+    def open(cls, url: str) -> Self | None:
+        """Become the active engine, as the superclass says."""
+        parsed = parse_url(url)
+        with _opening():
+            lock = _engine(parsed, poolclass=NullPool).connect()
+            try:
+                if not _take_lock(lock):
+                    lock.close()
+                    return None
+                writing = _engine(parsed, pool_size=1, max_overflow=0)
+                try:
+                    return cls(writing, _reading_engine(parsed), lock, _activate(writing))
+                except BaseException:
+                    writing.dispose()
+                    raise
+            except BaseException:
+                lock.close()
+                raise
+
+    @classmethod
+    def open_to_read(cls, url: str) -> Engine:
+        """Open a state for reading, as the superclass says."""
+        engine = _reading_engine(parse_url(url))
+        try:
+            with _opening(), engine.connect() as connection:
+                if _version(connection) != len(STEPS):
+                    raise StoreError("No engine of this version has started on this state yet.")
+        except BaseException:
+            engine.dispose()
+            raise
+        return engine
 
     @contextmanager
     def transaction(self, connection: Connection, *, flushed: bool) -> Iterator[None]:
@@ -221,6 +256,12 @@ class Postgres(Backend):
         self._lock.engine.dispose()
 
 
+@compiles(RawBytes, "postgresql")
+def _convert(element: RawBytes, compiler: SQLCompiler, **options: Any) -> str:
+    # A cast of the text would read backslashes as escapes.
+    return f"convert_to(CAST({compiler.process(element.clauses, **options)} AS TEXT), 'UTF8')"
+
+
 # -- connections ---------------------------------------------------------------------------
 
 
@@ -270,51 +311,6 @@ class Connector:
 
 
 # -- opening -------------------------------------------------------------------------------
-
-
-def open_postgres(url: str) -> Postgres | None:
-    """Become the active engine of a state, and migrate the state to the newest schema. Return None
-    if another engine is active.
-
-    Raises:
-        NewerState, ForeignState, DamagedState: this engine cannot use the state, which stays as it
-            is.
-        StoreError: the URL is invalid, or the database cannot be reached.
-    """
-    parsed = parse_url(url)
-    with _opening():
-        lock = _engine(parsed, poolclass=NullPool).connect()
-        try:
-            if not _take_lock(lock):
-                lock.close()
-                return None
-            writing = _engine(parsed, pool_size=1, max_overflow=0)
-            try:
-                return Postgres(writing, _reading_engine(parsed), lock, _activate(writing))
-            except BaseException:
-                writing.dispose()
-                raise
-        except BaseException:
-            lock.close()
-            raise
-
-
-def open_to_read(url: str) -> Engine:
-    """Open a state for reading, even while an engine is active on it. Creates and migrates nothing.
-
-    Raises:
-        NewerState, ForeignState, DamagedState: this engine cannot use the state.
-        StoreError: the state cannot be opened, or no engine of this version has started on it.
-    """
-    engine = _reading_engine(parse_url(url))
-    try:
-        with _opening(), engine.connect() as connection:
-            if _version(connection) != len(STEPS):
-                raise StoreError("No engine of this version has started on this state yet.")
-    except BaseException:
-        engine.dispose()
-        raise
-    return engine
 
 
 def parse_url(url: str) -> URL:

@@ -1,0 +1,18 @@
+"""The state in PostgreSQL, and files in a bucket, as a part of the product."""
+
+from __future__ import annotations
+
+from fumehood.core.part import Command, Part
+
+PART = Part(
+    name="elsewhere",
+    commands={
+        "state": Command(
+            "The state of a stopped engine.", "fumehood.elsewhere.command:state", after="images"
+        )
+    },
+    states={
+        "postgres": "fumehood.elsewhere.postgres:Postgres",
+        "postgresql": "fumehood.elsewhere.postgres:Postgres",
+    },
+)
