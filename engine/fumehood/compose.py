@@ -82,7 +82,7 @@ from fumehood.storage.calls import CallLog
 from fumehood.storage.database import Database, open_database
 from fumehood.storage.errors import StoreError, understood
 from fumehood.storage.file_room import FileRoom
-from fumehood.storage.files import PROJECTS, SESSIONS, SavedFiles, open_bucket
+from fumehood.storage.files import PROJECTS, SESSIONS, SavedFiles
 from fumehood.storage.idempotency import KEY_LIFETIME
 from fumehood.storage.recordings import RecordingStore
 from fumehood.storage.retention import Prune, retention
@@ -201,9 +201,9 @@ def compose(
         of_parts=partial(walls_of, own_parts),
     )
     shared = files if files is None else config.files.directory or files
-    # Without a state it is opened as well: a standby needs s3fs before it is active.
-    opened = open_bucket(config.files.bucket) if config.files.bucket is not None else None
-    bucket = opened if files is not None else None
+    # Without a state they are opened as well: a standby needs their extra before it is active.
+    opened = config.files.remote()
+    remote = opened if files is not None else None
     with understood("agents"):
         agents = Agents(database)
     with understood("tokens"):
@@ -222,14 +222,14 @@ def compose(
         max_bytes=config.blobs_kept_mb * MB,
         lifetime_s=max(1, int(config.blobs_kept_hours * 3600)),
         now=clock.now,
-        bucket=bucket,
+        remote=remote,
     )
     recordings = RecordingStore(
         shared,
         max_bytes=config.streams_mb * MB,
         kept_s=config.streams_kept_minutes * 60,
         now=clock.now,
-        bucket=bucket,
+        remote=remote,
     )
     intake = Intake()
     session_rows = SessionTable(database, blobs.overdue.set)
@@ -526,7 +526,7 @@ class EngineLife:
 
         If a store cannot be opened, the engine still starts, and answers report what is missing.
         """
-        async with anyio.create_task_group() as group:  # each may wait for its bucket
+        async with anyio.create_task_group() as group:  # each may wait for its remote place
             group.start_soon(self._try, "blobs", self._made.services.blobs.open)
             group.start_soon(self._try, "streams", self._made.recordings.open)
 
@@ -594,7 +594,7 @@ async def _sweep(saved: SavedFiles, rows: SessionTable, now: datetime) -> int:
 
 
 async def _close(room: FileRoom) -> None:
-    """Close a room in a thread, because closing can wait for the room's bucket."""
+    """Close a room in a thread, because closing can wait for the room's remote place."""
     with anyio.CancelScope(shield=True):
         await room.drained()  # so that recordings that have just ended are copied
         await anyio.to_thread.run_sync(room.close)

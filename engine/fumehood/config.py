@@ -28,7 +28,7 @@ error; nothing changes while the engine runs. The table shows the meaning of eac
 | `external_tools` | callers' own tools are dangerous | the same | as these settings say |
 | `mcp_servers` | no tools of MCP servers | the same | the tools of these servers |
 | `presets` | there are no presets | the same | sessions can be created from these presets |
-| `state.url` | the state is in a SQLite file | – | it is in this PostgreSQL database |
+| `state.url` | the state is in a SQLite file | – | it is in this database |
 | `files.url` | blobs and recordings are in the state directory | – | they are at this address |
 """
 

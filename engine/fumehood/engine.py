@@ -559,7 +559,7 @@ class Engine:
             ValueError: this is not the address of a blob.
             ResourceNotFound: the blob is unknown or no longer kept.
             ReadFailed: the state cannot be read.
-            FilesAway: the bucket with the blobs cannot be used now.
+            FilesAway: the remote place of the blobs cannot be used now.
         """
         link = parse_blob_url(url)
         _, file = await self.blobs.open_blob(

@@ -51,7 +51,7 @@ def parts() -> tuple[Part, ...]:
         made += loaded
     if len({part.name for part in made}) < len(made):
         raise PartError("A named part has the name of one of the product's own.")
-    for kind in ("commands", "checks", "exports", "mounts", "executors", "states"):
+    for kind in ("commands", "checks", "exports", "mounts", "executors", "states", "files"):
         _require_single(kind, made)
     return made
 

@@ -16,11 +16,13 @@ import pytest
 
 from fumehood import Client, Config, Refused
 from fumehood.core.errors import ResourceNotFound
-from fumehood.storage import files
+from fumehood.elsewhere import bucket as bucket_module
+from fumehood.elsewhere.bucket import Bucket
+from fumehood.elsewhere.bucket import Client as BucketClient
 from fumehood.storage.blobs import BLOB_ID, Blob, BlobStore, NotKept
 from fumehood.storage.database import Database, open_database
 from fumehood.storage.errors import FilesAway, StoreError, WriteFailed
-from fumehood.storage.files import Bucket, Directory, Files, Missing, SavedFiles, open_bucket
+from fumehood.storage.files import Directory, Files, Missing, SavedFiles
 from fumehood.storage.recordings import Record, RecordedCall, RecordingStore
 from support.blobs import OWNER, read_blob
 from support.s3 import S3, running_s3, silent_server
@@ -46,8 +48,8 @@ def server() -> Iterator[S3]:
 
 
 @pytest.fixture(scope="module")
-def client(server: S3) -> files.Client:
-    return open_bucket("any").client
+def client(server: S3) -> BucketClient:
+    return BucketClient()
 
 
 @pytest.fixture
@@ -59,8 +61,8 @@ def name(server: S3, request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def bucket(client: files.Client, name: str) -> Bucket:
-    return replace(open_bucket(f"{name}/our/files"), client=client)
+def bucket(client: BucketClient, name: str) -> Bucket:
+    return replace(Bucket.at(f"s3://{name}/our/files"), client=client)
 
 
 @pytest.fixture
@@ -89,7 +91,7 @@ def now() -> datetime:
 async def blobs_of(
     state: Path, database: Database, bucket: Bucket, *, max_bytes: int = 100 * KB
 ) -> AsyncIterator[BlobStore]:
-    store = BlobStore(database, state, max_bytes=max_bytes, lifetime_s=60, now=now, bucket=bucket)
+    store = BlobStore(database, state, max_bytes=max_bytes, lifetime_s=60, now=now, remote=bucket)
     await store.open()
     try:
         yield store
@@ -101,7 +103,7 @@ async def blobs_of(
 async def recordings_of(
     state: Path, bucket: Bucket, *, max_bytes: int = 1000 * KB
 ) -> AsyncIterator[RecordingStore]:
-    store = RecordingStore(state, max_bytes=max_bytes, kept_s=60, now=now, bucket=bucket)
+    store = RecordingStore(state, max_bytes=max_bytes, kept_s=60, now=now, remote=bucket)
     await store.open()
     try:
         yield store
@@ -153,7 +155,7 @@ def test_secret_is_made_once(bucket: Bucket, home: Path) -> None:
         made = keys.secret("some.key", 32)
         assert len(made) == 32
         assert keys.secret("some.key", 32) == made
-    assert open_bucket(bucket.path).secret("some.key", 32) == bucket.secret("some.key", 32)
+    assert Bucket.at(f"s3://{bucket.path}").secret("some.key", 32) == bucket.secret("some.key", 32)
 
 
 @pytest.mark.parametrize("attack", ["../blobs.key", f"{OURS}/theirs", f"{OURS}\n", "", ".", "*"])
@@ -199,7 +201,7 @@ def test_unfinished_upload_does_not_exist(server: S3, name: str, bucket: Bucket)
 def test_bucket_without_s3fs_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "s3fs", None)
     with pytest.raises(StoreError, match=r"pip install .*\[s3\]"):
-        open_bucket("bucket")
+        Bucket.at("s3://bucket")
 
 
 @pytest.mark.parametrize(
@@ -222,7 +224,9 @@ def test_bucket_without_s3fs_names_the_extra(monkeypatch: pytest.MonkeyPatch) ->
 def test_place_of_files_is_a_directory_or_a_bucket(url: str, is_valid: bool) -> None:
     if is_valid:
         config = Config(files={"url": url})
-        assert (config.files.bucket or str(config.files.directory)) == url.removeprefix("s3://")
+        remote = config.files.remote()
+        found = remote.path if isinstance(remote, Bucket) else str(config.files.directory)
+        assert found == url.removeprefix("s3://")
     else:
         with pytest.raises(ValueError, match="s3://BUCKET/PREFIX"):
             Config(files={"url": url})
@@ -328,7 +332,7 @@ async def test_blobs_are_refused_while_the_bucket_is_away_and_kept_when_it_is_ba
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Also by an engine that starts meanwhile."""
-    monkeypatch.setattr(files, "PAUSE_S", 0.0)
+    monkeypatch.setattr(bucket_module, "PAUSE_S", 0.0)
     async with blobs_of(home_of("one"), database, bucket) as store:
         blob = await keep(store)
         server.stop()
@@ -342,7 +346,7 @@ async def test_blobs_are_refused_while_the_bucket_is_away_and_kept_when_it_is_ba
             with pytest.raises(FilesAway):
                 await store.prune(now() + timedelta(seconds=61))
             next_store = BlobStore(
-                database, home_of("two"), max_bytes=KB, lifetime_s=60, now=now, bucket=bucket
+                database, home_of("two"), max_bytes=KB, lifetime_s=60, now=now, remote=bucket
             )
             with pytest.raises(StoreError, match="cannot be kept"):
                 await next_store.open()
@@ -369,8 +373,8 @@ async def test_bucket_that_never_answers_is_given_up_and_holds_up_nothing_else(
         blob = await keep(store)
         with silent_server() as url:
             monkeypatch.setenv("AWS_ENDPOINT_URL", url)
-            silent = replace(bucket, client=open_bucket("any", DEADLINE_S).client)
-            monkeypatch.setattr(store.room, "bucket", silent.below("blobs", BLOB_ID))
+            silent = replace(bucket, client=BucketClient(DEADLINE_S))
+            monkeypatch.setattr(store.room, "remote", silent.below("blobs", BLOB_ID))
             refused: list[str] = []
 
             async def keep_one() -> None:
@@ -488,7 +492,7 @@ async def test_recording_cannot_be_fetched_while_the_bucket_is_away(
     server: S3, bucket: Bucket, home_of: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     another = f"call_{2:024x}"
-    monkeypatch.setattr(files, "PAUSE_S", 0.0)
+    monkeypatch.setattr(bucket_module, "PAUSE_S", 0.0)
     async with recordings_of(home_of("one"), bucket) as store:
         begin(store, CALL)
         end(store, CALL)

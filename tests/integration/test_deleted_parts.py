@@ -104,12 +104,7 @@ def test_configuration_that_names_nodes_is_refused_without_the_cluster(
 ) -> None:
     tree.delete(PARTS["cluster"])
     (home / "config.toml").write_text(file)
-    known = {
-        **CLEAN_ENVIRONMENT, "FUMEHOOD_HOME": str(home), "PYTHONPATH": ":".join(tree.import_path),
-        "FUMEHOOD_CONFIG": str(home / "config.toml"), **variables,
-    }  # fmt: skip
-    command = [sys.executable, "-m", "fumehood.cli.main", "serve", *arguments]
-    refused = subprocess.run(command, env=known, capture_output=True, text=True, timeout=600)
+    refused = serve(tree, home, *arguments, FUMEHOOD_CONFIG=str(home / "config.toml"), **variables)
     assert refused.returncode == 2, refused.stderr
     assert words in refused.stderr
     assert not (home / "state.db").exists()
@@ -198,6 +193,42 @@ def test_doctor_examines_a_host_without_the_interpreter(tree: Tree, home: Path) 
     assert not {"asteval", "RestrictedPython", "interpreter: memory"} & checks
     (card,) = doctor("--attack", "--wall", "interpreter")["walls"]
     assert (card["wall"], card["verdict"]) == ("interpreter", "absent")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--state", "postgresql://me:secret@host/db"], "an unknown scheme. Known schemes: none."),
+        (
+            ["--files", "s3://bucket"],
+            "files.url: Value error, must be the absolute path of a directory\n",
+        ),
+    ],
+    ids=["state", "files"],
+)
+def test_places_elsewhere_are_refused_without_their_part(
+    arguments: list[str], words: str, tree: Tree, home: Path
+) -> None:
+    tree.delete(PARTS["elsewhere"])
+    refused = serve(tree, home, *arguments)
+    assert refused.returncode not in (0, 1), refused.stderr
+    assert words in refused.stderr
+    assert "secret" not in refused.stderr
+    assert not (home / "state.db").exists()
+
+
+def serve(
+    tree: Tree, home: Path, *arguments: str, **variables: str
+) -> subprocess.CompletedProcess[str]:
+    """Start the daemon of a copy, which ends because it is refused."""
+    known = {
+        **CLEAN_ENVIRONMENT, "FUMEHOOD_HOME": str(home), "PYTHONPATH": ":".join(tree.import_path),
+        **variables,
+    }  # fmt: skip
+    command = [sys.executable, "-m", "fumehood.cli.main", "serve", *arguments]
+    return subprocess.run(
+        command, env=known, capture_output=True, text=True, timeout=600, check=False
+    )
 
 
 # -- controls ---------------------------------------------------------------------------------

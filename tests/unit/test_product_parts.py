@@ -168,7 +168,8 @@ def test_every_place_that_a_part_names_exists() -> None:
         places = [part.settings, part.approvers, part.operations, part.control_operations]
         places += [part.in_engine, *(one.function for one in part.checks)]
         places += [one.function for one in part.commands.values()]
-        places += [*part.mounts.values(), *part.states.values(), part.coming, part.call_options]
+        places += [*part.mounts.values(), part.coming, part.call_options]
+        places += [*part.states.values(), *part.files.values()]
         places += [kind.executor for kind in part.executors.values()]
         for place in filter(None, places):
             assert imported(place) is not None

@@ -178,6 +178,8 @@ class Part:
     policy may name such tools before they are registered."""
     states: Mapping[str, Named] = field(default_factory=dict)
     """Scheme of `state.url` → a subclass of `RemoteBackend` (`storage/backend.py`)."""
+    files: Mapping[str, Named] = field(default_factory=dict)
+    """Scheme of `files.url` → a subclass of `RemoteFiles` (`storage/files.py`)."""
     in_engine: Named | None = None
     """A subclass of `EnginePart` (`fumehood.engine_part`)."""
 

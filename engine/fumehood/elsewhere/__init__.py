@@ -1,1 +1,1 @@
-"""A part: the state in PostgreSQL, with engines that stand by, and files in a bucket."""
+"""The state in PostgreSQL, files in a bucket, and the copy of a state: a part."""

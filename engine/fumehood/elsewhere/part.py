@@ -15,4 +15,5 @@ PART = Part(
         "postgres": "fumehood.elsewhere.postgres:Postgres",
         "postgresql": "fumehood.elsewhere.postgres:Postgres",
     },
+    files={"s3": "fumehood.elsewhere.bucket:Bucket"},
 )

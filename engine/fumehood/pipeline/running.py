@@ -176,7 +176,7 @@ class Calls:
 
         Raises:
             ResourceNotFound: the principal has no such call, or its events are not kept.
-            FilesAway: the bucket with its events cannot be used now.
+            FilesAway: the remote place of its events cannot be used now.
         """
         await self._recordings.fetch(call_id, principal.id)
         reader = self._recordings.find(call_id, principal.id, after)

@@ -3,10 +3,10 @@
 Host side, in a `file_room`. The executors and `pipeline/result` write blobs, and the public
 interfaces read them. A blob belongs to one principal; other principals cannot tell that it exists.
 A blob is removed with its session, at its expiry, or when a newer blob needs its space. Invariants:
-a file is complete (in the bucket, if there is one) before its row is inserted; the next start
+a file is complete (in the remote place, if there is one) before its row is inserted; the next start
 removes files without a row and rows without a file. A blob is not kept if the disk is too slow. A
 signed URL proves that this engine made the URL for this blob, principal and expiry; the signing key
-is a file in the state directory or in the bucket.
+is a file in the state directory or in the remote place.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from fumehood.storage.changes import stamp
 from fumehood.storage.database import Database
 from fumehood.storage.errors import FilesAway, StoreError
 from fumehood.storage.file_room import CLOSED, START_S, FileRoom, RoomFile
-from fumehood.storage.files import Bucket, Directory
+from fumehood.storage.files import Directory, RemoteFiles
 from fumehood.storage.schema import BLOBS, SESSIONS
 from fumehood.storage.writer import Job
 
 DIRECTORY_NAME = "blobs"
 DRAFTS_NAME = "uploads"
-"""Name of the directory of blobs that are not yet in the bucket."""
+"""Name of the directory of blobs that are not yet in the remote place."""
 
 BLOB_ID = re.compile("blob_[0-9a-f]{32}")
 KEY_NAME = "blobs.key"
@@ -102,7 +102,7 @@ class Draft(RoomFile):
         return None
 
     def upload(self) -> None:
-        """Move the finished file to the bucket. Blocks. Raises OSError."""
+        """Move the finished file to the remote place. Blocks. Raises OSError."""
         self.room.put(self.name)
         self.room.unlink(self.name)
 
@@ -133,15 +133,15 @@ class BlobStore:
         max_bytes: int,
         lifetime_s: int,
         now: Callable[[], datetime],
-        bucket: Bucket | None = None,
+        remote: RemoteFiles | None = None,
     ) -> None:
-        blobs = None if bucket is None else bucket.below(DIRECTORY_NAME, BLOB_ID)
+        blobs = None if remote is None else remote.below(DIRECTORY_NAME, BLOB_ID)
         name = DIRECTORY_NAME if blobs is None else DRAFTS_NAME
-        self.room = FileRoom(state, name, max_bytes, self._has_gone, bucket=blobs)
+        self.room = FileRoom(state, name, max_bytes, self._has_gone, remote=blobs)
         self.overdue = asyncio.Event()
         self._database = database
         self._state = state
-        self._bucket = bucket
+        self._remote = remote
         self._is_open = False
         self._lifetime_s = lifetime_s
         self._now = now
@@ -152,15 +152,15 @@ class BlobStore:
     async def open(self, patience_s: float | None = START_S) -> None:
         """Prepare the directory, and remove what a crashed engine left in it.
 
-        Each step waits at most `patience_s` seconds for a bucket; None means no limit.
+        Each step waits at most `patience_s` seconds for a remote place; None means no limit.
 
         Raises:
-            StoreError: the directory is not private or cannot be used, or the bucket cannot be used
-                now (`prune` will try again).
+            StoreError: the directory is not private or cannot be used, or the remote place cannot
+                be used now (`prune` will try again).
         """
         try:
             if self.room.prepare() and self._state is not None:
-                keys = self._bucket or Directory(self._state)
+                keys = self._remote or Directory(self._state)
                 key = await self.room.with_files(
                     keys.secret, KEY_NAME, KEY_BYTES, patience_s=patience_s
                 )
@@ -188,10 +188,10 @@ class BlobStore:
         """
         finished = self.room.submit(draft.finish)
         if finished is None:
-            self.overdue.set()  # `prune` tries to open a bucket again
+            self.overdue.set()  # `prune` tries to open a remote place again
             raise NotKept(CLOSED)
         fault = await asyncio.wrap_future(finished)
-        if fault is None and self._bucket is not None:
+        if fault is None and self._remote is not None:
             fault = await self._upload(draft)
         if fault is not None:
             self.overdue.set()
@@ -222,11 +222,11 @@ class BlobStore:
         Raises:
             ResourceNotFound: this principal has no such blob, or it has expired.
             ReadFailed: the database cannot be read.
-            FilesAway: the bucket cannot be used now.
+            FilesAway: the remote place cannot be used now.
         """
-        if self._bucket is not None and not self._is_open:
+        if self._remote is not None and not self._is_open:
             self.overdue.set()
-            raise FilesAway("since the start")  # the signing key is also in the bucket
+            raise FilesAway("since the start")  # the signing key is also in the remote place
         if not self._links.is_genuine(blob_id, principal_id, expires, signature):
             raise ResourceNotFound(NO_SUCH_BLOB)
         if int(expires) <= self._now().timestamp():
@@ -252,9 +252,9 @@ class BlobStore:
 
         Raises:
             ReadFailed, WriteFailed: the database failed; the rest stays until the next run.
-            StoreError, FilesAway: the bucket failed; the rest stays until the next run.
+            StoreError, FilesAway: the remote place failed; the rest stays until the next run.
         """
-        if self._bucket is not None and not self._is_open:
+        if self._remote is not None and not self._is_open:
             await self.open(None)
         over = [state.value for state in SessionStatus if state.is_over]
         lives = select(SESSIONS.c.id).where(SESSIONS.c.state.not_in(over))
@@ -268,13 +268,13 @@ class BlobStore:
         for row in rows:  # files first: if that is interrupted, the next run finds the row again
             self.room.submit(partial(self.room.remove, row["principal_id"], row["id"]))
         await self.room.drained()
-        if self._bucket is not None:
+        if self._remote is not None:
             await self.room.with_files(self.room.delete_gone)
         await self._database.delete(BLOBS.c.id, [row["id"] for row in rows])
         return len(rows)
 
     async def _upload(self, draft: Draft) -> str | None:
-        """Move a finished draft to the bucket. Return None on success, or the reason for a
+        """Move a finished draft to the remote place. Return None on success, or the reason for a
         failure.
         """
         try:
@@ -304,7 +304,7 @@ class BlobStore:
         await self._database.delete(BLOBS.c.id, lost)
         kept = rows.keys() - set(lost)
         await room.with_files(files.delete, found.keys() - kept, patience_s=patience_s)
-        if self._bucket is not None:
+        if self._remote is not None:
             drafts = Directory(room.directory)
             drafts.delete(drafts.found())
         for row in sorted((rows[blob_id] for blob_id in kept), key=lambda row: row["created_at"]):

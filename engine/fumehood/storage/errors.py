@@ -6,8 +6,8 @@
     ├── Fenced                                    while the engine runs; it stops
     └── WriteFailed, ReadFailed                   while the engine runs, fit for an envelope;
                                                   with `…Unavailable` if a retry may help
-    FilesAway                                     while the engine runs; files in a bucket cannot be
-                                                  used
+    FilesAway                                     while the engine runs; files in a remote place
+                                                  cannot be used
 
 Messages may quote the database, which names tables and columns, never values.
 """
@@ -104,7 +104,7 @@ class ReadUnavailable(_Away, ReadFailed):
 
 
 class FilesAway(StateUnavailable, OSError):
-    """The bucket with the engine's files cannot be used now. This is also an OSError, so that
+    """The remote place with the engine's files cannot be used now. This is also an OSError, so that
     callers handle it like a failing disk.
     """
 

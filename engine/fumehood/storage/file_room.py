@@ -5,9 +5,9 @@ reserved before they are written, so the limit is never exceeded; one principal 
 If there are too many bytes or files, the oldest kept file of the principal that uses most is
 evicted. Only complete files (see `keep`) that are not held are evicted.
 
-With a bucket, complete files are copied there (see `put`), by other threads, so that a slow bucket
-holds up neither the disk nor the event loop. Removed files are deleted from the bucket before the
-next copy, so that the limit also holds in the bucket.
+With a remote place (`RemoteFiles`), complete files are copied there (see `put`), by other threads,
+so that a slow place holds up neither the disk nor the event loop. Removed files are deleted there
+before the next copy, so that the limit also holds there.
 """
 
 from __future__ import annotations
@@ -35,11 +35,12 @@ from fumehood.storage.files import MIN_FREE_BYTES, Directory, Files
 
 T = TypeVar("T")
 
-BUCKET_THREADS = 8
-"""Number of threads with which a room accesses its bucket."""
+REMOTE_THREADS = 8
+"""Number of threads with which a room accesses its remote place."""
 
 START_S = 2.0
-"""Seconds that the engine's start waits for a bucket. Short, so that a takeover is not delayed."""
+"""Seconds that the engine's start waits for a remote place. Short, so that a takeover is not
+delayed."""
 
 MAX_WAITING_BYTES = 128 << 20
 """Maximum number of bytes that wait in memory for the room's thread. One principal may use half of
@@ -66,7 +67,7 @@ class FileRoom:
     """A directory of files, used by its thread and by the event loop.
 
     Without a `state` directory, the files are in a temporary directory, which `close` removes.
-    `on_evicted` is called in the thread, with the name of each evicted file. `bucket` is the bucket
+    `on_evicted` is called in the thread, with the name of each evicted file. `remote` is the place
     to which complete files are copied, or None.
     """
 
@@ -78,13 +79,13 @@ class FileRoom:
         on_evicted: Callable[[str], object],
         *,
         max_files: int = sys.maxsize,
-        bucket: Files | None = None,
+        remote: Files | None = None,
     ) -> None:
         self.share = FairShare(max_bytes, max_bytes // 2)
         self.directory = Path()
         self._state = state
         self._name = name
-        self.bucket = bucket
+        self.remote = remote
         self._max_files = max_files
         self._on_evicted = on_evicted
         self._lock = threading.Lock()
@@ -95,11 +96,11 @@ class FileRoom:
         self._thread: ThreadPoolExecutor | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._own: tempfile.TemporaryDirectory[str] | None = None
-        self._copiers = ThreadPoolExecutor(BUCKET_THREADS, f"{name}-bucket")
+        self._copiers = ThreadPoolExecutor(REMOTE_THREADS, f"{name}-remote")
         self._copied: set[str] = set()
-        """Names of files that are being copied to the bucket."""
+        """Names of files that are being copied to the remote place."""
         self._gone: dict[str, None] = {}
-        """Names of removed files that the bucket may still have."""
+        """Names of removed files that the remote place may still have."""
         self._deleting = threading.Lock()
 
     def prepare(self) -> bool:
@@ -145,8 +146,8 @@ class FileRoom:
 
     @property
     def files(self) -> Files:
-        """The storage for complete files: the bucket, or the directory if there is no bucket."""
-        return self.bucket or Directory(self.directory)
+        """The storage for complete files: the remote place, or the directory if there is none."""
+        return self.remote or Directory(self.directory)
 
     async def with_files(
         self, work: Callable[..., T], *given: Any, patience_s: float | None = None
@@ -154,10 +155,10 @@ class FileRoom:
         """Call a function that reads or changes `files`, in a thread.
 
         Raises:
-            FilesAway: the bucket has not answered within `patience_s` seconds, or the room is
+            FilesAway: the remote place has not answered within `patience_s` seconds, or the room is
                 closed.
         """
-        if self.bucket is None:
+        if self.remote is None:
             return await anyio.to_thread.run_sync(work, *given)
         try:
             done = asyncio.wrap_future(self._copiers.submit(work, *given))
@@ -173,8 +174,8 @@ class FileRoom:
             done.cancel()
 
     def copy(self, name: str) -> None:
-        """Copy a complete file to the bucket in a thread. Does nothing if the room is closed, the
-        bucket cannot be used or the file was removed.
+        """Copy a complete file to the remote place in a thread. Does nothing if the room is closed,
+        the place cannot be used or the file was removed.
         """
 
         def put() -> None:
@@ -185,32 +186,32 @@ class FileRoom:
             self._copiers.submit(put).add_done_callback(self._report)
 
     def put(self, name: str) -> None:
-        """Copy a complete file to the bucket. Blocks.
+        """Copy a complete file to the remote place. Blocks.
 
         Raises:
-            FilesAway: the bucket cannot be used now.
+            FilesAway: the remote place cannot be used now.
             OSError: the file cannot be read, or was removed.
         """
-        assert self.bucket is not None
+        assert self.remote is not None
         self._copied.add(name)
         try:
             self.delete_gone()
-            self.bucket.put(name, self.directory / name)
+            self.remote.put(name, self.directory / name)
         finally:
             self._copied.discard(name)
         if name in self._gone:
             self.delete_gone()
 
     def delete_gone(self) -> None:
-        """Delete removed files from the bucket. Blocks.
+        """Delete removed files from the remote place. Blocks.
 
         Raises:
-            FilesAway: the bucket cannot be used now. The next call tries again.
+            FilesAway: the remote place cannot be used now. The next call tries again.
         """
         with self._deleting:
             gone = [name for name in tuple(self._gone) if name not in self._copied]
-            if self.bucket is not None and gone:
-                self.bucket.delete(gone)
+            if self.remote is not None and gone:
+                self.remote.delete(gone)
                 for name in gone:
                     del self._gone[name]
 
@@ -312,7 +313,7 @@ class FileRoom:
         size = self.hold(principal_id, name)
         if size is not None:
             self.discard(principal_id, name, size)
-            if self.bucket is not None:
+            if self.remote is not None:
                 self._gone[name] = None
         return size is not None
 

@@ -1,10 +1,8 @@
-"""Files: complete files by name, in a directory or in an S3-compatible bucket.
+"""Files: complete files by name, in a directory or in a place that a part adds, such as a bucket.
 
 Host side, below the stores of blobs and recordings. Engines that share a state can also share its
-files, which only the active engine changes. All methods block, so they run in threads. Invariants:
-a file is complete and durable when `put` returns, and an incomplete file is never visible; in a
-bucket, only objects below its path whose names have the expected form are listed, read or deleted;
-a bucket that does not answer blocks no thread longer than a deadline.
+files, which only the active engine changes. All methods block, so they run in threads. Invariant: a
+file is complete and durable when `put` returns, and an incomplete file is never visible.
 """
 
 from __future__ import annotations
@@ -12,20 +10,21 @@ from __future__ import annotations
 import asyncio
 import errno
 import hashlib
-import io
 import os
 import re
 import secrets
 import stat
-import time
+from abc import abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, TypeVar
+from typing import Any, BinaryIO, ClassVar, NamedTuple, Protocol, Self, TypeVar
 
+from fumehood.core.part import imported
+from fumehood.parts import places
 from fumehood.storage.directory import (
     StateError,
     flush,
@@ -33,38 +32,12 @@ from fumehood.storage.directory import (
     random_file,
     write_private,
 )
-from fumehood.storage.errors import FilesAway, StoreError
-
-if TYPE_CHECKING:
-    from _typeshed import WriteableBuffer
+from fumehood.storage.errors import FilesAway
 
 T = TypeVar("T")
 
 MIN_FREE_BYTES = 64 << 20
-"""Minimum disk space in bytes that is left free for the engine's database."""
-
-DEADLINE_S = 10.0
-"""Seconds for one request to a bucket, its retries included."""
-
-MIN_BYTES_PER_S = 5 << 20
-"""Transfer rate, in bytes per second, from which the deadline of a transfer is computed."""
-
-LISTING_S = 60.0
-"""Additional seconds for listing the objects in a bucket, which takes one request for each 1,000
-objects."""
-
-PAUSE_S = 5.0
-"""Seconds for which requests are refused after a request got no answer."""
-
-PART_BYTES = 8 << 20
-"""Bytes of a part of an upload. Two parts of each upload are in memory at once."""
-
-READ_BYTES = 1 << 20
-"""Number of bytes that a reader of an object requests at a time, unless the reader reads the whole
-rest."""
-
-MAX_DELETED = 1000
-"""Maximum number of objects that one request can delete. *Source*: S3's `DeleteObjects`."""
+"""Bytes of disk space that are left free for the engine's database."""
 
 
 class Found(NamedTuple):
@@ -74,11 +47,92 @@ class Found(NamedTuple):
     changed_at: float
 
 
+class Files(Protocol):
+    """A place for files. All methods block. They raise OSError if the place cannot be used; if it
+    is not on this machine, the error is FilesAway.
+    """
+
+    @abstractmethod
+    def put(self, name: str, source: Path) -> None:
+        """Store a complete local file, which may be moved. A directory needs it on its own file
+        system.
+        """
+
+    @abstractmethod
+    def put_bytes(self, name: str, content: bytes) -> None:
+        """Store a file with this content."""
+
+    @abstractmethod
+    def open(self, name: str, size: int) -> BinaryIO:
+        """Open a file of `size` bytes for reading.
+
+        Raises:
+            FileNotFoundError: there is no such file, or it has another size.
+            OSError: the file cannot be read.
+        """
+
+    @abstractmethod
+    def found(self, prefix: str = "") -> dict[str, Found]:
+        """List the files whose names begin with a prefix."""
+
+    @abstractmethod
+    def delete(self, names: Collection[str]) -> None:
+        """Delete these files. Missing files are ignored."""
+
+    @abstractmethod
+    def secret(self, name: str, size: int) -> bytes:
+        """Return the random bytes of a file, which is created on first use."""
+
+
+class RemoteFiles(Files):
+    """Files at a URL, which the engines of one state share. A part names a subclass, by the scheme
+    of its URLs (`Part.files`).
+
+    Only files whose names have the expected form are listed, read or deleted. Other names raise
+    ValueError. A place that does not answer blocks no thread longer than a deadline; its methods
+    raise FilesAway.
+    """
+
+    form: ClassVar[str]
+    """A URL as people write it."""
+
+    @classmethod
+    @abstractmethod
+    def is_url(cls, url: str) -> bool:
+        """Return whether a text is a URL of such files."""
+
+    @classmethod
+    @abstractmethod
+    def at(cls, url: str) -> Self:
+        """Return the files at a URL. Makes no request.
+
+        Raises:
+            StoreError: the kind's extra is missing.
+        """
+
+    @abstractmethod
+    def below(self, folder: str, names: re.Pattern[str]) -> Self:
+        """Return a folder of this place, whose file names match another pattern."""
+
+
+def remote_kind(url: str) -> type[RemoteFiles]:
+    """Return the kind of files at a URL. Imports it.
+
+    Raises:
+        ValueError: the URL does not belong to a kind that a part adds. The message has the forms of
+            those that do.
+    """
+    known = places("files")
+    kind: type[RemoteFiles] | None = imported(known.get(url.partition(":")[0]), None)
+    if kind is None or not kind.is_url(url):
+        forms = [imported(place).form for place in known.values()]
+        raise ValueError(", or ".join(["must be the absolute path of a directory", *forms]))
+    return kind
+
+
 @dataclass(frozen=True, slots=True)
 class Directory:
-    """Files in a private directory. `Bucket` has the same methods, except that they can also raise
-    FilesAway.
-    """
+    """Files in a private directory."""
 
     path: Path
 
@@ -129,179 +183,6 @@ class Directory:
         return random_file(self.path / name, size)[0]
 
 
-# -- S3 ------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Bucket:
-    """Objects directly below a path, `BUCKET/PREFIX`, whose names match a pattern."""
-
-    client: Client
-    path: str
-    names: re.Pattern[str]
-
-    def below(self, folder: str, names: re.Pattern[str]) -> Bucket:
-        """Return a folder of this bucket, whose object names match another pattern."""
-        return Bucket(self.client, f"{self.path}/{folder}", names)
-
-    def put(self, name: str, source: Path) -> None:
-        how = {"chunksize": PART_BYTES, "max_concurrency": 2}
-        longer_s = source.stat().st_size / MIN_BYTES_PER_S
-        self.client.do("put_file", str(source), self._at(name), longer_s=longer_s, **how)
-
-    def put_bytes(self, name: str, content: bytes) -> None:
-        longer_s = len(content) / MIN_BYTES_PER_S
-        self.client.do("pipe_file", self._at(name), content, longer_s=longer_s)
-
-    def open(self, name: str, size: int) -> BinaryIO:
-        path = self._at(name)
-        if self.client.do("info", path)["size"] != size:
-            raise FileNotFoundError
-        return io.BufferedReader(_Reader(lambda *part: self._read(path, *part), size), READ_BYTES)
-
-    def found(self, prefix: str = "") -> dict[str, Found]:
-        options = {"detail": True, "prefix": prefix}
-        listed = self.client.do("find", self.path, longer_s=LISTING_S, **options)
-        found = {}
-        for path, info in listed.items():
-            name = path.removeprefix(f"{self.path}/")
-            if self.names.fullmatch(name):
-                found[name] = Found(info["size"], info["LastModified"].timestamp())
-        return found
-
-    def delete(self, names: Collection[str]) -> None:
-        bucket, *prefix = self.path.split("/")
-        keys = [{"Key": "/".join([*prefix, self._checked(name)])} for name in names]
-        for begin in range(0, len(keys), MAX_DELETED):
-            part = {"Objects": keys[begin : begin + MAX_DELETED], "Quiet": True}
-            answer = self.client.do("call_s3", "delete_objects", Bucket=bucket, Delete=part)
-            if answer.get("Errors"):
-                raise FilesAway(f"a deletion failed with {answer['Errors'][0].get('Code')}")
-
-    def secret(self, name: str, size: int) -> bytes:
-        path = self._at(name)
-        try:
-            return self._read(path, 0, size)
-        except FileNotFoundError:
-            content = secrets.token_bytes(size)
-            self.client.do("pipe_file", path, content)
-            return content
-
-    def _at(self, name: str) -> str:
-        return f"{self.path}/{self._checked(name)}"
-
-    def _checked(self, name: str) -> str:
-        if not self.names.fullmatch(name):
-            raise ValueError("not the name of a file of this place")
-        return name
-
-    def _read(self, path: str, start: int, end: int) -> bytes:
-        part = {"start": start, "end": end}
-        longer_s = (end - start) / MIN_BYTES_PER_S
-        read = self.client.do("cat_file", path, longer_s=longer_s, **part)
-        if len(read) != end - start:
-            raise FilesAway("an object has become shorter")
-        return bytes(read)
-
-
-Files = Directory | Bucket
-"""A place for files."""
-
-
-class Client:
-    """Calls s3fs, with a deadline for each request. The endpoint and the credentials come from the
-    environment and the AWS configuration files.
-
-    Raises:
-        StoreError: s3fs is missing.
-    """
-
-    def __init__(self, deadline_s: float) -> None:
-        try:
-            from s3fs import S3FileSystem
-        except ImportError:
-            raise StoreError(
-                "Files in S3 need s3fs: pip install 'PATH_OF_THE_CHECKOUT[s3]'"
-            ) from None
-        self._s3 = S3FileSystem(
-            skip_instance_cache=True,
-            use_listings_cache=False,
-            config_kwargs={
-                "connect_timeout": deadline_s / 3,
-                "read_timeout": deadline_s / 2,
-                "retries": {"mode": "standard", "total_max_attempts": 2},
-            },
-        )
-        self._s3.retries = 1  # botocore retries
-        self._deadline_s = deadline_s
-        self._away_until = 0.0
-
-    def do(self, method: str, *given: Any, longer_s: float = 0, **options: Any) -> Any:
-        """Call an s3fs method, with a deadline `longer_s` seconds longer than that of a short
-        request.
-
-        Raises:
-            FileNotFoundError: there is no such object.
-            FilesAway: the bucket refused the request, or did not answer.
-        """
-        if time.monotonic() < self._away_until:
-            raise FilesAway("no answer a moment ago")
-        try:
-            timeout = self._deadline_s + longer_s
-            return getattr(self._s3, method)(*given, timeout=timeout, **options)
-        except Exception as error:  # botocore's errors have no common root
-            answer = getattr(error.__cause__, "response", None)
-            code = answer["Error"].get("Code", "") if answer is not None else ""
-            if isinstance(error, FileNotFoundError) and code != "NoSuchBucket":
-                raise
-            if answer is None:
-                self._away_until = time.monotonic() + PAUSE_S
-            is_late = isinstance(error, TimeoutError)
-            why = "no answer in time" if is_late else code or type(error).__name__
-            raise FilesAway(why) from error
-
-
-class _Reader(io.RawIOBase):
-    """Reads an object of known size in pieces, with one request for each piece."""
-
-    def __init__(self, read: Callable[[int, int], bytes], size: int) -> None:
-        self._fetch = read
-        self._place = 0
-        self._size = size
-
-    def readable(self) -> bool:
-        return True
-
-    def readall(self) -> bytes:
-        return self._next(self._size)
-
-    def readinto(self, buffer: WriteableBuffer) -> int:
-        with memoryview(buffer).cast("B") as room:
-            part = self._next(len(room))
-            room[: len(part)] = part
-        return len(part)
-
-    def _next(self, most: int) -> bytes:
-        start, end = self._place, min(self._place + most, self._size)
-        if start == end:
-            return b""
-        try:
-            part = self._fetch(start, end)
-        except FileNotFoundError:
-            raise FilesAway("an object was deleted") from None
-        self._place = end
-        return part
-
-
-def open_bucket(path: str, deadline_s: float = DEADLINE_S) -> Bucket:
-    """Return the bucket `BUCKET/PREFIX`. Makes no request.
-
-    Raises:
-        StoreError: s3fs is missing.
-    """
-    return Bucket(Client(deadline_s), path, re.compile(r"[a-z]+\.key"))
-
-
 # -- the saved files of durable sessions ---------------------------------------------------
 
 
@@ -330,14 +211,16 @@ class Missing(Exception):
 
 
 class SavedFiles:
-    """Saved files in a directory below `shared`, or in a folder of a bucket. Call `close` at the
+    """Saved files in a directory below `shared`, or in a folder of `remote`. Call `close` at the
     end.
     """
 
-    def __init__(self, shared: Path | None, bucket: Bucket | None, folder: str = SESSIONS) -> None:
-        """Exactly one of `shared` and `bucket` must be given."""
+    def __init__(
+        self, shared: Path | None, remote: RemoteFiles | None, folder: str = SESSIONS
+    ) -> None:
+        """Exactly one of `shared` and `remote` must be given."""
         self._directory = shared / folder if shared is not None else None
-        self._bucket = bucket.below(folder, NAME) if bucket is not None else None
+        self._remote = remote.below(folder, NAME) if remote is not None else None
         self._threads = ThreadPoolExecutor(SAVING_THREADS, folder)
         self.overdue = asyncio.Event()
         """Set when a session has ended whose files could not be deleted."""
@@ -400,8 +283,8 @@ class SavedFiles:
         return len(gone)
 
     def _files(self) -> Files:
-        if self._bucket is not None:
-            return self._bucket
+        if self._remote is not None:
+            return self._remote
         assert self._directory is not None
         try:
             return Directory(private_directory(self._directory))

@@ -10,8 +10,8 @@ fails a call: events that cannot be written are omitted, one event reports the o
 last event is always delivered, from memory if necessary. A crash can leave an incomplete last line,
 which the next start removes.
 
-With a bucket, a recording is copied there when its call ends. The next engine lists the recordings
-of earlier engines, and fetches a recording when its owner requests it.
+With a remote place, a recording is copied there when its call ends. The next engine lists the
+recordings of earlier engines, and fetches a recording when its owner requests it.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from fumehood.core.json_types import JsonObject
 from fumehood.protocol import strict_json
 from fumehood.storage.errors import FilesAway, StoreError
 from fumehood.storage.file_room import START_S, FileRoom, NoRoom, RoomFile
-from fumehood.storage.files import Bucket, Directory, Found
+from fumehood.storage.files import Directory, Found, RemoteFiles
 
 DIRECTORY_NAME = "spool"
 MAX_KEPT = 10_000
@@ -325,16 +325,16 @@ class RecordingStore:
         max_bytes: int,
         kept_s: float,
         now: Callable[[], datetime],
-        bucket: Bucket | None = None,
+        remote: RemoteFiles | None = None,
     ) -> None:
         self._all: dict[str, Recording] = {}
         """Recordings of running calls, recordings with readers, and kept recordings, by call id."""
-        self._bucket = bucket.below(DIRECTORY_NAME, CALL_ID) if bucket and kept_s > 0 else None
+        self._remote = remote.below(DIRECTORY_NAME, CALL_ID) if remote and kept_s > 0 else None
         self._elsewhere: dict[str, Found] = {}
-        """Recordings of other engines, in the bucket."""
+        """Recordings of other engines, in the remote place."""
         self._is_listed = False
         self.room = FileRoom(
-            state, DIRECTORY_NAME, max_bytes, self._forget, max_files=MAX_KEPT, bucket=self._bucket
+            state, DIRECTORY_NAME, max_bytes, self._forget, max_files=MAX_KEPT, remote=self._remote
         )
         self.now = now
         self._kept_s = kept_s
@@ -344,8 +344,8 @@ class RecordingStore:
         """Prepare the directory, and find the recordings of the previous engine.
 
         Raises:
-            StoreError: the directory is not private or cannot be used, or the bucket cannot be used
-                now (`prune` will try again).
+            StoreError: the directory is not private or cannot be used, or the remote place cannot
+                be used now (`prune` will try again).
         """
         try:
             if self.room.prepare():
@@ -379,10 +379,10 @@ class RecordingStore:
         return recording
 
     async def fetch(self, call_id: str, principal_id: str) -> None:
-        """Download this principal's recording if only the bucket has it.
+        """Download this principal's recording if only the remote place has it.
 
         Raises:
-            FilesAway: the bucket cannot be used now.
+            FilesAway: the remote place cannot be used now.
         """
         place = self._elsewhere.get(call_id)
         if place is not None:
@@ -405,7 +405,7 @@ class RecordingStore:
         """Delete expired recordings; return their number.
 
         Raises:
-            FilesAway: the bucket cannot be used now; the rest stays there until the next run.
+            FilesAway: the remote place cannot be used now; the rest stays there until the next run.
         """
         oldest = self._oldest(now)
         kept = [(name, one) for name, one in list(self._all.items()) if not one.holders]
@@ -415,7 +415,7 @@ class RecordingStore:
         for whose, name in old:
             self._forget(name)
             self.room.submit(partial(self.room.remove, whose, name))
-        if self._bucket is not None:
+        if self._remote is not None:
             await self.room.drained()
             await self.room.with_files(self.room.delete_gone)
             await self._list(None)
@@ -430,8 +430,8 @@ class RecordingStore:
             self.room.submit(recording.file.remove)
 
     def share(self, recording: Recording) -> None:
-        """Copy an ended recording to the bucket, if there is one. Never waits."""
-        if self._bucket is not None and not recording.tail:
+        """Copy an ended recording to the remote place, if there is one. Never waits."""
+        if self._remote is not None and not recording.tail:
             self.room.copy(recording.call.call_id)
 
     def _forget(self, call_id: str) -> None:
@@ -455,12 +455,12 @@ class RecordingStore:
                 self.room.unlink(name)
 
     async def _list(self, patience_s: float | None) -> None:
-        """List the recordings of other engines in the bucket, unless already done. Raises
+        """List the recordings of other engines in the remote place, unless already done. Raises
         FilesAway.
         """
-        if self._bucket is None or self._is_listed:
+        if self._remote is None or self._is_listed:
             return
-        found = await self.room.with_files(self._bucket.found, patience_s=patience_s)
+        found = await self.room.with_files(self._remote.found, patience_s=patience_s)
         lost = {recording.call.call_id for recording in self._lost}
         for name, one in sorted(found.items(), key=lambda item: item[1].changed_at):
             if name not in self._all and name not in lost:
@@ -488,15 +488,15 @@ class RecordingStore:
                 raise
 
     def _download(self, call_id: str, principal_id: str, place: Found) -> None:
-        """Copy a recording of this principal from the bucket.
+        """Copy a recording of this principal from the remote place.
 
         Raises:
             PermissionError: the recording belongs to another principal.
             NoRoom: the disk has no space for the recording.
             OSError, TypeError, ValueError: the object cannot be read, or is not a recording.
         """
-        assert self._bucket is not None
-        with self._bucket.open(call_id, place.size) as source:
+        assert self._remote is not None
+        with self._remote.open(call_id, place.size) as source:
             first = source.readline()
             if RecordedCall(**strict_json.loads(first)).principal_id != principal_id:
                 raise PermissionError

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field, SecretStr, field_validator
 
 from fumehood.core.value import Value
 
-BUCKET_URL = re.compile(r"s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/\w[\w.-]*)*", re.ASCII)
-"""A bucket with an optional prefix. No part of the prefix begins with a dot."""
+if TYPE_CHECKING:
+    from fumehood.storage.files import RemoteFiles
 
 
 class RecordSettings(Value):
@@ -42,23 +41,31 @@ class FileSettings(Value):
     """Where blobs and recordings are kept."""
 
     url: str | None = None
-    """A directory or a bucket (`s3://BUCKET/PREFIX`) that the engines of one state share, or None
-    for the state directory."""
+    """A directory, or the URL of a place that a part adds, which the engines of one state share.
+    None for the state directory."""
 
     @field_validator("url")
     @classmethod
     def _require_place(cls, value: str | None) -> str | None:
-        if value is None or value.startswith("/") or BUCKET_URL.fullmatch(value):
-            return value
-        raise ValueError("must be the absolute path of a directory, or s3://BUCKET/PREFIX")
+        if value is not None and not value.startswith("/"):
+            from fumehood.storage.files import remote_kind  # most engines do not need it
+
+            remote_kind(value)
+        return value
 
     @property
     def directory(self) -> Path | None:
         """The shared directory, or None if `url` does not name a directory."""
-        return Path(self.url) if self.url is not None and self.bucket is None else None
+        return Path(self.url) if self.url is not None and self.url.startswith("/") else None
 
-    @property
-    def bucket(self) -> str | None:
-        """The bucket with its prefix, `BUCKET/PREFIX`, or None."""
-        is_bucket = self.url is not None and self.url.startswith("s3://")
-        return self.url.removeprefix("s3://") if self.url is not None and is_bucket else None
+    def remote(self) -> RemoteFiles | None:
+        """Return the files at the URL, or None if `url` is a directory or None.
+
+        Raises:
+            StoreError: the extra of the kind of place is missing.
+        """
+        if self.url is None or self.directory is not None:
+            return None
+        from fumehood.storage.files import remote_kind
+
+        return remote_kind(self.url).at(self.url)

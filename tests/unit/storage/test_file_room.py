@@ -55,12 +55,12 @@ async def test_bug_in_the_rooms_thread_is_reported(
     assert error == "A thread of rooms failed: KeyError in fail"
 
 
-async def errors_of(work: Callable[[FileRoom], Any], state: Path, bucket: Any = None) -> list[str]:
+async def errors_of(work: Callable[[FileRoom], Any], state: Path, place: Any = None) -> list[str]:
     """What the event loop reports after some work, which has ended."""
     seen: list[str] = []
     loop = asyncio.get_running_loop()
     loop.set_exception_handler(lambda _, told: seen.append(told["message"]))
-    room = FileRoom(state, "rooms", 1 << 20, lambda name: None, bucket=bucket)
+    room = FileRoom(state, "rooms", 1 << 20, lambda name: None, remote=place)
     room.prepare()
     room.open()
     work(room)
