@@ -61,7 +61,7 @@ from fumehood.storage.errors import (
     NewerState,
     StoreError,
 )
-from fumehood.storage.schema import METADATA, STEPS
+from fumehood.storage.schema import METADATA, STEPS, WORDS_INDEX
 
 try:
     import psycopg
@@ -393,6 +393,7 @@ def _activate(engine: Engine) -> int:
         version = _version(connection)
         if version is None:
             METADATA.create_all(connection)
+            connection.exec_driver_sql(WORDS_INDEX)
             FENCE.create(connection)
             version = len(STEPS)
             connection.execute(FENCE.insert().values(schema=version, active=0, commits=0))

@@ -703,9 +703,9 @@ def _ends(texts: Iterable[str]) -> Iterator[str]:
 
 def index_words(connection: Connection, most: int = INDEXED_AT_ONCE) -> int:
     """Add the oldest unindexed records to the full-text index, at most `most`; return their number.
-    Does nothing in PostgreSQL, which updates its index itself.
+    Does nothing except in SQLite, because other databases update their index themselves.
     """
-    if connection.dialect.name == "postgresql":
+    if connection.dialect.name != "sqlite":
         return 0
     return connection.execute(_INDEX, {"most": most}).rowcount
 

@@ -28,7 +28,6 @@ from sqlalchemy import (
     Table,
     TypeDecorator,
     UniqueConstraint,
-    event,
     text,
 )
 from sqlalchemy.exc import DontWrapMixin
@@ -58,13 +57,15 @@ def storable(value: str | None) -> str | None:
 
 
 class _Text(TypeDecorator[str]):
-    """Text that is compared byte by byte, as SQLite does, and has no NUL character."""
+    """Text that is compared byte by byte, as SQLite does and others with the collation C, and has
+    no NUL character.
+    """
 
     impl = String
     cache_ok = True
 
     def load_dialect_impl(self, dialect: Dialect) -> TypeEngine[str]:
-        return String(collation="C" if dialect.name == "postgresql" else None)
+        return String(collation=None if dialect.name == "sqlite" else "C")
 
     def process_bind_param(self, value: str | None, dialect: Dialect) -> str | None:
         return storable(value)
@@ -72,8 +73,8 @@ class _Text(TypeDecorator[str]):
 
 _TEXT = _Text()
 
-_WHOLE = Integer().with_variant(BigInteger(), "postgresql")
-"""A 64-bit integer, like SQLite's."""
+_WHOLE = BigInteger().with_variant(Integer(), "sqlite")
+"""A 64-bit integer, as SQLite's are."""
 
 MAX_INTEGER = 2**63 - 1
 """SQLite's largest integer. Larger counts, which tools may report, are stored as this number."""
@@ -210,13 +211,8 @@ RECORDS = Table(
 long; `words` is indexed for full-text search, by SQLite's table `record_words` or PostgreSQL's
 index of that name."""
 
-_WORDS_INDEX = "CREATE INDEX record_words ON records USING gin (to_tsvector('simple', words))"
-
-
-@event.listens_for(RECORDS, "after_create")
-def _index_words(_: Table, connection: Connection, **_options: object) -> None:
-    if connection.dialect.name == "postgresql":
-        connection.exec_driver_sql(_WORDS_INDEX)
+WORDS_INDEX = "CREATE INDEX record_words ON records USING gin (to_tsvector('simple', words))"
+"""PostgreSQL's full-text index. SQLite's is made by a migration."""
 
 
 BLOBS = Table(
@@ -422,7 +418,7 @@ def _records_of_calls(connection: Connection) -> None:
     if connection.dialect.name == "postgresql":
         table = """CREATE TABLE records (seq BIGINT NOT NULL PRIMARY KEY, size BIGINT NOT NULL,
             document BYTEA NOT NULL, words VARCHAR COLLATE "C" NOT NULL)"""
-        _sql(table, _WORDS_INDEX)(connection)
+        _sql(table, WORDS_INDEX)(connection)
         return
     _sql(
         """CREATE TABLE records (seq INTEGER NOT NULL PRIMARY KEY, size INTEGER NOT NULL,

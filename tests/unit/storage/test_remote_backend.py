@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import ClassVar, Self
 
 import pytest
-from sqlalchemy import Engine, func, insert, select
+from sqlalchemy import Connection, Engine, func, insert, select
 
 from fumehood import parts as parts_module
 from fumehood.core.part import Part
 from fumehood.parts import parts
 from fumehood.storage.backend import RemoteBackend
 from fumehood.storage.database import open_database, reading
-from fumehood.storage.errors import AuditKeyLost, Standby, StoreError
+from fumehood.storage.errors import AuditKeyLost, Fenced, Standby, StoreError, WriteFailed
 from fumehood.storage.schema import CHANGES
 from fumehood.storage.sqlite import SQLite, open_file, open_to_read
 
@@ -32,6 +33,8 @@ class Cupboard(SQLite, RemoteBackend):
 
     taken: ClassVar[set[str]] = set()
     path = ""
+    is_replaced = False
+    """Whether another engine has become active, although this one has not stopped."""
 
     @classmethod
     def open(cls, url: str) -> Self | None:
@@ -47,6 +50,13 @@ class Cupboard(SQLite, RemoteBackend):
     @classmethod
     def open_to_read(cls, url: str) -> Engine:
         return open_to_read(Path(url.removeprefix("cupboard://")))
+
+    @contextmanager
+    def transaction(self, connection: Connection, *, flushed: bool) -> Iterator[None]:
+        with super().transaction(connection, flushed=flushed):
+            if self.is_replaced:
+                raise Fenced("another engine is active")
+            yield
 
     def close(self) -> None:
         super().close()
@@ -68,7 +78,7 @@ def test_state_is_opened_by_the_part_that_adds_its_scheme(url: str, home: Path) 
     assert not (home / "state.db").exists()
     assert (home / "audit.key").exists()
     with reading(home, url) as connection:
-        assert connection.execute(select(func.count()).select_from(CHANGES)).scalar() == 1
+        assert count(connection) == 1
 
 
 def test_second_engine_stands_by_if_it_has_the_audit_key(url: str, home: Path) -> None:
@@ -81,6 +91,30 @@ def test_second_engine_stands_by_if_it_has_the_audit_key(url: str, home: Path) -
         with pytest.raises(AuditKeyLost):
             open_database(other / "state.db", url=url)
     open_database(home / "state.db", url=url).close()  # twin
+
+
+@pytest.mark.anyio
+async def test_attack_engine_that_was_replaced_changes_nothing_and_reports_it_once(
+    url: str, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[str] = []
+    opened = open_database(home / "state.db", lambda event, _: seen.append(event), url=url)
+    with closing(opened) as database:
+        await database.write(lambda connection: connection.execute(insert(CHANGES), ROW))
+        assert not database.is_fenced  # twin
+        monkeypatch.setattr(Cupboard, "is_replaced", True)
+        for _ in range(2):
+            with pytest.raises(WriteFailed):
+                await database.write(lambda connection: connection.execute(insert(CHANGES), ROW))
+            with pytest.raises(WriteFailed):
+                await database.check()
+        assert database.is_fenced
+        assert seen == ["state.fenced"]
+        assert await database.read(count) == 1
+
+
+def count(connection: Connection) -> int:
+    return connection.execute(select(func.count()).select_from(CHANGES)).scalar_one()
 
 
 @pytest.mark.parametrize(
