@@ -121,7 +121,8 @@ REQUIRED = {
 
 
 @pytest.mark.parametrize(
-    ("name", "missing"), [(name, limit) for name, every in REQUIRED.items() for limit in every]
+    ("name", "missing"),
+    [(name, limit) for name, every in REQUIRED.items() for limit in sorted(every)],
 )
 def test_wall_that_requires_less_than_the_engine_stops_the_start(
     home: Path, monkeypatch: pytest.MonkeyPatch, name: str, missing: Limit
