@@ -99,7 +99,8 @@ class Part(_Row):
     words: tuple[str, ...]
     """Regular expressions for the words that name the part."""
     except_lines: tuple[str, ...] = ()
-    """Regular expressions. The words do not count in a line that has a match."""
+    """Regular expressions. The words do not count in a line that has a match, or in a file whose path
+    has one."""
     lines: tuple[Line, ...] = ()
     outside: Outside
     deletable: bool = False
@@ -215,7 +216,8 @@ class Code:
             for file, line in self._naming(part.words)
             if file not in own
             and not any(
-                re.search(other, self._lines[file][line - 1]) for other in part.except_lines
+                re.search(other, f"{file}\n{self._lines[file][line - 1]}", re.MULTILINE)
+                for other in part.except_lines
             )
         }
         return Count(

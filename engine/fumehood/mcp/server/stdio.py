@@ -89,7 +89,7 @@ class Unavailable(Exception):
 
 
 @dataclass(eq=False, slots=True)
-class _Flight:
+class _Forwarded:
     """One message of the client that is forwarded to the daemon.
 
     The message is a request, or the response to a request from the daemon.
@@ -150,7 +150,7 @@ class Bridge:
     """An `initialize` answered without a daemon, to be sent once a daemon is reachable."""
     _was_there: bool = False
     """Whether the last attempt to connect succeeded."""
-    _flights: dict[tuple[str | int, bool], _Flight] = field(default_factory=dict)
+    _all_forwarded: dict[tuple[str | int, bool], _Forwarded] = field(default_factory=dict)
     _idle: list[Connection] = field(default_factory=list)
     _lock: threading.RLock = field(default_factory=threading.RLock)
     _own_lock: threading.Lock = field(default_factory=threading.Lock)
@@ -170,8 +170,8 @@ class Bridge:
         while self._has_calls() and time.monotonic() < deadline:
             time.sleep(0.01)
         with self._lock:
-            for flight in list(self._flights.values()):
-                self._cancel(flight.id)
+            for forwarded in list(self._all_forwarded.values()):
+                self._cancel(forwarded.id)
 
     def close(self) -> None:
         """End the client's own session, if there is one. Raises Unavailable."""
@@ -181,7 +181,7 @@ class Bridge:
 
     def _has_calls(self) -> bool:
         with self._lock:
-            return any(f.method != "subscriptions/listen" for f in self._flights.values())
+            return any(f.method != "subscriptions/listen" for f in self._all_forwarded.values())
 
     def _add_follower(self) -> None:
         self._followers += 1
@@ -190,8 +190,8 @@ class Bridge:
     def _work(self) -> None:
         while True:
             with self._read_lock:
-                flight = None if self._over.is_set() else self._next_flight()
-                if flight is None:
+                forwarded = None if self._over.is_set() else self._next_forwarded()
+                if forwarded is None:
                     self._over.set()
                     return
                 with self._lock:
@@ -199,18 +199,18 @@ class Bridge:
                     if not self._followers:
                         self._add_follower()
             try:
-                self._exchange(flight)
+                self._exchange(forwarded)
             except Exception as error:  # whatever happens on the socket, the client gets a response
-                self._fail(flight, error)
+                self._fail(forwarded, error)
             with self._lock:
                 # A later request may already have the same id.
-                if self._flights.get(flight.key) is flight:
-                    del self._flights[flight.key]
+                if self._all_forwarded.get(forwarded.key) is forwarded:
+                    del self._all_forwarded[forwarded.key]
                 self._followers += 1
 
     # -- messages from the client ---------------------------------------------------------
 
-    def _next_flight(self) -> _Flight | None:
+    def _next_forwarded(self) -> _Forwarded | None:
         """Read messages until one must be forwarded to the daemon, and return it. Return None at
         the end of the input.
         """
@@ -225,8 +225,8 @@ class Bridge:
                 continue
             if "id" not in message:
                 self._take(message)
-            elif self._enter(flight := _Flight(message, raw)):
-                return flight
+            elif self._enter(forwarded := _Forwarded(message, raw)):
+                return forwarded
         return None
 
     def _take(self, notification: JsonObject) -> None:
@@ -239,61 +239,61 @@ class Bridge:
             self._listens = True
             threading.Thread(target=self._listen, daemon=True).start()
 
-    def _enter(self, flight: _Flight) -> bool:
+    def _enter(self, forwarded: _Forwarded) -> bool:
         fault = ""
         with self._lock:
-            if flight.key in self._flights:
+            if forwarded.key in self._all_forwarded:
                 fault = "A request with this id is not answered yet."
-            elif len(self._flights) >= MAX_REQUESTS:
+            elif len(self._all_forwarded) >= MAX_REQUESTS:
                 fault = f"There are already {MAX_REQUESTS} requests. Send fewer at a time."
             else:
-                self._flights[flight.key] = flight
-        if fault and flight.method is not None:
-            self._write(RpcError(INVALID_REQUEST, fault).encode(flight.id))
+                self._all_forwarded[forwarded.key] = forwarded
+        if fault and forwarded.method is not None:
+            self._write(RpcError(INVALID_REQUEST, fault).encode(forwarded.id))
         return not fault
 
     def _cancel(self, request_id: str | int) -> None:
         with self._lock:
-            flight = self._flights.pop((request_id, False), None)
-            if flight is not None:
-                flight.is_cancelled = True
-                if flight.connection is not None:
-                    flight.connection.abort()
+            forwarded = self._all_forwarded.pop((request_id, False), None)
+            if forwarded is not None:
+                forwarded.is_cancelled = True
+                if forwarded.connection is not None:
+                    forwarded.connection.abort()
 
     # -- one exchange --------------------------------------------------------------------
 
-    def _exchange(self, flight: _Flight) -> None:
+    def _exchange(self, forwarded: _Forwarded) -> None:
         """Forward a message and write the daemon's answer.
 
         Raises:
             Unavailable: no daemon answers.
             OSError, ValueError: the connection broke off, or the answer is invalid.
         """
-        if self.has_own_session and flight.method == "tools/call":
-            flight.session = self._own_session()
-        address = self._address(flight.session if flight.method == "tools/call" else LATER)
+        if self.has_own_session and forwarded.method == "tools/call":
+            forwarded.session = self._own_session()
+        address = self._address(forwarded.session if forwarded.method == "tools/call" else LATER)
         connection = self._connection()
         with self._lock:
-            flight.connection = connection
-            if flight.is_cancelled:
+            forwarded.connection = connection
+            if forwarded.is_cancelled:
                 connection.abort()
         try:
-            if self._unsent and flight.method != "initialize":
+            if self._unsent and forwarded.method != "initialize":
                 self._initialize(connection)
-            response = connection.ask("POST", address, self._headers(flight), flight.raw)
-            if flight.method == "initialize":
+            response = connection.ask("POST", address, self._headers(forwarded), forwarded.raw)
+            if forwarded.method == "initialize":
                 self._session = response.headers.get("mcp-session-id", "")
             if response.is_stream:
-                self._pass_on(response, flight)
+                self._pass_on(response, forwarded)
             else:
                 body = response.read()
                 is_own = body.startswith(ANSWER) and not body.startswith(ANSWER_TO_NOBODY)
-                self._answer(flight, body if is_own else _refused(flight, body))
+                self._answer(forwarded, body if is_own else _refused(forwarded, body))
         except BaseException:
             connection.close()
             raise
         with self._lock:
-            flight.connection = None
+            forwarded.connection = None
         self._keep(connection)
 
     def _address(self, session: str) -> str:
@@ -349,7 +349,7 @@ class Bridge:
         self._unsent = b""
         response.read()
 
-    def _pass_on(self, response: Response, flight: _Flight) -> None:
+    def _pass_on(self, response: Response, forwarded: _Forwarded) -> None:
         """Write each event of a stream as it arrives.
 
         Raises:
@@ -359,41 +359,41 @@ class Bridge:
         for event in response.events():
             is_answered = event.startswith(ANSWER)
             if is_answered:
-                self._answer(flight, event)
-            elif not flight.is_cancelled:
+                self._answer(forwarded, event)
+            elif not forwarded.is_cancelled:
                 self._write(event)
         if not is_answered:
             raise ConnectionError("no response among the events")
 
-    def _answer(self, flight: _Flight, answer: bytes) -> None:
+    def _answer(self, forwarded: _Forwarded, answer: bytes) -> None:
         """Write the response to a request. The client may use the request's id again afterwards."""
-        if flight.session and MISSING in answer and is_without_session(answer):
+        if forwarded.session and MISSING in answer and is_without_session(answer):
             with self._own_lock:  # the next call creates another one
-                if self._own == flight.session:
+                if self._own == forwarded.session:
                     self._own = ""
-            answer = _result(flight, failed(SESSION_OVER))
+            answer = _result(forwarded, failed(SESSION_OVER))
         with self._lock:
-            if flight.is_cancelled or flight.method is None:
+            if forwarded.is_cancelled or forwarded.method is None:
                 return
-            self._flights.pop(flight.key, None)
+            self._all_forwarded.pop(forwarded.key, None)
         self._write(answer)
 
-    def _fail(self, flight: _Flight, error: Exception) -> None:
+    def _fail(self, forwarded: _Forwarded, error: Exception) -> None:
         words = "The connection to the engine broke off before the answer."
         if isinstance(error, Unavailable):
             words = str(error)
-            if flight.method == "initialize":
-                self._unsent = flight.raw
-            alone = _answer_alone(flight, words)
+            if forwarded.method == "initialize":
+                self._unsent = forwarded.raw
+            alone = _answer_alone(forwarded, words)
             if alone is not None:
-                self._answer(flight, _result(flight, alone))
+                self._answer(forwarded, _result(forwarded, alone))
                 return
-        elif flight.method == "tools/call":
+        elif forwarded.method == "tools/call":
             words += " It is unknown whether the call took effect: look before you repeat it."
-        self._answer(flight, RpcError(INTERNAL_ERROR, words).encode(flight.id))
+        self._answer(forwarded, RpcError(INTERNAL_ERROR, words).encode(forwarded.id))
 
-    def _headers(self, flight: _Flight) -> Mapping[str, str]:
-        if flight.is_modern or not self._session:
+    def _headers(self, forwarded: _Forwarded) -> Mapping[str, str]:
+        if forwarded.is_modern or not self._session:
             return JSON
         return {**JSON, "mcp-session-id": self._session}
 
@@ -505,25 +505,25 @@ def not_reached(path: Path, error: Exception) -> str:
     return f"No engine answers on {path}. Start one with: fumehood serve"
 
 
-def _answer_alone(flight: _Flight, words: str) -> JsonObject | None:
+def _answer_alone(forwarded: _Forwarded, words: str) -> JsonObject | None:
     """Return the result of a request that this process can answer without a daemon, or None if the
     request needs a daemon.
     """
-    if flight.method == "initialize":
-        wanted = flight.message.get("params", {}).get("protocolVersion")
+    if forwarded.method == "initialize":
+        wanted = forwarded.message.get("params", {}).get("protocolVersion")
         return initialized(handshake_version(wanted))
     results = {
         "ping": {},
         "server/discover": discovered(),
-        "tools/list": {"tools": OWN_TOOLS, **(UNCACHED if flight.is_modern else {})},
+        "tools/list": {"tools": OWN_TOOLS, **(UNCACHED if forwarded.is_modern else {})},
         "tools/call": failed(words),
     }
-    return results.get(flight.method or "")
+    return results.get(forwarded.method or "")
 
 
-def _result(flight: _Flight, result: JsonObject) -> bytes:
-    shown = stamped(result) if flight.is_modern else result
-    return encode_result(flight.id, strict_json.dumps(shown))
+def _result(forwarded: _Forwarded, result: JsonObject) -> bytes:
+    shown = stamped(result) if forwarded.is_modern else result
+    return encode_result(forwarded.id, strict_json.dumps(shown))
 
 
 def is_without_session(answer: bytes) -> bool:
@@ -546,7 +546,7 @@ def _lines(reading: BinaryIO) -> Iterator[bytes | None]:
         yield None
 
 
-def _refused(flight: _Flight, body: bytes) -> bytes:
+def _refused(forwarded: _Forwarded, body: bytes) -> bytes:
     """Return the response to a request that the daemon refused before parsing it."""
     try:
         error = strict_json.loads(body)["error"]
@@ -554,4 +554,4 @@ def _refused(flight: _Flight, body: bytes) -> bytes:
         words = error["message"] if is_message else f"{error['code']}: {error['message']}"
     except (ValueError, KeyError, TypeError):
         words = "The server on the socket is not an engine of this version."
-    return RpcError(INTERNAL_ERROR, words).encode(flight.id)
+    return RpcError(INTERNAL_ERROR, words).encode(forwarded.id)
