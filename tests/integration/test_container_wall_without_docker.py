@@ -263,7 +263,7 @@ async def test_container_lacking_a_limit_is_refused_and_the_wall_reports_the_lim
         assert (await guest.hears())["op"] != "run"
 
     async with bench(docker={"behave": lacking}, pool_min=least_warm) as made:
-        with pytest.raises(SandboxUnavailable, match="lack a required limit"):
+        with pytest.raises(SandboxUnavailable, match=r"lack a required limit: network\."):
             await made.run()
         await made.until(lambda: made.wall.status.enforced == frozenset(Limit) - {Limit.NETWORK})
         assert not made.wall.status.is_ready

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import replace
 
@@ -63,9 +64,13 @@ class LimitsNotEnforced(ContainerFailed):
     message = "Containers on this host lack a required limit."
     remedy = "Run `fumehood doctor` to see why."
 
-    def __init__(self, faults: tuple[str, ...], enforced: frozenset[Limit]) -> None:
+    def __init__(
+        self, faults: tuple[str, ...], enforced: frozenset[Limit], missing: Iterable[Limit] = ()
+    ) -> None:
         super().__init__("; ".join(faults))
         self.enforced = enforced
+        if names := ", ".join(limit.value for limit in sorted(missing)):
+            self.message = f"Containers on this host lack a required limit: {names}."
 
 
 class Container(Channel):
@@ -168,7 +173,7 @@ class Container(Channel):
         if missing or self.faults:
             said = [f"{limit.value} is not enforced" for limit in sorted(missing)]
             faults = map(self._in_words, self.faults)
-            raise LimitsNotEnforced((*faults, *said), self.enforced)
+            raise LimitsNotEnforced((*faults, *said), self.enforced, missing)
 
     def _in_words(self, fault: str) -> str:
         said = self.complaint.strip()
