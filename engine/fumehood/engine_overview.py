@@ -167,7 +167,7 @@ class Overview:
 
     def _live(self, one: LiveCall, *, with_output: bool = False) -> CallRecord:
         currency = self._made.config.prices.currency
-        return one.record(self._clock.now(), currency, self._redactor, with_output=with_output)
+        return one.record(self._clock.now(), currency, with_output=with_output)
 
     async def cancel(self, call_id: str, by: Principal) -> None:
         """Cancel a running call of any principal.

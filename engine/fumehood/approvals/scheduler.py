@@ -251,7 +251,7 @@ class ApprovalScheduler:
             IdempotencyConflict: the approval was ended in another way meanwhile; nothing was done.
         """
         handle = run.handle
-        handle.attach()
+        handle.attach(self._services.redactor.line)
         call = self.calls.context_of(stored, handle)
         run.request = call.request
         try:

@@ -275,9 +275,9 @@ class CallHandle:
 
     __slots__ = (
         "_cancelling_before", "_is_over", "_on_begun", "_on_output", "_on_progress",
-        "_on_retrying", "_on_waiting", "_reports", "_task", "drained", "has_output", "heard",
-        "is_cancelled", "is_delivered_later", "is_waiting", "on_delivered", "output", "over",
-        "partial", "progress",
+        "_on_retrying", "_on_waiting", "_redact", "_reports", "_task", "drained", "has_output",
+        "heard", "is_cancelled", "is_delivered_later", "is_waiting", "on_delivered", "output",
+        "over", "partial", "progress",
     )  # fmt: skip
 
     def __init__(
@@ -298,12 +298,11 @@ class CallHandle:
         self.heard: dict[str, str] = {}
         """Stream name → the end of the stream's output so far."""
         self.progress: tuple[float, str] | None = None
-        """The last progress report: percentage and message."""
+        """The last progress report: percentage and redacted message."""
         self.is_waiting = False
         """Whether the call waits for a human."""
         self.drained = drained
-        """A function that waits until the output so far is on disk, or None if output is not
-        recorded.
+        """A function that waits until the listener can take more output, or None if it always can.
         """
         self.partial: Outcome | None = None
         """The partial outcome of a cancelled run, if the executor provides one."""
@@ -322,12 +321,17 @@ class CallHandle:
         self._on_retrying = retrying
         self._on_waiting = waiting
         self._reports = 0
+        self._redact: Callable[[str], str] = str
         self._task: asyncio.Task[object] | None = None
         self._cancelling_before = 0
         self._is_over = False
 
-    def attach(self) -> None:
-        """Record that the current task runs the call, so that `cancel` cancels this task."""
+    def attach(self, redact: Callable[[str], str]) -> None:
+        """Record that the current task runs the call, so that `cancel` cancels this task.
+
+        `redact` is applied to the messages of progress reports.
+        """
+        self._redact = redact
         self._task = asyncio.current_task()
         self._cancelling_before = self._task.cancelling() if self._task is not None else 0
 
@@ -340,14 +344,14 @@ class CallHandle:
             on_begun()
 
     def report(self, percent: float, message: str) -> None:
-        """Keep the tool's progress report and pass it to the listener, up to a maximum number of
-        reports. May be called in any thread.
+        """Redact the tool's progress report, keep it and pass it to the listener, up to a maximum
+        number of reports. May be called in any thread.
         """
         self._reports += 1
         if self._reports <= MAX_REPORTS:
-            self.progress = percent, message
-        if self._on_progress is not None and self._reports <= MAX_REPORTS:
-            self._on_progress(percent, message)
+            self.progress = report = percent, self._redact(message)
+            if self._on_progress is not None:
+                self._on_progress(*report)
 
     @contextlib.contextmanager
     def waiting_for_human(self) -> Iterator[None]:

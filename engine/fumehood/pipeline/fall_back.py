@@ -56,7 +56,7 @@ async def fall_back(call: CallContext, name: str, services: PipelineServices, ru
     )
     trace = CallTrace(name, request.call_id, request.trace_id, services.clock, services.log)
     other = CallContext(request, trace, call.handle.for_fallback())
-    other.handle.attach()
+    other.handle.attach(services.redactor.line)
     call.trace.tell("call.fallback", fallback=name)
     if not call.has_begun:
         call.release()  # the first tool did not run

@@ -39,7 +39,7 @@ async def run_call(
 
     `handle` reports the call's events and allows its caller to cancel it.
     """
-    handle.attach()
+    handle.attach(services.redactor.line)
     trace = CallTrace(request.tool, request.call_id, request.trace_id, services.clock, services.log)
     return await _run(CallContext(request, trace, handle), services)
 

@@ -48,7 +48,6 @@ from fumehood.pipeline.result import brief_error, build_envelope
 from fumehood.pipeline.run import run_call
 from fumehood.protocol import strict_json
 from fumehood.protocol.messages import decode_envelope, encode_envelope
-from fumehood.redaction.redactor import Redactor
 from fumehood.storage.errors import StoreError
 from fumehood.storage.recordings import (
     RecordedCall,
@@ -68,9 +67,7 @@ class LiveCall(NamedTuple):
     handle: CallHandle
     began_at: datetime
 
-    def record(
-        self, now: datetime, currency: str, redactor: Redactor, *, with_output: bool = False
-    ) -> CallRecord:
+    def record(self, now: datetime, currency: str, *, with_output: bool = False) -> CallRecord:
         """Return the call as the call log shows it.
 
         `with_output` adds the end of the call's output.
@@ -101,7 +98,7 @@ class LiveCall(NamedTuple):
             running=RunningCall(
                 is_waiting=handle.is_waiting,
                 progress=progress,
-                message=redactor.text(message)[0],
+                message=message,
                 stdout=heard.get("stdout", "") if with_output else None,
                 stderr=heard.get("stderr", "") if with_output else None,
             ),
@@ -369,7 +366,6 @@ class StreamedCall:
         self._settled.set()
 
     def _on_progress(self, percent: float, message: str) -> None:
-        message = self._redact(message)
         self._record("tool_progress", {"progress": percent, "message": message})
 
     def _on_output(self, stream: str, text: str) -> None:
