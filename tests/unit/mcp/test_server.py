@@ -59,14 +59,22 @@ async def count() -> str:
     """Count."""
     for number in range(1, 4):
         progress(number, "on")
+    progress(2, "back")
     return "counted"
+
+
+@tool(sandboxed=False)
+async def leak() -> str:
+    """Report a secret."""
+    progress(50, "key ghp_" + "a1B2" * 9)
+    return "leaked"
 
 
 @pytest.fixture
 async def engine(home: Path) -> AsyncIterator[Engine]:
     config = Config(home=home)
     async with Engine(
-        [list_tools, payroll, count], config=config, interpreter=FakeWall()
+        [list_tools, payroll, count, leak], config=config, interpreter=FakeWall()
     ) as running:
         yield running
 
@@ -163,6 +171,24 @@ async def test_long_progress_token_is_refused(engine: Engine, token: Any, told: 
     assert result["structuredContent"] == {"value": "counted"}
     tokens = [one["params"]["progressToken"] for one in sent.messages]
     assert (len(tokens) >= 3, set(tokens)) == ((True, {token}) if told else (False, set()))
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("count", [(0, "started"), (1, "on"), (2, "on"), (3, "on")]),
+        ("leak", [(0, "started"), (50, "key [redacted]")]),
+        ("payroll", []),  # it is refused
+    ],
+)
+async def test_progress_is_sent_in_order_and_redacted(
+    engine: Engine, name: str, told: list[tuple[float, str]]
+) -> None:
+    sent = Sent()
+    meta = {"progressToken": 1}
+    await ask(McpServer(engine), NEW, "tools/call", sent, name=name, arguments={}, _meta=meta)
+    params = [one["params"] for one in sent.messages]
+    assert [(one["progress"], one["message"]) for one in params] == told
 
 
 @pytest.mark.parametrize("ends_first", [False, True])

@@ -1,8 +1,8 @@
 """The server: answers one client's messages from an engine, with or without a protocol handshake.
 
 Host side, in the daemon, behind `endpoint.py`. The server is only a caller: each call goes through
-`Engine.run` or `Engine.open_stream`. It keeps no MCP sessions: a session's id only encodes what the
-client sent in `initialize`, and grants nothing. Invariants: one principal's message never ends or
+`Engine.run`. It keeps no MCP sessions: a session's id only encodes what the client sent in
+`initialize`, and grants nothing. Invariants: one principal's message never ends or
 answers another's request; `requestState` runs nothing and only names a call that is looked up for
 its own principal; a client's "accept" makes the engine check again and is never an approval.
 """
@@ -14,7 +14,8 @@ import base64
 import hashlib
 import json
 import secrets
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
@@ -33,7 +34,6 @@ from fumehood.core.errors import (
     ShuttingDown,
     ToolNotFound,
 )
-from fumehood.core.events import ErrorEvent, ProgressEvent, ResultEvent
 from fumehood.core.identity import Principal
 from fumehood.core.json_types import JsonObject
 from fumehood.core.limits import MAX_BODY_BYTES
@@ -68,7 +68,6 @@ from fumehood.mcp.server.messages import (
 )
 from fumehood.mcp.server.tool_form import tool_to_mcp
 from fumehood.observe.trace_context import HEADER, incoming
-from fumehood.pipeline.running import StreamedCall, events_of
 from fumehood.protocol import strict_json
 
 MODEL_TEXT_CHARACTERS = 2000
@@ -102,6 +101,9 @@ QUESTION = "approval"
 
 LOOK = "look"
 """The only field of the question's form."""
+
+STARTED = "started"
+"""The message of the first progress report of each call."""
 
 NO_STATE = "This requestState is not of this call. Send the call again without it."
 
@@ -322,17 +324,15 @@ class McpServer:
             return engine.refusal(error, tool=name)
         token = meta_of({"params": params}).get("progressToken")
         try:
-            if not is_id(token):
-                handle = CallHandle()
-                handle.is_delivered_later = True
-                exchange.on_cancel = handle.cancel
-                exchange.on_sent = lambda: engine.delivered(handle)
+            progress = _Progress(exchange, token) if is_id(token) else None
+            handle = CallHandle() if progress is None else progress.handle
+            handle.is_delivered_later = True
+            exchange.on_cancel = handle.cancel
+            exchange.on_sent = lambda: engine.delivered(handle)
+            if progress is None:
                 return await engine.run(name, body, client.principal, handle)
-            call = engine.open_stream(name, body, client.principal)
-            exchange.on_cancel = call.live.cancel
-            exchange.on_sent = lambda: engine.delivered(call.live)
-            refusal = await call.begun()
-            return refusal if refusal is not None else await _followed(call, exchange, token)
+            async with progress.sending():
+                return await engine.run(name, body, client.principal, handle)
         except asyncio.CancelledError:
             if not engine.is_draining:
                 raise
@@ -506,19 +506,47 @@ def _named(params: JsonObject) -> tuple[str, JsonObject]:
     return name, arguments or {}
 
 
-async def _followed(call: StreamedCall, exchange: Exchange, token: str | int) -> Envelope:
-    """Send a call's progress (only increasing values) to the client, and return its answer."""
-    last = -1.0
-    async for event in events_of(call):
-        if isinstance(event, ResultEvent | ErrorEvent):
-            return event.envelope
-        if isinstance(event, ProgressEvent) and event.progress > last:
-            last = event.progress
-            told = {"progressToken": token, "progress": last, "total": 100}
-            await exchange.send(
-                encode_call("notifications/progress", {**told, "message": event.message})
-            )
-    raise RuntimeError("the events of a call ended without its answer")
+class _Progress:
+    """Sends the progress of one call (only increasing values) to the client.
+
+    The call never waits for the client. `CallHandle` limits the number of reports that wait.
+    """
+
+    def __init__(self, exchange: Exchange, token: str | int) -> None:
+        self.handle = CallHandle(begun=lambda: self._add(0, STARTED), progress=self._add)
+        self._exchange = exchange
+        self._token = token
+        self._loop = asyncio.get_running_loop()
+        self._reports: asyncio.Queue[tuple[float, str] | None] = asyncio.Queue()
+
+    @asynccontextmanager
+    async def sending(self) -> AsyncIterator[None]:
+        """Send reports as they arrive, and the rest when the block is left."""
+        task = asyncio.create_task(self._send_all())
+        try:
+            yield
+        finally:
+            self._put(None)
+            await task
+
+    def _add(self, percent: float, message: str) -> None:
+        self._put((percent, message))
+
+    def _put(self, report: tuple[float, str] | None) -> None:
+        """Add a report, or the end of the reports. May be called in any thread."""
+        with suppress(RuntimeError):  # the loop has ended
+            self._loop.call_soon_threadsafe(self._reports.put_nowait, report)
+
+    async def _send_all(self) -> None:
+        last = -1.0
+        while (report := await self._reports.get()) is not None:
+            percent, message = report
+            if percent > last:
+                last = percent
+                told = {"progressToken": self._token, "progress": percent, "total": 100}
+                await self._exchange.send(
+                    encode_call("notifications/progress", {**told, "message": message})
+                )
 
 
 def _waiting_call(envelope: Envelope) -> str | None:
