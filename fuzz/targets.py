@@ -16,9 +16,10 @@ from fumehood.gateway.proxy import MAX_HEAD_BYTES
 from fumehood.gateway.request import ProgramRequest, Refusal, read_request
 from fumehood.policy.loader import parse_policy
 from fumehood.policy.model import PolicyError
-from fumehood.protocol import framing, sse, strict_json
+from fumehood.protocol import framing, strict_json
 from fumehood.protocol.container_frames import parse_container_body
 from fumehood.protocol.cursors import Cursors
+from fumehood.streams import sse
 
 CURSORS = Cursors(b"k" * 32)
 

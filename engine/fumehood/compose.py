@@ -81,10 +81,8 @@ from fumehood.storage.blobs import BlobStore
 from fumehood.storage.calls import CallLog
 from fumehood.storage.database import Database, open_database
 from fumehood.storage.errors import StoreError, understood
-from fumehood.storage.file_room import FileRoom
-from fumehood.storage.files import PROJECTS, SESSIONS, SavedFiles
+from fumehood.storage.files import PROJECTS, SESSIONS, FilePlaces, SavedFiles
 from fumehood.storage.idempotency import KEY_LIFETIME
-from fumehood.storage.recordings import RecordingStore
 from fumehood.storage.retention import Prune, retention
 from fumehood.storage.sessions import SessionTable
 
@@ -114,7 +112,6 @@ class Composition:
     walls: EngineWalls
     tokens: Tokens
     approvers: Approvers
-    recordings: RecordingStore
     intake: Intake
     budgets: Budgets
     rates: RateLimits
@@ -165,7 +162,11 @@ def compose(
     registry, load_faults = _find_tools(config, log, tools)
     database = given if given is not None else open_database(None)
     files = database.directory
-    kernel = Kernel(config, database, clock, log, tracer_provider)
+    shared = files if files is None else config.files.directory or files
+    # Without a state they are opened as well: a standby needs their extra before it is active.
+    opened = config.files.remote()
+    places = FilePlaces(shared, opened if files is not None else None)
+    kernel = Kernel(config, database, clock, log, tracer_provider, places)
     own_parts = tuple(_make(part, kernel) for part in parts() if part.in_engine is not None)
     subscribers = kernel.subscribers = Subscribers(own_parts, log)
     audit = AuditService(
@@ -200,10 +201,6 @@ def compose(
         given=walls_given,
         of_parts=partial(walls_of, own_parts),
     )
-    shared = files if files is None else config.files.directory or files
-    # Without a state they are opened as well: a standby needs their extra before it is active.
-    opened = config.files.remote()
-    remote = opened if files is not None else None
     with understood("agents"):
         agents = Agents(database)
     with understood("tokens"):
@@ -218,18 +215,11 @@ def compose(
         log.warning("rate_limit.covers_no_tool", rate_limit=pattern)
     blobs = BlobStore(
         database,
-        shared,
+        places.directory,
         max_bytes=config.blobs_kept_mb * MB,
         lifetime_s=max(1, int(config.blobs_kept_hours * 3600)),
         now=clock.now,
-        remote=remote,
-    )
-    recordings = RecordingStore(
-        shared,
-        max_bytes=config.streams_mb * MB,
-        kept_s=config.streams_kept_minutes * 60,
-        now=clock.now,
-        remote=remote,
+        remote=places.remote,
     )
     intake = Intake()
     session_rows = SessionTable(database, blobs.overdue.set)
@@ -346,7 +336,6 @@ def compose(
         walls=walls,
         tokens=tokens,
         approvers=approvers,
-        recordings=recordings,
         intake=intake,
         budgets=budgets,
         rates=rates,
@@ -356,7 +345,7 @@ def compose(
         parts=own_parts,
         approvals=ApprovalService(ApprovalScheduler(StoredCalls(services, asker))),
         policy=policy,
-        calls=Calls(intake, services, ids, clock, recordings),
+        calls=Calls(intake, services, ids, clock),
     )
 
 
@@ -449,30 +438,31 @@ class EngineLife:
         await made.policy.start()
         await self._follow_files()
         for part in made.parts:
-            await self._enter(part)
+            await self._start(part, enter(part.running(made)))
         self._stack.push_async_callback(made.services.upstreams.close)
-        self._stack.push_async_callback(_close, made.services.blobs.room)
-        self._stack.push_async_callback(_close, made.recordings.room)
+        self._stack.push_async_callback(made.services.blobs.room.aclose)
         # If it fails, amounts that are reserved in advance count as spent.
         self._stack.push_async_callback(self._try, "budgets", made.budgets.close)
         self._stack.callback(made.rates.write)
-        self._stack.push_async_callback(made.calls.end_streamed)
+        self._stack.push_async_callback(made.calls.end_started)
         outcomes = await self._put_projects_back()
-        await self._open_stores()
+        await self._try("blobs", made.services.blobs.open)
         await self._keep_within_bounds()
         await self._recover_keys()
         made.intake.is_open = True
         await enter(made.approvals.scheduler.running(outcomes))
         await anyio.to_thread.run_sync(made.projects.forget)
-        await self._end_lost_streams()  # by now the scheduler has ended interrupted approved calls
+        for part in made.parts:
+            # By now the scheduler has ended interrupted approved calls.
+            await self._start(part, part.recovered())
 
-    async def _enter(self, part: EnginePart) -> None:
-        """Start a part.
+    async def _start(self, part: EnginePart, step: Awaitable[object]) -> None:
+        """Wait for one step of a part's start.
 
         Raises PartError, with the part's name, for an exception that is not the engine's.
         """
         try:
-            await self._stack.enter_async_context(part.running(self._made))
+            await step
         except FumehoodError:
             raise
         except Exception as fault:
@@ -521,27 +511,13 @@ class EngineLife:
             self._log.error("project.not_put_back", directory=directory)
         return outcomes
 
-    async def _open_stores(self) -> None:
-        """Open the stores of files.
-
-        If a store cannot be opened, the engine still starts, and answers report what is missing.
-        """
-        async with anyio.create_task_group() as group:  # each may wait for its remote place
-            group.start_soon(self._try, "blobs", self._made.services.blobs.open)
-            group.start_soon(self._try, "streams", self._made.recordings.open)
-
     async def _keep_within_bounds(self) -> None:
         """Delete expired rows and files, at once and then periodically."""
         made, services = self._made, self._made.services
-        calls, blobs, streams_s = (
-            services.calls,
-            services.blobs,
-            self._config.streams_kept_minutes * 60,
-        )
+        calls, blobs = services.calls, services.blobs
         all_kept: tuple[tuple[Prune, float, asyncio.Event | None], ...] = (
             (calls.prune, self._config.calls_kept_days * 86_400, calls.overdue),
             (blobs.prune, self._config.blobs_kept_hours * 3600, blobs.overdue),
-            (made.recordings.prune, streams_s or math.inf, None),
             (services.keys.prune, KEY_LIFETIME.total_seconds(), None),
             (made.budgets.prune, math.inf, None),
             (made.rates.prune, math.inf, None),
@@ -565,20 +541,11 @@ class EngineLife:
         if lost:
             self._log.warning("idempotency.outcomes_unknown", calls=lost)
 
-    async def _end_lost_streams(self) -> None:
-        """Record an ending for the streams of interrupted calls. A failure is only logged."""
-        try:
-            lost = await self._made.calls.end_lost_streams()
-        except Exception as fault:
-            log_fault(self._log, "streams.not_ended", fault)
-            return
-        if lost:
-            self._log.warning("streams.outcomes_unknown", calls=lost)
-
     async def _try(self, name: str, work: Callable[[], Awaitable[T]]) -> T | None:
         """Do some work on a store and return its result.
 
-        If the store fails, log that and return None.
+        If the store fails, log that and return None. The engine still starts, and answers report
+        what is missing.
         """
         try:
             return await work()
@@ -591,10 +558,3 @@ async def _sweep(saved: SavedFiles, rows: SessionTable, now: datetime) -> int:
     """Delete the saved files of sessions that are over. Return the number of files."""
     live, over = await rows.ids()
     return await saved.sweep(live, over, now)
-
-
-async def _close(room: FileRoom) -> None:
-    """Close a room in a thread, because closing can wait for the room's remote place."""
-    with anyio.CancelScope(shield=True):
-        await room.drained()  # so that recordings that have just ended are copied
-        await anyio.to_thread.run_sync(room.close)

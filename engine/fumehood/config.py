@@ -29,7 +29,7 @@ error; nothing changes while the engine runs. The table shows the meaning of eac
 | `mcp_servers` | no tools of MCP servers | the same | the tools of these servers |
 | `presets` | there are no presets | the same | sessions can be created from these presets |
 | `state.url` | the state is in a SQLite file | – | it is in this database |
-| `files.url` | blobs and recordings are in the state directory | – | they are at this address |
+| `files.url` | blobs and events are in the state directory | – | they are at this address |
 """
 
 from __future__ import annotations
@@ -137,8 +137,6 @@ class KernelConfig(BaseSettings):
     record: RecordSettings = RecordSettings()
     blobs_kept_hours: float = Field(default=24, gt=0, le=24 * 365)
     blobs_kept_mb: int = Field(default=1024, ge=1, le=1_000_000)
-    streams_mb: int = Field(default=2048, ge=1, le=1_000_000)
-    streams_kept_minutes: float = Field(default=15, ge=0, le=24 * 60)
     jail: JailSettings = JailSettings()
     container: ContainerSettings = ContainerSettings()
     sessions: SessionSettings = SessionSettings()

@@ -1,15 +1,15 @@
 """The kernel's engine: the interface for the daemon, its parts and embedding programs.
 
 Host side, between the interfaces to callers and `compose`, which creates, starts and stops the
-parts. Every interface makes its calls through `run` or `open_stream`, with the rights of the
-principal, so that no call can skip a gate. Entering the engine starts the walls; leaving the engine
-ends them, and everything that runs in them.
+parts. Every interface makes its calls through `run`, with the rights of the principal, so that no
+call can skip a gate. Entering the engine starts the walls; leaving the engine ends them, and
+everything that runs in them.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator, Collection, Coroutine, Iterable, Sequence
+from collections.abc import Collection, Coroutine, Iterable, Sequence
 from dataclasses import replace
 from datetime import datetime
 from decimal import Decimal
@@ -29,7 +29,6 @@ from fumehood.core.errors import (
     EngineError,
     EngineNotRunning,
 )
-from fumehood.core.events import ErrorEvent, Event, ResultEvent, last_event
 from fumehood.core.identity import Principal, Scope, uid_principal_id
 from fumehood.core.json_types import JsonObject
 from fumehood.core.keyword_types import (
@@ -65,7 +64,6 @@ from fumehood.pipeline.incoming import (
 )
 from fumehood.pipeline.plan import can_run_now, upstream_of
 from fumehood.pipeline.result import shape_error
-from fumehood.pipeline.running import StreamedCall, events_of
 from fumehood.registry.directory import DirectoryFault
 from fumehood.registry.discover import Tool
 from fumehood.registry.index import (
@@ -136,7 +134,6 @@ class Engine:
         self.budgets = made.budgets
         self.blobs = made.services.blobs
         self.call_log = made.services.calls
-        self.runs = made.calls
         self.sessions = made.services.sessions
         self.projects = made.projects
         self.approvals = made.approvals
@@ -288,10 +285,6 @@ class Engine:
         """
         self._made.calls.delivered(live)
 
-    def open_stream(self, tool: str, body: CallBody, principal: Principal | None) -> StreamedCall:
-        """Run one call independently of its caller, who may follow its events."""
-        return self._made.calls.open_stream(tool, body, principal)
-
     def open_batch(
         self, body: RawBatch, principal: Principal, parse: Parse = parse_batch_call
     ) -> Batch:
@@ -311,38 +304,6 @@ class Engine:
             delivered=self.delivered,
             log=self.log,
         )
-
-    async def stream(
-        self, tool: str, arguments: JsonObject | None = None, **options: Unpack[CallKeywords]
-    ) -> AsyncIterator[Event]:
-        """Call a tool and yield its events as they happen; the last event is the answer.
-
-        If the iterator is closed, the call continues unless `cancel_on_disconnect` is set.
-
-        Raises:
-            TypeError, EngineNotRunning: for the same reasons as in `call`.
-        """
-        chosen = checked_keywords(CallKeywords, "stream", options)
-        self.require_begun()
-        try:
-            name, body = parse_own_call(tool, arguments, chosen)
-        except EngineError as error:
-            yield last_event(self.refusal(error, tool=str(tool)))
-            return
-        call = self.open_stream(name, body, self.owner)
-        refusal = await call.begun()
-        if refusal is not None:
-            self.delivered(call.live)
-            yield last_event(refusal)
-            return
-        try:
-            async for event in events_of(call):
-                if isinstance(event, ResultEvent | ErrorEvent):
-                    self.delivered(call.live)
-                yield event
-        finally:
-            if body.options.cancel_on_disconnect:
-                call.live.cancel()
 
     async def cancel(self, call_id: str) -> None:
         """Cancel a running call of this process's owner. The call is answered with CANCELLED.

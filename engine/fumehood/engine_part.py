@@ -25,6 +25,7 @@ from fumehood.pipeline.part import CallPart
 from fumehood.sandbox.wall import Wall
 from fumehood.sandbox.walls import OwnWalls
 from fumehood.storage.database import Database
+from fumehood.storage.files import FilePlaces
 
 if TYPE_CHECKING:
     from opentelemetry.trace import TracerProvider
@@ -42,6 +43,7 @@ class Kernel:
     clock: Clock
     log: Logger
     tracer_provider: TracerProvider | Literal["environment"] | None = None
+    files: FilePlaces = field(default_factory=FilePlaces)
     subscribers: Subscribers = field(default_factory=no_subscribers)
     """All parts of the engine, once they have been created."""
 
@@ -96,6 +98,13 @@ class EnginePart(Subscriber, CallPart):
     async def running(self, made: Composition) -> AsyncIterator[None]:
         """Run the part's background work, from before the first call until after the last."""
         yield
+
+    async def recovered(self) -> None:
+        """End what an earlier process has left unfinished.
+
+        Called once, in `running`, after the kernel has recovered interrupted calls. The engine has
+        started when this method has returned.
+        """
 
 
 def walls_of(parts: Iterable[EnginePart], own: OwnWalls) -> Mapping[str, Wall]:

@@ -11,7 +11,11 @@ from fumehood.engine import Engine as KernelEngine
 from fumehood.parts import with_methods
 
 if TYPE_CHECKING:
-    from fumehood.formats.engine import EngineWithFormats as EngineOfParts
+    from fumehood.formats.engine import EngineWithFormats as HandlingEngine
+    from fumehood.streams.engine import EngineWithStreams as StreamingEngine
+
+    class EngineOfParts(HandlingEngine, StreamingEngine): ...
+
 else:
     EngineOfParts = with_methods(KernelEngine)
 

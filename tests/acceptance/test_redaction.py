@@ -10,8 +10,8 @@ import pytest
 
 from conftest import Daemon, StartDaemon, running_daemon
 from fumehood import Client
-from fumehood.core.events import OutputEvent, ResultEvent
 from fumehood.sandbox.images.catalog import Image
+from fumehood.streams.events import OutputEvent, ResultEvent
 from support.answers import error_of
 from support.clients import LEAVES_SOCKETS
 

@@ -14,9 +14,9 @@ import pytest
 
 from conftest import Daemon, running_daemon
 from fumehood import Client
-from fumehood.core.events import OutputEvent, ProgressEvent, ResultEvent
 from fumehood.sandbox.container.docker_api import open_docker
 from fumehood.sandbox.images.catalog import Image
+from fumehood.streams.events import OutputEvent, ProgressEvent, ResultEvent
 from support.containers import containers_of
 from support.packages import install
 from support.pages import read, run_snippets

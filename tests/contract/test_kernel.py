@@ -99,6 +99,7 @@ async def test_unknown_tool_or_argument_is_refused(home: Path) -> None:
 OF_PARTS: dict[str, dict[str, Any]] = {
     "cache": {"enable_cache": False},
     "receipts": {"receipt": True, "replay": {"exchanges": []}},
+    "streams": {"enable_streaming": False},
 }
 """Options by the part that adds them."""
 

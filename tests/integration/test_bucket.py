@@ -23,7 +23,7 @@ from fumehood.storage.blobs import BLOB_ID, Blob, BlobStore, NotKept
 from fumehood.storage.database import Database, open_database
 from fumehood.storage.errors import FilesAway, StoreError, WriteFailed
 from fumehood.storage.files import Directory, Files, Missing, SavedFiles
-from fumehood.storage.recordings import Record, RecordedCall, RecordingStore
+from fumehood.streams.recordings import Record, RecordedCall, RecordingStore
 from support.blobs import OWNER, read_blob
 from support.s3 import S3, running_s3, silent_server
 from tests.conftest import StartDaemon

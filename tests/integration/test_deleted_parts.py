@@ -195,6 +195,61 @@ def test_doctor_examines_a_host_without_the_interpreter(tree: Tree, home: Path) 
     assert (card["wall"], card["verdict"]) == ("interpreter", "absent")
 
 
+WITHOUT_STREAMS = """
+import json, sys
+from pathlib import Path
+import anyio
+from fumehood import AsyncClient, Client, Config, Engine, tool
+from fumehood.storage.database import open_database
+
+@tool(sandboxed=False, read_only=True, description="Greet.")
+async def greet() -> str:
+    return "hello"
+
+async def main():
+    home = Path(sys.argv[1])
+    database = open_database(home / "state.db")
+    async with Engine([greet], config=Config(home=home), database=database) as engine:
+        called = await engine.call("greet")
+        with_option = await engine.call("greet", **json.loads('{"enable_streaming": false}'))
+        print(json.dumps({
+            "called": called.data, "with_option": with_option.error.code,
+            "streams": [hasattr(one, "stream") for one in (Engine, Client, AsyncClient)],
+        }))
+    database.close()
+
+anyio.run(main)
+"""
+
+
+def test_recordings_are_kept_and_options_refused_without_streams(tree: Tree, home: Path) -> None:
+    tree.delete(PARTS["streams"])
+    known = {
+        **CLEAN_ENVIRONMENT, "FUMEHOOD_HOME": str(home), "PYTHONPATH": ":".join(tree.import_path),
+    }  # fmt: skip
+
+    def python(*arguments: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, *arguments]
+        return subprocess.run(command, env=known, capture_output=True, text=True, timeout=600)
+
+    recording = home / "spool" / ("call_" + "0" * 24)
+    recording.parent.mkdir(mode=0o700)
+    recording.write_text("of an engine with the part\n")
+    ran = python("-c", WITHOUT_STREAMS, str(home))
+    assert ran.returncode == 0, ran.stderr
+    assert json.loads(ran.stdout) == {
+        "called": {"value": "hello"}, "with_option": "INVALID_PARAMS", "streams": [False] * 3,
+    }  # fmt: skip
+    assert recording.read_text() == "of an engine with the part\n"
+    shown = python("-m", "fumehood.cli.main", "call", "greet", "--stream")
+    assert (shown.returncode, shown.stdout) == (2, "")
+    assert "--stream needs the part streams, which is not installed." in shown.stderr
+    (home / "config.toml").write_text("streams_mb = 1\n")
+    refused = serve(tree, home, FUMEHOOD_CONFIG=str(home / "config.toml"))
+    assert refused.returncode == 2, refused.stderr
+    assert "streams_mb: there is no such key in " in refused.stderr
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

@@ -15,11 +15,11 @@ import psutil
 import pytest
 
 from fumehood import Config, Engine, Envelope
-from fumehood.core.events import Event, OutputEvent
 from fumehood.executors.parts import Parts
 from fumehood.registry.secrets import RestSettings, SecretSettings
 from fumehood.sandbox.host import Host
 from fumehood.sandbox.settings import JailSettings
+from fumehood.streams.events import Event, OutputEvent
 from fumehood.testing import FakeWall
 from support.answers import code_of, error_of
 from support.part_tools import KEY, TOOLS, forging

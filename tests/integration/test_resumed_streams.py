@@ -15,9 +15,9 @@ import pytest
 
 from conftest import Daemon
 from fumehood import Client, ControlClient, DaemonUnavailable
-from fumehood.client import exchange
-from fumehood.core.events import ErrorEvent, OutputEvent, ResultEvent
-from fumehood.protocol.sse import Frame
+from fumehood.streams import resuming as rules
+from fumehood.streams.events import ErrorEvent, OutputEvent, ResultEvent
+from fumehood.streams.sse import Frame
 from support.answers import code_of
 from support.clients import KINDS, LEAVES_SOCKETS, client_of
 from support.container import told
@@ -308,7 +308,7 @@ def test_client_that_reconnects_many_times_gets_every_event_exactly_once(
     daemon: Daemon, home: Path, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     count = 60
-    monkeypatch.setattr(exchange, "FIRST_PAUSE_S", 0.001)
+    monkeypatch.setattr(rules, "FIRST_PAUSE_S", 0.001)
     tells = [["stdout", f"{number:04} " + "ä" * 40] for number in range(5 * count // 2)]
     process = psutil.Process(daemon.process.pid)
     before = process.num_fds()
@@ -331,7 +331,7 @@ def test_client_that_reconnects_many_times_gets_every_event_exactly_once(
 def test_client_that_gives_up_reconnecting_names_call_and_last_event_id(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(exchange, "FIRST_PAUSE_S", 0.001)
+    monkeypatch.setattr(rules, "FIRST_PAUSE_S", 0.001)
     with running_scripted_daemon() as own, ExitStack() as clients:
         followed = []
         for kind in KINDS:

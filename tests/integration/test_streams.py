@@ -12,7 +12,7 @@ import pytest
 
 from conftest import Daemon
 from fumehood import Client, Refused
-from fumehood.core.events import ErrorEvent
+from fumehood.streams.events import ErrorEvent
 from support.answers import error_of
 from support.clients import KINDS, client_of
 from support.container import told

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from fumehood.protocol.sse import Decoder, Frame
+from fumehood.streams.sse import Decoder, Frame
 from support.http import connect
 
 

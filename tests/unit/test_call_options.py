@@ -73,7 +73,7 @@ def test_attack_option_that_replaces_one_of_the_kernel_is_refused(options: str) 
 
 
 def test_kernel_names_no_option_of_the_parts() -> None:
-    assert OF_PARTS.keys() == {"enable_cache", "receipt", "replay"}
+    assert OF_PARTS.keys() == {"enable_cache", "enable_streaming", "receipt", "replay"}
     assert OF_PARTS.keys().isdisjoint(kernel.CallOptions.model_fields)
     assert CallOptions.model_fields.keys() == {*kernel.CallOptions.model_fields, *OF_PARTS}
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from fumehood.gateway.request import Place, read_request
-from fumehood.protocol import sse
+from fumehood.streams import sse
 from fuzz import targets
 
 MUTATIONS = 200

@@ -187,17 +187,26 @@ class Unstarted(EnginePart):
         yield
 
 
+class Unrecovered(EnginePart):
+    async def recovered(self) -> None:
+        raise LookupError("no")
+
+
 class Well(EnginePart):
     stopped = 0
     took_calls: ClassVar[list[bool]] = []
-    """Whether the engine took calls when the part was started and stopped."""
+    """Whether the engine took calls when the part was started, recovered and stopped."""
 
     @asynccontextmanager
     async def running(self, made: Any) -> AsyncIterator[None]:
+        self.made = made
         Well.took_calls.append(made.intake.is_open)
         yield
         Well.took_calls.append(made.intake.is_open)
         Well.stopped += 1
+
+    async def recovered(self) -> None:
+        Well.took_calls.append(self.made.intake.is_open)
 
 
 @pytest.mark.anyio
@@ -219,11 +228,16 @@ async def test_part_that_cannot_start_is_named_and_the_engine_does_not_start(
         async with Engine():
             pytest.fail("it has started")
     assert Well.stopped == 1
+    use("Well", "Unrecovered")
+    with pytest.raises(PartError, match="Unrecovered could not be started: no"):
+        async with Engine():
+            pytest.fail("it has started")
+    assert Well.stopped == 2
     use("Well")
     Well.took_calls.clear()
     async with Engine():
-        assert Well.took_calls == [False]
-    assert Well.took_calls == [False, False]
+        assert Well.took_calls == [False, True]
+    assert Well.took_calls == [False, True, False]
 
 
 class Plain:

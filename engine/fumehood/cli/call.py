@@ -26,7 +26,7 @@ from fumehood.cli.options import (
     read_bytes,
     require_seconds,
 )
-from fumehood.cli.reach import call_once, calling
+from fumehood.cli.reach import call_live, call_once, calling
 from fumehood.cli.show import show_envelope, wants_json
 from fumehood.core.errors import RequiresHumanApproval
 from fumehood.core.escaping import json_line, visible
@@ -185,10 +185,8 @@ def call(
     elif local:
         answer = document_of(_call_locally(tool, parsed, options))
     elif stream:
-        from fumehood.cli.following import stream_call
-
         is_json = wants_json(as_json)
-        answer = stream_call(tool, parsed, options, socket, as_json=is_json, token_file=token_file)
+        answer = call_live(tool, parsed, options, socket, as_json=is_json, token_file=token_file)
     else:
         answer = call_once(tool, parsed, options, socket, token_file=token_file)
     show_envelope(answer, as_json=wants_json(as_json))

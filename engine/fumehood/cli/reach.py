@@ -101,6 +101,18 @@ def call_once(
         return send_once(path, request, token)
 
 
+def call_live(
+    tool: str, arguments: JsonObject, options: JsonObject, socket: Path | None, *,
+    as_json: bool, token_file: Path | None = None,
+) -> JsonObject:  # fmt: skip
+    """Make one call, show its output and progress while it runs, and return its envelope."""
+    try:
+        from fumehood.streams.terminal import stream_call
+    except ModuleNotFoundError:
+        fail("--stream needs the part streams, which is not installed.", ExitCode.USAGE)
+    return stream_call(tool, arguments, options, socket, as_json=as_json, token_file=token_file)
+
+
 @contextmanager
 def telling_what_waits(
     socket: Path, token: str | None, tool: str, arguments: JsonObject, options: JsonObject

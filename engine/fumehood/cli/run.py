@@ -29,7 +29,14 @@ from fumehood.cli.options import (
     read_text,
     require_seconds,
 )
-from fumehood.cli.reach import call_once, caller_token, calling, find_socket, telling_what_waits
+from fumehood.cli.reach import (
+    call_live,
+    call_once,
+    caller_token,
+    calling,
+    find_socket,
+    telling_what_waits,
+)
 from fumehood.cli.show import (
     file_line,
     for_people,
@@ -197,9 +204,7 @@ def run(
         cancel_on_disconnect=True,  # Ctrl-C cancels the program
     )
     if stream:
-        from fumehood.cli.following import stream_call
-
-        answer = stream_call(tool, arguments, options, socket, as_json=as_json)
+        answer = call_live(tool, arguments, options, socket, as_json=as_json)
     else:
         answer = call_once(tool, arguments, options, socket, as_json=as_json)
     with downloading(socket, as_json=as_json) as download:

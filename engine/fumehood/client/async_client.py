@@ -5,7 +5,7 @@ All other methods are generated, in `async_operations.py`.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from decimal import Decimal
 from pathlib import Path
@@ -27,7 +27,6 @@ from fumehood.client.api_request import (
     ask,
     ask_for_bytes,
     batch_work_s,
-    call_body,
     call_read_by,
     data_of,
     decision_read_by,
@@ -38,13 +37,7 @@ from fumehood.client.api_request import (
 )
 from fumehood.client.async_operations import AsyncCallerOperations, AsyncCommonOperations
 from fumehood.client.async_transport import AsyncTransport
-from fumehood.client.exchange import (
-    Endpoint,
-    Write,
-    answer_without_events,
-    follow_request,
-    place_of,
-)
+from fumehood.client.exchange import Endpoint, Write, place_of
 from fumehood.client.files import (
     Source,
     chunks_of_async,
@@ -60,7 +53,6 @@ from fumehood.core.call_log import CallRecord
 from fumehood.core.decision import Decision
 from fumehood.core.envelope import Envelope
 from fumehood.core.errors import FumehoodError
-from fumehood.core.events import Event
 from fumehood.core.json_types import JsonObject
 from fumehood.core.keyword_types import BatchKeywords, CallKeywords, DecisionKeywords
 from fumehood.core.names import checked_keywords
@@ -267,38 +259,6 @@ class AsyncClient(AsyncBaseClient, AsyncCallerOperations):
             answer = await self.call(tool, pages.arguments, **options)
             pages.add(answer.raise_for_error().data)
         return pages.items
-
-    def stream(
-        self, tool: str, arguments: JsonObject | None = None, **options: Unpack[CallKeywords]
-    ) -> AsyncGenerator[Event, None]:
-        """Call a tool and return its events as they happen. The last event is the answer.
-
-        A refused call yields an `ErrorEvent`. Closing the iterator closes the connection; the call
-        continues, unless `cancel_on_disconnect` is set. If the connection breaks, the stream is
-        resumed, and no event is lost or repeated.
-
-        Raises:
-            TypeError, ValueError: for the same reasons as in `call`.
-            DaemonUnavailable: no server answers, or the stream breaks off and cannot be resumed.
-        """
-        chosen = checked_keywords(CallKeywords, "stream", options)
-        # Comments keep the connection alive, however long the call takes.
-        request = ApiRequest(
-            "POST", address("tools", tool, "sse"), answer_without_events,
-            encode(call_body(arguments, chosen)),
-        )  # fmt: skip
-        return self._transport.follow(request)
-
-    def follow(self, call_id: str, after: str | None = None) -> AsyncGenerator[Event, None]:
-        """Return the events of a call that `stream` started, even if the call has ended.
-
-        The events begin with the first one or, if `after` is given, with the one that follows the
-        event with this id. If the events are not available, a single `ErrorEvent` is returned.
-
-        Raises:
-            DaemonUnavailable: no server answers, or the stream breaks off and cannot be resumed.
-        """
-        return self._transport.follow(follow_request(call_id, after))
 
     async def tools(
         self,

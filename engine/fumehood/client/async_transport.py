@@ -2,31 +2,27 @@
 
 Client side. Connections are kept and reused, although the daemon may have closed a connection since
 its last use. Invariant: a request is sent a second time only if `may_send_again` allows it, and
-never a third time. A stream that breaks off is resumed by another request.
+never a third time.
 """
 
 from __future__ import annotations
 
 import ssl
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncIterator
 from typing import Any, TypeVar
 
-import anyio
 import httpx2
 
 from fumehood.client.api_request import ApiRequest
 from fumehood.client.exchange import (
     BASE_URL,
     Endpoint,
-    Following,
     Progress,
     Write,
-    is_followed,
     may_send_again,
     read_answer,
     unavailable,
 )
-from fumehood.core.events import Event
 
 T = TypeVar("T")
 
@@ -35,7 +31,7 @@ class AsyncTransport:
     """Sends requests and waits for the answers. May be used by one event loop."""
 
     def __init__(self, endpoint: Endpoint) -> None:
-        self._endpoint = endpoint
+        self.endpoint = endpoint
         if isinstance(endpoint.path, str):
             trusted = ssl.create_default_context()
             self._http = httpx2.AsyncClient(verify=trusted, base_url=endpoint.path)
@@ -55,7 +51,7 @@ class AsyncTransport:
         """
         answer: list[bytes] = []
         await self._receive(request, answer.append, answer.append)
-        return read_answer(request, b"".join(answer), self._endpoint)
+        return read_answer(request, b"".join(answer), self.endpoint)
 
     async def download(self, request: ApiRequest[None], write: Write) -> None:
         """Pass the bytes of an answer to `write` as they arrive.
@@ -70,7 +66,7 @@ class AsyncTransport:
         """
         refusal: list[bytes] = []
         if not await self._receive(request, write, refusal.append):
-            read_answer(request, b"".join(refusal), self._endpoint)
+            read_answer(request, b"".join(refusal), self.endpoint)
 
     async def fetch(self, request: ApiRequest[None]) -> bytes:
         """Return the bytes of an answer. Raises for the same reasons as `download`."""
@@ -96,49 +92,28 @@ class AsyncTransport:
                 request.method,
                 request.path,
                 content=chunks,
-                headers=self._endpoint.upload_headers(request, size),
-                timeout=self._endpoint.timeout(request),
+                headers=self.endpoint.upload_headers(request, size),
+                timeout=self.endpoint.timeout(request),
                 extensions={"trace": progress.note_async},
             )
         except httpx2.InvalidURL as error:
             raise ValueError(f"The request cannot be sent: {error}.") from None
         except httpx2.HTTPError as error:
-            failed = unavailable(request, self._endpoint, error, progress)
+            failed = unavailable(request, self.endpoint, error, progress)
         else:
-            return read_answer(request, answer.content, self._endpoint)
+            return read_answer(request, answer.content, self.endpoint)
         raise failed
 
-    async def follow(self, request: ApiRequest[Event]) -> AsyncGenerator[Event, None]:
-        """Yield the events of a call as they arrive. Closing the iterator closes the connection.
-
-        A stream that breaks off is resumed after its last event.
-
-        Raises:
-            DaemonUnavailable: no server answers, or the events cannot be resumed.
-            ValueError: the request's address is too long.
-        """
-        following = Following(request, self._endpoint)
-        while not following.is_over:
-            request, failed = following.request, None
-            progress, has_begun = Progress(), False
-            try:
-                async with self._stream(request, progress) as answer:
-                    has_begun = True
-                    if is_followed(answer.headers):
-                        async for chunk in answer.aiter_raw():
-                            for event in following.feed(chunk):
-                                yield event
-                    elif (only := following.read_answer(await answer.aread())) is not None:
-                        yield only
-            except httpx2.InvalidURL as error:
-                raise ValueError(f"The request cannot be sent: {error}.") from None
-            except httpx2.HTTPError as error:
-                failed = unavailable(request, self._endpoint, error, progress)
-                if not has_begun and following.may_send_again(error, progress):
-                    continue
-            # Outside the handler, so that the library's error and its references are freed.
-            if not following.is_over:
-                await anyio.sleep(following.pause_s(failed))
+    def begun(self, request: ApiRequest[Any], progress: Progress) -> Any:
+        """Return a context manager that sends a request, and yields its answer once it begins."""
+        return self._http.stream(
+            request.method,
+            request.path,
+            content=request.content,
+            headers=self.endpoint.headers(request),
+            timeout=self.endpoint.timeout(request),
+            extensions={"trace": progress.note_async},
+        )
 
     async def close(self) -> None:
         """Close every connection."""
@@ -152,7 +127,7 @@ class AsyncTransport:
         for is_last in (False, True):
             progress, has_begun = Progress(), False
             try:
-                async with self._stream(request, progress) as answer:
+                async with self.begun(request, progress) as answer:
                     take = write if answer.is_success else write_refusal
                     async for chunk in answer.aiter_bytes():
                         has_begun = True
@@ -161,18 +136,8 @@ class AsyncTransport:
             except httpx2.InvalidURL as error:
                 raise ValueError(f"The request cannot be sent: {error}.") from None
             except httpx2.HTTPError as error:
-                failed = unavailable(request, self._endpoint, error, progress)
+                failed = unavailable(request, self.endpoint, error, progress)
                 if is_last or has_begun or not may_send_again(request, error, progress):
                     break
         # Outside the handler, so that the library's error and its references are freed.
         raise failed
-
-    def _stream(self, request: ApiRequest[Any], progress: Progress) -> Any:
-        return self._http.stream(
-            request.method,
-            request.path,
-            content=request.content,
-            headers=self._endpoint.headers(request),
-            timeout=self._endpoint.timeout(request),
-            extensions={"trace": progress.note_async},
-        )

@@ -8,7 +8,11 @@ from fumehood.client.async_client import AsyncClient as AsyncKernelClient
 from fumehood.parts import with_methods
 
 if TYPE_CHECKING:
-    from fumehood.formats.async_client import AsyncClientWithFormats as AsyncClientOfParts
+    from fumehood.formats.async_client import AsyncClientWithFormats as AsyncHandlingClient
+    from fumehood.streams.async_client import AsyncClientWithStreams as AsyncStreamingClient
+
+    class AsyncClientOfParts(AsyncHandlingClient, AsyncStreamingClient): ...
+
 else:
     AsyncClientOfParts = with_methods(AsyncKernelClient)
 

@@ -2,27 +2,22 @@
 
 Client side. `AsyncTransport` and its generated twin follow these rules. Invariants: a request may
 be sent a second time only if the engine cannot have received it the first time (its head is known
-not to have been sent completely), or if it is a GET, which changes nothing. Each event of a stream
-is delivered once, however often the stream is resumed.
+not to have been sent completely), or if it is a GET, which changes nothing.
 """
 
 from __future__ import annotations
 
 import os
-import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
 import httpx2
 
-from fumehood.client.api_request import ApiRequest, DaemonUnavailable, address
+from fumehood.client.api_request import ApiRequest, DaemonUnavailable
 from fumehood.client.once import Connection
-from fumehood.core.events import LAST_KINDS, ErrorEvent, Event, event_of, last_event
-from fumehood.protocol import sse, strict_json
 from fumehood.protocol.engine_paths import ConfigError, read_engine_paths
-from fumehood.protocol.messages import decode_envelope
 
 T = TypeVar("T")
 
@@ -36,17 +31,6 @@ HEAD_FAILED = "http11.send_request_headers.failed"
 NEVER_SENT = (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout)
 DROPPED = (httpx2.ReadError, httpx2.WriteError, httpx2.RemoteProtocolError)
 """Errors of a connection that the server has closed. Timeouts are not among them."""
-
-BROKEN_OFF = (
-    "The events of the call ended before its answer. See the engine's log and the call log."
-)
-
-RESUMES = 10
-"""Consecutive attempts to resume a stream without a new event, after which the client gives up."""
-
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 5.0
-"""First and longest pause, in seconds, before an attempt to resume a stream. The pause doubles with
-each attempt, and half of each pause is random."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,119 +137,6 @@ def may_send_again(request: ApiRequest[Any], error: httpx2.HTTPError, progress: 
     The request may be sent again if the engine cannot have received it, or if it is a GET.
     """
     return isinstance(error, DROPPED) and (request.method == "GET" or progress.did_head_fail)
-
-
-def is_followed(headers: Mapping[str, str]) -> bool:
-    """Return whether an answer is a stream of events instead of an envelope."""
-    return headers.get("content-type", "").partition(";")[0].strip() == sse.MEDIA_TYPE
-
-
-class Following:
-    """Reads the events of one call, over any number of connections."""
-
-    def __init__(self, request: ApiRequest[Event], endpoint: Endpoint) -> None:
-        self.request = request
-        """The next request to send."""
-        self.is_over = False
-        """Whether the last event, the answer, has arrived."""
-        self._endpoint = endpoint
-        self._call_id = ""
-        self._last_id = ""
-        self._sequence = -1
-        self._decoder = sse.Decoder()
-        self._has_failed = False
-        self._attempts = 0
-
-    def feed(self, chunk: bytes) -> list[Event]:
-        """Return the events that these bytes complete, without those already delivered.
-
-        Raises:
-            DaemonUnavailable: the bytes are not events of an engine.
-        """
-        events = []
-        try:
-            for frame in self._decoder.feed(chunk):
-                event = event_of(frame.kind, frame.id, strict_json.loads(frame.data))
-                if event is not None and self._is_new(frame):
-                    events.append(event)
-                    self._call_id = self._call_id or event.metadata.call_id
-        except ValueError:
-            raise no_engine(self.request, self._endpoint.path) from None
-        return events
-
-    def read_answer(self, raw: bytes) -> Event | None:
-        """Read an answer that arrived instead of events.
-
-        Return the answer's event, or None if another attempt to resume the stream may succeed.
-
-        Raises:
-            DaemonUnavailable: the answer is not an engine's, or the stream cannot be resumed.
-        """
-        if not self._last_id:
-            self.is_over = True
-            return read_answer(self.request, raw, self._endpoint)
-        refused = read_answer(self.request, raw, self._endpoint)
-        error = refused.envelope.error if isinstance(refused, ErrorEvent) else None
-        if error is None:
-            raise no_engine(self.request, self._endpoint.path)
-        if error.retryable:
-            return None
-        raise self._gone(f"{error.code}: {error.message}")
-
-    def may_send_again(self, error: httpx2.HTTPError, progress: Progress) -> bool:
-        """Return whether to send the same request again immediately. Returns True at most once."""
-        is_first, self._has_failed = not self._has_failed, True
-        return is_first and may_send_again(self.request, error, progress)
-
-    def pause_s(self, failed: DaemonUnavailable | None) -> float:
-        """Prepare the request that resumes the stream, and return the seconds to wait before it.
-
-        Raises:
-            DaemonUnavailable: too many attempts have failed, or no event has arrived yet, so that
-                the call's id is unknown.
-        """
-        if not self._last_id:
-            raise failed or DaemonUnavailable(
-                f"{BROKEN_OFF} {self.request.path}", may_have_acted=True
-            )
-        if self._attempts == RESUMES:
-            raise self._gone(f"{RESUMES} attempts to resume failed. {failed or ''}".rstrip())
-        pause_s: float = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2**self._attempts)
-        self._attempts += 1
-        self._decoder = sse.Decoder()
-        self.request = follow_request(self._call_id, self._last_id)
-        return pause_s * random.uniform(0.5, 1)  # noqa: S311 - a pause is no secret
-
-    def _is_new(self, frame: sse.Frame) -> bool:
-        """Record an event, and return whether it is new.
-
-        After a resumption the engine may send events again that were already delivered.
-        """
-        sequence = int(frame.id.partition(":")[0])
-        self.is_over = frame.kind in LAST_KINDS
-        if sequence <= self._sequence and not self.is_over:
-            return False
-        self._sequence, self._last_id, self._attempts = sequence, frame.id, 0
-        return True
-
-    def _gone(self, why: str) -> DaemonUnavailable:
-        return DaemonUnavailable(
-            f"The events of the call {self._call_id} broke off behind event {self._last_id}. {why} "
-            "Look the call up by its id before you repeat it.",
-            may_have_acted=True,
-        )
-
-
-def follow_request(call_id: str, after: str | None) -> ApiRequest[Event]:
-    """Make the request for a call's events after the event id `after`, or for all of its events."""
-    headers = {} if after is None else {"last-event-id": after}
-    return ApiRequest(
-        "GET", address("calls", call_id, "events"), answer_without_events, headers=headers
-    )
-
-
-def answer_without_events(raw: bytes) -> Event:
-    return last_event(decode_envelope(raw))
 
 
 def read_answer(request: ApiRequest[T], raw: bytes, endpoint: Endpoint) -> T:

@@ -64,7 +64,6 @@ class CallOptions(StrictValue):
 
     # `fumehood.call_options` adds the options of parts.
 
-    enable_streaming: bool = True
     enable_retry: bool = True
     debug: bool = False
     timeout_seconds: Seconds | None = None

@@ -20,12 +20,12 @@ if TYPE_CHECKING:
         enable_cache: bool = True
         receipt: bool = False
         replay: Cassette | None = None
+        enable_streaming: bool = True
 
 
 class CallKeywords(TypedDict, total=False):
     """The fields of `CallOptions`."""
 
-    enable_streaming: bool
     enable_retry: bool
     debug: bool
     timeout_seconds: float | None
@@ -47,6 +47,7 @@ class CallKeywords(TypedDict, total=False):
     enable_cache: bool
     receipt: bool
     replay: Cassette | None
+    enable_streaming: bool
 
 
 class DecisionKeywords(TypedDict, total=False):
@@ -62,7 +63,6 @@ class DecisionKeywords(TypedDict, total=False):
 class HandleKeywords(TypedDict, total=False):
     """The fields of `HandleOptions`."""
 
-    enable_streaming: bool
     enable_retry: bool
     debug: bool
     timeout_seconds: float | None
@@ -84,6 +84,7 @@ class HandleKeywords(TypedDict, total=False):
     enable_cache: bool
     receipt: bool
     replay: Cassette | None
+    enable_streaming: bool
     max_parallel: int
     parallel_tool_calls: bool
     repair_arguments: bool

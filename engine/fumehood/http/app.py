@@ -42,7 +42,6 @@ from fumehood.http.routes import (
     calls,
     overview,
     sessions,
-    stream,
     tools,
 )
 from fumehood.observe.log import log_fault
@@ -81,7 +80,6 @@ OPERATIONS: list[Operation] = _with_parts(
     "operations",
     [
         *calls.OPERATIONS,
-        *stream.OPERATIONS,
         *approvals.OPERATIONS,
         *tools.OPERATIONS,
         *sessions.OPERATIONS,

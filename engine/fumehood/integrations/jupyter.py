@@ -24,7 +24,6 @@ from traitlets import Float, Integer, Unicode
 
 from fumehood.client.async_session import TIMEOUT_S, AsyncSession
 from fumehood.core.envelope import Envelope
-from fumehood.core.events import ErrorEvent, NoticeEvent, OutputEvent, ResultEvent
 from fumehood.core.json_types import JsonObject
 from fumehood.core.returned_file import PNG
 
@@ -98,8 +97,8 @@ class FumehoodKernel(Kernel):
             cell.get_loop().call_soon_threadsafe(cell.cancel)
 
     async def _run(self, code: str) -> JsonObject | None:
-        client = await self._sandbox.client()
-        events: Any = client.stream(
+        client: Any = await self._sandbox.client()  # with the methods of parts
+        events = client.stream(
             "run_python",
             {"code": code, "return_files": False},
             session_id=await self._sandbox.start(),
@@ -110,12 +109,13 @@ class FumehoodKernel(Kernel):
         )
         async with aclosing(events):
             async for event in events:
-                if isinstance(event, OutputEvent):
-                    self._show(event.stream, event.text)
-                elif isinstance(event, NoticeEvent):
-                    self._show("stderr", f"{event.message}\n")
-                elif isinstance(event, ResultEvent | ErrorEvent):
-                    return await self._end(event.envelope)
+                match event.type:
+                    case "tool_output":
+                        self._show(event.stream, event.text)
+                    case "tool_notice":
+                        self._show("stderr", f"{event.message}\n")
+                    case "tool_result" | "tool_error":
+                        return await self._end(event.envelope)
         raise EOFError("The events ended without an answer.")
 
     def _show(self, stream: str, text: str) -> None:

@@ -1,6 +1,6 @@
 """File rooms: private directories with a size limit, each written by one thread.
 
-Host side, used by `blobs` and `recordings`. The event loop never writes to the disk. Bytes are
+Host side, used by `blobs` and by parts. The event loop never writes to the disk. Bytes are
 reserved before they are written, so the limit is never exceeded; one principal may use half of it.
 If there are too many bytes or files, the oldest kept file of the principal that uses most is
 evicted. Only complete files (see `keep`) that are not held are evicted.
@@ -130,6 +130,15 @@ class FileRoom:
         if self._own is not None:
             self._own.cleanup()
             self._own = None
+
+    async def aclose(self) -> None:
+        """Call `close` in a thread, after the work that has been submitted.
+
+        Closing can wait for the remote place.
+        """
+        with anyio.CancelScope(shield=True):
+            await self.drained()  # so that files that are just complete are copied
+            await anyio.to_thread.run_sync(self.close)
 
     def submit(self, work: Callable[[], T]) -> Future[T] | None:
         """Run a function in the room's thread. Returns None if the room is closed or closing.

@@ -1,8 +1,9 @@
 """Files: complete files by name, in a directory or in a place that a part adds, such as a bucket.
 
-Host side, below the stores of blobs and recordings. Engines that share a state can also share its
-files, which only the active engine changes. All methods block, so they run in threads. Invariant: a
-file is complete and durable when `put` returns, and an incomplete file is never visible.
+Host side, below the stores of blobs, of sessions and of parts. Engines that share a state can also
+share its files, which only the active engine changes. All methods block, so they run in threads.
+Invariant: a file is complete and durable when `put` returns, and an incomplete file is never
+visible.
 """
 
 from __future__ import annotations
@@ -113,6 +114,16 @@ class RemoteFiles(Files):
     @abstractmethod
     def below(self, folder: str, names: re.Pattern[str]) -> Self:
         """Return a folder of this place, whose file names match another pattern."""
+
+
+@dataclass(frozen=True, slots=True)
+class FilePlaces:
+    """Where an engine and its parts keep files."""
+
+    directory: Path | None = None
+    """A directory for folders of files, or None if the engine keeps no state."""
+    remote: RemoteFiles | None = None
+    """The place of complete files, if this is not the directory."""
 
 
 def remote_kind(url: str) -> type[RemoteFiles]:

@@ -38,7 +38,7 @@ class StateSettings(Value):
 
 
 class FileSettings(Value):
-    """Where blobs and recordings are kept."""
+    """Where blobs, and the files of parts, are kept."""
 
     url: str | None = None
     """A directory, or the URL of a place that a part adds, which the engines of one state share.

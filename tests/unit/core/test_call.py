@@ -13,7 +13,8 @@ from pydantic import ValidationError
 
 from fumehood.call_options import CallBody, CallOptions
 from fumehood.core.call_log import CallQuery
-from fumehood.core.events import (
+from fumehood.core.limits import smallest
+from fumehood.streams.events import (
     ErrorEvent,
     NoticeEvent,
     OutputEvent,
@@ -22,7 +23,6 @@ from fumehood.core.events import (
     RetryingEvent,
     event_of,
 )
-from fumehood.core.limits import smallest
 from support.answers import envelope_bytes
 
 MISSION_DEFAULTS: dict[str, Any] = {

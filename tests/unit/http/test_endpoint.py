@@ -20,13 +20,13 @@ from fumehood.answers import Deleted
 from fumehood.call_options import CallBody
 from fumehood.core.errors import EngineError, Unauthorized
 from fumehood.core.part import PartError
-from fumehood.http import peer, routes
+from fumehood.http import event_stream, peer, routes
 from fumehood.http.app import CONTROL_OPERATIONS, OPERATIONS, make_document, with_added
 from fumehood.http.endpoint import Needs, Operation, endpoint
 from fumehood.http.peer import MAX_CONNECTIONS, most_connections
-from fumehood.http.routes import stream
-from fumehood.http.routes.stream import EventsResponse
-from fumehood.protocol import sse
+from fumehood.streams import routes as stream
+from fumehood.streams import sse
+from fumehood.streams.routes import EventsResponse
 from fumehood.testing import FakeWall
 
 pytestmark = pytest.mark.anyio
@@ -214,7 +214,7 @@ async def test_silent_stream_gets_keep_alive_comments(
 ) -> None:
     monkeypatch.setattr(stream, "KEEP_ALIVE_S", 0.01)
     connection = Connection()
-    await respond(home, connection, lambda: connection.body.count(sse.KEEP_ALIVE) >= 3)
+    await respond(home, connection, lambda: connection.body.count(event_stream.KEEP_ALIVE) >= 3)
     decoder = sse.Decoder()
     assert [frame.kind for frame in decoder.feed(connection.body)] == ["tool_progress"]
     assert connection.body.count(b"id:") == 1  # a comment moves no client's cursor

@@ -20,7 +20,6 @@ from fumehood.core.errors import (
     RateLimited,
     UpstreamTimeout,
 )
-from fumehood.core.events import ResultEvent, RetryingEvent
 from fumehood.core.tool import ToolDefinition
 from fumehood.executors.base import CallHandle, ToolRun
 from fumehood.pipeline.retry import (
@@ -31,6 +30,7 @@ from fumehood.pipeline.retry import (
     delay_s,
     most_retries,
 )
+from fumehood.streams.events import ResultEvent, RetryingEvent
 from fumehood.testing import ManualClock
 from support.answers import code_of, error_of
 from support.upstreams import gone, unsent, upstream_bench, weather

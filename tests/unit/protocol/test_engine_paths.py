@@ -71,8 +71,8 @@ async def test_each_client_class_uses_its_own_socket(monkeypatch: pytest.MonkeyP
     blocking = Client(), ControlClient(credential="c")
     awaiting = AsyncClient(), AsyncControlClient(credential="c")
     for callers, control in (blocking, awaiting):
-        assert callers._transport._endpoint.path == Path("/h/engine.sock")
-        assert control._transport._endpoint.path == Path("/h/control.sock")
+        assert callers._transport.endpoint.path == Path("/h/engine.sock")
+        assert control._transport.endpoint.path == Path("/h/control.sock")
     for client in blocking:
         client.close()
     for client in awaiting:

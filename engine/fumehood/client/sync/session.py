@@ -22,6 +22,7 @@ from fumehood.client.finished import (
     program_result,
 )
 from fumehood.client.sync.client import Client
+from fumehood.client.sync.with_parts import Client as ClientWithParts
 from fumehood.core.envelope import Envelope
 from fumehood.core.json_types import JsonObject
 
@@ -73,7 +74,7 @@ class Session:
     def client(self) -> Client:
         """Return the client. If none was given, it is created on first use."""
         if self._client is None:
-            self._client = self._resources.enter_context(Client())
+            self._client = self._resources.enter_context(ClientWithParts())
         return self._client
 
     def start(self) -> str:

@@ -3,14 +3,13 @@
 
 Client side. Connections are kept and reused, although the daemon may have closed a connection since
 its last use. Invariant: a request is sent a second time only if `may_send_again` allows it, and
-never a third time. A stream that breaks off is resumed by another request.
+never a third time.
 """
 
 from __future__ import annotations
 
 import ssl
-import time
-from collections.abc import Generator, Iterator
+from collections.abc import Iterator
 from typing import Any, TypeVar
 
 import httpx2
@@ -19,15 +18,12 @@ from fumehood.client.api_request import ApiRequest
 from fumehood.client.exchange import (
     BASE_URL,
     Endpoint,
-    Following,
     Progress,
     Write,
-    is_followed,
     may_send_again,
     read_answer,
     unavailable,
 )
-from fumehood.core.events import Event
 
 T = TypeVar("T")
 
@@ -36,7 +32,7 @@ class Transport:
     """Sends requests and waits for the answers. May be used by several threads."""
 
     def __init__(self, endpoint: Endpoint) -> None:
-        self._endpoint = endpoint
+        self.endpoint = endpoint
         if isinstance(endpoint.path, str):
             trusted = ssl.create_default_context()
             self._http = httpx2.Client(verify=trusted, base_url=endpoint.path)
@@ -56,7 +52,7 @@ class Transport:
         """
         answer: list[bytes] = []
         self._receive(request, answer.append, answer.append)
-        return read_answer(request, b"".join(answer), self._endpoint)
+        return read_answer(request, b"".join(answer), self.endpoint)
 
     def download(self, request: ApiRequest[None], write: Write) -> None:
         """Pass the bytes of an answer to `write` as they arrive.
@@ -71,7 +67,7 @@ class Transport:
         """
         refusal: list[bytes] = []
         if not self._receive(request, write, refusal.append):
-            read_answer(request, b"".join(refusal), self._endpoint)
+            read_answer(request, b"".join(refusal), self.endpoint)
 
     def fetch(self, request: ApiRequest[None]) -> bytes:
         """Return the bytes of an answer. Raises for the same reasons as `download`."""
@@ -95,48 +91,28 @@ class Transport:
                 request.method,
                 request.path,
                 content=chunks,
-                headers=self._endpoint.upload_headers(request, size),
-                timeout=self._endpoint.timeout(request),
+                headers=self.endpoint.upload_headers(request, size),
+                timeout=self.endpoint.timeout(request),
                 extensions={"trace": progress.note},
             )
         except httpx2.InvalidURL as error:
             raise ValueError(f"The request cannot be sent: {error}.") from None
         except httpx2.HTTPError as error:
-            failed = unavailable(request, self._endpoint, error, progress)
+            failed = unavailable(request, self.endpoint, error, progress)
         else:
-            return read_answer(request, answer.content, self._endpoint)
+            return read_answer(request, answer.content, self.endpoint)
         raise failed
 
-    def follow(self, request: ApiRequest[Event]) -> Generator[Event, None]:
-        """Yield the events of a call as they arrive. Closing the iterator closes the connection.
-
-        A stream that breaks off is resumed after its last event.
-
-        Raises:
-            DaemonUnavailable: no server answers, or the events cannot be resumed.
-            ValueError: the request's address is too long.
-        """
-        following = Following(request, self._endpoint)
-        while not following.is_over:
-            request, failed = following.request, None
-            progress, has_begun = Progress(), False
-            try:
-                with self._stream(request, progress) as answer:
-                    has_begun = True
-                    if is_followed(answer.headers):
-                        for chunk in answer.iter_raw():
-                            yield from following.feed(chunk)
-                    elif (only := following.read_answer(answer.read())) is not None:
-                        yield only
-            except httpx2.InvalidURL as error:
-                raise ValueError(f"The request cannot be sent: {error}.") from None
-            except httpx2.HTTPError as error:
-                failed = unavailable(request, self._endpoint, error, progress)
-                if not has_begun and following.may_send_again(error, progress):
-                    continue
-            # Outside the handler, so that the library's error and its references are freed.
-            if not following.is_over:
-                time.sleep(following.pause_s(failed))
+    def begun(self, request: ApiRequest[Any], progress: Progress) -> Any:
+        """Return a context manager that sends a request, and yields its answer once it begins."""
+        return self._http.stream(
+            request.method,
+            request.path,
+            content=request.content,
+            headers=self.endpoint.headers(request),
+            timeout=self.endpoint.timeout(request),
+            extensions={"trace": progress.note},
+        )
 
     def close(self) -> None:
         """Close every connection."""
@@ -150,7 +126,7 @@ class Transport:
         for is_last in (False, True):
             progress, has_begun = Progress(), False
             try:
-                with self._stream(request, progress) as answer:
+                with self.begun(request, progress) as answer:
                     take = write if answer.is_success else write_refusal
                     for chunk in answer.iter_bytes():
                         has_begun = True
@@ -159,18 +135,8 @@ class Transport:
             except httpx2.InvalidURL as error:
                 raise ValueError(f"The request cannot be sent: {error}.") from None
             except httpx2.HTTPError as error:
-                failed = unavailable(request, self._endpoint, error, progress)
+                failed = unavailable(request, self.endpoint, error, progress)
                 if is_last or has_begun or not may_send_again(request, error, progress):
                     break
         # Outside the handler, so that the library's error and its references are freed.
         raise failed
-
-    def _stream(self, request: ApiRequest[Any], progress: Progress) -> Any:
-        return self._http.stream(
-            request.method,
-            request.path,
-            content=request.content,
-            headers=self._endpoint.headers(request),
-            timeout=self._endpoint.timeout(request),
-            extensions={"trace": progress.note},
-        )

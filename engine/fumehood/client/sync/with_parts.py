@@ -9,7 +9,11 @@ from fumehood.client.sync.client import Client as KernelClient
 from fumehood.parts import with_methods
 
 if TYPE_CHECKING:
-    from fumehood.formats.sync.client import ClientWithFormats as ClientOfParts
+    from fumehood.formats.sync.client import ClientWithFormats as HandlingClient
+    from fumehood.streams.sync.client import ClientWithStreams as StreamingClient
+
+    class ClientOfParts(HandlingClient, StreamingClient): ...
+
 else:
     ClientOfParts = with_methods(KernelClient)
 

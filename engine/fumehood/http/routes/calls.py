@@ -14,7 +14,7 @@ from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import Response
 
-from fumehood.answers import BatchAnswer, CallAnswer, CallList, Pagination
+from fumehood.answers import BatchAnswer, CallAnswer, CallList, CancelledCall, Pagination
 from fumehood.approvals.model import Approval, ApprovalState
 from fumehood.call_options import BatchBody, CallBody
 from fumehood.core.call import CallBody as AnyCallBody
@@ -278,4 +278,21 @@ async def _chunks(engine: Engine, file: BinaryIO) -> AsyncIterator[bytes]:
         yield chunk
 
 
-OPERATIONS = [call_tool, call_tools, list_calls, show_call, decide, get_blob]
+@endpoint(
+    "POST", "/v1/calls/{call_id}/cancel", Needs.CALLER, errors=[ResourceNotFound], client="cancel"
+)
+async def cancel_call(
+    engine: Engine,
+    caller: Principal,
+    call_id: Annotated[str, "The `call_id` in the metadata of a stream's events."],
+) -> CancelledCall:
+    """Cancel one of the caller's own running calls.
+
+    The answer is sent once the program has ended. The cancelled call itself gets the error
+    `CANCELLED`, with the program's output so far.
+    """
+    await engine.cancel_call(call_id, caller)
+    return CancelledCall(call_id=call_id, cancelled=True)
+
+
+OPERATIONS = [call_tool, call_tools, list_calls, show_call, decide, get_blob, cancel_call]

@@ -31,8 +31,8 @@ from fumehood.engine import Engine
 from fumehood.http.answers import left
 from fumehood.http.bodies import SMALL_BODY_BYTES, parse_query, read_raw
 from fumehood.http.caller import require_principal
+from fumehood.http.event_stream import HEADERS, KEEP_ALIVE, KEEP_ALIVE_S, WRITE_DEADLINE_S
 from fumehood.http.peer import Face
-from fumehood.http.routes.stream import HEADERS, KEEP_ALIVE_S, WRITE_DEADLINE_S
 from fumehood.mcp.server.dispatch import Client, McpServer
 from fumehood.mcp.server.messages import (
     CAPABILITIES_KEY,
@@ -51,7 +51,6 @@ from fumehood.mcp.server.messages import (
     read_message,
 )
 from fumehood.observe.log import log_fault
-from fumehood.protocol import sse
 
 WATCHED_AFTER_S = 0.02
 """Seconds after which the endpoint begins to watch whether the client of a request disconnects."""
@@ -258,7 +257,7 @@ class _Exchange:
         if not self._has_begun:
             self._has_begun = True
             await self._send({"type": "http.response.start", "status": 200, "headers": HEADERS})
-            await self._write(sse.KEEP_ALIVE)
+            await self._write(KEEP_ALIVE)
             self._start(self._keep_alive)
 
     async def end(self, response: Response) -> None:
@@ -285,7 +284,7 @@ class _Exchange:
     async def _keep_alive(self) -> None:
         while True:
             await asyncio.sleep(KEEP_ALIVE_S)
-            await self._write(sse.KEEP_ALIVE)
+            await self._write(KEEP_ALIVE)
 
     async def _write(self, body: bytes, *, more: bool = True) -> None:
         try:

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from types import FrameType
-from typing import Any, TextIO
+from typing import TextIO
 
 from rich.console import Console
 from rich.text import Text
@@ -22,7 +22,8 @@ from fumehood.cli.exits import document_of, write
 from fumehood.cli.reach import caller_token, calling, find_socket, telling_what_waits
 from fumehood.client import Client, DaemonUnavailable, Refused
 from fumehood.core.escaping import printable, visible
-from fumehood.core.events import (
+from fumehood.core.json_types import JsonObject
+from fumehood.streams.events import (
     ErrorEvent,
     NoticeEvent,
     OutputEvent,
@@ -30,11 +31,10 @@ from fumehood.core.events import (
     ResultEvent,
     RetryingEvent,
 )
-from fumehood.core.json_types import JsonObject
 
 
 def stream_call(
-    tool: str, arguments: JsonObject, options: dict[str, Any], socket: Path | None, *,
+    tool: str, arguments: JsonObject, options: JsonObject, socket: Path | None, *,
     as_json: bool, token_file: Path | None = None,
 ) -> JsonObject:  # fmt: skip
     """Call a tool, show its events, and return its answer.

@@ -16,8 +16,9 @@ from fumehood import Config, Engine, progress, tool
 from fumehood.call_options import CallBody
 from fumehood.core.envelope import Envelope
 from fumehood.core.errors import EndedBy, ResourceNotFound
-from fumehood.core.events import Event, ProgressEvent
 from fumehood.core.identity import Principal, Scope
+from fumehood.streams.events import Event, ProgressEvent
+from fumehood.streams.in_engine import Streams
 from fumehood.testing import CONTAINER_LIMITS, FakeWall
 from support.answers import code_of, sandbox_of
 
@@ -208,8 +209,8 @@ async def test_reader_cancelled_before_call_begins_leaves_no_recording(home: Pat
         with pytest.raises(asyncio.CancelledError):
             waiting.throw(asyncio.CancelledError())
         with anyio.fail_after(20):
-            while engine._made.calls.streamed:
+            while engine._made.calls.started:
                 await anyio.lowlevel.checkpoint()
-            room = engine._made.recordings.room
+            room = engine.part(Streams).recordings.room
             while room.share.total or os.listdir(room.directory):
                 await anyio.lowlevel.checkpoint()

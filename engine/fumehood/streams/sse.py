@@ -10,8 +10,6 @@ from secrets import randbelow
 from typing import NamedTuple
 
 MEDIA_TYPE = "text/event-stream"
-KEEP_ALIVE = b": keep-alive\n\n"
-"""A comment, which is not an event. The comment shows each end that the other end is alive."""
 
 MIN_RETRY_MS, RETRY_SPREAD_MS = 1000, 2000
 """Minimum milliseconds before clients reconnect, and the random part that is added, so that they do

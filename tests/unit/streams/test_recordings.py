@@ -17,10 +17,10 @@ import pytest
 
 from fumehood.core.fair_share import FairShare
 from fumehood.storage import file_room
-from fumehood.storage import recordings as recordings_module
 from fumehood.storage.errors import StoreError
 from fumehood.storage.file_room import CLOSED, TOO_SLOW, RoomFile
-from fumehood.storage.recordings import (
+from fumehood.streams import recordings as recordings_module
+from fumehood.streams.recordings import (
     READ_BYTES,
     Record,
     RecordedCall,

@@ -1,14 +1,14 @@
 """Recordings: the events of calls, in one file for each call, which is kept for a while after the
 call ends.
 
-Host side, in a `file_room`. `pipeline/running` writes recordings, and the public interfaces read
-them. A file's first line describes its call; each other line is one event,
-`["kind",SEQUENCE,data]`. Readers read the file, so that a slow reader uses none of the daemon's
-memory. Invariants: readers get complete events, from the beginning or after any event; a file's
-first line names the one principal that owns it; a file with readers is not removed. Recording never
-fails a call: events that cannot be written are omitted, one event reports the omission, and the
-last event is always delivered, from memory if necessary. A crash can leave an incomplete last line,
-which the next start removes.
+Host side, in a `file_room`. `call.py` writes recordings, and the public interfaces read them. A
+file's first line describes its call; each other line is one event, `["kind",SEQUENCE,data]`.
+Readers read the file, so that a slow reader uses none of the daemon's memory. Invariants: readers
+get complete events, from the beginning or after any event; a file's first line names the one
+principal that owns it; a file with readers is not removed. Recording never fails a call: events
+that cannot be written are omitted, one event reports the omission, and the last event is always
+delivered, from memory if necessary. A crash can leave an incomplete last line, which the next start
+removes.
 
 With a remote place, a recording is copied there when its call ends. The next engine lists the
 recordings of earlier engines, and fetches a recording when its owner requests it.
@@ -32,12 +32,12 @@ from zlib import crc32
 import anyio.to_thread
 from pydantic_core import PydanticSerializationError, to_json
 
-from fumehood.core.events import LAST_KINDS
 from fumehood.core.json_types import JsonObject
 from fumehood.protocol import strict_json
 from fumehood.storage.errors import FilesAway, StoreError
 from fumehood.storage.file_room import START_S, FileRoom, NoRoom, RoomFile
 from fumehood.storage.files import Directory, Found, RemoteFiles
+from fumehood.streams.events import LAST_KINDS
 
 DIRECTORY_NAME = "spool"
 MAX_KEPT = 10_000

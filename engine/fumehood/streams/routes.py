@@ -1,4 +1,4 @@
-"""Calls whose events are streamed as they happen, and cancelling a call.
+"""HTTP routes of calls whose events are streamed as they happen.
 
 `POST /v1/tools/{name}/sse` makes a call and streams its events. `GET /v1/calls/{id}/events` streams
 the same events again, beginning with any of them.
@@ -24,7 +24,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from fumehood.answers import CancelledCall
 from fumehood.core.errors import InvalidParams, ResourceNotFound
 from fumehood.core.identity import Principal
 from fumehood.core.value import Value
@@ -32,23 +31,15 @@ from fumehood.engine import Engine
 from fumehood.http.answers import envelope_response, once_delivered, stopped, when_left
 from fumehood.http.caller import principal_of
 from fumehood.http.endpoint import Needs, endpoint
+from fumehood.http.event_stream import HEADERS, KEEP_ALIVE, KEEP_ALIVE_S, WRITE_DEADLINE_S
 from fumehood.http.routes.calls import CALL_ERRORS, NewCall
 from fumehood.http.routes.tools import ToolName
-from fumehood.protocol import sse
 from fumehood.protocol.messages import encode_envelope
-from fumehood.storage.recordings import Record, RecordingReader
-
-KEEP_ALIVE_S = 15.0
-WRITE_DEADLINE_S = 60.0
-"""Seconds to send one batch of the reader. A client that reads too slowly is disconnected."""
+from fumehood.streams import sse
+from fumehood.streams.in_engine import Streams
+from fumehood.streams.recordings import Record, RecordingReader
 
 LAST_WORD_S = 1.0
-HEADERS = [
-    (b"content-type", f"{sse.MEDIA_TYPE}; charset=utf-8".encode()),
-    (b"cache-control", b"no-store"),
-    (b"x-accel-buffering", b"no"),  # proxies must not buffer events
-    (b"x-content-type-options", b"nosniff"),
-]
 
 
 def _refuse_resumption(request: Request) -> None:
@@ -84,7 +75,7 @@ async def stream_tool(
     Comments keep the connection alive. If the client disconnects, the call continues, unless
     `cancel_on_disconnect` is set. `/v1/calls/{call_id}/events` streams the call's events again.
     """
-    call = engine.open_stream(name, body, caller)
+    call = engine.part(Streams).open(name, body, caller)
     refusal = await call.begun()
     if refusal is not None:
         response = envelope_response(refusal)
@@ -127,28 +118,11 @@ async def follow_call(
     events of the call. Disconnecting never stops the call.
     """
     after = request.headers.get("last-event-id") or query.last_event_id or None
-    reader = await engine.runs.follow(call_id, caller, after)
+    reader = await engine.part(Streams).follow(call_id, caller, after)
     if request.method == "HEAD":
         reader.close()
         return Response(headers={name.decode(): value.decode() for name, value in HEADERS})
     return EventsResponse(engine, reader)
-
-
-@endpoint(
-    "POST", "/v1/calls/{call_id}/cancel", Needs.CALLER, errors=[ResourceNotFound], client="cancel"
-)
-async def cancel_call(
-    engine: Engine,
-    caller: Principal,
-    call_id: Annotated[str, "The `call_id` in the metadata of a stream's events."],
-) -> CancelledCall:
-    """Cancel one of the caller's own running calls.
-
-    The answer is sent once the program has ended. The cancelled call itself gets the error
-    `CANCELLED`, with the program's output so far.
-    """
-    await engine.cancel_call(call_id, caller)
-    return CancelledCall(call_id=call_id, cancelled=True)
 
 
 class EventsResponse(Response):
@@ -212,7 +186,7 @@ class EventsResponse(Response):
             except TimeoutError:
                 if not pause.expired():
                     raise
-                await _write(send, sse.KEEP_ALIVE)
+                await _write(send, KEEP_ALIVE)
                 continue
             if not records:
                 break
@@ -234,4 +208,4 @@ async def _write(
         await send({"type": "http.response.body", "body": body, "more_body": more})
 
 
-OPERATIONS = [stream_tool, follow_call, cancel_call]
+OPERATIONS = [stream_tool, follow_call]

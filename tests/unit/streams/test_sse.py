@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fumehood.protocol.sse import KEEP_ALIVE, Decoder, Frame, SseError, encode
+from fumehood.http.event_stream import KEEP_ALIVE
+from fumehood.streams.sse import Decoder, Frame, SseError, encode
 
 pytestmark = pytest.mark.row("D2")
 

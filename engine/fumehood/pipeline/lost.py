@@ -1,0 +1,96 @@
+"""The answer to a call whose engine ended before it had answered.
+
+Host side, for whatever keeps a call longer than a process lives. The answer comes from the state
+that there is: the call's approval, the answer kept for its idempotency key, the call log, and
+otherwise from whether its tool may be repeated. Used after the calls that wait for approval were
+recovered.
+"""
+
+from __future__ import annotations
+
+from fumehood.core.call import CallOptions, CallRequest
+from fumehood.core.envelope import Envelope
+from fumehood.core.errors import (
+    EngineError,
+    OutcomeUnknown,
+    ResourceNotFound,
+    SandboxUnavailable,
+    ToolNotFound,
+)
+from fumehood.core.identity import Principal
+from fumehood.executors.base import CallHandle
+from fumehood.pipeline.context import CallContext, CallTrace, PipelineServices
+from fumehood.pipeline.record import record_ending
+from fumehood.pipeline.result import build_envelope
+from fumehood.protocol.messages import decode_envelope
+from fumehood.storage.errors import StoreError
+
+
+async def answer_of_lost(
+    call_id: str, principal_id: str, tool: str, trace_id: str, services: PipelineServices
+) -> Envelope:
+    """Return the answer to a call, which is an error if no answer was stored."""
+    # This principal only names the caller in the log, so it has no scopes.
+    principal = Principal(principal_id, frozenset(), frozenset())
+    request = CallRequest(tool, {}, CallOptions(), principal, call_id, trace_id)
+    try:
+        found = await services.asker.ending_of(call_id, principal_id)
+        found = found or await _of_key(call_id, principal_id, services)
+        code = await _logged(call_id, principal_id, services)
+    except (StoreError, ValueError):  # ValueError: another version of the engine wrote the answer
+        found, code = None, None
+    if isinstance(found, Envelope):
+        return found
+    error = found if found is not None else _lost(tool, code, services)
+    context = context_of(request, services)
+    envelope = await build_envelope(context, error, services)
+    if found is None and code is None:  # otherwise its end is or will be recorded elsewhere
+        record_ending(context, envelope, services)
+    return envelope
+
+
+def context_of(request: CallRequest, services: PipelineServices) -> CallContext:
+    """Return the context of a call that is answered without a run."""
+    name = request.tool.partition("@")[0]
+    trace = CallTrace(name, request.call_id, request.trace_id, services.clock, services.log)
+    return CallContext(request, trace, CallHandle())
+
+
+async def _of_key(call_id: str, principal_id: str, services: PipelineServices) -> Envelope | None:
+    """Return the answer that was stored under the call's idempotency key, or None."""
+    answer = await services.keys.answer_of(principal_id, call_id)
+    return None if answer is None else decode_envelope(answer.encode())
+
+
+async def _logged(call_id: str, principal_id: str, services: PipelineServices) -> str | None:
+    """Return the call's code from the call log, or None. The call log does not store answers."""
+    try:
+        return (await services.calls.get(principal_id, call_id)).code
+    except ResourceNotFound:
+        return None
+
+
+def _lost(tool: str, code: str | None, services: PipelineServices) -> EngineError:
+    if code is not None:
+        return OutcomeUnknown(
+            f"The call ended with {code}, but the engine ended before its answer was kept. Do not "
+            "retry; a human must check what it did.",
+            details={"logged_code": code},
+        )
+    if _may_repeat(tool, services):
+        return SandboxUnavailable(
+            "The engine ended while the call ran. Its tool may be repeated: make the call again."
+        )
+    return OutcomeUnknown(
+        "The engine ended while the call ran. It may have taken effect. Do not retry; a human must "
+        "check whether it did."
+    )
+
+
+def _may_repeat(tool: str, services: PipelineServices) -> bool:
+    """Whether repeating a call of the tool is harmless."""
+    try:
+        definition = services.registry.get(tool).definition
+    except ToolNotFound:
+        return False
+    return definition.idempotent or definition.read_only

@@ -1,0 +1,9 @@
+"""The call option that streams add."""
+
+from __future__ import annotations
+
+from fumehood.core.part import CallOption
+
+ENABLE_STREAMING = CallOption(name="enable_streaming", type=bool, default=True, decides=False)
+
+OPTIONS = (ENABLE_STREAMING,)
