@@ -438,7 +438,7 @@ class EngineLife:
         await made.policy.start()
         await self._follow_files()
         for part in made.parts:
-            await self._start(part, enter(part.running(made)))
+            await self._start(part, partial(self._enter, part))
         self._stack.push_async_callback(made.services.upstreams.close)
         self._stack.push_async_callback(made.services.blobs.room.aclose)
         # If it fails, amounts that are reserved in advance count as spent.
@@ -454,15 +454,19 @@ class EngineLife:
         await anyio.to_thread.run_sync(made.projects.forget)
         for part in made.parts:
             # By now the scheduler has ended interrupted approved calls.
-            await self._start(part, part.recovered())
+            await self._start(part, part.recovered)
 
-    async def _start(self, part: EnginePart, step: Awaitable[object]) -> None:
-        """Wait for one step of a part's start.
+    async def _enter(self, part: EnginePart) -> None:
+        """Start a part's background work."""
+        await self._stack.enter_async_context(part.running(self._made))
+
+    async def _start(self, part: EnginePart, step: Callable[[], Awaitable[object]]) -> None:
+        """Do one step of a part's start.
 
         Raises PartError, with the part's name, for an exception that is not the engine's.
         """
         try:
-            await step
+            await step()
         except FumehoodError:
             raise
         except Exception as fault:
