@@ -23,7 +23,7 @@ from fumehood.gateway.placeholders import Placeholders
 from fumehood.gateway.proxy import Proxy
 from fumehood.gateway.settings import GatewaySettings
 from fumehood.policy.model import Decision, Verdict
-from fumehood.sandbox.wall import CallPort
+from fumehood.sandbox.streams import RunClock
 from support.wait import DEADLINE_S
 from upstream import Reply, Upstream, running_upstream
 
@@ -32,10 +32,8 @@ OURS, THEIRS = Authority(None), Authority(None)
 BY_DEFAULT = Decision(Verdict.ASK, "default: they ask")
 
 
-class NoPort:
+class NoClock:
     """A clock that nobody pauses."""
-
-    def answer(self, answer: bytes) -> None: ...
 
     def pause(self, *, is_paused: bool) -> None: ...
 
@@ -48,7 +46,7 @@ async def no_secret(name: str) -> str:
     raise AssertionError(name)
 
 
-async def refuse_all(arguments: JsonObject, send: Send, port: CallPort) -> EngineError | None:
+async def refuse_all(arguments: JsonObject, send: Send, clock: RunClock) -> EngineError | None:
     return EngineError("no")
 
 
@@ -85,7 +83,7 @@ async def proxy(
     ):
 
         async def serve(stream: anyio.abc.ByteStream) -> None:
-            await serving.serve(stream, NoPort())
+            await serving.serve(stream, NoClock())
 
         group.start_soon(listener.serve, serve)
         yield door, listener.extra(anyio.abc.SocketAttribute.local_port)

@@ -766,11 +766,11 @@ async def test_node_that_connections_leave_from_sees_no_secret(
             gateway.door(
                 ["localhost"], nobody_says_yes, Redactor(), tool="run_python",
                 call_id="one", principal_id="uid:1", agent_id=None, session_id=None,
-            ) as (door, network),
+            ) as (door, stream),
         ):  # fmt: skip
             await joined(wall, 1)
             code = ASK.format(url=url, key=door.placeholders.environment["KEY"])
-            ending = await run(wall, code, RunSinks(network=network))
+            ending = await run(wall, code, RunSinks(streams=(stream,)))
         assert (ending.result or {})["value"] == ([200, 300_000] if tls else 403), ending
         headers = [one.headers["authorization"] for one in service.requests]
     assert headers == (["Bearer s3cret-of-the-api"] if tls else [])

@@ -13,9 +13,9 @@ from fumehood import Config, Engine
 from fumehood.core.errors import InvalidParams, NetworkError, ResourceNotFound, SandboxUnavailable
 from fumehood.core.session import SessionRecord
 from fumehood.protocol.framing import MAX_INPUT_BYTES, MAX_PROCESSES
-from fumehood.sandbox.connections import PortConnection
 from fumehood.sandbox.container.wall import HeldContainer
 from fumehood.sandbox.images.catalog import Image
+from fumehood.sandbox.ports import PORTS, PortConnection
 from fumehood.storage.database import open_database
 from support.one_container import OneContainer, one_container, taken_over, value_of
 from support.processes_beside import (
@@ -70,7 +70,7 @@ async def connected(box: OneContainer, port: int) -> PortConnection:
     with anyio.fail_after(WAIT_S):
         while True:
             with suppress(NetworkError):
-                return await box.container.ports.connect(port)
+                return await box.container.opened(PORTS).connect(port)
             await anyio.sleep(0.05)
 
 
@@ -117,7 +117,7 @@ async def test_server_is_reached_during_a_call_and_other_ports_are_not(box: OneC
         group.start_soon(box.python, "while True: pass")
         assert (await fetched(box, wanted)).endswith(b"hello\n")
         with pytest.raises(NetworkError):
-            await box.container.ports.connect(8001)
+            await box.container.opened(PORTS).connect(8001)
         group.cancel_scope.cancel()
 
 
@@ -232,7 +232,7 @@ async def test_next_engine_finds_the_processes_and_their_output(own_box: OneCont
     await start(box, "web", SERVER)
     await until_printed(box, "a", "before")
     await fetched(box, b"GET / HTTP/1.0\r\n\r\n")
-    stream = await box.container.ports.connect(8000)
+    stream = await box.container.opened(PORTS).connect(8000)
     async with taken_over(box, 6) as later:
         with pytest.raises(anyio.BrokenResourceError):
             await stream.receive()
@@ -360,5 +360,5 @@ async def test_container_that_is_no_sessions_refuses_processes_and_ports(
         with pytest.raises(SandboxUnavailable, match="Only"):
             await ask(box, "start", "a", command="true")
         with pytest.raises(NetworkError):
-            await box.container.ports.connect(8000)
+            await box.container.opened(PORTS).connect(8000)
         assert value_of(await box.python("1", keep=False)) == 1

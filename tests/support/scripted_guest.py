@@ -9,10 +9,14 @@ from typing import Any
 
 from fumehood.core.limits import Limit, Limits
 from fumehood.protocol import framing
+from fumehood.protocol.streams import STREAM_START, StreamFrame
 from fumehood.sandbox.container.channel import USUAL_CLOCKS, Channel, Clocks
 
 LIMITS = Limits(wall_s=5, cpu_s=5, memory_mb=128, output_bytes=1000)
-READY = {"op": "ready", "enforces": {limit.value: True for limit in Limit}, "faults": []}
+READY = {
+    "op": "ready", "enforces": {limit.value: True for limit in Limit}, "faults": [],
+    "streams": ["calls", "feed", "network", "ports"],
+}  # fmt: skip
 
 
 def record(stream: int, payload: bytes) -> bytes:
@@ -52,17 +56,22 @@ SHORT_CLOCKS = Clocks(answer_grace_s=0.05, collect_s=0.05, cancel_s=0.05, reset_
 
 
 class Wire(asyncio.Transport):
-    """The messages the host wrote."""
+    """The messages and the streams' frames that the host wrote."""
 
     def __init__(self) -> None:
         super().__init__()
         self.messages: list[dict[str, Any]] = []
+        self.frames: list[StreamFrame] = []
         self.is_aborted = False
         self.unsent_bytes = 0
         self._decoder = framing.Decoder(16 << 20)
 
     def write(self, data: Any) -> None:
-        self.messages += self._decoder.feed(bytes(data))
+        for body in self._decoder.bodies(bytes(data)):
+            if body.startswith(STREAM_START):
+                self.frames.append(StreamFrame.parse(body))
+            else:
+                self.messages.append(framing.parse_body(body))
 
     def abort(self) -> None:
         self.is_aborted = True
@@ -85,6 +94,10 @@ class ScriptedGuest:
     def says(self, *messages: dict[str, Any]) -> None:
         for message in messages:
             self.sends(framing.encode(message))
+
+    def says_in(self, kind: str, body: bytes, run_id: int = 1) -> None:
+        """Send a frame of a stream."""
+        self.sends(StreamFrame(kind, run_id, body).encode())
 
     def sends(self, payload: bytes, stream: int = 1) -> None:
         self.channel.data_received(record(stream, payload))

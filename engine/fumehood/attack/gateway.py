@@ -23,9 +23,11 @@ from fumehood.observe.log import quiet_logger
 from fumehood.policy.model import CallFacts, Decision, Verdict
 from fumehood.redaction.redactor import Redactor
 from fumehood.registry.secrets import SecretBindings, SecretSettings
+from fumehood.sandbox.connections import Connections
 from fumehood.sandbox.container.docker_api import Docker
 from fumehood.sandbox.container.supply import FindImage
-from fumehood.sandbox.wall import Network, RunSinks
+from fumehood.sandbox.streams import Stream
+from fumehood.sandbox.wall import RunSinks
 
 
 def gateway_target(runtime: str, docker: Docker, find_image: FindImage) -> Target:
@@ -42,11 +44,11 @@ def gateway_target(runtime: str, docker: Docker, find_image: FindImage) -> Targe
             with running_service() as service:
                 open_to = [service.authority]
                 async with lone_gateway([*open_to, "localhost"], open_to, VARIABLE) as (
-                    network, variables,
+                    stream, variables,
                 ):  # fmt: skip
                     yield replace(
                         standing,
-                        sinks=RunSinks(network=network),
+                        sinks=RunSinks(streams=(stream,)),
                         environment={**variables, "OPEN": f"http://{service.authority}"},
                         losses=service.losses,
                     )
@@ -63,8 +65,8 @@ OF_THE_SECRET = "SECRET"
 @asynccontextmanager
 async def lone_gateway(
     hosts: Sequence[str], allowed: Sequence[str], secret: str
-) -> AsyncIterator[tuple[Network, Mapping[str, str]]]:
-    """Yield a network to `hosts` and the environment variables of its programs.
+) -> AsyncIterator[tuple[Stream[Connections], Mapping[str, str]]]:
+    """Yield the stream of a network to `hosts`, and the environment variables of its programs.
 
     The default rules apply, and requests that need approval are refused. The hosts in `allowed` may
     have addresses that are not public. Requests to them may contain the secret, whose value is in
@@ -78,8 +80,8 @@ async def lone_gateway(
     async with gateway.door(
         settings.hosts, _refuse, Redactor(), tool="run_python", call_id="attack",
         principal_id="attack", agent_id=None, session_id=None,
-    ) as (door, network):  # fmt: skip
-        yield network, {**ENVIRONMENT, **door.placeholders.environment}
+    ) as (door, stream):  # fmt: skip
+        yield stream, {**ENVIRONMENT, **door.placeholders.environment}
 
 
 def _by_default(facts: CallFacts) -> Decision:

@@ -18,6 +18,7 @@ from fumehood.core.limits import Limit, Limits
 from fumehood.core.session import SessionHome, SessionRecord
 from fumehood.sandbox.container.pool import Kind
 from fumehood.sandbox.settings import WallSettings
+from fumehood.sandbox.streams import StreamKind
 from fumehood.sandbox.wall import HostSize
 
 VERSION = version("fumehood")
@@ -131,8 +132,8 @@ class RunOrder:
     is_live: bool = False
     wants: frozenset[str] = frozenset()
     """The fields of `RunSinks` that have a receiver."""
-    trust: str | None = None
-    """The gateway's certificates, if the program has network access."""
+    streams: tuple[StreamKind, ...] = ()
+    """The kinds of the run's streams."""
     trial: tuple[str, str] | None = None
     """The same as `RunSinks.trial`."""
 

@@ -5,7 +5,7 @@ engine that joined it. Invariants: of the commands of one engine, the node obeys
 highest number; when an engine joins again, the node ends what it ran for that engine before, except
 sessions; an engine that is silent for `SILENCE_S` is treated as if it had stopped. The node's wall
 checks everything that a program sends, as it does in an engine without a cluster; only checked
-values are sent to the engine.
+values are sent to the engine, and the frames of streams, which their owners in the engine check.
 """
 
 from __future__ import annotations
@@ -45,25 +45,14 @@ from fumehood.core.errors import (
     SandboxUnavailable,
 )
 from fumehood.core.identity import TrustDomain
-from fumehood.core.json_types import JsonObject
 from fumehood.core.limits import remember
 from fumehood.core.session import FileKind, SessionHome, SessionRecord
-from fumehood.protocol.framing import MAX_CONNECTIONS, ConnectionFrame
+from fumehood.protocol.connections import MAX_CONNECTIONS
 from fumehood.sandbox.container.packages import PLUS
 from fumehood.sandbox.container.wall import ContainerWall, HeldContainer
 from fumehood.sandbox.settings import WallSettings
-from fumehood.sandbox.wall import (
-    Brake,
-    CallPort,
-    Dial,
-    FrameSink,
-    Network,
-    OnEvent,
-    OpenConnections,
-    RunEnding,
-    RunSinks,
-    try_later,
-)
+from fumehood.sandbox.streams import Stream, StreamKind, StreamPort
+from fumehood.sandbox.wall import Brake, OnEvent, RunEnding, RunSinks, try_later
 from fumehood.storage.directory import InUse, StateError, hold_lock, owner_id, private_directory
 
 SILENCE_S = 60.0
@@ -145,12 +134,10 @@ class Events:
         self.brake.release()
         return piece
 
-    def sinks(
-        self, order: RunOrder, on_call: Callable[[int, CallPort], None], open_: OpenConnections
-    ) -> RunSinks:
+    def sinks(self, order: RunOrder, on_open: Callable[[str, StreamPort], None]) -> RunSinks:
         """Return receivers for the events that `order` wants.
 
-        They add the events to this object.
+        They add the events to this object. `on_open` receives the kind and the port of each stream.
         """
 
         def progress(percent: float, message: str) -> None:
@@ -159,17 +146,19 @@ class Events:
         def output(stream: str, text: str) -> None:
             self.add("output", stream, text, size=len(text))
 
-        def call(number: int, tool: str, arguments: JsonObject, port: CallPort) -> None:
-            on_call(number, port)
-            self.add("call", number, tool, arguments, size=len(str(arguments)))
+        def opening(kind: StreamKind) -> Callable[[StreamPort], _Passing]:
+            def open_(port: StreamPort) -> _Passing:
+                on_open(kind.name, port)
+                return _Passing(self, kind.name)
+
+            return open_
 
         wants = order.wants
         return RunSinks(
             progress=progress if "progress" in wants else None,
             files=_Files(self) if "files" in wants else None,
             output=output if "output" in wants else None,
-            call=call if "call" in wants else None,
-            network=Network(open_, order.trust) if order.trust is not None else None,
+            streams=tuple(Stream(kind, opening(kind)) for kind in order.streams),
             trial=order.trial,
             is_live=order.is_live,
             brake=self.brake,
@@ -190,26 +179,25 @@ class _Files:
 
 
 class _Passing:
-    """Passes the frames of a run's connections to the engine and back, without reading them."""
+    """Passes the frames of one stream to the engine, without reading them."""
 
-    def __init__(self, run: _Run, send: Callable[[bytes], None]) -> None:
-        self._run = run
-        run.send = send
+    def __init__(self, events: Events, kind: str) -> None:
+        self._events = events
+        self._kind = kind
 
-    def on_frame(self, frame: ConnectionFrame) -> None:
-        self._run.events.add("connection", frame.body(), size=len(frame.data))
+    def on_frame(self, body: bytes) -> None:
+        self._events.add("frame", self._kind, body, size=len(body))
 
     def close(self) -> None:
-        self._run.send = None
+        pass  # the run's ending, which follows, closes the stream in the engine
 
 
 @dataclass(eq=False, slots=True)
 class _Run:
     task: asyncio.Task[None]
     events: Events
-    port: CallPort | None = None
-    send: Callable[[bytes], None] | None = None
-    """Sends the engine's frames for the run's connections to the guest."""
+    ports: dict[str, StreamPort] = field(default_factory=dict)
+    """Kind → the port of the run's stream of this kind."""
     dialled: dict[int, anyio.abc.ByteStream] = field(default_factory=dict)
     """The connections that this node made for the run at the request of the engine's gateway."""
     dialling: int = 0
@@ -221,20 +209,17 @@ class _Run:
     early: dict[int, tuple[str, tuple[Any, ...]]] = field(default_factory=dict)
     """Messages from the engine that arrived before an earlier one, by number."""
 
-    def answer(self, answer: bytes) -> None:
-        """Pass an answer to the guest of the program that made the tool call."""
-        if self.port is not None:
-            self.port.answer(answer)
+    def frame(self, kind: str, body: bytes) -> None:
+        """Pass a frame of the engine to the guest."""
+        self.ports[kind].send(body)
 
-    def pause(self, is_paused: bool) -> None:
+    def pause(self, kind: str, is_paused: bool) -> None:
         """Pause or resume the run's clock."""
-        if self.port is not None:
-            self.port.pause(is_paused=is_paused)
+        self.ports[kind].pause(is_paused=is_paused)
 
-    def connection(self, frame: bytes) -> None:
-        """Pass a frame of one of the program's connections to the guest."""
-        if self.send is not None:
-            self.send(frame)
+    def refuse(self, kind: str, why: str) -> None:
+        """End the container, because the engine has found a frame of this stream invalid."""
+        self.ports[kind].refuse(why)
 
 
 @dataclass(eq=False, slots=True)
@@ -819,17 +804,10 @@ class Node:
     async def _run(self, joined: _Joined, order: RunOrder, events: Events) -> None:
         cancelled: list[RunEnding] = []
 
-        def on_call(number: int, port: CallPort) -> None:
-            joined.runs[order.id].port = port
+        def on_open(kind: str, port: StreamPort) -> None:
+            joined.runs[order.id].ports[kind] = port
 
-        def pass_on(
-            run_id: int, send: Callable[[bytes], None], port: CallPort, dial: Dial | None = None
-        ) -> FrameSink:
-            run = joined.runs[order.id]
-            run.port = port
-            return _Passing(run, send)
-
-        sinks = replace(events.sinks(order, on_call, pass_on), ending=cancelled.append)
+        sinks = replace(events.sinks(order, on_open), ending=cancelled.append)
         try:
             events.add("ending", await self._ending(joined, order, sinks))
         except EngineError as error:

@@ -50,14 +50,14 @@ from fumehood.core.limits import CONTAINER_MEMORY_CLASSES, Limit, Limits, rememb
 from fumehood.core.session import SessionHome, SessionRecord, SessionStatus
 from fumehood.core.status import NodeRecord, NodeState
 from fumehood.core.tasks import start_soon
-from fumehood.protocol.framing import ConnectionFrame, FrameError
+from fumehood.protocol.framing import FrameError
 from fumehood.sandbox.container.packages import PLUS
 from fumehood.sandbox.container.pool import Kind
 from fumehood.sandbox.session import pins_of
+from fumehood.sandbox.streams import Dial, StreamEnd
 from fumehood.sandbox.wall import (
     FIRST_EPOCH,
     NO_SINKS,
-    FrameSink,
     HasImages,
     HostSize,
     ImageMissing,
@@ -470,10 +470,10 @@ class ClusterWall(HasImages):
         name = self._names.get(node_id)
         if link is None:  # so the program has certainly not started
             raise self._unreachable(node_id)
-        wants = {one for one in ("progress", "files", "output", "call") if getattr(sinks, one)}
+        wants = {one for one in ("progress", "files", "output") if getattr(sinks, one)}
         order = replace(
             order, id=secrets.token_hex(8), wants=frozenset(wants), is_live=sinks.is_live,
-            trust=sinks.network.trust if sinks.network is not None else None, trial=sinks.trial,
+            streams=tuple(stream.kind for stream in sinks.streams), trial=sinks.trial,
         )  # fmt: skip
         receiver = _Receiver(link, order, sinks)
         reading = asyncio.ensure_future(link.unless_gone(receiver.read()))
@@ -1152,22 +1152,21 @@ class _Receiver:
     def __init__(self, link: _Link, order: RunOrder, sinks: RunSinks) -> None:
         self._link = link
         self._order = order
-        self._call = sinks.call
-        self._network = sinks.network
         files = sinks.files
         self._takers: dict[str, Callable[..., None] | None] = {
             "output": sinks.output,
             "progress": sinks.progress,
             "file": files.start if files is not None else None,
             "data": files.write if files is not None else None,
-            "call": self._take_call,
-            "connection": self._take_frame,
+            "frame": self._take_frame,
         }
         """Name of an event → its receiver, or None if the event is not wanted."""
-        self._connections: FrameSink | None = None
         self._told = 0
         self.is_mute = False
-        """Whether files, progress and tool calls are dropped from now on."""
+        """Whether everything but output is dropped from now on."""
+        self._streams: dict[str, StreamEnd] = {
+            stream.kind.name: stream.open(_Port(self, stream.kind.name)) for stream in sinks.streams
+        }
 
     async def read(self) -> RunEnding:
         """Pass on the run's events until its ending, and return the ending.
@@ -1203,27 +1202,20 @@ class _Receiver:
             failed = ("file", "data") if name in ("file", "data") else (name,)
             self._takers.update(dict.fromkeys(failed))
 
-    def _take_call(self, number: int, tool: str, arguments: JsonObject) -> None:
-        if self._call is not None:
-            self._call(number, tool, arguments, self)
-
-    def _take_frame(self, body: bytes) -> None:
-        if self._network is None:
-            return
+    def _take_frame(self, kind: str, body: bytes) -> None:
         try:
-            frame = ConnectionFrame.parse(body)
-            if self._connections is None:
-                send = partial(self._tell, "connection")
-                self._connections = self._network.open(frame.run_id, send, self, self._dial)
-            self._connections.on_frame(frame)
-        except FrameError:  # the guest broke the protocol
-            self.close()
+            self._streams[kind].on_frame(body)
+        except FrameError as error:  # the guest broke the protocol
+            self._streams[kind].close()
+            self.tell("refuse", kind, str(error))
 
-    def _tell(self, name: str, value: bytes | bool) -> None:
+    def tell(self, name: str, *values: bytes | bool | str) -> None:
+        """Send a message to the run on its node, after all earlier messages."""
         number, self._told = self._told, self._told + 1
-        self._link.port.tell("tell", self._link.ticket, self._order.id, number, name, value)
+        self._link.port.tell("tell", self._link.ticket, self._order.id, number, name, *values)
 
-    async def _dial(self, address: str, port: int) -> anyio.abc.ByteStream:
+    async def dial(self, address: str, port: int) -> anyio.abc.ByteStream:
+        """Connect to an address from the run's node. Raises EngineError."""
         node, ticket, run_id = self._link.port, self._link.ticket, self._order.id
         try:
             number = await node.call("dial", ticket, run_id, address, port)
@@ -1235,17 +1227,30 @@ class _Receiver:
         )
 
     def close(self) -> None:
-        """Break the program's connections, because its run has ended."""
-        if self._connections is not None:
-            self._connections.close()
+        """Close the streams, because the run has ended."""
+        for end in self._streams.values():
+            end.close()
 
-    def answer(self, answer: bytes) -> None:
-        """Send the answer to the program's tool call."""
-        self._tell("answer", answer)
+
+@dataclass(frozen=True, slots=True)
+class _Port:
+    """Implements `StreamPort` for one stream of a run on a node."""
+
+    receiver: _Receiver
+    kind: str
+
+    @property
+    def dial(self) -> Dial:
+        return self.receiver.dial
+
+    def send(self, body: bytes) -> None:
+        self.receiver.tell("frame", self.kind, body)
 
     def pause(self, *, is_paused: bool) -> None:
-        """Pause or resume the run's clock."""
-        self._tell("pause", is_paused)
+        self.receiver.tell("pause", self.kind, is_paused)
+
+    def refuse(self, why: str) -> None:
+        self.receiver.tell("refuse", self.kind, why)
 
 
 class _Dialled(anyio.abc.ByteStream):

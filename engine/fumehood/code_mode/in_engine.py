@@ -8,10 +8,12 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
+from fumehood.code_mode.stream import CALLS, CallStream
 from fumehood.core.json_types import JsonObject
 from fumehood.engine_part import EnginePart
 from fumehood.executors.around import Given, Ran, Share
 from fumehood.executors.base import ToolRun
+from fumehood.sandbox.streams import Stream
 
 
 class CodeMode(EnginePart):
@@ -33,6 +35,6 @@ class CodeMode(EnginePart):
         yield Given(
             needs=frozenset({"tools"}),
             arguments={"tools": calls.tools},
-            call=calls.on_call,
+            streams=(Stream(CALLS, lambda port: CallStream(calls.on_call, port)),),
             share=share,
         )

@@ -23,7 +23,7 @@ from httpcore2._backends.anyio import AnyIOStream
 from fumehood.core.errors import EngineError, NetworkError, PermissionDenied
 from fumehood.registry.secrets import Origin
 from fumehood.sandbox.bounded_threads import BoundedThreads
-from fumehood.sandbox.wall import Dial
+from fumehood.sandbox.streams import Dial
 
 RESOLVED_AT_ONCE = 8
 """Maximum number of names that one backend resolves at the same time."""

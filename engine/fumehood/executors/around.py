@@ -9,10 +9,10 @@ no part provides does not begin.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, Protocol
 
 import anyio
 
@@ -21,12 +21,11 @@ from fumehood.core.errors import EndedBy, EngineError, InternalError, SandboxUna
 from fumehood.core.json_types import JsonObject
 from fumehood.core.tool import ToolDefinition
 from fumehood.observe.trace_context import VARIABLE
-from fumehood.sandbox.wall import Lease, Network, OnCall, RunEnding, RunSinks
+from fumehood.sandbox.streams import Stream, StreamEnd
+from fumehood.sandbox.wall import Lease, RunEnding, RunSinks
 
 if TYPE_CHECKING:
     from fumehood.executors.base import ToolRun
-
-T = TypeVar("T")
 
 
 class HeldBack(Protocol):
@@ -81,8 +80,8 @@ class Given:
     """Environment variables for the program. Variables of the kernel, of earlier parts and of the
     caller take precedence.
     """
-    call: OnCall | None = None
-    network: Network | None = None
+    streams: tuple[Stream[StreamEnd], ...] = ()
+    """Streams between the program and the part. No other part may give a stream of this kind."""
     scope: anyio.CancelScope | None = None
     """The program runs within this scope. The part ends the program by cancelling the scope."""
     with_digests: bool = False
@@ -151,13 +150,12 @@ class Surroundings:
         """Return the sinks of a run: `own`, and those that parts give.
 
         Raises:
-            InternalError: two sinks are for the same events.
+            InternalError: two streams are of the same kind.
         """
-        return replace(
-            own,
-            call=_only(own.call, (one.call for one in self._given)),
-            network=_only(own.network, (one.network for one in self._given)),
-        )
+        streams = [*own.streams, *(stream for one in self._given for stream in one.streams)]
+        if len({stream.kind.name for stream in streams}) < len(streams):
+            raise InternalError("Two parts give a program streams of the same kind.")
+        return replace(own, streams=tuple(streams))
 
     async def run(
         self, lease: Lease, program: str, arguments: JsonObject, run: ToolRun, sinks: RunSinks
@@ -186,13 +184,6 @@ class Surroundings:
     def shares(self, ran: Ran) -> list[Share]:
         """Return the additions of all parts to the outcome, in the parts' order."""
         return [one.share(ran) for one in self._given]
-
-
-def _only(own: T | None, given: Iterable[T | None]) -> T | None:
-    found = [one for one in (own, *given) if one is not None]
-    if len(found) > 1:
-        raise InternalError("Two parts receive the same events of a program.")
-    return found[0] if found else None
 
 
 @asynccontextmanager

@@ -32,8 +32,8 @@ from fumehood.protocol.cursors import Cursors
 from fumehood.protocol.framing import MAX_REPORTS
 from fumehood.redaction.redactor import Redactor
 from fumehood.registry.index import RegisteredTool
+from fumehood.sandbox.streams import RunClock
 from fumehood.sandbox.wall import (
-    CallPort,
     FileSink,
     Lease,
     OnEnding,
@@ -86,20 +86,28 @@ class ProgramCalls(Protocol):
         refused calls.
         """
 
-    def on_call(self, number: int, tool: str, arguments: JsonObject, port: CallPort) -> None:
-        """Start or refuse the program's call with this number. Must not block. The answer is sent
-        through `port`.
+    def on_call(
+        self,
+        number: int,
+        tool: str,
+        arguments: JsonObject,
+        answer: Callable[[bytes], None],
+        clock: RunClock,
+    ) -> None:
+        """Start or refuse the program's call with this number. Must not block. `answer` receives
+        the answer, as JSON that includes the number. `clock` is the program's, and is paused while
+        the call waits for a human.
         """
 
     async def ask(
         self,
         arguments: JsonObject,
         send: Callable[[], Awaitable[EngineError | None]],
-        port: CallPort,
+        clock: RunClock,
     ) -> EngineError | None:
         """Ask a human to approve a request of the program, with these `arguments`. After approval,
         `send` sends the request. Return why the request was not sent, or None if it was sent.
-        `port` pauses the program's clock meanwhile.
+        `clock` is the program's, and is paused meanwhile.
         """
 
     def spend(self, *, requests: int = 0, network_bytes: int = 0) -> bool:

@@ -34,13 +34,13 @@ from fumehood.gateway.settings import GatewaySettings, ListedPackages
 from fumehood.gateway.tape import Following, Headers, Tape, TapedAnswer
 from fumehood.policy.model import Decision, Verdict
 from fumehood.protocol.framing import MAX_OPEN_CALLS
-from fumehood.sandbox.wall import CallPort
+from fumehood.sandbox.streams import RunClock
 from fumehood.storage.errors import StoreError
 
 Send = Callable[[], Awaitable[EngineError | None]]
 """Sends a held request. Returns the error, or None on success."""
 
-Ask = Callable[[JsonObject, Send, CallPort], Awaitable[EngineError | None]]
+Ask = Callable[[JsonObject, Send, RunClock], Awaitable[EngineError | None]]
 """Requests a human's approval, then calls `Send`. Returns why the request was not sent or failed,
 or None if it succeeded.
 """
@@ -285,13 +285,13 @@ class Door:
             self._held_now -= 1
 
     async def ask(
-        self, request: ProgramRequest, body: bytes, send: Send, port: CallPort
+        self, request: ProgramRequest, body: bytes, send: Send, clock: RunClock
     ) -> EngineError | None:
-        """Request a human's approval of a request, then send it. `port` pauses the program's clock.
-        Return why the request was not sent or failed, or None if it succeeded.
+        """Request a human's approval of a request, then send it. `clock` is the program's, and is
+        paused meanwhile. Return why the request was not sent or failed, or None if it succeeded.
         """
         self.use.held += 1
-        return await self._ask(shown_request(request, body), send, port)
+        return await self._ask(shown_request(request, body), send, clock)
 
     def hold_back(self, request: ProgramRequest, body: bytes) -> Refusal:
         """Hold back a request of a trial, and return the refusal that the program gets. A refusal

@@ -31,7 +31,8 @@ from fumehood.gateway.request import Refusal
 from fumehood.gateway.service import ENVIRONMENT, Gateway
 from fumehood.gateway.settings import GatewaySettings
 from fumehood.gateway.tape import Tape
-from fumehood.sandbox.wall import Network
+from fumehood.sandbox.connections import Connections
+from fumehood.sandbox.streams import Stream
 
 if TYPE_CHECKING:
     from fumehood.compose import Composition
@@ -65,18 +66,18 @@ class GatewayPart(EnginePart):
         held: list[HeldRequest] | None = [] if run.request.options.preview else None
         offered = [given.offer for given in before if isinstance(given.offer, Tape)]
         tape = offered[0] if offered else None
-        async with self._opened(run, tape, held) as (door, network):
+        async with self._opened(run, tape, held) as (door, stream):
             yield Given(
                 needs=frozenset({"network"}),
                 environment={**ENVIRONMENT, **door.placeholders.environment},
-                network=network,
+                streams=(stream,),
                 scope=door.use.scope,
                 share=lambda ran: _share(ran, door.use, _Requests(self, held or [])),
             )
 
     def _opened(
         self, run: ToolRun, tape: Tape | None, held: list[HeldRequest] | None
-    ) -> AbstractAsyncContextManager[tuple[Door, Network]]:
+    ) -> AbstractAsyncContextManager[tuple[Door, Stream[Connections]]]:
         """Open the door of a run. Raises PermissionDenied if this engine allows no network."""
         calls, options = run.calls, run.request.options
         assert calls is not None

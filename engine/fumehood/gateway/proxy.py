@@ -40,7 +40,7 @@ from fumehood.gateway.request import (
 from fumehood.protocol import strict_json
 from fumehood.protocol.framing import MAX_HEAD_BYTES
 from fumehood.redaction.secret_values import SecretValues
-from fumehood.sandbox.wall import CallPort
+from fumehood.sandbox.streams import RunClock
 
 if TYPE_CHECKING:
     import httpcore2
@@ -71,9 +71,9 @@ BROKEN = (
 class _Peer:
     """One HTTP connection of a program."""
 
-    def __init__(self, stream: anyio.abc.ByteStream, port: CallPort) -> None:
+    def __init__(self, stream: anyio.abc.ByteStream, clock: RunClock) -> None:
         self.stream = stream
-        self.port = port
+        self.clock = clock
         self.http = h11.Connection(h11.SERVER, max_incomplete_event_size=MAX_HEAD_BYTES)
         self.has_answered = False
         """Whether the answer to the current request has begun."""
@@ -185,11 +185,11 @@ class Proxy:
         self._upstream = upstream
         self._backend = backend
 
-    async def serve(self, stream: anyio.abc.ByteStream, port: CallPort) -> None:
-        """Serve one connection until it ends. `port` can pause the program's clock."""
+    async def serve(self, stream: anyio.abc.ByteStream, clock: RunClock) -> None:
+        """Serve one connection until it ends. `clock` is the program's."""
         try:
             with suppress(*BROKEN, h11.LocalProtocolError, Refusal):
-                await self._serve(_Peer(stream, port), None)
+                await self._serve(_Peer(stream, clock), None)
         finally:
             with anyio.CancelScope(shield=True), suppress(*BROKEN):
                 await stream.aclose()
@@ -264,7 +264,7 @@ class Proxy:
             )
         else:
             place = Place("http", place.host, place.port)
-        await self._serve(_Peer(stream, peer.port), place)
+        await self._serve(_Peer(stream, peer.clock), place)
 
     async def _pass_unopened(
         self, peer: _Peer, request: ProgramRequest, established: h11.Response
@@ -361,7 +361,7 @@ class Proxy:
                 return None  # it was sent; its program did not read the whole answer
             return None
 
-        error = await door.ask(request, body, send, peer.port)
+        error = await door.ask(request, body, send, peer.clock)
         if error is not None and not peer.has_answered:
             raise door.refused(403, error.code, error.message)
 

@@ -27,12 +27,13 @@ from fumehood.gateway.settings import GatewaySettings, ListedPackages, NetworkHo
 from fumehood.gateway.tape import Tape
 from fumehood.observe.log import Logger, log_fault
 from fumehood.policy.model import CallFacts, Decision
+from fumehood.protocol.connections import MAX_CONNECTIONS, WINDOW_BYTES
 from fumehood.protocol.framing import GATEWAY_PORT, TRUST_FILE
 from fumehood.redaction.redactor import Redactor
 from fumehood.registry.index import NET
 from fumehood.registry.secrets import SecretBindings
 from fumehood.sandbox.connections import Connection, Connections
-from fumehood.sandbox.wall import CallPort, Dial, Network
+from fumehood.sandbox.streams import MAX_UNREAD_BYTES, RunClock, Stream, StreamKind, StreamPort
 
 if TYPE_CHECKING:
     import httpcore2
@@ -63,6 +64,18 @@ ENVIRONMENT = {
 }  # fmt: skip
 """Variables that make clients use the gateway and trust its certificates. No single variable works
 for all clients: each library and each program reads its own."""
+
+
+MAX_UNREAD = 2 * MAX_CONNECTIONS * WINDOW_BYTES + MAX_UNREAD_BYTES
+"""Bytes that may be sent to a guest before it reads any: the windows of all connections that the
+host accepts, and what else is under way."""
+
+
+def network_kind(trust: str) -> StreamKind:
+    """Return the kind of the streams by which programs reach the gateway. `trust` is the
+    certificates that the programs' clients accept, in PEM.
+    """
+    return StreamKind("network", trust, max_unread_bytes=MAX_UNREAD)
 
 
 class Gateway:
@@ -111,7 +124,7 @@ class Gateway:
         principal_id: str,
         agent_id: str | None,
         session_id: str | None,
-    ) -> AsyncIterator[tuple[Door, Network]]:
+    ) -> AsyncIterator[tuple[Door, Stream[Connections]]]:
         """Open the door of one call. `hosts` are the hosts that the call requests. `cancel` cancels
         the approval request of a task, and returns whether there was one. If `tape` answers the
         requests, nothing is sent to hosts, and package indexes need not be configured.
@@ -152,27 +165,25 @@ class Gateway:
         door.deliver = proxy.deliver
         served: set[asyncio.Task[None]] = set()
 
-        async def serve(connection: Connection, port: CallPort) -> None:
+        async def serve(connection: Connection, clock: RunClock) -> None:
             try:
-                await proxy.serve(connection, port)
+                await proxy.serve(connection, clock)
             except Exception as fault:  # `serve` has closed the connection
                 log_fault(self._log, "gateway.failed", fault)
 
-        def on_connection(connection: Connection, port: CallPort) -> None:
+        def on_connection(connection: Connection, clock: RunClock) -> None:
             # The event loop calls this, so there is no task that could hold a task group.
-            task = asyncio.ensure_future(serve(connection, port))
+            task = asyncio.ensure_future(serve(connection, clock))
             served.add(task)
             connection.on_gone = lambda: cancel(task) or task.cancel()
             task.add_done_callback(served.discard)
 
-        def connections(
-            run_id: int, send: Callable[[bytes], None], port: CallPort, dial: Dial | None = None
-        ) -> Connections:
-            backend.dial = dial if self._settings.leave == "node" else None
-            return Connections(run_id, send, partial(on_connection, port=port))
+        def connections(port: StreamPort) -> Connections:
+            backend.dial = port.dial if self._settings.leave == "node" else None
+            return Connections(port, partial(on_connection, clock=port))
 
         try:
-            yield door, Network(connections, authority.certificate)
+            yield door, Stream(network_kind(authority.certificate), connections)
         finally:
             for task in served:
                 task.cancel()

@@ -17,7 +17,7 @@ def main() -> None:
 
         relay(config)
     elif config.get("wall") == "front":
-        from fumehood.guest.container.relay import front
+        from fumehood.guest.container.front import front
 
         front(config)
     elif config.get("wall") == "container":

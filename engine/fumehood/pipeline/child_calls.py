@@ -48,7 +48,7 @@ from fumehood.pipeline.result import MAX_RESULT_BYTES, shape_error
 from fumehood.pipeline.validate import MISFIT
 from fumehood.protocol import strict_json
 from fumehood.protocol.framing import MAX_CALLS, MAX_OPEN_CALLS
-from fumehood.sandbox.wall import CallPort
+from fumehood.sandbox.streams import RunClock
 
 ANSWER_BYTES = 1024
 """Bytes reserved for everything in an answer except its result."""
@@ -58,6 +58,9 @@ _TAKEN = frozenset({"ToolError", "ABSENT"})
 
 RunCall = Callable[[CallRequest, PipelineServices, CallHandle], Awaitable[Envelope]]
 """Runs a call through the pipeline: `run.run_call`, passed in to avoid an import cycle."""
+
+Answer = Callable[[bytes], None]
+"""Sends the answer to a call, as JSON, to the program."""
 
 
 def require_for_program(tool: ToolDefinition) -> None:
@@ -154,17 +157,19 @@ class ChildCalls:
         """The calls so far as `{"made": …, "failed": …}`. Both numbers include refused calls."""
         return {"made": self._made, "failed": self._failed}
 
-    def on_call(self, number: int, tool: str, arguments: JsonObject, port: CallPort) -> None:
-        """Start a call, or refuse it. The answer is sent through `port`."""
+    def on_call(
+        self, number: int, tool: str, arguments: JsonObject, answer: Answer, clock: RunClock
+    ) -> None:
+        """Start a call, or refuse it. `answer` receives the answer."""
         self._made += 1
         refusal = self._refusal(tool)
         if refusal is not None:
-            self._answer(number, refusal, port)
+            self._answer(number, refusal, answer)
             return
         self._unanswered += 1
-        handle = CallHandle(waiting=lambda is_waiting: self._on_waiting(port, is_waiting))
+        handle = CallHandle(waiting=lambda is_waiting: self._on_waiting(clock, is_waiting))
         request = self._request(self._made, tool, arguments)
-        task = asyncio.create_task(self._run(number, request, handle, port))
+        task = asyncio.create_task(self._run(number, request, handle, answer))
         self._open[task] = handle
         task.add_done_callback(self._open.pop)
 
@@ -172,7 +177,7 @@ class ChildCalls:
         self,
         arguments: JsonObject,
         send: Callable[[], Awaitable[EngineError | None]],
-        port: CallPort,
+        clock: RunClock,
     ) -> EngineError | None:
         """Request approval of a program's network request, and then send it with `send`.
 
@@ -191,7 +196,7 @@ class ChildCalls:
         request = self._request(self._made, NET_TOOL, arguments)
         # Every request is a call of its own, even if it equals an earlier one.
         own: JsonObject = {"new_call": True, "wait_for_approval": patience_s}
-        one = _HeldRequest(send, lambda is_waiting: self._on_waiting(port, is_waiting))
+        one = _HeldRequest(send, lambda is_waiting: self._on_waiting(clock, is_waiting))
         request = replace(
             request,
             options=request.options.model_copy(update=own),
@@ -346,20 +351,20 @@ class ChildCalls:
         chosen = options.wait_for_approval
         return max(0.0, asker.wait_s(wanted if chosen is None else chosen) - waited_s)
 
-    def _on_waiting(self, port: CallPort, is_waiting: bool) -> None:
+    def _on_waiting(self, clock: RunClock, is_waiting: bool) -> None:
         """Pause the program's clock while at least one of its calls waits for a human."""
         now = self._services.clock.monotonic()
         self._waiting += 1 if is_waiting else -1
         if is_waiting and self._waiting == 1:
             self._waiting_since = now
             self._parent.handle.report(0, "a tool that the program has called waits for approval")
-            port.pause(is_paused=True)
+            clock.pause(is_paused=True)
         elif not self._waiting:
             self._waited_s += now - self._waiting_since
-            port.pause(is_paused=False)
+            clock.pause(is_paused=False)
 
     async def _run(
-        self, number: int, request: CallRequest, handle: CallHandle, port: CallPort
+        self, number: int, request: CallRequest, handle: CallHandle, answer: Answer
     ) -> None:
         if self._is_over:  # `close` ran before this task started and could not cancel it
             return
@@ -370,9 +375,9 @@ class ChildCalls:
             log_fault(self._services.log, "call.child_failed", fault)
             ended = InternalError("The engine failed internally.")
         self._unanswered -= 1
-        self._answer(number, ended, port)
+        self._answer(number, ended, answer)
 
-    def _answer(self, number: int, ended: Envelope | EngineError, port: CallPort) -> None:
+    def _answer(self, number: int, ended: Envelope | EngineError, send: Answer) -> None:
         """Send the data or the error to the program."""
         data: JsonObject = {}
         if isinstance(ended, EngineError):
@@ -389,7 +394,7 @@ class ChildCalls:
             )
             answer = _encoded(number, data, error)
         self._failed += error is not None
-        port.answer(answer)
+        send(answer)
 
 
 def _encoded(number: int, data: JsonObject, error: ErrorInfo | None) -> bytes:

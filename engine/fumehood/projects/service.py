@@ -80,11 +80,13 @@ from fumehood.projects.writing import (
     Writing,
     as_told,
 )
-from fumehood.protocol.framing import FED, FEED_BYTES, TAKEN, ConnectionFrame, FrameError
+from fumehood.protocol.connections import ONLY, TAKEN, Segment
+from fumehood.protocol.framing import FrameError
 from fumehood.sandbox.connections import Connection, Connections
 from fumehood.sandbox.session import workspace_mb
 from fumehood.sandbox.sessions import SessionKeeper
-from fumehood.sandbox.wall import CallPort, Dial, Lease, Network, RunSinks, try_later
+from fumehood.sandbox.streams import Stream, StreamKind, StreamPort
+from fumehood.sandbox.wall import Lease, RunSinks, try_later
 from fumehood.storage.files import Missing, SavedFiles, file_name
 
 MAX_KNOWN = 50
@@ -586,28 +588,25 @@ def _look(claim: Claim) -> tuple[Path, list[Found], dict[str, str]]:
         return directory, *project.look(everything=claim.everything)
 
 
+FEED_BYTES = 1 << 20
+"""Bytes of a feed that may be in transit."""
+
+FEED = StreamKind("feed", str(FEED_BYTES))
+
+
 class Feed(Connections):
     """Sends bytes to the engine's own program in a container, through `stream`, at the program's
     reading speed. The guest may only acknowledge bytes.
     """
 
-    def __init__(self) -> None:
-        super().__init__(0, lambda frame: None, lambda connection: None)
-        self.stream = Connection(self, FED, room=0, window=FEED_BYTES)
-        self._open[FED] = self.stream
+    def __init__(self, port: StreamPort) -> None:
+        super().__init__(port, lambda connection: None)
+        self.stream = self._open[ONLY] = Connection(self, ONLY, room=0, window=FEED_BYTES)
 
-    def open(
-        self, run_id: int, send: Callable[[bytes], None], port: CallPort, dial: Dial | None = None
-    ) -> Feed:
-        """Attach the feed to a run. Implements `OpenConnections`."""
-        self.run_id, self.send = run_id, send
-        return self
-
-    def on_frame(self, frame: ConnectionFrame) -> None:
-        """Process a frame from the guest. Raises FrameError unless the frame acknowledges bytes."""
-        if (frame.kind, frame.number) != (TAKEN, FED):
+    def _on_segment(self, segment: Segment) -> None:
+        if (segment.step, segment.number) != (TAKEN, ONLY):
             raise FrameError("a connection that no program can have made")
-        super().on_frame(frame)
+        super()._on_segment(segment)
 
 
 async def feed(lease: Lease, pieces: Iterator[bytes]) -> Unpacked:
@@ -616,24 +615,27 @@ async def feed(lease: Lease, pieces: Iterator[bytes]) -> Unpacked:
     Raises:
         EngineError: the project could not be read, or the guest failed.
     """
-    fed = Feed()
     limits = Limits(wall_s=FEED_S, cpu_s=FEED_S, memory_mb=None, output_bytes=MB)
     failed: list[BaseException] = []
 
-    async def send() -> None:
+    async def send(stream: Connection) -> None:
         try:
             while (piece := await anyio.to_thread.run_sync(next, pieces, None)) is not None:
-                await fed.stream.send(piece)
+                await stream.send(piece)
         except anyio.BrokenResourceError:
             pass  # the run has ended: the guest's answer has the reason
         except EngineError as error:
             failed.append(error)
             group.cancel_scope.cancel()
 
+    def opened(port: StreamPort) -> Feed:
+        fed = Feed(port)
+        group.start_soon(send, fed.stream)
+        return fed
+
     said: list[Said[Unpacked]] = []
     async with anyio.create_task_group() as group:
-        group.start_soon(send)
-        sinks = RunSinks(network=Network(fed.open, ""))
+        sinks = RunSinks(streams=(Stream(FEED, opened),))
         try:
             said.append(await ask(lease, {"do": "take"}, limits, Unpacked, sinks))
         except EngineError as error:

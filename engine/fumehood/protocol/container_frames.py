@@ -5,47 +5,46 @@ kind of frame is small, so the host never holds much of a guest's data.
 
 Host to guest:
     {"op": "part", "id", "text"}        a piece of a long request's JSON, in order, before `run`
-    {"op": "run", "id", "program", "arguments" | null, "keep", "live", "thin", "tools",
+    {"op": "run", "id", "program", "arguments" | null, "keep", "live", "thin",
      "limits": {wall_s, cpu_s, memory_bytes, output_bytes}}
                                         `arguments` is null if the request was sent in parts;
                                         `keep` leaves files and variables for the next run;
                                         `live`: a client follows output and progress;
                                         `thin`: the program seems to need nothing that is preloaded;
-                                        `tools`: the program may call tools;
-                                        `trust` (optional): the program's connections go to the
-                                        gateway, and its clients should trust these certificates;
+                                        `streams` (optional): kind → a text for the guest's end
+                                        of each of the run's streams;
                                         `quiet` (optional): the program's files are not needed;
                                         `trial` (optional): what to do with the variables of a
                                         trial, and the trial's token
-    {"op": "answer", "id", "text"}      answers a call: its JSON, or the last part of it
     {"op": "pause", "id", "paused"}     stops the program's clock, or starts it again
     {"op": "cancel", "id"}
     {"op": "keep", "epoch", "wait_s"}   the container belongs to a session: see the guest's
                                         `takeover`
     {"op": "process", "id", "do", …}    a request about the registered processes, at any time;
                                         these ids are separate from those of runs
-Both ways, for a program with network: frames of its connections (`framing.ConnectionFrame`).
+Both ways: the frames of streams that the host has opened (`streams.StreamFrame`).
 Guest to host, at any time: a `process` for each such request, and `processes` when a process ended.
-Guest to host: `ready` once (see `messages`), then for each run any number of `output`, `progress`
-and `call`, then for each file one `file` and its `data`, one `ended`, one `reset`. One run at a
+Guest to host: `ready` once (see `messages`), then for each run any number of `output` and
+`progress`, then for each file one `file` and its `data`, one `ended`, one `reset`. One run at a
 time: the next may be sent when a `reset` has arrived that reports a clean container.
 """
 
 from __future__ import annotations
 
 import base64
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, ValidationError, model_validator
 
-from fumehood.core.call import MAX_TOOL_CHARACTERS
 from fumehood.core.errors import EndedBy
 from fumehood.core.json_types import JsonObject
 from fumehood.core.limits import Limit, Limits
 from fumehood.core.session import FileKind, SessionState
 from fumehood.core.workspace_path import MAX_PATH_BYTES
 from fumehood.protocol import framing, strict_json
-from fumehood.protocol.framing import CONNECTION_START, ConnectionFrame, FrameError
+from fumehood.protocol.framing import FrameError
 from fumehood.protocol.messages import (
     GuestProgress,
     GuestReady,
@@ -53,9 +52,12 @@ from fumehood.protocol.messages import (
     limits_in_frame,
     parse_frame,
 )
+from fumehood.protocol.streams import STREAM_START, StreamFrame
 
 PART_CHARACTERS = 64 * 1024
-"""Number of characters in each piece of a long request or answer."""
+"""Number of characters in each piece of a long request."""
+
+NO_STREAMS: Mapping[str, str] = MappingProxyType({})
 
 OUTPUT_START = b'{"op":"output",'
 """The beginning of an output frame as the guest writes it. Frames in other forms are parsed more
@@ -74,17 +76,6 @@ class ContainerOutput(StrictFrame):
     id: int
     stream: Literal["stdout", "stderr"]
     text: str
-
-
-class ContainerCall(StrictFrame):
-    """A program's call of a tool. Every field is untrusted."""
-
-    op: Literal["call"]
-    id: int
-    number: int = Field(ge=0, lt=1 << 31)
-    """The program chooses this number. The answer to the call has the same number."""
-    tool: str = Field(max_length=MAX_TOOL_CHARACTERS)
-    arguments: dict[str, Any]
 
 
 class ContainerFile(StrictFrame):
@@ -216,7 +207,6 @@ ContainerMessage = (
     GuestReady
     | ContainerOutput
     | GuestProgress
-    | ContainerCall
     | ContainerFile
     | ContainerData
     | ContainerEnding
@@ -225,13 +215,12 @@ ContainerMessage = (
     | ContainerProcesses
 )
 
-ContainerFrame = ContainerMessage | ConnectionFrame
+ContainerFrame = ContainerMessage | StreamFrame
 
 _KINDS: dict[str, type[ContainerMessage]] = {
     "ready": GuestReady,
     "output": ContainerOutput,
     "progress": GuestProgress,
-    "call": ContainerCall,
     "file": ContainerFile,
     "data": ContainerData,
     "ended": ContainerEnding,
@@ -251,8 +240,8 @@ def parse_container_body(body: bytes) -> ContainerFrame:
     Raises:
         FrameError: the body is not one of the guest's messages.
     """
-    if body.startswith(CONNECTION_START):
-        return ConnectionFrame.parse(body)
+    if body.startswith(STREAM_START):
+        return StreamFrame.parse(body)
     if not body.startswith(OUTPUT_START):
         return parse_frame(framing.parse_body(body), _KINDS)
     try:
@@ -271,11 +260,13 @@ def run_frames(
     keep: bool = False,
     live: bool = False,
     thin: bool = False,
-    tools: bool = False,
-    trust: str | None = None,
+    streams: Mapping[str, str] = NO_STREAMS,
     trial: tuple[str, str] | None = None,
 ) -> list[JsonObject]:
-    """Return the frames that start a run. A long request is sent in parts before the run."""
+    """Return the frames that start a run. A long request is sent in parts before the run.
+
+    `streams` maps the kind of each of the run's streams to the text for the guest's end of it.
+    """
     run: JsonObject = {
         "op": "run",
         "id": run_id,
@@ -284,29 +275,20 @@ def run_frames(
         "keep": keep,
         "live": live,
         "thin": thin,
-        "tools": tools,
+        "tools": False,  # read by the guests of earlier engines, whose sessions are taken over
         "limits": limits_in_frame(limits),
     }
     if arguments.get("return_files") is False:
         run["quiet"] = True
-    if trust is not None:
-        run["trust"] = trust
+    if streams:
+        run["streams"] = dict(streams)
     if trial is not None:
         run["trial"] = list(trial)
     text = strict_json.dumps(arguments).decode()
     if len(text) <= PART_CHARACTERS:
         return [run]
-    return [*_parts(run_id, text), {**run, "arguments": None}]
-
-
-def answer_frames(run_id: int, answer: bytes) -> list[JsonObject]:
-    """Return the frames that send an answer, given as JSON, to a program's call."""
-    *parts, last = _parts(run_id, answer.decode("ascii"))
-    return [*parts, {**last, "op": "answer"}]
-
-
-def _parts(run_id: int, text: str) -> list[JsonObject]:
-    return [
+    parts = [
         {"op": "part", "id": run_id, "text": text[start : start + PART_CHARACTERS]}
         for start in range(0, len(text), PART_CHARACTERS)
     ]
+    return [*parts, {**run, "arguments": None}]

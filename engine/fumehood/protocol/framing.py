@@ -10,7 +10,7 @@ that limit is refused before a byte of the body is kept.
 from __future__ import annotations
 
 import struct
-from typing import Any, NamedTuple
+from typing import Any
 
 from fumehood.protocol import strict_json
 
@@ -52,12 +52,6 @@ MAX_INPUT_BYTES = 64 * 1024
 OUTPUT_PIECE_BYTES = 64 * 1024
 """Maximum number of bytes of a registered process's output in one answer."""
 
-WINDOW_BYTES = 256 * 1024
-"""Maximum number of bytes of one connection that may be in transit in one direction."""
-
-MAX_CONNECTIONS = 256
-"""Maximum number of concurrent connections of one program to the gateway."""
-
 GATEWAY_PORT = 3128
 """The port on a container's loopback where programs find the gateway, as an HTTP proxy."""
 
@@ -67,40 +61,8 @@ TRUST_DIRECTORY = "/run/fumehood"
 TRUST_FILE = f"{TRUST_DIRECTORY}/trust.pem"
 """The file with the certificates that clients in the container should trust."""
 
-PIECE_BYTES = 64 * 1024
-"""Maximum number of bytes of a connection in one frame."""
-
-FRONT_RUN = 1
-"""The run id of the connections of an operator's program, which belong to no run."""
-
-FRONT_STREAMS = 1
-"""The number of the first connection of `FRONT_RUN`: the program's standard input and output."""
-
-FED = 0
-"""The number of the connection by which the host feeds data to a program of the engine. No program
-opens a connection with this number."""
-
-FEED_BYTES = 1 << 20
-"""Bytes of the connection `FED` that may be in transit."""
-
-PORTS_RUN = 0
-"""The run id of connections to ports of a session, which the host opens and which belong to no
-run."""
-
 MAX_PORT_CONNECTIONS = 64
 """Maximum number of concurrent connections to the ports of one session."""
-
-OPENED, DATA, TAKEN, FINISHED, CLOSED, OPEN = range(1, 7)
-"""Kinds of connection frames. `OPENED`: a program opened a connection. `DATA`: the next bytes of
-the connection. `TAKEN`: the receiver has consumed the stated number of bytes, and as many more may
-be sent. `FINISHED`: the sender sends no more bytes. `CLOSED`: the connection is closed. `OPEN`: the
-host requests a connection to the port in the data, and receives `OPENED` or `CLOSED`."""
-
-CONNECTION_START = b"\0"
-"""The first byte of a connection frame. JSON never begins with this byte."""
-
-CONNECTION = struct.Struct("!xBII")
-"""The head of a connection's frame: its kind, the id of the run, the number of the connection."""
 
 
 OF_WORDS = "".join(map(chr, range(0x21, 0x7F)))
@@ -143,50 +105,6 @@ def encode(message: dict[str, Any]) -> bytes:
     """Encode a message as a frame."""
     body = strict_json.dumps(message)
     return HEADER.pack(len(body)) + body
-
-
-class ConnectionFrame(NamedTuple):
-    """A frame of a program's connection. Its body is not JSON, because encoding JSON would take
-    most of the time of a transfer.
-    """
-
-    kind: int
-    run_id: int
-    number: int
-    data: bytes = b""
-
-    def body(self) -> bytes:
-        """Return the frame's body in the form that `parse` reads."""
-        return CONNECTION.pack(self.kind, self.run_id, self.number) + self.data
-
-    def encode(self) -> bytes:
-        """Return the whole frame as bytes."""
-        body = self.body()
-        return HEADER.pack(len(body)) + body
-
-    @classmethod
-    def parse(cls, body: bytes) -> ConnectionFrame:
-        """Parse a body that begins with `CONNECTION_START`.
-
-        Raises:
-            FrameError: the body is not a connection frame.
-        """
-        if len(body) < CONNECTION.size:
-            raise FrameError("a connection's frame is too short")
-        kind, run_id, number = CONNECTION.unpack_from(body)
-        if not OPENED <= kind <= OPEN or len(body) > CONNECTION.size + PIECE_BYTES:
-            raise FrameError("a connection's frame is of no kind, or too long")
-        return cls(kind, run_id, number, body[CONNECTION.size :])
-
-    @property
-    def taken_bytes(self) -> int:
-        """The number of consumed bytes that a `TAKEN` frame reports."""
-        return int.from_bytes(self.data, "big")
-
-
-def taken(run_id: int, number: int, count: int) -> bytes:
-    """Return the frame that reports that `count` bytes of a connection were consumed."""
-    return ConnectionFrame(TAKEN, run_id, number, count.to_bytes(4, "big")).encode()
 
 
 class Decoder:

@@ -37,6 +37,8 @@ class GuestReady(StrictFrame):
     op: str
     enforces: dict[str, bool]
     faults: tuple[str, ...] = Field(strict=False)
+    streams: tuple[str, ...] = Field(default=(), strict=False)
+    """The kinds of streams that the guest knows."""
 
     @property
     def enforced(self) -> frozenset[Limit]:

@@ -26,8 +26,8 @@ from fumehood.core.identity import TrustDomain
 from fumehood.core.json_types import JsonObject
 from fumehood.core.limits import Limit, Limits, WallLimits, least_limits
 from fumehood.core.session import FileKind, SessionHome, SessionRecord, SessionState
-from fumehood.protocol.framing import ConnectionFrame
 from fumehood.protocol.messages import GuestEnding
+from fumehood.sandbox.streams import Stream, StreamEnd
 
 OnProgress = Callable[[float, str], None]
 """Receives a percentage (0 to 100) and a message of at most 200 characters."""
@@ -48,20 +48,6 @@ class FileSink(Protocol):
 
 OnOutput = Callable[[str, str], None]
 """Receives the name of a stream (`stdout`, `stderr`) and its next text."""
-
-
-class CallPort(Protocol):
-    """Answers a program's tool calls and pauses its run. Does nothing after the run has ended."""
-
-    def answer(self, answer: bytes) -> None:
-        """Send an answer, as JSON that includes the call's number."""
-
-    def pause(self, *, is_paused: bool) -> None:
-        """Pause the run's clock while the run waits for a human, or resume the clock."""
-
-
-OnCall = Callable[[int, str, JsonObject, CallPort], None]
-"""Receives a program's tool call: its number, the tool, the arguments, and the answer's port."""
 
 OnEvent = Callable[[str, JsonObject], None]
 """Receives the name of an event and its values."""
@@ -105,53 +91,12 @@ async def rest_after(took_s: float) -> None:
         await anyio.sleep(min(4 * took_s, MAX_BREAK_S))
 
 
-class FrameSink(Protocol):
-    """Receives the frames of a run's connections."""
-
-    def on_frame(self, frame: ConnectionFrame) -> None:
-        """Process a frame from the guest. Must not block.
-
-        Raises:
-            FrameError: the frame breaks the protocol.
-        """
-
-    def close(self) -> None:
-        """Break all connections, because the run has ended."""
-
-
-Dial = Callable[[str, int], Awaitable[anyio.abc.ByteStream]]
-"""Connects to an address and port from the machine on which the run takes place. Raises
-EngineError.
-"""
-
-
-class OpenConnections(Protocol):
-    """Creates the receiver of a run's connections."""
-
-    def __call__(
-        self, run_id: int, send: Callable[[bytes], None], port: CallPort, dial: Dial | None = None
-    ) -> FrameSink:
-        """Create the receiver for the run `run_id`. `send` sends a frame to the guest, and `port`
-        pauses the run's clock. If the run is on another machine, `dial` connects from there.
-        """
-
-
-@dataclass(frozen=True, slots=True)
-class Network:
-    """How a program reaches the gateway."""
-
-    open: OpenConnections
-    trust: str
-    """The certificates that the program's clients accept, in PEM; empty if `open` does not lead to
-    the gateway but sends bytes to a program of the engine."""
-
-
 @dataclass(frozen=True, slots=True)
 class RunSinks:
     """Receivers of a run's events. Events without a receiver are dropped.
 
     Receivers are called in the event loop, so they must not block. A receiver that raises is not
-    called again, and the run continues.
+    called again, and the run continues. Only a stream's end can refuse what it receives.
     """
 
     progress: OnProgress | None = None
@@ -163,10 +108,8 @@ class RunSinks:
     ending."""
     is_live: bool = False
     """Whether output is sent as soon as it is written, instead of in few long pieces."""
-    call: OnCall | None = None
-    """Receives the program's tool calls. Without it the program cannot call tools."""
-    network: Network | None = None
-    """Receives the program's connections to the gateway. Without it the program has no network."""
+    streams: tuple[Stream[StreamEnd], ...] = ()
+    """The streams between the program and features of the engine, each of another kind."""
     brake: Brake | None = None
     """Pauses the reading of output and files while too much data is waiting to be processed."""
     trial: tuple[str, str] | None = None

@@ -35,7 +35,8 @@ from fumehood.executors.outcome import Outcome
 from fumehood.pipeline.plan import executor_of
 from fumehood.redaction.redactor import Redactor
 from fumehood.registry.index import RegisteredTool, Source
-from fumehood.sandbox.wall import NO_SINKS, Network, RunEnding, RunSinks
+from fumehood.sandbox.streams import Stream, StreamKind
+from fumehood.sandbox.wall import NO_SINKS, RunEnding, RunSinks
 
 pytestmark = pytest.mark.anyio
 
@@ -94,6 +95,11 @@ async def run(
     )  # fmt: skip
 
 
+def stream_of(kind: str) -> Stream[Any]:
+    """A stream that no wall opens."""
+    return Stream(StreamKind(kind), lambda port: None)
+
+
 def variables(arguments: JsonObject) -> dict[str, str]:
     """The program's variables: of a name that is there twice, the last one counts."""
     return {one["name"]: one["value"] for one in arguments["env"]}
@@ -104,19 +110,19 @@ def variables(arguments: JsonObject) -> dict[str, str]:
 
 async def test_part_adds_variables_arguments_sinks_and_a_share_of_the_outcome() -> None:
     wall, seen = Wall(), list[Ran]()
-    network = Network(lambda *_, **__: None, "certificates")  # type: ignore[arg-type, return-value]
+    stream = stream_of("network")
 
     def share(ran: Ran) -> Share:
         seen.append(ran)
         return Share(fields={"more": 1}, warnings=("told",), network=REPORT, kept="kept")
 
     given = Given(
-        arguments={"tools": []}, environment={"OWN": "part"}, network=network, share=share
+        arguments={"tools": []}, environment={"OWN": "part"}, streams=(stream,), share=share
     )
     outcome = await run(wall, around(given))
     ((arguments, sinks),) = wall.runs
     assert variables(arguments).items() >= {"OWN": "part", "MINE": "caller"}.items()
-    assert (arguments["tools"], arguments["code"], sinks.network) == ([], "1", network)
+    assert (arguments["tools"], arguments["code"], sinks.streams) == ([], "1", (stream,))
     assert [ran.ending for ran in seen] == [wall.ending]
     assert outcome.data["more"] == 1
     assert (outcome.warnings[-1], outcome.kept) == ("told", ("kept",))
@@ -191,13 +197,17 @@ async def test_attack_run_without_the_part_that_it_needs_does_not_begin(name: st
     assert twin.error is None
 
 
-async def test_run_that_two_parts_want_to_listen_to_does_not_begin() -> None:
-    wall, network = Wall(), Network(lambda *_, **__: None, "certificates")  # type: ignore[arg-type, return-value]
+async def test_run_that_two_parts_give_streams_of_one_kind_does_not_begin() -> None:
+    wall = Wall()
+    one, two = stream_of("network"), stream_of("calls")
     with pytest.raises(InternalError):
-        await run(wall, around(Given(network=network)), around(Given(network=network)))
+        await run(
+            wall, around(Given(streams=(one,))), around(Given(streams=(two, stream_of("network"))))
+        )
     assert wall.runs == []
-    await run(wall, around(Given(network=network)), around(Given()))  # the twin
-    assert len(wall.runs) == 1
+    await run(wall, around(Given(streams=(one,))), around(Given(streams=(two,))))  # the twin
+    ((_, sinks),) = wall.runs
+    assert sinks.streams == (one, two)
 
 
 async def test_part_can_refuse_a_run() -> None:
@@ -220,13 +230,7 @@ _fields = strategies.sampled_from(
     ["ended_by", "exit_code", "stdout", "stderr", "value", "files", "more"]
 )
 _texts = strategies.sampled_from(["", "ok", "part"])
-
-
-def on_call(*_: Any) -> None:
-    pass
-
-
-_networks = Network(lambda *_, **__: None, "")  # type: ignore[arg-type, return-value]
+_kinds = strategies.sampled_from(["network", "calls", "more"])
 
 
 def failed(fields: JsonObject) -> EngineError:
@@ -269,8 +273,7 @@ def _parts(draw: Callable[..., Any]) -> Around:
         needs=frozenset(draw(strategies.sets(strategies.sampled_from(["network", "tools"])))),
         arguments=draw(strategies.dictionaries(_keys, _texts)),
         environment=draw(strategies.dictionaries(_names, _texts)),
-        call=draw(strategies.sampled_from([None, on_call])),
-        network=draw(strategies.sampled_from([None, _networks])),
+        streams=tuple(map(stream_of, draw(strategies.sets(_kinds)))),
         with_digests=draw(strategies.booleans()),
         share=shared,
     )

@@ -10,19 +10,12 @@ from collections.abc import Callable
 import anyio
 import pytest
 
-from fumehood.mcp.client.program import ContainerProgram, NetworkedProgram
-from fumehood.protocol.framing import (
-    DATA,
-    FRONT_RUN,
-    FRONT_STREAMS,
-    OPENED,
-    WINDOW_BYTES,
-    ConnectionFrame,
-    taken,
-)
+from fumehood.mcp.client.program import STANDARD, ContainerProgram, NetworkedProgram
+from fumehood.protocol.connections import DATA, OPENED, WINDOW_BYTES, Segment, taken
+from fumehood.protocol.streams import FRONT_RUN, StreamFrame
 from fumehood.sandbox.connections import Connection, Connections
-from fumehood.sandbox.container.channel import MAX_UNSENT_BYTES
-from fumehood.sandbox.wall import AttachedProgram, CallPort, Dial, Network
+from fumehood.sandbox.streams import MAX_UNREAD_BYTES, Stream, StreamKind
+from fumehood.sandbox.wall import AttachedProgram
 
 pytestmark = pytest.mark.anyio
 
@@ -39,7 +32,8 @@ class Front:
         self._end = end
         end.setblocking(False)
 
-    async def send(self, frame: bytes) -> None:
+    async def send(self, kind: str, segment: Segment, run_id: int = FRONT_RUN) -> None:
+        frame = StreamFrame(kind, run_id, segment.encode()).encode()
         record = struct.pack("!BxxxI", 1, len(frame)) + frame
         await asyncio.get_running_loop().sock_sendall(self._end, record)
 
@@ -51,23 +45,33 @@ async def begun(on_open: Callable[[Connection], None]) -> tuple[NetworkedProgram
     async def remove() -> None:
         its.close()
 
-    def connections(
-        run_id: int, send: Callable[[bytes], None], port: CallPort, dial: Dial | None = None
-    ) -> Connections:
-        return Connections(run_id, send, on_open)
-
     program = ContainerProgram(AttachedProgram(reader, writer, remove))
     front = Front(its)
-    behind = NetworkedProgram(program, Network(connections, "trust"))
-    await front.send(ConnectionFrame(OPENED, FRONT_RUN, FRONT_STREAMS).encode())
+    network = Stream(StreamKind("network", "trust"), lambda port: Connections(port, on_open))
+    behind = NetworkedProgram(program, network)
+    await front.send(STANDARD, Segment(OPENED, 1))
     return behind, front
 
 
 async def test_streams_of_the_program_are_its_first_connection() -> None:
     program, front = await begun(lambda connection: None)
-    await front.send(ConnectionFrame(DATA, FRONT_RUN, FRONT_STREAMS, b"hello").encode())
+    await front.send(STANDARD, Segment(DATA, 1, b"hello"))
     with anyio.fail_after(5):
         assert await program.read() == b"hello"
+    await program.stop()
+
+
+@pytest.mark.parametrize(
+    ("kind", "run_id", "step"),
+    [("exec", FRONT_RUN, OPENED), ("network", 2, OPENED), (STANDARD, 0, OPENED), (STANDARD, 1, 9)],
+)
+async def test_attack_frame_of_no_open_stream_ends_the_program(
+    kind: str, run_id: int, step: int
+) -> None:
+    program, front = await begun(lambda connection: None)
+    await front.send(kind, Segment(step, 7), run_id)
+    with anyio.fail_after(5):
+        assert await program.read() == b""
     await program.stop()
 
 
@@ -85,17 +89,17 @@ async def test_attack_front_that_reads_nothing_is_cut_off_before_it_fills_the_en
     program, front = await begun(
         lambda connection: tasks.append(asyncio.ensure_future(serve(connection)))
     )
-    await front.send(ConnectionFrame(OPENED, FRONT_RUN, 2).encode())
+    await front.send("network", Segment(OPENED, 1))
     with anyio.fail_after(20):
         reading = asyncio.ensure_future(program.read())
-        while not reading.done() and sent < 2 * MAX_UNSENT_BYTES:
+        while not reading.done() and sent < 2 * MAX_UNREAD_BYTES:
             await asyncio.sleep(0.001)
             try:
-                await front.send(taken(FRONT_RUN, 2, WINDOW_BYTES))
+                await front.send("network", taken(1, WINDOW_BYTES))
             except OSError:
                 break
         assert await reading == b""
-    assert sent < MAX_UNSENT_BYTES + 4 * WINDOW_BYTES
+    assert sent < MAX_UNREAD_BYTES + 4 * WINDOW_BYTES
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)

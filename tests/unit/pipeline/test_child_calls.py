@@ -24,6 +24,7 @@ from fumehood.core.envelope import Envelope
 from fumehood.core.identity import Principal, Scope
 from fumehood.pipeline import child_calls
 from fumehood.pipeline.child_calls import MAX_RESULT_BYTES
+from fumehood.protocol.streams import Joiner
 from fumehood.sandbox.wall import RunSinks
 from fumehood.testing import CONTAINER_LIMITS, FakeWall, ManualClock, SeenRun
 from support.answers import code_of, error_of
@@ -41,18 +42,31 @@ YES = NewDecision(decision="approve")
 
 @dataclass
 class Guest:
-    """The program's side of its run."""
+    """The program's side of its run, and the port to it."""
 
     sinks: RunSinks
+    dial: None = None
     answers: dict[int, Any] = field(default_factory=dict)
     pauses: list[bool] = field(default_factory=list)
     number: int = 0
+    joiner: Joiner = field(default_factory=Joiner)
     changed: asyncio.Event = field(default_factory=asyncio.Event)
 
-    def answer(self, answer: bytes) -> None:
-        message = json.loads(answer)
-        self.answers[message["call"]] = message
-        self.changed.set()
+    def __post_init__(self) -> None:
+        streams = {stream.kind.name: stream for stream in self.sinks.streams}
+        self.has_tools = "calls" in streams
+        if self.has_tools:
+            self.end = streams["calls"].open(self)
+
+    def send(self, body: bytes) -> None:
+        answer = self.joiner.add(body)
+        if answer is not None:
+            message = json.loads(answer)
+            self.answers[message["call"]] = message
+            self.changed.set()
+
+    def refuse(self, why: str) -> None:
+        raise AssertionError(why)
 
     def pause(self, *, is_paused: bool) -> None:
         self.pauses.append(is_paused)
@@ -61,8 +75,8 @@ class Guest:
     def begin(self, tool: str, arguments: Any = None) -> int:
         """Send a call, and return its number."""
         self.number += 1
-        assert self.sinks.call is not None
-        self.sinks.call(self.number, tool, arguments or {}, self)
+        call = {"number": self.number, "tool": tool, "arguments": arguments or {}}
+        self.end.on_frame(json.dumps(call).encode())
         return self.number
 
     async def until(self, condition: Callable[[], bool]) -> None:
@@ -215,7 +229,7 @@ async def test_fallback_to_code_tool_is_refused_within_a_program(
         engine, seen = made.bench.engine, []
 
         async def meanwhile(run: SeenRun, sinks: RunSinks) -> None:
-            if sinks.call is not None:
+            if sinks.streams:
                 seen.append(await Guest(sinks).code("first", {"code": "2"}))
 
         wall = FakeWall(limits=CONTAINER_LIMITS, meanwhile=meanwhile)
@@ -261,7 +275,7 @@ async def test_fixed_tools_argument_determines_program_tools_of_agent(
     home: Path, tools: list[str], code: str, has_tools: bool | None
 ) -> None:
     async def look(guest: Guest) -> Any:
-        return guest.sinks.call is not None
+        return guest.has_tools
 
     async with stage(home) as on:
         agents, me = on.engine.agents, on.engine.owner.id

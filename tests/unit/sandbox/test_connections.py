@@ -8,86 +8,88 @@ import anyio
 import pytest
 
 from fumehood.core.errors import InvalidParams, NetworkError, SandboxUnavailable
-from fumehood.protocol.framing import (
+from fumehood.protocol.connections import (
     CLOSED,
     DATA,
     FINISHED,
-    GATEWAY_PORT,
     MAX_CONNECTIONS,
-    MAX_PORT_CONNECTIONS,
+    OPEN,
     OPENED,
     PIECE_BYTES,
-    PORTS_RUN,
     TAKEN,
     WINDOW_BYTES,
-    ConnectionFrame,
-    Decoder,
-    FrameError,
+    Segment,
 )
-from fumehood.sandbox.connections import (
-    Connection,
-    Connections,
-    PortConnection,
-    PortConnections,
-)
+from fumehood.protocol.framing import GATEWAY_PORT, MAX_PORT_CONNECTIONS, FrameError
+from fumehood.sandbox.connections import Connection, Connections
+from fumehood.sandbox.ports import PortConnection, PortConnections
 
 pytestmark = pytest.mark.anyio
-RUN = 7
 
 
 class Guest:
-    """The other end."""
+    """The other end, and the port to it."""
+
+    dial = None
 
     def __init__(self) -> None:
         self.opened: list[Connection] = []
-        self.received: list[ConnectionFrame] = []
-        self.connections = Connections(RUN, self.take, self.opened.append)
+        self.received: list[Segment] = []
+        self.connections = self.begin()
 
-    def take(self, frame: bytes) -> None:
-        self.received += map(ConnectionFrame.parse, Decoder(1 << 20).bodies(frame))
+    def begin(self) -> Connections:
+        return Connections(self, self.opened.append)
 
-    def send(self, kind: int, number: int = 1, data: bytes = b"", run_id: int = RUN) -> None:
-        (body,) = Decoder(1 << 20).bodies(ConnectionFrame(kind, run_id, number, data).encode())
-        self.connections.on_frame(ConnectionFrame.parse(body))
+    def send(self, body: bytes) -> None:
+        self.received.append(Segment.parse(body))
 
-    def count(self, kind: int) -> int:
+    def pause(self, *, is_paused: bool) -> None:
+        raise AssertionError
+
+    def refuse(self, why: str) -> None:
+        raise AssertionError
+
+    def says(self, step: int, number: int = 1, data: bytes = b"") -> None:
+        self.connections.on_frame(Segment(step, number, data).encode())
+
+    def count(self, step: int) -> int:
         return sum(
-            frame.taken_bytes if kind == TAKEN else len(frame.data)
-            for frame in self.received
-            if frame.kind == kind
+            segment.taken_bytes if step == TAKEN else len(segment.data)
+            for segment in self.received
+            if segment.step == step
         )
 
 
 async def test_bytes_pass_both_ways_as_far_as_they_are_taken() -> None:
     guest = Guest()
-    guest.send(OPENED)
+    guest.says(OPENED)
     (stream,) = guest.opened
-    guest.send(DATA, data=b"hello")
+    guest.says(DATA, data=b"hello")
     assert await stream.receive() == b"hello"
     assert guest.count(TAKEN) == 5
     async with anyio.create_task_group() as group:
         group.start_soon(stream.send, b"x" * (WINDOW_BYTES + 10))
         await anyio.wait_all_tasks_blocked()
         assert guest.count(DATA) == WINDOW_BYTES  # the rest waits
-        guest.send(TAKEN, data=(100).to_bytes(4, "big"))
+        guest.says(TAKEN, data=(100).to_bytes(4, "big"))
         await anyio.wait_all_tasks_blocked()
     assert guest.count(DATA) == WINDOW_BYTES + 10
-    guest.send(FINISHED)
+    guest.says(FINISHED)
     with pytest.raises(anyio.EndOfStream):
         await stream.receive()
     await stream.aclose()
-    assert guest.received[-1].kind == CLOSED
+    assert guest.received[-1].step == CLOSED
 
 
 async def test_streams_are_broken_when_the_program_or_its_run_ends() -> None:
     guest = Guest()
-    guest.send(OPENED, 1)
-    guest.send(OPENED, 2)
-    guest.send(CLOSED, 1)
+    guest.says(OPENED, 1)
+    guest.says(OPENED, 2)
+    guest.says(CLOSED, 1)
     first, second = guest.opened
     with pytest.raises(anyio.BrokenResourceError):
         await first.receive()
-    guest.send(DATA, 1, b"late")  # on its way when it closed
+    guest.says(DATA, 1, b"late")  # on its way when it closed
     async with anyio.create_task_group() as group:
 
         async def read() -> None:
@@ -99,45 +101,45 @@ async def test_streams_are_broken_when_the_program_or_its_run_ends() -> None:
         guest.connections.close()
     with pytest.raises(anyio.BrokenResourceError):
         await second.send(b"x")
-    guest.send(OPENED, 3)
+    guest.says(OPENED, 3)
     assert len(guest.opened) == 2
 
 
 def send_too_much(guest: Guest) -> None:
-    guest.send(OPENED)
+    guest.says(OPENED)
     for _ in range(WINDOW_BYTES // PIECE_BYTES):
-        guest.send(DATA, data=b"x" * PIECE_BYTES)
-    guest.send(DATA, data=b"x")
+        guest.says(DATA, data=b"x" * PIECE_BYTES)
+    guest.says(DATA, data=b"x")
 
 
 def take_too_much(guest: Guest) -> None:
-    guest.send(OPENED)
-    guest.send(TAKEN, data=(1).to_bytes(4, "big"))
+    guest.says(OPENED)
+    guest.says(TAKEN, data=(1).to_bytes(4, "big"))
 
 
 def open_too_many(guest: Guest) -> None:
     for number in range(2 * MAX_CONNECTIONS + 1):
-        guest.send(OPENED, number + 1)
+        guest.says(OPENED, number + 1)
 
 
 def open_again(guest: Guest) -> None:
-    guest.send(OPENED, 2)
-    guest.send(OPENED, 1)
+    guest.says(OPENED, 2)
+    guest.says(OPENED, 1)
 
 
 def send_after_the_end(guest: Guest) -> None:
-    guest.send(OPENED)
-    guest.send(FINISHED)
-    guest.send(DATA, data=b"x")
+    guest.says(OPENED)
+    guest.says(FINISHED)
+    guest.says(DATA, data=b"x")
 
 
 @pytest.mark.parametrize(
     "attack",
     [
         send_too_much, take_too_much, open_too_many, open_again, send_after_the_end,
-        lambda guest: guest.send(DATA, 1),
-        lambda guest: guest.send(OPENED, run_id=RUN + 1),
-        lambda guest: guest.send(9),
+        lambda guest: guest.says(DATA, 1),
+        lambda guest: guest.says(OPEN),
+        lambda guest: guest.says(9),
     ],
 )  # fmt: skip
 async def test_attack_frame_that_breaks_the_protocol_is_noticed(attack) -> None:
@@ -145,26 +147,14 @@ async def test_attack_frame_that_breaks_the_protocol_is_noticed(attack) -> None:
         attack(Guest())
 
 
-@pytest.mark.parametrize(
-    "body", [b"\0", b"\0" * 8, b"\0\1" + b"\0" * 8 + b"x" * (PIECE_BYTES + 1), b"\0\0" + b"\0" * 8]
-)
-def test_attack_body_that_is_no_frame_is_refused(body: bytes) -> None:
-    with pytest.raises(FrameError):
-        ConnectionFrame.parse(body)
-
-
-class PortGuest:
+class PortGuest(Guest):
     """The other end of connections to ports."""
 
-    def __init__(self) -> None:
-        self.received: list[ConnectionFrame] = []
-        self.ports = PortConnections(self.take)
+    ports: PortConnections
 
-    def take(self, frame: bytes) -> None:
-        self.received += map(ConnectionFrame.parse, Decoder(1 << 20).bodies(frame))
-
-    def send(self, kind: int, number: int = 1, data: bytes = b"") -> None:
-        self.ports.on_frame(ConnectionFrame(kind, PORTS_RUN, number, data))
+    def begin(self) -> Connections:
+        self.ports = PortConnections(self)
+        return self.ports
 
     async def connecting(self, port: int = 8000) -> asyncio.Task[PortConnection]:
         task = asyncio.ensure_future(self.ports.connect(port))
@@ -175,7 +165,7 @@ class PortGuest:
 async def test_refused_port_is_a_network_error_and_a_wrong_port_is_never_sent() -> None:
     guest = PortGuest()
     task = await guest.connecting()
-    guest.send(CLOSED)
+    guest.says(CLOSED)
     with pytest.raises(NetworkError):
         await task
     sent = len(guest.received)
@@ -190,13 +180,13 @@ async def test_answer_to_a_given_up_connection_is_dropped_and_another_one_is_not
     task = await guest.connecting()
     task.cancel()
     await anyio.wait_all_tasks_blocked()
-    assert guest.received[-1].kind == CLOSED
-    guest.send(OPENED)
-    guest.send(DATA, data=b"late")
+    assert guest.received[-1].step == CLOSED
+    guest.says(OPENED)
+    guest.says(DATA, data=b"late")
     with pytest.raises(FrameError):
-        guest.send(OPENED)
+        guest.says(OPENED)
     with pytest.raises(FrameError):
-        guest.send(DATA, number=2)
+        guest.says(DATA, number=2)
 
 
 async def test_number_of_port_connections_is_bounded_and_the_end_breaks_all() -> None:
@@ -204,10 +194,28 @@ async def test_number_of_port_connections_is_bounded_and_the_end_breaks_all() ->
     tasks = [await guest.connecting() for _ in range(MAX_PORT_CONNECTIONS)]
     with pytest.raises(SandboxUnavailable):
         await guest.ports.connect(8000)
-    guest.send(OPENED)
+    guest.says(OPENED)
     stream = await tasks[0]
     guest.ports.close()
     with pytest.raises(anyio.BrokenResourceError):
         await stream.receive()
     results = await asyncio.gather(*tasks[1:], return_exceptions=True)
     assert {type(one) for one in results} == {SandboxUnavailable}
+
+
+async def test_interrupted_connections_break_and_new_ones_can_be_opened() -> None:
+    guest = PortGuest()
+    task = await guest.connecting()
+    guest.says(OPENED)
+    stream = await task
+    waiting = await guest.connecting()
+    guest.ports.interrupt()
+    with pytest.raises(anyio.BrokenResourceError):
+        await stream.receive()
+    with pytest.raises(SandboxUnavailable):
+        await waiting
+    guest.says(CLOSED, 1)
+    guest.says(OPENED, 2)
+    again = await guest.connecting()
+    guest.says(OPENED, 3)
+    assert isinstance(await again, PortConnection)

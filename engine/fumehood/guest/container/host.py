@@ -18,7 +18,6 @@ from fumehood.guest.container.chain import Chain
 from fumehood.guest.container.meter import Meter
 from fumehood.guest.container.prefork_pool import Stream
 from fumehood.guest.container.run import (
-    Answer,
     Keep,
     Run,
     claimed_exit,
@@ -30,6 +29,7 @@ from fumehood.guest.core.children import decode_status
 from fumehood.guest.core.limits import Limits
 from fumehood.guest.core.pipes import CHUNK_BYTES, write_all
 from fumehood.protocol import framing
+from fumehood.protocol.streams import STREAM_START, StreamFrame
 
 PATIENCE_S = 30.0
 """Seconds that the host may leave a frame unread. After that the host counts as gone, and the run
@@ -37,7 +37,7 @@ in progress is rolled back. A host that takes over waits longer than this.
 """
 
 
-Request = Run | Answer | framing.ConnectionFrame | dict[str, Any]
+Request = Run | StreamFrame | dict[str, Any]
 """A frame from the host. A dictionary contains `op`, and concerns a run, the session or its
 registered processes."""
 
@@ -86,8 +86,8 @@ class Host:
         requests: list[Request] = []
         try:
             for body in self._decoder.bodies(chunk):
-                if body.startswith(framing.CONNECTION_START):
-                    requests.append(framing.ConnectionFrame.parse(body))
+                if body.startswith(STREAM_START):
+                    requests.append(StreamFrame.parse(body))
                 else:
                     self._read_one(framing.parse_body(body), requests)
         except (framing.FrameError, KeyError, TypeError, ValueError):
@@ -101,9 +101,9 @@ class Host:
             return
         self.flush()
 
-    def send_bytes(self, frame: bytes) -> None:
-        """Send one frame of a connection."""
-        self._waiting += frame
+    def send_frame(self, frame: StreamFrame) -> None:
+        """Send one frame of a stream."""
+        self._waiting += frame.encode()
         self.flush()
 
     def flush(self) -> None:
@@ -116,9 +116,13 @@ class Host:
         except OSError:
             self._lose()
 
+    def ready(self, enforces: dict[str, bool], faults: list[str], streams: list[str]) -> None:
+        """Report that the container is ready, or why it is not, and the kinds of its streams."""
+        self.send({"op": "ready", "enforces": enforces, "faults": faults, "streams": streams})
+
     def fail(self, why: str) -> NoReturn:
         """Report the reason to the host, and end this container."""
-        self.send({"op": "ready", "enforces": {}, "faults": [why[:200]]})
+        self.ready({}, [why[:200]], [])
         end()
 
     @staticmethod
@@ -142,18 +146,8 @@ class Host:
                 self._parts.append(message["text"])
             case "run":
                 requests.append(self._run(message))
-            case "answer":
-                requests.append(self._answer(message))
             case _:
                 requests.append(message)
-
-    def _answer(self, message: dict[str, Any]) -> Answer:
-        """Return an answer to a tool call as a frame for the child. The answer's text is not
-        parsed.
-        """
-        body = "".join([*self._parts, message["text"]]).encode("ascii")
-        self._parts = []
-        return Answer(int(message["id"]), framing.HEADER.pack(len(body)) + body)
 
     def _run(self, message: dict[str, Any]) -> Run:
         """Return a run with its request as a frame for the child. Arguments that arrived in parts
@@ -179,9 +173,8 @@ class Host:
             keep=message["keep"] is True,
             live=message["live"] is True,
             thin=message["thin"] is True,
-            has_tools=message["tools"] is True,
+            streams=message.get("streams") or {},
             quiet=message.get("quiet") is True,
-            trust=message.get("trust"),
             trial=message.get("trial"),
         )
 
@@ -189,13 +182,6 @@ class Host:
 def end() -> NoReturn:
     """End the first process of the namespace, which ends all others."""
     os._exit(0)
-
-
-REFUSALS = 100
-"""Number of tool calls that a program may make beyond its limit. A program that makes more ignores
-the refusals, and is ended."""
-
-MAX_TOOL_CHARACTERS = 256
 
 
 class Reporter:
@@ -228,22 +214,6 @@ class Reporter:
                 self.output(run, stream)
         if report is not None and run.reports <= framing.MAX_REPORTS:
             self._host.send({"op": "progress", "id": run.id, **report})
-
-    def call(self, run: Run, claim: Any) -> bool:
-        """Forward a program's tool call. Returns False if the call is invalid, or the program has
-        made too many calls.
-        """
-        run.calls += 1
-        if run.calls > framing.MAX_CALLS + REFUSALS or not isinstance(claim, dict):
-            return False
-        number, tool, arguments = (claim.get(key) for key in ("number", "tool", "arguments"))
-        if type(number) is not int or not isinstance(tool, str) or not isinstance(arguments, dict):
-            return False
-        if not 0 <= number < 1 << 31 or len(tool) > MAX_TOOL_CHARACTERS:
-            return False
-        call = {"op": "call", "id": run.id, "number": number, "tool": tool, "arguments": arguments}
-        self._host.send(call)
-        return True
 
     def ended(self, run: Run, files_left_out: int, state: str | None) -> None:
         """Send the ending of a run. Call this once no process of the run is alive."""

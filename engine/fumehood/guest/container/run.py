@@ -38,14 +38,6 @@ class Measures:
 
 
 @dataclass(frozen=True)
-class Answer:
-    """The answer to a tool call of the program, as a frame for its child."""
-
-    id: int
-    frame: bytes
-
-
-@dataclass(frozen=True)
 class Keep:
     """The container now belongs to a session. If the current engine disappears, the container waits
     `wait_s` seconds for another; `epoch` is the current engine's epoch.
@@ -69,20 +61,13 @@ class Run:
     """Whether the output is followed, so that new text must be sent at once."""
     thin: bool = False
     """Whether the program appears to need none of the modules that the image preloads."""
-    has_tools: bool = False
-    """Whether the program may call other tools."""
-    calls: int = 0
-    """Number of tool calls that the program has made."""
+    streams: Mapping[str, str] = field(default_factory=dict)
+    """Kind of each of the run's streams → the host's text for the guest's end of it."""
     left_s: float | None = None
     """Seconds left until the deadline while the clock is paused, else None."""
     was_paused: bool = False
     trial: tuple[str, str] | None = None
     """What to do with the variables of a trial (`hold`, `adopt` or `drop`), and its token."""
-    trust: str | None = None
-    """The certificates that the program's clients must trust, if the program has network. If the
-    host sends bytes for the program instead, an empty text. Otherwise None."""
-    fed_bytes: int = 0
-    """Number of bytes at the end of `request` that the host has sent for the program."""
     quiet: bool = False
     """Whether only the run's figures are sent to the host, and not its files."""
     is_left: bool = False
@@ -148,6 +133,11 @@ def ending_of(
     if exit_code == SEAL_FAILED and not run.has_begun and run.claim is not None:
         return "sandbox_lost", None
     return "exit", None
+
+
+def is_running(run: Run) -> bool:
+    """Whether a run's first process was not killed and, as far as known, has not ended."""
+    return run.killed_for is None and not run.is_over and run.status is None
 
 
 def stays(run: Run) -> bool:

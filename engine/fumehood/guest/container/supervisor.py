@@ -16,7 +16,6 @@ Single-threaded, one selector: no call in this file waits for a program.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import gc
 import math
 import os
@@ -46,8 +45,8 @@ from fumehood.guest.container.prefork_pool import (
     make_child,
 )
 from fumehood.guest.container.registered import Registered
-from fumehood.guest.container.relay import Ports, Relay
-from fumehood.guest.container.run import Answer, Keep, Run, stays
+from fumehood.guest.container.run import Keep, Run, stays
+from fumehood.guest.container.streams import Place, Streams
 from fumehood.guest.container.takeover import Takeover
 from fumehood.guest.container.trees import Trees
 from fumehood.guest.container.walk import WORKSPACE
@@ -58,9 +57,7 @@ from fumehood.guest.core.children import peak_bytes
 from fumehood.guest.core.limits import CPU_BACKSTOP_S, address_space_bytes
 from fumehood.guest.core.pipes import CHUNK_BYTES, MAX_CLAIM_BYTES
 from fumehood.protocol import framing
-
-MAX_UNREAD_BYTES = 16 << 20
-"""Maximum number of bytes of answers to tool calls that a program has not read yet."""
+from fumehood.protocol.streams import StreamFrame
 
 FILE_CLOCK = getattr(time, "CLOCK_REALTIME_COARSE", 5)
 """The clock that stamps files. *Source*: clock_gettime(2), <linux/time.h>."""
@@ -165,8 +162,7 @@ class Supervisor:
             self._pools, self._chain, self._counters, self._mounts, self._reap, self._relays,
             self._registered, self._trees,
         )  # fmt: skip
-        self._relay = Relay(self._host, self._selector)
-        self._ports = Ports(self._host, self._selector)
+        self._streams = Streams(Place(self._host, self._selector, self._write, self._stop))
         self._reporter = Reporter(self._host, self._meter, self._chain, thin.pid)
         self._check: selfcheck.SelfCheck | None = selfcheck.SelfCheck(
             config, self._counters, self._mounts
@@ -218,20 +214,10 @@ class Supervisor:
                     end()  # the host never sends a second run
                 self._run = request
                 self._begin()
-            elif isinstance(request, Answer):
-                self._answer(request)
-            elif isinstance(request, framing.ConnectionFrame):
-                self._on_frame(request)
+            elif isinstance(request, StreamFrame):
+                self._streams.on_frame(self._run, request)
             else:
                 self._on_order(request)
-
-    def _on_frame(self, frame: framing.ConnectionFrame) -> None:
-        if frame.run_id == framing.PORTS_RUN:
-            self._ports.on_frame(frame)
-        elif frame.number == framing.FED:
-            self._feed(frame)
-        else:
-            self._relay.on_frame(frame)
 
     def _on_order(self, order: dict[str, Any]) -> None:
         run = self._run
@@ -266,8 +252,7 @@ class Supervisor:
         """Cancel the current run, and wait for another engine, because the host is gone."""
         self._left_at = time.monotonic()
         self._unwatch(0)
-        self._relay.end()
-        self._ports.end()
+        self._streams.leave()
         self._registered.leave()
         self._chain.drop()  # the next engine does not know of trials
         if self._run is not None:
@@ -296,29 +281,13 @@ class Supervisor:
         self._host.dismiss(former)
 
     def _greet(self) -> None:
-        self._host.send({"op": "ready", "enforces": self._enforces, "faults": []})
+        self._host.ready(self._enforces, [], self._streams.kinds)
         self._registered.tell()
 
-    def _answer(self, answer: Answer) -> None:
-        """Forward the answer to a program's tool call."""
-        run = self._run
-        if run is None or run.id != answer.id or not _is_running(run):
-            return
-        run.request += answer.frame
-        if len(run.request) > MAX_UNREAD_BYTES:
-            self._stop(run, "policy")
-        else:
-            self._flush_request()
-
-    def _feed(self, frame: framing.ConnectionFrame) -> None:
-        """Forward bytes from the host to the run's program, which is one of the engine's own
-        programs.
-        """
-        run = self._run
-        if run is not None and run.id == frame.run_id and _is_running(run):
-            run.request += frame.data
-            run.fed_bytes += len(frame.data)
-            self._flush_request()
+    def _write(self, run: Run, data: bytes) -> None:
+        """Pass bytes to a run's program, after the rest of its request."""
+        run.request += data
+        self._flush_request()
 
     # -- a run --------------------------------------------------------------------
 
@@ -333,12 +302,7 @@ class Supervisor:
         child = run.child
         assert child is not None
         child.decoder.max_bytes = MAX_CLAIM_BYTES
-        if run.trust:
-            self._relay.begin(run.id, run.trust)
-        elif run.trust is not None:
-            with contextlib.suppress(OSError):  # without this it only takes longer
-                fcntl.fcntl(child.request_fd, fcntl.F_SETPIPE_SZ, framing.FEED_BYTES)
-            self._host.send_bytes(framing.taken(run.id, framing.FED, framing.FEED_BYTES))
+        self._streams.begin(run)
         run.child_cpu_ns = kernel.process_cpu_ns(child.pid) or 0
         run.before = self._meter.read()
         if self._registered.pids:
@@ -420,10 +384,7 @@ class Supervisor:
             sent_bytes = os.write(descriptor, run.request)
             del run.request[:sent_bytes]
             run.sent_bytes += sent_bytes
-            taken_bytes = run.fed_bytes - min(run.fed_bytes, len(run.request))
-            if taken_bytes and (not run.request or taken_bytes >= framing.FEED_BYTES // 4):
-                run.fed_bytes -= taken_bytes
-                self._host.send_bytes(framing.taken(run.id, framing.FED, taken_bytes))
+            self._streams.on_written(run)
         except BlockingIOError:
             pass
         except BrokenPipeError:
@@ -471,8 +432,7 @@ class Supervisor:
         except framing.FrameError:
             run.claim = None
             self._unwatch(run.child.reply_fd)
-            if run.has_tools and _is_running(run):
-                self._stop(run, "policy")  # it would wait for answers until its time limit
+            self._streams.on_garbage(run)
         if self._check is not None and run.claim is not None:
             self._check.look_at(run.child.pid, run.claim)
             run.deadline = time.monotonic() + selfcheck.PROBE_WALL_S
@@ -484,10 +444,8 @@ class Supervisor:
     def _on_message(self, run: Run, message: dict[str, Any]) -> None:
         if "progress" in message:
             self._reporter.progress(run, message["progress"])
-        elif not run.has_tools or "call" not in message:
+        elif not self._streams.on_message(run, message):
             run.claim = message
-        elif _is_running(run) and not self._reporter.call(run, message["call"]):
-            self._stop(run, "policy")
 
     def _fail(self, why: str) -> NoReturn:
         """End the container because of a fault. If memory ran out during a run, report first that
@@ -578,9 +536,9 @@ class Supervisor:
         clean up, and report its ending."""
         run.is_over = True
         state = self._settle(run)
-        self._relay.end()
+        self._streams.end()
         is_over = self._cleaner.end_the_rest()
-        self._relay.turn_away()
+        self._streams.clear()
         self._chain.stop()
         self._watch_at = time.monotonic() + WATCH_S
         if run.child is not None:
@@ -671,7 +629,7 @@ class Supervisor:
         if why is not None:
             faults = [why, *faults]
         self._enforces = enforces
-        self._host.send({"op": "ready", "enforces": enforces, "faults": faults})
+        self._host.ready(enforces, faults, self._streams.kinds)
 
     def _unwatch(self, descriptor: int) -> None:
         if descriptor >= 0 and descriptor in self._selector.get_map():
@@ -801,11 +759,6 @@ class Supervisor:
             elif self._registered.pids:
                 # The process needs CPU time to end, and may have the lowest priority (SCHED_IDLE).
                 self._frozen.enter_context(self._trees.frozen(self._chain.pids))()
-
-
-def _is_running(run: Run) -> bool:
-    """Whether a run's first process was not killed and, as far as known, has not ended."""
-    return run.killed_for is None and not run.is_over and run.status is None
 
 
 def _has_cpu_limit(run: Run) -> bool:

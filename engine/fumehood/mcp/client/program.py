@@ -11,13 +11,21 @@ import asyncio
 import errno
 import time
 from contextlib import suppress
+from dataclasses import dataclass
 
 import anyio
 
 from fumehood.protocol import framing
+from fumehood.protocol.connections import MAX_SEGMENT_BYTES
+from fumehood.protocol.streams import FRONT_RUN, MAX_HEAD_BYTES, StreamFrame
 from fumehood.sandbox.connections import Connection, Connections
-from fumehood.sandbox.container.channel import MAX_UNSENT_BYTES, STDOUT, Demultiplexer
-from fumehood.sandbox.wall import CHUNK_BYTES, AttachedProgram, Network, rest_after
+from fumehood.sandbox.container.channel import STDOUT, Demultiplexer
+from fumehood.sandbox.streams import MAX_UNREAD_BYTES, Dial, Stream, StreamEnd
+from fumehood.sandbox.wall import CHUNK_BYTES, AttachedProgram, rest_after
+
+STANDARD = "stdio"
+"""The kind of the stream for a front's program: its standard input and output. Its first connection
+is the only one."""
 
 SAID_BYTES = 2000
 """Number of bytes at the end of a program's standard error that are kept for the log."""
@@ -51,17 +59,21 @@ class ContainerProgram:
 
     async def write(self, data: bytes) -> None:
         """Write to the standard input. Raises OSError if it is closed or too much is unread."""
-        if self._writer.transport.get_write_buffer_size() > len(data) + MAX_UNSENT_BYTES:
+        if self._writer.transport.get_write_buffer_size() > len(data) + MAX_UNREAD_BYTES:
             raise BlockingIOError("it reads nothing")
         self._writer.write(data)
         await self._writer.drain()
 
     def send(self, frame: bytes) -> None:
         """Write a frame to the container's front. A front that does not read is disconnected."""
-        if self._writer.transport.get_write_buffer_size() > MAX_UNSENT_BYTES:
-            self._writer.transport.abort()
+        if self._writer.transport.get_write_buffer_size() > MAX_UNREAD_BYTES:
+            self.disconnect()
         else:
             self._writer.write(frame)
+
+    def disconnect(self) -> None:
+        """Close the streams of a container that breaks the protocol."""
+        self._writer.transport.abort()
 
     async def stop(self) -> None:
         """Remove the container."""
@@ -70,19 +82,22 @@ class ContainerProgram:
 
 class NetworkedProgram:
     """The standard streams of a program behind a front. The front also carries the program's
-    connections to the gateway.
+    connections to the gateway, which are the stream `network`.
     """
 
-    def __init__(self, program: ContainerProgram, network: Network) -> None:
+    def __init__(self, program: ContainerProgram, network: Stream[StreamEnd]) -> None:
         self._program = program
-        self._decoder = framing.Decoder(framing.CONNECTION.size + framing.PIECE_BYTES)
-        self._network = network.open(framing.FRONT_RUN, program.send, _NoClock())
-        self._own = Connections(framing.FRONT_RUN, program.send, self._on_streams)
+        self._decoder = framing.Decoder(MAX_HEAD_BYTES + MAX_SEGMENT_BYTES)
+        kind = network.kind
+        self._ends: dict[str, StreamEnd] = {
+            kind.name: network.open(_Port(program, kind.name)),
+            STANDARD: Connections(_Port(program, STANDARD), self._on_streams),
+        }
         self._streams: Connection | None = None
         self._are_open = asyncio.Event()
         self._input: asyncio.Queue[bytes] = asyncio.Queue()
         self._unsent = 0
-        program.send(framing.encode({"trust": network.trust}))
+        program.send(framing.encode({"trust": kind.told}))
         self._tasks = [asyncio.ensure_future(self._pump()), asyncio.ensure_future(self._feed())]
 
     @property
@@ -100,7 +115,7 @@ class NetworkedProgram:
 
     async def write(self, data: bytes) -> None:
         """Write to the standard input. Raises OSError if too much is unread."""
-        if self._unsent > MAX_UNSENT_BYTES:
+        if self._unsent > MAX_UNREAD_BYTES:
             raise BlockingIOError(errno.EAGAIN, "it reads nothing")
         self._unsent += len(data)
         self._input.put_nowait(data)
@@ -113,8 +128,8 @@ class NetworkedProgram:
         await self._program.stop()
 
     def _close(self) -> None:
-        self._own.close()
-        self._network.close()
+        for end in self._ends.values():
+            end.close()
 
     def _on_streams(self, connection: Connection) -> None:
         """Use the first connection, which carries the program's standard input and output."""
@@ -127,9 +142,10 @@ class NetworkedProgram:
             while chunk := await self._program.read():
                 began = time.monotonic()
                 for body in self._decoder.bodies(chunk):
-                    frame = framing.ConnectionFrame.parse(body)
-                    is_own = frame.number == framing.FRONT_STREAMS
-                    (self._own if is_own else self._network).on_frame(frame)
+                    frame = StreamFrame.parse(body)
+                    if frame.run_id != FRONT_RUN or frame.kind not in self._ends:
+                        raise framing.FrameError("a stream that the host has not opened")
+                    self._ends[frame.kind].on_frame(frame.body)
                 await rest_after(time.monotonic() - began)
         except framing.FrameError:
             pass
@@ -146,11 +162,21 @@ class NetworkedProgram:
                 self._unsent -= len(data)
 
 
-class _NoClock:
-    """Replaces the clock of a run, because the program belongs to no run."""
+@dataclass(frozen=True, slots=True)
+class _Port:
+    """The port of a stream to a front. The program belongs to no run, so it has no clock."""
 
-    def answer(self, answer: bytes) -> None:
-        """Do nothing, because the program calls no tools."""
+    program: ContainerProgram
+    kind: str
+    dial: Dial | None = None
+
+    def send(self, body: bytes) -> None:
+        """Send a frame to the front."""
+        self.program.send(StreamFrame(self.kind, FRONT_RUN, body).encode())
 
     def pause(self, *, is_paused: bool) -> None:
         """Do nothing, because the program has no time limit."""
+
+    def refuse(self, why: str) -> None:
+        """Disconnect the front."""
+        self.program.disconnect()

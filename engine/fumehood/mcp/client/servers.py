@@ -60,7 +60,9 @@ from fumehood.registry.definitions import (
 from fumehood.registry.index import RegisteredTool, ToolIndex, tool_of_document
 from fumehood.registry.json_schema import without_nils, without_wrong_defaults
 from fumehood.registry.registrations import Registrations
-from fumehood.sandbox.wall import CallPort, Network, OpensPrograms, Wall
+from fumehood.sandbox.connections import Connections
+from fumehood.sandbox.streams import RunClock, Stream
+from fumehood.sandbox.wall import OpensPrograms, Wall
 
 SOURCE = "mcp"
 """The source of these tools, as shown in lists of tools."""
@@ -325,7 +327,7 @@ class McpServer:
             raise Lost(f"{why}; it said: {said}" if said else why)
 
     @asynccontextmanager
-    async def _network(self) -> AsyncIterator[tuple[Network | None, Mapping[str, str]]]:
+    async def _network(self) -> AsyncIterator[tuple[Stream[Connections] | None, Mapping[str, str]]]:
         """Yield the configured network of the program, or None, and the variables for using it.
 
         A program that misuses a secret is ended if the secret is configured that way.
@@ -349,7 +351,9 @@ class McpServer:
                 finally:
                     self._door, self._use = None, replace(door.use, ended_for=None)
 
-    async def _start(self, network: Network | None, variables: Mapping[str, str]) -> Streams:
+    async def _start(
+        self, network: Stream[Connections] | None, variables: Mapping[str, str]
+    ) -> Streams:
         env = {name: value.get_secret_value() for name, value in self._settings.env.items()}
         if self._settings.place == "host":
             return await HostProgram.start(self._settings.command, env)
@@ -505,7 +509,7 @@ class McpServer:
         return filled, SecretValues(secrets.values())
 
 
-async def _refuse(arguments: JsonObject, send: Send, port: CallPort) -> EngineError | None:
+async def _refuse(arguments: JsonObject, send: Send, clock: RunClock) -> EngineError | None:
     return PermissionDenied(
         "A request of a server belongs to no call, so no human can be asked. A rule of the policy "
         "for net can allow it."

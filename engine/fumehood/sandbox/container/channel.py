@@ -30,9 +30,10 @@ import io
 import re
 import struct
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Protocol
+from functools import partial
+from typing import Any, Protocol
 
 import anyio
 
@@ -51,7 +52,6 @@ from fumehood.protocol import framing
 from fumehood.protocol.container_frames import (
     PART_CHARACTERS,
     ContainerAnswer,
-    ContainerCall,
     ContainerData,
     ContainerEnding,
     ContainerFile,
@@ -59,24 +59,16 @@ from fumehood.protocol.container_frames import (
     ContainerOutput,
     ContainerProcesses,
     ContainerReset,
-    answer_frames,
     parse_container_body,
     run_frames,
 )
-from fumehood.protocol.framing import (
-    MAX_INPUT_BYTES,
-    PORTS_RUN,
-    ConnectionFrame,
-    FrameError,
-    whole_words,
-)
+from fumehood.protocol.framing import MAX_INPUT_BYTES, FrameError, whole_words
 from fumehood.protocol.messages import GuestProgress, GuestReady
-from fumehood.sandbox.connections import PortConnections
+from fumehood.protocol.streams import NO_RUN, StreamFrame
+from fumehood.sandbox.streams import Dial, K, Stream, StreamEnd, StreamKind, StreamPort
 from fumehood.sandbox.wall import (
     MAX_FRAME_BYTES,
-    CallPort,
     FileSink,
-    FrameSink,
     RunEnding,
     RunSinks,
     claims_of,
@@ -87,12 +79,11 @@ PRELOAD_GRACE_S = 30.0
 """Extra seconds for a program that needs the image's preloaded modules, because a new container may
 still be loading them."""
 
-MAX_UNSENT_BYTES = 32 << 20
-"""Maximum number of bytes in answers to a program's calls that the guest has not read. A guest that
-exceeds this limit is treated as hostile."""
-
 STREAM_ENDED = "its stream ended"
 """Why the channel ended, if neither side ended it on purpose."""
+
+INVALID = "it sent what it must not: "
+"""Prefix of the reason why a channel with an invalid frame has ended."""
 
 DIRTY = "it is not clean: "
 """Prefix of the guest's reason why it could not clean up."""
@@ -172,6 +163,8 @@ class Channel(asyncio.Protocol):
         """Why the channel ended, as a clause; empty while it is open."""
         self.enforced: frozenset[Limit] = frozenset()
         self.faults: tuple[str, ...] = ()
+        self._kinds: frozenset[str] = frozenset()
+        """The kinds of streams that the guest knows."""
         self._complaint = b""
         self.is_dirty = False
         """Whether the guest reported that it could not clean up, or did not finish in time."""
@@ -194,7 +187,8 @@ class Channel(asyncio.Protocol):
         """Called when the number of running registered processes has changed."""
         self.processes = ProcessRequests(self._send, lambda: self.on_processes())
         """Requests about a session's registered processes, which belong to no run."""
-        self.ports = PortConnections(self._send)
+        self._streams: dict[str, Any] = {}  # each is the end that its `Stream` opens
+        """Kind → end, for the streams that belong to the container and to no run."""
 
     @property
     def complaint(self) -> str:
@@ -230,24 +224,29 @@ class Channel(asyncio.Protocol):
         `SANDBOX_LOST`. On cancellation, end the program before raising.
 
         With `keep`, the files, and a Python program's variables, are kept for the next run.
+
+        Raises:
+            SandboxUnavailable: the guest does not know one of the streams.
         """
         if not self.is_free or not self.ready.is_set() or self._transport is None:
             raise InternalError("A run was given to a container that is not free.")
+        kinds = [stream.kind for stream in sinks.streams]
+        self._require(kinds)
         self._runs += 1
         write = self._transport.write
         received = self._run = ReceivedRun(
-            self._runs, limits, sinks, isolation, write, _CallPort(self, self._runs)
+            self._runs, limits, sinks, isolation, partial(_Port, self, self._runs)
         )
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[RunEnding] = loop.create_future()
         self._answer = answer
-        tools = sinks.call is not None
-        thin = program == "python" and not needs_preloaded(arguments["code"], has_tools=tools)
+        given = {module for kind in kinds for module in kind.modules}
+        thin = program == "python" and not needs_preloaded(arguments["code"], given)
         self._paused_at = None
         for frame in run_frames(
             received.id, program, arguments, limits,
-            keep=keep, live=sinks.is_live, thin=thin, tools=tools,
-            trust=sinks.network.trust if sinks.network is not None else None, trial=sinks.trial,
+            keep=keep, live=sinks.is_live, thin=thin,
+            streams={kind.name: kind.told for kind in kinds}, trial=sinks.trial,
         ):  # fmt: skip
             write(framing.encode(frame))
         grace_s = self._clocks.answer_grace_s + (
@@ -268,7 +267,28 @@ class Channel(asyncio.Protocol):
                 sinks.ending(answer.result())
             raise
         finally:
-            received.close_connections()
+            received.close_streams()
+
+    def opened(self, stream: Stream[K]) -> K:
+        """Return the host's end of a stream that belongs to the container, and not to a run. The
+        first call opens it, and it stays open as long as the channel.
+
+        Raises:
+            SandboxUnavailable: the guest does not know this kind of stream.
+        """
+        self._require([stream.kind])
+        found: K | None = self._streams.get(stream.kind.name)
+        if found is None:
+            found = stream.open(_Port(self, NO_RUN, stream.kind))
+            self._streams[stream.kind.name] = found
+            if self.is_dead:
+                found.close()
+        return found
+
+    def interrupt_streams(self) -> None:
+        """Break what passes over the container's streams, before the container is frozen."""
+        for end in self._streams.values():
+            end.interrupt()
 
     def end(self, why: str) -> None:
         """Close the stream, which closes the guest's stdin, so that the guest ends itself. The
@@ -283,7 +303,8 @@ class Channel(asyncio.Protocol):
         if self._transport is not None:
             self._transport.abort()
         self.processes.close()
-        self.ports.close()
+        for end in self._streams.values():
+            end.close()
         if self._run is not None and self._answer is not None and not self._answer.done():
             self._answer.set_result(self._run.cut_off(EndedBy.SANDBOX_LOST))
         if self.listener is not None:
@@ -310,7 +331,7 @@ class Channel(asyncio.Protocol):
                     if self.dead.is_set():
                         return
         except FrameError as error:
-            self.end(f"it sent what it must not: {error}")
+            self.end(f"{INVALID}{error}")
         else:
             if self._run is not None and self._run.brake is not None and self._transport:
                 self._run.brake.hold(self._transport.pause_reading, self._transport.resume_reading)
@@ -326,6 +347,7 @@ class Channel(asyncio.Protocol):
             if self.ready.is_set():
                 raise FrameError("it was ready before")
             self.enforced, self.faults = frame.enforced, frame.faults
+            self._kinds = frozenset(frame.streams)
             self.ready.set()
         elif isinstance(frame, ContainerAnswer):
             self.processes.on_answer(frame)
@@ -333,8 +355,10 @@ class Channel(asyncio.Protocol):
             if not self._is_kept:
                 raise FrameError("only sessions have processes")
             self.processes.on_count(frame)
-        elif isinstance(frame, ConnectionFrame) and frame.run_id == PORTS_RUN:
-            self.ports.on_frame(frame)
+        elif isinstance(frame, StreamFrame) and frame.run_id == NO_RUN:
+            if frame.kind not in self._streams:
+                raise FrameError("a stream that the host has not opened")
+            self._streams[frame.kind].on_frame(frame.body)
         elif self._run is not None:
             self._on_run_frame(self._run, frame)
         elif self._resetting is not None:
@@ -348,10 +372,8 @@ class Channel(asyncio.Protocol):
                 run.on_output(frame)
             case GuestProgress():
                 run.on_progress(frame)
-            case ContainerCall():
-                run.on_call(frame)
-            case ConnectionFrame():
-                run.on_connection(frame)
+            case StreamFrame():
+                run.on_stream(frame)
             case ContainerFile():
                 if not run.is_collecting:
                     now = asyncio.get_running_loop().time()
@@ -382,15 +404,32 @@ class Channel(asyncio.Protocol):
         if self._transport is not None:
             self._transport.write(frame)
 
-    def send_answer(self, run_id: int, answer: bytes) -> None:
-        """Send the answer to a tool call of a run's program, if the run has not ended."""
-        if self._run is None or self._run.id != run_id or self._transport is None:
+    def _require(self, kinds: Iterable[StreamKind]) -> None:
+        """Raise SandboxUnavailable if the guest does not know one of these kinds of streams."""
+        lacking = [kind.name for kind in kinds if kind.name not in self._kinds]
+        if lacking and not self.is_dead:
+            raise SandboxUnavailable(
+                "An earlier version of the engine started this session's container, whose guest "
+                f"does not know {', '.join(sorted(lacking))}. Nothing ran. Use a new session.",
+                retryable=False,
+            )
+
+    def send_frame(self, run_id: int, kind: StreamKind, body: bytes) -> None:
+        """Send a frame of a stream, if the stream's run has not ended. End a guest that has left
+        too much unread.
+        """
+        is_open = run_id == NO_RUN or (self._run is not None and self._run.id == run_id)
+        if not is_open or self._transport is None:
             return
-        if self._transport.get_write_buffer_size() > MAX_UNSENT_BYTES:
-            self.end("it did not read the answers to its calls")
+        if self._transport.get_write_buffer_size() > kind.max_unread_bytes:
+            self.end(f"it did not read the frames of a stream ({kind.name})")
             return
-        for frame in answer_frames(run_id, answer):
-            self._transport.write(framing.encode(frame))
+        self._transport.write(StreamFrame(kind.name, run_id, body).encode())
+
+    def refuse(self, run_id: int, why: str) -> None:
+        """End the container because of a frame of a stream, unless the stream's run has ended."""
+        if run_id == NO_RUN or (self._run is not None and self._run.id == run_id):
+            self.end(f"{INVALID}{why}")
 
     def pause(self, run_id: int, *, is_paused: bool) -> None:
         """Pause or resume a run's deadlines on host and guest, if the program still runs."""
@@ -463,17 +502,22 @@ class Channel(asyncio.Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class _CallPort:
-    """Implements `CallPort` for one run."""
+class _Port:
+    """Implements `StreamPort` for one stream."""
 
     channel: Channel
     run_id: int
+    kind: StreamKind
+    dial: Dial | None = None
 
-    def answer(self, answer: bytes) -> None:
-        self.channel.send_answer(self.run_id, answer)
+    def send(self, body: bytes) -> None:
+        self.channel.send_frame(self.run_id, self.kind, body)
 
     def pause(self, *, is_paused: bool) -> None:
         self.channel.pause(self.run_id, is_paused=is_paused)
+
+    def refuse(self, why: str) -> None:
+        self.channel.refuse(self.run_id, why)
 
 
 # -- one run -------------------------------------------------------------------------------
@@ -506,15 +550,13 @@ class ReceivedRun:
         limits: Limits,
         sinks: RunSinks,
         isolation: str,
-        send: Callable[[bytes], None],
-        port: CallPort,
+        port: Callable[[StreamKind], StreamPort],
     ) -> None:
-        """`send` sends a frame to the guest; `port` answers the program's calls and pauses it."""
+        """`port` returns the port of a stream of this run."""
         self.id = run_id
-        self._port = port
-        self._connections: FrameSink | None = None
-        if sinks.network is not None:
-            self._connections = sinks.network.open(run_id, send, port)
+        self._streams: dict[str, StreamEnd] = {
+            stream.kind.name: stream.open(port(stream.kind)) for stream in sinks.streams
+        }
         self.is_collecting = False
         """Whether the program has ended and its files follow."""
         self.brake = sinks.brake
@@ -526,15 +568,14 @@ class ReceivedRun:
         self._sink: FileSink | None = sinks.files
         self._on_output = sinks.output
         self._on_progress = sinks.progress
-        self._on_call = sinks.call
-        self._has_tools = sinks.call is not None
         self._files = 0
         self._file_left = 0
         self._disk_left = (limits.memory_mb or 0) * MB
 
     def mute(self) -> None:
-        """From now on, ignore files, progress and tool calls, but still pass on output."""
-        self._sink = self._on_progress = self._on_call = None
+        """Ignore files and progress from now on, and close the streams, but pass on output."""
+        self._sink = self._on_progress = None
+        self.close_streams()
 
     def on_output(self, frame: ContainerOutput) -> None:
         """Keep the next text of a stream, up to a limit, and pass it on. Raises FrameError."""
@@ -555,24 +596,17 @@ class ReceivedRun:
             except Exception:
                 self._on_progress = None
 
-    def on_call(self, frame: ContainerCall) -> None:
-        """Pass on a tool call of the program. Raises FrameError."""
-        self._must_be_mine(frame.id)
-        if not self._has_tools or self.is_collecting:
-            raise FrameError("a call of a tool that no program can have made")
-        if self._on_call is not None:
-            self._on_call(frame.number, frame.tool, frame.arguments, self._port)
+    def on_stream(self, frame: StreamFrame) -> None:
+        """Pass on a frame of one of the run's streams. Raises FrameError."""
+        self._must_be_mine(frame.run_id)
+        if frame.kind not in self._streams or self.is_collecting:
+            raise FrameError("a frame of a stream that no program can have used")
+        self._streams[frame.kind].on_frame(frame.body)
 
-    def on_connection(self, frame: ConnectionFrame) -> None:
-        """Pass on a frame of one of the program's connections. Raises FrameError."""
-        if self._connections is None or self.is_collecting:
-            raise FrameError("a connection that no program can have made")
-        self._connections.on_frame(frame)
-
-    def close_connections(self) -> None:
-        """Break the program's connections, because the program has ended."""
-        if self._connections is not None:
-            self._connections.close()
+    def close_streams(self) -> None:
+        """Close the host's ends of the run's streams. Frames that arrive later are dropped."""
+        for end in self._streams.values():
+            end.close()
 
     def on_file(self, frame: ContainerFile) -> None:
         """Begin a file of the workspace. Raises FrameError."""
@@ -701,17 +735,16 @@ class Demultiplexer:
 # -- the choice between two processes ------------------------------------------------------
 
 
-def needs_preloaded(code: str, *, has_tools: bool = False) -> bool:
+def needs_preloaded(code: str, given: Collection[str] = ()) -> bool:
     """Whether a Python program may import a module outside the standard library. For a program that
     is too long to be sent in one part, this is True without a search.
 
-    With `has_tools`, imports of the module `tools`, which the guest provides, do not count.
+    Imports of the modules in `given`, which the guest provides, do not count.
     """
     if len(code) > PART_CHARACTERS or _DOUBT.search(code):
         return True
     return any(
-        name.partition(".")[0] not in sys.stdlib_module_names
-        and not (has_tools and name == "tools")
+        name.partition(".")[0] not in sys.stdlib_module_names and name not in given
         for clause in _IMPORT.finditer(code)
         for name in _modules_of(clause)
     )

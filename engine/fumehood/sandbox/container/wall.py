@@ -58,6 +58,7 @@ from fumehood.sandbox.container.supply import (
     for_callers,
     unavailable,
 )
+from fumehood.sandbox.ports import PORTS
 from fumehood.sandbox.settings import ContainerSettings, EngineIdentity, PackageSettings
 from fumehood.sandbox.wall import (
     FIRST_EPOCH,
@@ -781,7 +782,7 @@ class HeldContainer:
                 if self.lost is None and not self.is_stopped:
                     self.is_paused = True  # from here on no run begins before `unpause`
                     if self.container is not None:
-                        self.container.ports.drop()
+                        self.container.interrupt_streams()
                     await self._supply.pause(self.name)
 
     async def stop(self, unless: Callable[[], bool] = lambda: False) -> None:
@@ -954,7 +955,7 @@ class HeldContainer:
 
     async def connect(self, port: int) -> anyio.abc.ByteStream:
         """Connect to a port on the loopback of the container."""
-        return await self._reachable().ports.connect(port)
+        return await self._reachable().opened(PORTS).connect(port)
 
     def _reachable(self) -> Container:
         """Return the container. Raises SandboxUnavailable if it does not run now."""

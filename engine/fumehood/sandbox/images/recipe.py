@@ -71,7 +71,7 @@ COMMON = "common"
 OWN_FILES = ("image.toml", "packages.txt", "requirements.in", "requirements.lock")
 """The files of an operator's own image."""
 
-_PROTOCOL = ("__init__.py", "framing.py", "strict_json.py")
+_PROTOCOL = ("__init__.py", "connections.py", "framing.py", "streams.py", "strict_json.py")
 _IMAGE_NAME = re.compile(IMAGE_NAME)
 _DEBIAN_PACKAGE = re.compile(r"[a-z0-9][a-z0-9+.-]+")
 """*Source*: Debian policy 5.6.1."""

@@ -14,12 +14,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fumehood.core.errors import MAX_MESSAGE_CHARACTERS, EndedBy, InternalError
+from fumehood.core.errors import (
+    MAX_MESSAGE_CHARACTERS,
+    EndedBy,
+    InternalError,
+    SandboxUnavailable,
+)
 from fumehood.core.limits import Limit, Limits
 from fumehood.protocol import framing
 from fumehood.protocol.container_frames import PART_CHARACTERS
+from fumehood.protocol.framing import FrameError
+from fumehood.protocol.streams import NO_RUN, StreamFrame
 from fumehood.sandbox.container.channel import (
-    MAX_UNSENT_BYTES,
     USUAL_CLOCKS,
     Channel,
     Clocks,
@@ -27,7 +33,8 @@ from fumehood.sandbox.container.channel import (
     needs_preloaded,
 )
 from fumehood.sandbox.container.container import Container, ContainerFailed
-from fumehood.sandbox.wall import NO_SINKS, CallPort, RunEnding, RunSinks
+from fumehood.sandbox.streams import MAX_UNREAD_BYTES, Stream, StreamKind, StreamPort
+from fumehood.sandbox.wall import NO_SINKS, RunEnding, RunSinks
 from support.scripted_guest import LIMITS, READY, SHORT_CLOCKS, ScriptedGuest, ended, record, reset
 
 pytestmark = pytest.mark.anyio
@@ -41,10 +48,6 @@ def output(text: str = "x", run_id: int = 1) -> dict[str, Any]:
 
 def file(path: str = "a", size: int = 1) -> dict[str, Any]:
     return {"op": "file", "id": 1, "path": path, "size": size}
-
-
-def call(number: int = 1, **fields: Any) -> dict[str, Any]:
-    return {"op": "call", "id": 1, "number": number, "tool": "t", "arguments": {}} | fields
 
 
 def data(content: bytes = b"x") -> dict[str, Any]:
@@ -101,7 +104,6 @@ async def test_unsolicited_message_before_any_run_ends_the_container(name: str) 
     assert len(guest.heard.ends) == 1
 
 
-WITHOUT_TOOLS = "call-without-tools"
 DURING_A_RUN: dict[str, list[dict[str, Any]]] = {
     "another-run's-output": [output(run_id=2)],
     "another-run's-ending": [ended(2)],
@@ -122,23 +124,13 @@ DURING_A_RUN: dict[str, list[dict[str, Any]]] = {
     "extra-field": [ended(score=1)],
     "text-as-number": [ended(exit_code="0")],
     "unknown-stream": [{**output(), "stream": "stdin"}],
-    WITHOUT_TOOLS: [call()],
-    "call-of-another-run": [call(id=2)],
-    "call-with-a-negative-number": [call(-1)],
-    "call-with-a-huge-number": [call(1 << 40)],
-    "call-with-a-text-as-number": [call(number="1")],
-    "call-of-an-overlong-name": [call(tool="x" * 300)],
-    "call-with-a-list": [call(arguments=[])],
-    "call-with-an-extra-field": [call(more=1)],
-    "call-while-files-come": [file(), call()],
 }
 
 
 @pytest.mark.row("B3")
 @pytest.mark.parametrize("name", DURING_A_RUN)
 async def test_invalid_message_during_a_run_loses_the_run_and_the_container(name: str) -> None:
-    tools = RunSinks(call=Callee().on_call)
-    guest, task = await begun(sinks=NO_SINKS if name == WITHOUT_TOOLS else tools)
+    guest, task = await begun()
     guest.says(*DURING_A_RUN[name])
     assert (await task).ended_by is EndedBy.SANDBOX_LOST
     assert guest.heard.ends[0].startswith("it sent what it must not")
@@ -149,7 +141,6 @@ AFTER_THE_ENDING: dict[str, dict[str, Any]] = {
     "output": output(),
     "file": file(),
     "data": data(),
-    "call": call(),
     "ready": READY,
     "another-run's-reset": reset(2),
 }
@@ -369,88 +360,192 @@ def test_imports_of_a_hostile_text_are_searched_in_linear_time(code: str, needs:
     assert needs_preloaded(code) == needs
 
 
-# -- calls of tools --------------------------------------------------------------------------
+# -- streams ---------------------------------------------------------------------------------
 
 
-class Callee:
-    """Takes a program's calls, and keeps the way back."""
+class End:
+    """The host's end of a stream. A frame `no` is refused; the port is kept."""
 
-    def __init__(self) -> None:
-        self.calls: list[tuple[int, str, Any]] = []
-        self.port: Any = None
-
-    def on_call(self, number: int, tool: str, arguments: Any, port: CallPort) -> None:
-        self.calls.append((number, tool, arguments))
+    def __init__(self, port: StreamPort) -> None:
         self.port = port
+        self.frames: list[bytes] = []
+        self.is_closed = False
+        self.interrupted = 0
+
+    def on_frame(self, body: bytes) -> None:
+        if body == b"no":
+            raise FrameError("no")
+        if not self.is_closed:
+            self.frames.append(body)
+
+    def close(self) -> None:
+        self.is_closed = True
+
+    def interrupt(self) -> None:
+        self.interrupted += 1
+
+
+async def streaming(
+    guest: ScriptedGuest, limits: Limits = LIMITS
+) -> tuple[asyncio.Task[RunEnding], End]:
+    """A run with a stream, and the stream's end."""
+    opened: list[End] = []
+
+    def open_(port: StreamPort) -> End:
+        opened.append(End(port))
+        return opened[-1]
+
+    _, task = await begun(
+        guest, limits, RunSinks(streams=(Stream(StreamKind("network", "pem"), open_),))
+    )
+    return task, opened[0]
+
+
+async def test_frames_of_a_stream_pass_both_ways_until_its_run_ends() -> None:
+    guest = ScriptedGuest()
+    task, end = await streaming(guest)
+    assert guest.wire.messages[-1]["streams"] == {"network": "pem"}
+    guest.says_in("network", b"in")
+    end.port.send(b"out")
+    assert (end.frames, guest.wire.frames) == ([b"in"], [StreamFrame("network", 1, b"out")])
+    guest.says(ended())
+    await task
+    assert end.is_closed
+    before = len(guest.wire.messages)
+    end.port.send(b"late")
+    end.port.pause(is_paused=True)
+    end.port.refuse("late")
+    assert (len(guest.wire.frames), len(guest.wire.messages)) == (1, before)
+    assert not guest.channel.is_dead
+
+
+BAD_FRAMES: dict[str, Callable[[ScriptedGuest], None]] = {
+    "refused-by-its-owner": lambda guest: guest.says_in("network", b"no"),
+    "another-run": lambda guest: guest.says_in("network", b"x", run_id=2),
+    "no-run": lambda guest: guest.says_in("network", b"x", NO_RUN),
+    "known-kind-that-is-not-open": lambda guest: guest.says_in("calls", b"x"),
+    "kind-of-the-container-in-a-run": lambda guest: guest.says_in("ports", b"x"),
+    "unknown-kind": lambda guest: guest.says_in("exec", b"x"),
+    "while-files-come": lambda guest: (guest.says(file()), guest.says_in("network", b"x"))[1],
+    "after-the-ending": lambda guest: (guest.says(ended()), guest.says_in("network", b"x"))[1],
+    "without-a-kind": lambda guest: guest.sends(framing.HEADER.pack(6) + b"\0\0\0\0\0\1"),
+    "half-a-head": lambda guest: guest.sends(framing.HEADER.pack(3) + b"\0\7\0"),
+    "half-a-kind": lambda guest: guest.sends(framing.HEADER.pack(9) + b"\0\7\0\0\0\1net"),
+    "kind-beyond-ascii": lambda guest: guest.sends(
+        framing.HEADER.pack(8) + b"\0\2\0\0\0\1" + "é".encode()
+    ),
+}
 
 
 @pytest.mark.row("B3")
-async def test_tool_call_of_a_program_is_answered_in_parts() -> None:
-    guest, callee = ScriptedGuest(), Callee()
-    _, task = await begun(guest, sinks=RunSinks(call=callee.on_call))
-    assert guest.wire.messages[-1]["tools"] is True
-    guest.says(call(7, arguments={"a": 1}))
-    assert callee.calls == [(7, "t", {"a": 1})]
-    callee.port.answer(b'{"call":7}')
-    assert guest.wire.messages[-1] == {"op": "answer", "id": 1, "text": '{"call":7}'}
-    callee.port.answer(b'"' + b"x" * 150_000 + b'"')
-    *parts, last = guest.wire.messages[-3:]
-    assert [part["op"] for part in parts] + [last["op"]] == ["part", "part", "answer"]
-    assert "".join(one["text"] for one in (*parts, last)) == '"' + "x" * 150_000 + '"'
+@pytest.mark.parametrize("name", BAD_FRAMES)
+async def test_attack_invalid_frame_of_a_stream_ends_the_container(name: str) -> None:
+    guest = ScriptedGuest()
+    task, end = await streaming(guest)
+    BAD_FRAMES[name](guest)
+    ending = await task
+    assert (ending.ended_by is EndedBy.OK) == (name == "after-the-ending")
+    assert guest.heard.ends[0].startswith("it sent what it must not")
+    assert end.is_closed
+    assert end.frames == []
+
+
+async def test_attack_frame_of_a_stream_without_any_run_ends_the_container() -> None:
+    for run_id in (NO_RUN, 1):
+        guest = ScriptedGuest()
+        guest.says_in("ports", b"x", run_id)
+        assert guest.channel.is_dead
+
+
+async def test_end_that_finds_a_fault_later_ends_the_container() -> None:
+    guest = ScriptedGuest()
+    task, end = await streaming(guest)
+    end.port.refuse("that was wrong")
+    assert (await task).ended_by is EndedBy.SANDBOX_LOST
+    assert guest.heard.ends == ["it sent what it must not: that was wrong"]
+
+
+async def test_run_whose_guest_does_not_know_its_stream_does_not_begin() -> None:
+    """As the guest of a session that an earlier version of the engine began. Twin: a plain run."""
+    guest = ScriptedGuest(ready=False)
+    guest.says({key: value for key, value in READY.items() if key != "streams"})
+    sent = len(guest.wire.messages)
+    streams = (Stream(StreamKind("network"), End),)
+    with pytest.raises(SandboxUnavailable, match="does not know network") as refused:
+        await guest.channel.run("python", {"code": "1"}, LIMITS, RunSinks(streams=streams), "call")
+    with pytest.raises(SandboxUnavailable, match="does not know ports"):
+        guest.channel.opened(Stream(StreamKind("ports"), End))
+    guest.channel.interrupt_streams()
+    assert (len(guest.wire.messages), refused.value.may_retry) == (sent, False)
+    _, task = await begun(guest)
     guest.says(ended())
-    await task
-    before = len(guest.wire.messages)
-    callee.port.answer(b"{}")
-    callee.port.pause(is_paused=True)
-    assert len(guest.wire.messages) == before
+    assert (await task).ended_by is EndedBy.OK
+
+
+async def test_stream_of_a_container_is_opened_once_and_ends_with_the_channel() -> None:
+    guest, ports = ScriptedGuest(), Stream(StreamKind("ports"), End)
+    end = guest.channel.opened(ports)
+    assert guest.channel.opened(ports) is end
+    guest.says_in("ports", b"in", NO_RUN)
+    end.port.send(b"out")
+    assert (end.frames, guest.wire.frames) == ([b"in"], [StreamFrame("ports", NO_RUN, b"out")])
+    guest.channel.interrupt_streams()
+    assert (end.interrupted, end.is_closed) == (1, False)
+    guest.channel.end("it is over")
+    assert end.is_closed
+    late = ScriptedGuest()
+    late.channel.end("it is over")
+    assert late.channel.opened(ports).is_closed
 
 
 @pytest.mark.row("B3", "P8")
-async def test_tool_call_during_a_cancellation_is_dropped() -> None:
-    guest, callee = ScriptedGuest(), Callee()
-    _, task = await begun(guest, sinks=RunSinks(call=callee.on_call))
+async def test_frame_of_a_stream_during_a_cancellation_is_dropped() -> None:
+    guest = ScriptedGuest()
+    task, end = await streaming(guest)
     task.cancel()
     await asyncio.sleep(0)
-    guest.says(call(), ended(ended_by="cancelled"))
+    guest.says_in("network", b"late")
+    guest.says(ended(ended_by="cancelled"))
     with pytest.raises(asyncio.CancelledError):
         await task
-    assert callee.calls == []
+    assert end.frames == []
     assert guest.heard.ends == []
 
 
 @pytest.mark.row("B3", "S4")
-async def test_host_clock_is_paused_while_a_tool_call_waits_for_approval() -> None:
-    guest, callee = ScriptedGuest(SHORT_CLOCKS), Callee()
-    _, task = await begun(guest, QUICK, RunSinks(call=callee.on_call))
-    guest.says(call())
-    callee.port.pause(is_paused=True)
+async def test_host_clock_is_paused_while_a_stream_waits_for_approval() -> None:
+    guest = ScriptedGuest(SHORT_CLOCKS)
+    task, end = await streaming(guest, QUICK)
+    end.port.pause(is_paused=True)
     control = ScriptedGuest(SHORT_CLOCKS)
     _, controlled = await begun(control, QUICK)
     assert (await controlled).ended_by is EndedBy.WALL_TIME
     assert not task.done()
-    callee.port.pause(is_paused=False)
+    end.port.pause(is_paused=False)
     assert (await task).ended_by is EndedBy.WALL_TIME
     told = [one["paused"] for one in guest.wire.messages if one["op"] == "pause"]
     assert told == [True, False]
 
 
 @pytest.mark.row("B3")
-async def test_guest_that_does_not_read_answers_is_ended() -> None:
-    guest, callee = ScriptedGuest(), Callee()
-    _, task = await begun(guest, sinks=RunSinks(call=callee.on_call))
-    guest.says(call())
-    guest.wire.unsent_bytes = MAX_UNSENT_BYTES + 1
-    callee.port.answer(b"{}")
+async def test_guest_that_does_not_read_a_stream_is_ended() -> None:
+    guest = ScriptedGuest()
+    task, end = await streaming(guest)
+    guest.wire.unsent_bytes = MAX_UNREAD_BYTES
+    end.port.send(b"x")  # the twin
+    guest.wire.unsent_bytes += 1
+    end.port.send(b"x")
     assert (await task).ended_by is EndedBy.SANDBOX_LOST
-    assert guest.heard.ends == ["it did not read the answers to its calls"]
+    assert guest.heard.ends == ["it did not read the frames of a stream (network)"]
+    assert len(guest.wire.frames) == 1
 
 
 @pytest.mark.row("B3")
-def test_importing_tools_needs_no_preloaded_module() -> None:
+def test_importing_a_module_of_a_stream_needs_no_preloaded_module() -> None:
     assert needs_preloaded("import tools")
-    assert not needs_preloaded("import tools, json", has_tools=True)
-    assert needs_preloaded("import tools.deeper", has_tools=True)
-    assert needs_preloaded("import numpy, tools", has_tools=True)
+    assert not needs_preloaded("import tools, json", ["tools"])
+    assert needs_preloaded("import tools.deeper", ["tools"])
+    assert needs_preloaded("import numpy, tools", ["tools"])
 
 
 class _Docker:

@@ -1,0 +1,134 @@
+"""Streams: data that a program, or the container, exchanges with a part of the host.
+
+Guest side, used by the supervisor. Each kind is a module of `fumehood.guest.streams`, which has the
+name of the kind and a class `End`. The supervisor passes frames and events to these ends without
+reading them. Invariant: a frame reaches only the end of its kind; a program uses only the streams
+that the host has named for its run.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import selectors
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from fumehood.guest import streams
+from fumehood.guest.container.host import Host
+from fumehood.guest.container.run import Run
+from fumehood.protocol.streams import StreamFrame
+
+
+@dataclass(frozen=True)
+class Place:
+    """What the ends of streams may use of the supervisor."""
+
+    host: Host
+    selector: selectors.BaseSelector
+    write: Callable[[Run, bytes], None]
+    """Passes bytes to a run's program, through the pipe of its request."""
+    stop: Callable[[Run, str], None]
+    """Kills a run's program for a reason, such as `policy`."""
+
+
+class End:
+    """The guest's end of one kind of stream. Subclasses override the methods that they need."""
+
+    def __init__(self, kind: str, place: Place) -> None:
+        self.kind = kind
+        self.place = place
+
+    def begin(self, run: Run, told: str) -> None:
+        """Serve the stream of a run whose program is about to start. `told` is the host's text."""
+
+    def on_frame(self, run: Run | None, frame: StreamFrame) -> None:
+        """Process a frame from the host. `run` is the run in progress, which need not be the run of
+        the frame.
+        """
+
+    def on_message(self, run: Run, message: dict[str, Any]) -> bool:
+        """Process a message of a run's program, which is hostile. Returns False if the message is
+        not for this stream.
+        """
+        return False
+
+    def on_garbage(self, run: Run) -> None:
+        """Handle the end of a program's messages, because one of them was invalid."""
+
+    def on_written(self, run: Run) -> None:
+        """Handle a change of the bytes that wait for a run's program (`Run.request`)."""
+
+    def end(self) -> None:
+        """End the stream of the run, whose processes are about to be killed."""
+
+    def clear(self) -> None:
+        """Remove what killed processes have left, so that nothing of it reaches the next run."""
+
+    def leave(self) -> None:
+        """Forget the host, which is gone."""
+
+
+class Streams:
+    """All ends of this container."""
+
+    def __init__(self, place: Place) -> None:
+        self._ends = {kind: _class_of(kind)(kind, place) for kind in _kinds()}
+
+    @property
+    def kinds(self) -> list[str]:
+        """The kinds that this guest knows."""
+        return sorted(self._ends)
+
+    def begin(self, run: Run) -> None:
+        """Begin the streams of a run."""
+        for kind, told in run.streams.items():
+            self._ends[kind].begin(run, told)
+
+    def on_frame(self, run: Run | None, frame: StreamFrame) -> None:
+        """Pass on a frame from the host."""
+        self._ends[frame.kind].on_frame(run, frame)
+
+    def on_message(self, run: Run, message: dict[str, Any]) -> bool:
+        """Pass a program's message to a stream of its run. Returns False if it is for none."""
+        return any(end.on_message(run, message) for end in self._of(run))
+
+    def on_garbage(self, run: Run) -> None:
+        """Report to the streams of a run that its program's messages have ended."""
+        for end in self._of(run):
+            end.on_garbage(run)
+
+    def on_written(self, run: Run) -> None:
+        """Report to the streams of a run that its program has read bytes."""
+        for end in self._of(run):
+            end.on_written(run)
+
+    def end(self) -> None:
+        """End the streams of a run."""
+        for end in self._ends.values():
+            end.end()
+
+    def clear(self) -> None:
+        """Remove what the killed processes of a run have left."""
+        for end in self._ends.values():
+            end.clear()
+
+    def leave(self) -> None:
+        """End all streams, because the host is gone."""
+        for end in self._ends.values():
+            end.leave()
+
+    def _of(self, run: Run) -> list[End]:
+        """Return the ends of a run's streams, or none if the host that began the run is gone."""
+        return [] if run.is_left else [self._ends[kind] for kind in run.streams]
+
+
+def _kinds() -> list[str]:
+    found = (os.path.splitext(name) for name in os.listdir(os.path.dirname(streams.__file__)))
+    return sorted(name for name, suffix in found if suffix == ".py" and name != "__init__")
+
+
+def _class_of(kind: str) -> type[End]:
+    found: type[End] = importlib.import_module(f"{streams.__name__}.{kind}").End
+    return found

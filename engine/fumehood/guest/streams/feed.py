@@ -1,0 +1,47 @@
+"""The stream by which the host feeds bytes to one of the engine's own programs.
+
+Guest side, used by the supervisor. The stream has one connection, in one direction: the bytes go
+into the pipe of the program's request. The host sends as many as its window allows, and more as the
+program reads.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+
+from fumehood.guest.container import streams
+from fumehood.guest.container.run import Run, is_running
+from fumehood.protocol.connections import ONLY, Segment, taken
+from fumehood.protocol.streams import StreamFrame
+
+
+class End(streams.End):
+    """Feeds the program of the run in progress, if the host has opened a feed."""
+
+    def begin(self, run: Run, told: str) -> None:
+        """Let the host send as many bytes as `told` says."""
+        assert run.child is not None
+        self._window = int(told)
+        self._fed_bytes = 0
+        with contextlib.suppress(OSError):  # without this it only takes longer
+            fcntl.fcntl(run.child.request_fd, fcntl.F_SETPIPE_SZ, self._window)
+        self._take(run, self._window)
+
+    def on_frame(self, run: Run | None, frame: StreamFrame) -> None:
+        """Pass bytes to the run's program, unless it has ended."""
+        if run is not None and run.id == frame.run_id and is_running(run):
+            data = Segment.parse(frame.body).data
+            self._fed_bytes += len(data)
+            self.place.write(run, data)
+
+    def on_written(self, run: Run) -> None:
+        """Report the fed bytes that no longer wait, as soon as it is worth a frame."""
+        taken_bytes = self._fed_bytes - min(self._fed_bytes, len(run.request))
+        if taken_bytes and (not run.request or taken_bytes >= self._window // 4):
+            self._fed_bytes -= taken_bytes
+            self._take(run, taken_bytes)
+
+    def _take(self, run: Run, count: int) -> None:
+        body = taken(ONLY, count).encode()
+        self.place.host.send_frame(StreamFrame(self.kind, run.id, body))

@@ -1,0 +1,88 @@
+"""Frames of streams, in which a part of the host and its code in a guest send data to each other.
+
+Used on both sides of a container's channel; needs only the standard library. Each stream has a
+kind, and each kind has one owner, with code on both sides. The channel reads the head of a frame
+and passes the body to the owner. Frames from a guest are hostile: the owner checks each body.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from fumehood.protocol.framing import HEADER, FrameError
+
+STREAM_START = b"\0"
+"""The first byte of a stream's frame. JSON never begins with this byte."""
+
+NO_RUN = 0
+"""The run id of streams that belong to a container, and to none of its runs."""
+
+FRONT_RUN = 1
+"""The run id of the streams to the front of an operator's program, which serves no other run."""
+
+_HEAD = struct.Struct("!xBI")
+"""The length of the kind's name, and the id of the run. The name and the body follow."""
+
+MAX_HEAD_BYTES = _HEAD.size + 255
+
+MESSAGE_PIECE_BYTES = 64 * 1024
+"""Maximum number of bytes in each piece of a long message."""
+
+_MORE, _LAST = b"\0", b"\1"
+
+
+class StreamFrame(NamedTuple):
+    """A frame of one stream."""
+
+    kind: str
+    run_id: int
+    body: bytes
+
+    def encode(self) -> bytes:
+        """Return the whole frame as bytes."""
+        name = self.kind.encode("ascii")
+        length = _HEAD.size + len(name) + len(self.body)
+        return b"".join(
+            (HEADER.pack(length), _HEAD.pack(len(name), self.run_id), name, self.body)
+        )  # fmt: skip
+
+    @classmethod
+    def parse(cls, frame: bytes) -> StreamFrame:
+        """Parse a frame's bytes, which begin with `STREAM_START`.
+
+        Raises:
+            FrameError: the head is incomplete, or has no valid kind.
+        """
+        if len(frame) < _HEAD.size:
+            raise FrameError("a stream's frame is too short")
+        length, run_id = _HEAD.unpack_from(frame)
+        end = _HEAD.size + length
+        name = frame[_HEAD.size : end]
+        if not length or len(name) < length or not name.isascii():
+            raise FrameError("a stream's frame has no kind")
+        return cls(name.decode("ascii"), run_id, frame[end:])
+
+
+def pieces_of(message: bytes) -> Iterator[bytes]:
+    """Cut a message, which may be longer than a frame, into bodies that `Joiner` puts together."""
+    for start in range(0, len(message) or 1, MESSAGE_PIECE_BYTES):
+        end = start + MESSAGE_PIECE_BYTES
+        yield (_LAST if end >= len(message) else _MORE) + message[start:end]
+
+
+class Joiner:
+    """Puts messages together from their pieces. It has no limit, so the sender must be trusted."""
+
+    def __init__(self) -> None:
+        self._pieces: list[bytes] = []
+
+    def add(self, piece: bytes) -> bytes | None:
+        """Add the next piece. Return the message if the piece was its last one, else None."""
+        self._pieces.append(piece[1:])
+        if not piece.startswith(_LAST):
+            return None
+        message = b"".join(self._pieces)
+        self._pieces.clear()
+        return message
