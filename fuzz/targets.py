@@ -17,6 +17,7 @@ from fumehood.gateway.request import ProgramRequest, Refusal, read_request
 from fumehood.policy.loader import parse_policy
 from fumehood.policy.model import PolicyError
 from fumehood.protocol import framing, strict_json
+from fumehood.protocol.connections import Segment
 from fumehood.protocol.container_frames import parse_container_body
 from fumehood.protocol.cursors import Cursors
 from fumehood.streams import sse
@@ -50,8 +51,9 @@ def frames(data: bytes) -> None:
     whole, cut = decoded(iter([data])), decoded(pieces(data))
     # With one chunk, an error loses the messages before it.
     assert whole == cut or (whole == ["error"] and cut[-1] == "error"), (whole, cut)
-    with suppress(framing.FrameError):
-        parse_container_body(data)
+    for parse in (parse_container_body, Segment.parse):
+        with suppress(framing.FrameError):
+            parse(data)
 
 
 def strict(data: bytes) -> None:

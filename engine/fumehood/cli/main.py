@@ -47,7 +47,7 @@ MODULES = {
 }
 """Name of each command whose module has a different name → name of the module in this package."""
 
-OPEN = frozenset({"doctor", "serve", "tools"})
+OPEN = frozenset({"doctor", "serve", "sessions", "tools"})
 """Commands to which parts may add options, and groups to which parts may add commands. All other
 commands start without reading the parts."""
 

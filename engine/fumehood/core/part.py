@@ -161,6 +161,9 @@ class Part:
     mounts: Mapping[str, Named] = field(default_factory=dict)
     """Path on the callers' socket → a function that takes the engine and returns an ASGI
     application."""
+    handovers: Named | None = None
+    """A list of `Handovers` (`http/peer.py`): requests on the callers' socket that get their
+    connection as a whole."""
     methods: Mapping[str, Named] = field(default_factory=dict)
     """Name of a public class of the product (`Engine`, a client) → a subclass of the kernel's class
     of that name, with the methods that the part adds. Only for the product's own parts, because

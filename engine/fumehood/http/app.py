@@ -35,7 +35,7 @@ from fumehood.engine import Engine
 from fumehood.http.answers import envelope_response, headers_of, stopped
 from fumehood.http.caller import refusal_over_tcp
 from fumehood.http.endpoint import Needs, Operation, Respond
-from fumehood.http.peer import Face, PortRequest, port_request
+from fumehood.http.peer import Face, Handover, Handovers
 from fumehood.http.routes import (
     approvals,
     authority,
@@ -113,6 +113,8 @@ class Faces:
         self._mounted: dict[str, ASGIApp] = {
             path: imported(place)(engine) for part in parts() for path, place in part.mounts.items()
         }
+        places = [part.handovers for part in parts() if part.handovers is not None]
+        self._handovers: list[Handovers] = [one for place in places for one in imported(place)]
 
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         """Return the coroutine that answers one request.
@@ -134,14 +136,20 @@ class Faces:
                 return envelope_response(self.engine.refusal(refusal))(scope, receive, send)
         return app(scope, receive, send)
 
-    def port_request(self, request: Request, upgrade: bytes | None) -> PortRequest:
-        """Check and parse a request to a session's port. Raises EngineError if it is refused."""
+    def takes_over(self, path: bytes) -> bool:
+        """Whether requests with this path get their connection, because a part serves them so."""
+        return any(one.accepts(path) for one in self._handovers)
+
+    def hand_over(self, request: Request, upgrade: bytes | None) -> Handover:
+        """Check a request that gets its connection. Raises EngineError if it is refused."""
         request.scope["app"] = self._engine
         if request.scope["state"]["face"] is Face.TCP:
             refusal = refusal_over_tcp(request)
             if refusal is not None:
                 raise refusal
-        return port_request(self.engine, request, upgrade)
+        path = request.scope["raw_path"]
+        owner = next(one for one in self._handovers if one.accepts(path))
+        return owner.check(self.engine, request, upgrade)
 
 
 class Application:

@@ -7,28 +7,22 @@ wait. A client that has closed both directions is detected, so that its stream c
 one user's connections to a socket leave room for other users' connections, and for the same user's
 connections to the control socket.
 
-The owner of a session reaches its ports at `ANY /v1/sessions/{id}/ports/{port}/{path}`. The
-protocol hands the connection of such a request over to the port: it forwards the head of the
-request, without the beginning of the address and the caller's credential, and then passes the bytes
-of both sides unchanged. HTTP, event streams and WebSocket therefore work, and no code here parses
-the session's data. With `Upgrade: tcp` no head is forwarded, so that any protocol works. Invariant:
-a connection that was handed over carries no further API request.
+Some requests get their connection as a whole, such as those to a session's port. The protocol
+parses their head, and hands the connection over to the part that owns their addresses. Invariant: a
+connection that was handed over carries no further API request.
 """
 
 from __future__ import annotations
 
 import asyncio
-import re
 import resource
 import select
 import socket
 import struct
 import sys
-from collections.abc import Awaitable, Callable, Iterable
-from contextlib import suppress
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
-from functools import partial
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -38,32 +32,16 @@ import h11
 from starlette.requests import Request
 from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
-from fumehood.core.errors import EngineError, InvalidParams, RateLimited, ShuttingDown
+from fumehood.core.errors import EngineError, InvalidParams, RateLimited
 from fumehood.core.fair_share import FairShare
 from fumehood.core.identity import OVERFLOW_UID, Peer
 from fumehood.engine import Engine
-from fumehood.http.caller import require_principal
-from fumehood.sandbox.session_use import SessionProcesses
 
 if TYPE_CHECKING:
     from fumehood.engine import Engine
 
 
-ADDRESS = re.compile(rb"/v1/sessions/([^/?]+)/ports/([0-9]{1,5})(/.*)?", re.DOTALL)
-ESCAPED_SLASH = re.compile(rb"%2f", re.IGNORECASE)
-
 PIECE_BYTES = 64 * 1024
-
-PORT_LOOK_S = 0.5
-"""Seconds between checks whether the caller has disconnected or the engine is stopping."""
-
-LEFT_S = 10.0
-"""Seconds to deliver the bytes that a caller sent before it disconnected."""
-
-SWITCHED = b"HTTP/1.1 101 Switching Protocols\r\nconnection: Upgrade\r\nupgrade: tcp\r\n\r\n"
-
-_OURS = frozenset({b"authorization", b"connection", b"upgrade", b"keep-alive", b"te"})
-"""Headers that are not forwarded. `connection` and `upgrade` get new values."""
 
 
 def has_left(connection: socket.socket) -> bool:
@@ -81,7 +59,7 @@ def has_left(connection: socket.socket) -> bool:
 
 
 class CallerStream(anyio.abc.ByteStream):
-    """A caller's connection that was handed over to a port."""
+    """A caller's connection that was handed over."""
 
     def __init__(self, transport: asyncio.Transport) -> None:
         self._transport = transport
@@ -124,103 +102,27 @@ class CallerStream(anyio.abc.ByteStream):
         self._writer.close()
 
 
+class Handover(Protocol):
+    """A checked request that gets its connection. The connection serves nothing else afterwards."""
+
+    async def serve(self, caller: CallerStream, first: bytes) -> None:
+        """Serve the connection until it ends. `first` are the bytes that the caller has already
+        sent after the request's head.
+
+        Raises:
+            EngineError: the request is refused; nothing was sent to the caller.
+        """
+
+
 @dataclass(frozen=True, slots=True)
-class PortRequest:
-    """A request to a port of a session that the caller owns."""
+class Handovers:
+    """The requests of the callers' socket that get their connection from a part."""
 
-    processes: SessionProcesses
-    port: int
-    head: bytes
-    """The request's head to forward to the session's server; empty with `Upgrade: tcp`."""
-
-
-def is_for_port(path: bytes) -> bool:
-    """Return whether a request with this path is for a port of a session."""
-    return path.startswith(b"/v1/sessions/") and ADDRESS.fullmatch(path) is not None
-
-
-def port_request(engine: Engine, request: Request, upgrade: bytes | None) -> PortRequest:
-    """Check and parse a request to a session's port.
-
-    `upgrade` is the protocol in the request's `Upgrade` header, in lower case, or None.
-
-    Raises:
-        Unauthorized, PermissionDenied: the caller is unknown, or may not call tools.
-        ResourceNotFound: the caller has no such session.
-        InvalidParams: the port is not a number from 1 to 65535.
-        ShuttingDown: the engine is stopping.
-    """
-    caller = require_principal(request)
-    if engine.is_draining:
-        raise ShuttingDown("The engine is stopping. Retry when it runs again.")
-    found = ADDRESS.fullmatch(request.scope["raw_path"])
-    assert found is not None  # by `is_for_port`
-    port = int(found[2])
-    if not 0 < port < 1 << 16:
-        raise InvalidParams("A port is a number from 1 to 65535.", fields=["port"])
-    reference = found[1].decode("ascii", "replace")
-    processes = engine.sessions.processes(caller, reference)
-    if upgrade == b"tcp":
-        return PortRequest(processes, port, b"")
-    query = request.scope["query_string"]
-    path = ESCAPED_SLASH.sub(b"/", found[3] or b"/")  # generated clients escape it in a path
-    target = path + (b"?" + query if query else b"")
-    head = [request.method.encode(), b" ", target, b" HTTP/1.1\r\n"]
-    for name, value in _sent_on(request.scope["headers"], upgrade):
-        head += [name, b": ", value, b"\r\n"]
-    return PortRequest(processes, port, b"".join([*head, b"\r\n"]))
-
-
-def _sent_on(
-    headers: Iterable[tuple[bytes, bytes]], upgrade: bytes | None
-) -> Iterable[tuple[bytes, bytes]]:
-    for name, value in headers:
-        if name not in _OURS:
-            yield name, value
-    if upgrade is None:
-        yield b"connection", b"close"  # the caller's next request may be for another address
-    else:
-        yield from ((b"connection", b"Upgrade"), (b"upgrade", upgrade))
-
-
-async def pass_bytes(
-    engine: Engine, asked: PortRequest, caller: CallerStream, first: bytes
-) -> None:
-    """Connect to the port, and pass bytes in both directions.
-
-    The function returns when the session's server ends its side of the connection, the caller
-    disconnects, or the engine begins to stop. `first` are the bytes that the caller has already
-    sent after the head.
-
-    Raises:
-        EngineError: the port cannot be reached; nothing was sent.
-    """
-    is_sent = anyio.Event()
-
-    async def up() -> None:
-        with suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
-            await port.send(asked.head + first)
-            async for piece in caller:
-                await port.send(piece)
-            await port.send_eof()
-        is_sent.set()
-
-    async def watch() -> None:
-        while not (caller.has_left or engine.is_draining):  # noqa: ASYNC110 - there is no event for it
-            await anyio.sleep(PORT_LOOK_S)
-        with anyio.move_on_after(0 if engine.is_draining else LEFT_S):
-            await is_sent.wait()
-        group.cancel_scope.cancel()
-
-    async with asked.processes.connect(asked.port) as port, anyio.create_task_group() as group:
-        with suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
-            if not asked.head:
-                await caller.send(SWITCHED)
-            group.start_soon(up)
-            group.start_soon(watch)
-            async for piece in port:
-                await caller.send(piece)
-        group.cancel_scope.cancel()
+    accepts: Callable[[bytes], bool]
+    """Whether a request is one of these, given its path as it was sent. Called for each request."""
+    check: Callable[[Engine, Request, bytes | None], Handover]
+    """Checks a request, given the protocol in its `Upgrade` header in lower case, or None. Raises
+    EngineError if it is refused."""
 
 
 # -- the protocol ---------------------------------------------------------------------------
@@ -248,12 +150,11 @@ RefusalBody = Callable[[EngineError], bytes]
 class Faces(Protocol):
     """The part of a server's application that the protocol uses."""
 
-    @property
-    def engine(self) -> Engine:
-        """The engine whose operations the application serves."""
+    def takes_over(self, path: bytes) -> bool:
+        """Whether requests with this path get their connection."""
 
-    def port_request(self, request: Request, upgrade: bytes | None) -> PortRequest:
-        """Check and parse a request to a session's port. Raises EngineError if it is refused."""
+    def hand_over(self, request: Request, upgrade: bytes | None) -> Handover:
+        """Check a request that gets its connection. Raises EngineError if it is refused."""
 
 
 def peer_of(connection: socket.socket) -> Peer:
@@ -342,8 +243,8 @@ class PeerProtocol(H11Protocol):
     """HTTP/1.1, with the peer and the `Face` in `scope["state"]` of each request."""
 
     refusal_body: RefusalBody
-    port_request: Callable[[Request, bytes | None], PortRequest]
-    pass_bytes: Callable[[PortRequest, CallerStream, bytes], Awaitable[None]]
+    takes_over: Callable[[bytes], bool]
+    hand_over: Callable[[Request, bytes | None], Handover]
     control_path: str
     shares: Shares
     _half_closed = False
@@ -428,32 +329,30 @@ class PeerProtocol(H11Protocol):
         return body
 
     def _should_upgrade(self) -> bool:
-        """Return whether the request is for a session's port, which then gets the connection."""
-        return self._face is not Face.CONTROL and is_for_port(self.scope["raw_path"])
+        """Return whether the request gets the connection."""
+        return self._face is not Face.CONTROL and type(self).takes_over(self.scope["raw_path"])
 
     def handle_websocket_upgrade(self, event: h11.Request) -> None:
-        """Hand the connection over to the session's port. The connection no longer serves API
-        requests.
-        """
+        """Hand the connection over. It no longer serves API requests."""
         upgrade: bytes | None = self._get_upgrade()
         request = Request(dict(self.scope))
         try:
-            asked = type(self).port_request(request, upgrade)
+            handover = type(self).hand_over(request, upgrade)
         except EngineError as refusal:
             self._refuse(refusal, HTTPStatus(refusal.http_status).phrase.encode())
             return
         self.connections.discard(self)
         self._unset_keepalive_if_required()
-        task = self.loop.create_task(self._hand_over(asked))
+        task = self.loop.create_task(self._serve(handover))
         task.add_done_callback(self.tasks.discard)
         self.tasks.add(task)
 
-    async def _hand_over(self, asked: PortRequest) -> None:
+    async def _serve(self, handover: Handover) -> None:
         first = bytes(self.conn.trailing_data[0])
         transport = self.transport._transport  # type: ignore[attr-defined]  # of `_Joining`
         caller = CallerStream(transport)
         try:
-            await type(self).pass_bytes(asked, caller, first)
+            await handover.serve(caller, first)
         except EngineError as refusal:
             self._refuse(refusal, HTTPStatus(refusal.http_status).phrase.encode())
         finally:
@@ -516,8 +415,8 @@ def make_protocol(
     """
     bound = {
         "refusal_body": staticmethod(refusal_body),
-        "port_request": staticmethod(faces.port_request),
-        "pass_bytes": staticmethod(partial(pass_bytes, faces.engine)),
+        "takes_over": staticmethod(faces.takes_over),
+        "hand_over": staticmethod(faces.hand_over),
         "control_path": control_path,
         "shares": shares,
     }

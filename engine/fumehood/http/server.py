@@ -50,12 +50,7 @@ from fumehood.engine import Tool
 from fumehood.engine_with_parts import Engine
 from fumehood.http.answers import envelope_response
 from fumehood.http.app import Faces
-from fumehood.http.peer import (
-    PortRequest,
-    Shares,
-    make_protocol,
-    most_connections,
-)
+from fumehood.http.peer import Handover, Shares, make_protocol, most_connections
 from fumehood.identity.approvers import FIRST_NAME, had_approver, make_first_approver
 from fumehood.observe.log import Logger, flush
 from fumehood.protocol.framing import MAX_HEAD_BYTES
@@ -551,8 +546,12 @@ class _StandbyApp:
             response = envelope_response(self.engine.refusal(_stands_by()))
         return response(scope, receive, send)
 
-    def port_request(self, request: Request, upgrade: bytes | None) -> PortRequest:
-        """Refuse a request to a session's port. Raises ShuttingDown."""
+    def takes_over(self, path: bytes) -> bool:
+        """Whether requests with this path get their connection: none does, so all are refused."""
+        return False
+
+    def hand_over(self, request: Request, upgrade: bytes | None) -> Handover:
+        """Refuse a request. Raises ShuttingDown."""
         raise _stands_by()
 
 

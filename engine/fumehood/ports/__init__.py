@@ -1,0 +1,1 @@
+"""Ports: the way from outside to servers in a session."""
