@@ -37,13 +37,13 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 from pydantic import AwareDatetime, BaseModel
 
 from fumehood.answers import Done
-from fumehood.budgets.model import UsageQuery
 from fumehood.call_options import OF_PARTS, CallOptions
 from fumehood.core.call import BatchOptions
 from fumehood.core.call_log import CallQuery
 from fumehood.core.decision import DecisionOptions
 from fumehood.core.json_types import Written
 from fumehood.core.tool import ToolDefinition
+from fumehood.core.usage_table import UsageQuery
 from fumehood.formats.model import HandleOptions
 from fumehood.http.app import CONTROL_OPERATIONS, OPERATIONS
 from fumehood.http.endpoint import Method, Operation, ParsedBy

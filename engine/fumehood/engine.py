@@ -16,8 +16,6 @@ from decimal import Decimal
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, Unpack
 
 from fumehood.answers import ToolDetails
-from fumehood.budgets.model import AllUsageQuery, UsageQuery, UsageTable
-from fumehood.budgets.store import usage_table
 from fumehood.call_options import CallOptions
 from fumehood.compose import EngineLife, compose
 from fumehood.config import Config
@@ -44,6 +42,7 @@ from fumehood.core.returned_file import parse_blob_url
 from fumehood.core.status import Readiness, StateReadiness
 from fumehood.core.tool import Finding, ToolDefinition
 from fumehood.core.usage import TokenCounter
+from fumehood.core.usage_table import AllUsageQuery, UsageQuery, UsageTable
 from fumehood.engine_overview import Overview, figures_of
 from fumehood.engine_part import EnginePart
 from fumehood.executors.base import CallHandle
@@ -77,6 +76,7 @@ from fumehood.registry.index import (
 )
 from fumehood.sandbox.wall import SessionWall, Wall
 from fumehood.storage.database import Database
+from fumehood.storage.usage import usage_table
 
 if TYPE_CHECKING:
     from opentelemetry.trace import TracerProvider
@@ -505,13 +505,13 @@ class Engine:
             query = query.model_copy(update={"session": session_id})
         table = await usage_table(self.database, query, principal.id)
         standings = self.budgets.standings(principal)
-        return table.with_budgets(standings, self.config.prices.currency)
+        return table.with_standings(standings, self.config.prices.currency)
 
     async def all_usage(self, query: AllUsageQuery) -> UsageTable:
         """Return the usage of all principals or of one principal, and all budgets."""
         query = self.overview.by_session_id(query)
         table = await usage_table(self.database, query, query.principal)
-        return table.with_budgets(self.budgets.standings(), self.config.prices.currency)
+        return table.with_standings(self.budgets.standings(), self.config.prices.currency)
 
     async def blob(self, url: str) -> bytes:
         """Return a whole blob of this process's owner. `url` comes from an answer.

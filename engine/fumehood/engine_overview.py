@@ -19,7 +19,6 @@ import anyio
 
 from fumehood.answers import CallDetails
 from fumehood.approvals.refusals import require_known_options
-from fumehood.budgets.model import AllUsageQuery
 from fumehood.call_options import CallOptions, deciding, read_stored
 from fumehood.compose import Composition
 from fumehood.core.call import CallBody, CallRequest
@@ -50,6 +49,7 @@ from fumehood.core.names import EXTERNAL
 from fumehood.core.session import KeptSession, OwnedSession
 from fumehood.core.status import EngineSummary, Readiness, engine_version
 from fumehood.core.tool import ToolDefinition
+from fumehood.core.usage_table import AllUsageQuery
 from fumehood.executors.base import CallHandle
 from fumehood.observe.figures import Figure
 from fumehood.pipeline.running import LiveCall

@@ -18,8 +18,8 @@ from typer.testing import CliRunner
 from conftest import Daemon, StartDaemon, make_first_approver
 from fumehood import Client, ControlClient
 from fumehood.approvals.model import ApprovalState
-from fumehood.budgets.model import BudgetStanding
 from fumehood.cli.main import app
+from fumehood.core.usage_table import BudgetStanding
 from support.clients import LEAVES_SOCKETS
 from support.wait import DEADLINE_S, wait_until
 

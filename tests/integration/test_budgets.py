@@ -11,9 +11,10 @@ from sqlalchemy import select, update
 
 from fumehood.budgets.ledger import BLOCKS, STEPS, Budgets
 from fumehood.budgets.model import Subject
-from fumehood.budgets.settings import BudgetRule, Period
+from fumehood.budgets.settings import BudgetRule
 from fumehood.budgets.store import KEPT_DAYS, CounterKey, CounterRow, CounterTable
 from fumehood.core.errors import QuotaExceeded
+from fumehood.core.usage_table import Period
 from fumehood.storage.database import Database, open_database
 from fumehood.storage.schema import COUNTERS
 from support.budgets import NOON, HandClock, a_total, budgets_on, spender, takes

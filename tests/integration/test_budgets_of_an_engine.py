@@ -9,10 +9,10 @@ import anyio
 import pytest
 
 from fumehood import Config, Engine
-from fumehood.budgets.model import BudgetStanding
 from fumehood.budgets.settings import BudgetRule
 from fumehood.call_options import CallBody
 from fumehood.core.usage import Prices
+from fumehood.core.usage_table import BudgetStanding
 from fumehood.executors.base import CallHandle
 from fumehood.testing import FakeWall
 from support.answers import code_of

@@ -8,8 +8,9 @@ from decimal import Decimal
 
 from fumehood.budgets.ledger import Budgets
 from fumehood.budgets.model import Amounts, Spender
-from fumehood.budgets.settings import BudgetRule, Period
+from fumehood.budgets.settings import BudgetRule
 from fumehood.budgets.store import CounterTable
+from fumehood.core.usage_table import Period
 from fumehood.storage.database import Database
 
 NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)

@@ -1,7 +1,6 @@
-"""Budgets and rate limits: limits on spending and on how often tools run, and usage reports.
+"""Budgets and rate limits: limits on spending and on how often tools run.
 
 Host side. `ledger.py` reserves a call's expected cost before it runs and settles the actual cost
 afterwards; `limiter.py` decides when a call may start; `store.py` stores the counters of budgets
-and rate limits, and sums up past calls. Invariant: a crash can reduce what is left of a budget, but
-never increase it.
+and rate limits. Invariant: a crash can reduce what is left of a budget, but never increase it.
 """

@@ -22,13 +22,12 @@ from functools import lru_cache
 
 from fumehood.budgets.model import (
     Amounts,
-    BudgetStanding,
     Exceeded,
     Spender,
     Subject,
     subject_of,
 )
-from fumehood.budgets.settings import BudgetRule, Period, Unit
+from fumehood.budgets.settings import BudgetRule
 from fumehood.budgets.store import CounterKey, CounterRow, CounterTable
 from fumehood.core.envelope import UsageReport
 from fumehood.core.errors import QuotaExceeded
@@ -37,6 +36,7 @@ from fumehood.core.json_types import JsonObject
 from fumehood.core.names import EXTERNAL, any_matches
 from fumehood.core.tool import ToolDefinition
 from fumehood.core.usage import TextKind, TokenCounter, money
+from fumehood.core.usage_table import BudgetStanding, Period, Unit
 from fumehood.protocol import strict_json
 
 BLOCKS = 20

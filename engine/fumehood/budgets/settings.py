@@ -3,33 +3,16 @@
 from __future__ import annotations
 
 from decimal import Decimal
-from enum import StrEnum
 from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
+from fumehood.core.usage_table import Period, Unit
 from fumehood.core.value import Value
 
 Per = Literal["principal", "agent", "session", "tool"]
 """The keys by which a budget is counted. With `agent`, for example, each agent has its own
 counter."""
-
-
-class Period(StrEnum):
-    """The period after which a budget resets. `total` means never."""
-
-    DAY = "day"
-    TOTAL = "total"
-
-
-class Unit(StrEnum):
-    """The unit of a limit."""
-
-    CALLS = "calls"
-    TOKENS = "tokens"
-    MONEY = "money"
-    REQUESTS = "requests"
-    NETWORK_BYTES = "network_bytes"
 
 
 class BudgetRule(Value):

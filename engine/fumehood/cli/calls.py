@@ -19,7 +19,6 @@ from typing import Annotated, Any, TextIO
 import typer
 
 from fumehood.answers import CallAnswer
-from fumehood.budgets.model import GROUPS, MAX_ROWS, BudgetStanding, UsageRow, UsageTable
 from fumehood.cli.exits import ExitCode, exit_code_of, fail, say
 from fumehood.cli.options import (
     AsJson,
@@ -50,6 +49,7 @@ from fumehood.core.call_log import CallRecord
 from fumehood.core.escaping import json_lines, visible
 from fumehood.core.json_types import JsonObject
 from fumehood.core.pages import DEFAULT_PAGE, MAX_ITEMS
+from fumehood.core.usage_table import GROUPS, MAX_ROWS, BudgetStanding, UsageRow, UsageTable
 
 calls = typer.Typer(help="The call log of the running engine.", no_args_is_help=True)
 

@@ -30,13 +30,13 @@ from fumehood.approvals.model import (
     RememberWish,
 )
 from fumehood.audit.model import AuditRotation, AuditVerdict
-from fumehood.budgets.model import UsageTable
 from fumehood.client.api_request import ask, data_of, field_of, given, json_of, listed
 from fumehood.client.async_transport import AsyncTransport
 from fumehood.core.call_log import CallPage, CallSeries, ToolFiguresList, TriedRules
 from fumehood.core.json_types import JsonObject
 from fumehood.core.session import OwnedSession
 from fumehood.core.status import AlertList, CacheStatus, ClearedCache, EngineSummary, NodeRecord
+from fumehood.core.usage_table import UsageTable
 from fumehood.identity.model import (
     Agent,
     ApproverInfo,

@@ -36,6 +36,7 @@ MAX_TOOL_CHARACTERS = 256
 
 ID_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_.:-]{0,127}$"
 Id = Annotated[str, Field(pattern=ID_PATTERN)]
+PrincipalId = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.:@-]{0,127}$")]
 
 
 Packages = Annotated[

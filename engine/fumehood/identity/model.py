@@ -16,7 +16,7 @@ from pydantic import (
     model_validator,
 )
 
-from fumehood.core.call import Id
+from fumehood.core.call import Id, PrincipalId
 from fumehood.core.call_log import Moment
 from fumehood.core.identity import Scope
 from fumehood.core.json_types import JsonObject
@@ -28,7 +28,6 @@ from fumehood.core.value import StrictValue, Value
 MAX_CONFIGURED = 100
 """Maximum number of arguments that one binding may fix, or for which it may have a default."""
 
-PrincipalId = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.:@-]{0,127}$")]
 Arguments = Annotated[dict[str, Any], Field(max_length=MAX_CONFIGURED)]
 
 

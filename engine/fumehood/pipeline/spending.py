@@ -12,8 +12,8 @@ from datetime import datetime
 from fumehood.budgets.ledger import Budgets, Reservation, details_of, estimate_of, refusal, taken_by
 from fumehood.budgets.limiter import RateHold, RateLimits
 from fumehood.budgets.model import Amounts, Exceeded, Spender
-from fumehood.budgets.settings import Unit
 from fumehood.core.usage import TokenCounter
+from fumehood.core.usage_table import Unit
 from fumehood.pipeline.authorize import PermittedCall
 from fumehood.pipeline.gate import Ended, Excess, Gate, Hold
 from fumehood.pipeline.validate import ValidatedCall

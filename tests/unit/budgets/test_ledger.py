@@ -16,12 +16,13 @@ from hypothesis import strategies as st
 
 from fumehood.budgets.ledger import BLOCKS, Budgets, Reservation, any_matches, estimate_of, taken_by
 from fumehood.budgets.model import Amounts, Spender, Subject
-from fumehood.budgets.settings import BudgetRule, Period
+from fumehood.budgets.settings import BudgetRule
 from fumehood.budgets.store import CounterKey, CounterRow, CounterTable
 from fumehood.core.envelope import UsageReport
 from fumehood.core.errors import QuotaExceeded
 from fumehood.core.identity import Principal, Scope
 from fumehood.core.usage import EstimatingCounter
+from fumehood.core.usage_table import Period
 from fumehood.storage.database import Database, open_database
 from fumehood.storage.errors import WriteFailed
 from support.budgets import NOON, HandClock, a_total, budgets_on, spender, takes

@@ -19,8 +19,6 @@ from hypothesis import strategies as st
 
 from fumehood.answers import ProjectDiff, ProjectFile
 from fumehood.approvals.refusals import denial, no_approvers, too_few_approvers, waits
-from fumehood.budgets.model import BudgetStanding, Period, UsageRow, UsageTable
-from fumehood.budgets.settings import Unit
 from fumehood.cli import show
 from fumehood.cli.calls import show_usage, write_csv
 from fumehood.cli.exits import ExitCode, fail
@@ -48,6 +46,7 @@ from fumehood.core.escaping import (
 )
 from fumehood.core.status import CircuitStatus
 from fumehood.core.tool import ToolDefinition
+from fumehood.core.usage_table import BudgetStanding, Period, Unit, UsageRow, UsageTable
 from support.answers import envelope_bytes
 from support.approvals import approval
 

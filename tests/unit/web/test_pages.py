@@ -26,7 +26,6 @@ from fumehood.answers import (
     SessionProcess,
     ToolDetails,
 )
-from fumehood.budgets.model import BudgetStanding, UsageRow, UsageTable
 from fumehood.client.api_request import address
 from fumehood.core.call_log import (
     CallPage,
@@ -52,6 +51,7 @@ from fumehood.core.status import (
     Readiness,
     StateReadiness,
 )
+from fumehood.core.usage_table import BudgetStanding, UsageRow, UsageTable
 from fumehood.executors.kinds import EXECUTORS
 from fumehood.identity.model import Agent, Binding, Change
 from fumehood.policy.model import Explanation, PolicyStatus, PolicyText, RuleStatus, Verdict

@@ -20,12 +20,12 @@ from fumehood.answers import (
     ToolDetails,
 )
 from fumehood.approvals.model import Approval, ApprovalPage
-from fumehood.budgets.model import UsageTable
 from fumehood.client.api_request import ask, data_of, field_of, given, listed, plain
 from fumehood.client.sync.transport import Transport
 from fumehood.core.call_log import CallPage
 from fumehood.core.session import Project, SessionRecord, Snapshot
 from fumehood.core.status import Health, Readiness
+from fumehood.core.usage_table import UsageTable
 
 
 class CommonOperations:

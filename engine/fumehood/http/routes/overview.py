@@ -28,7 +28,6 @@ from fumehood.answers import (
     SessionProcess,
 )
 from fumehood.audit.model import AuditQuery, AuditRotation, AuditVerdict
-from fumehood.budgets.model import AllUsageQuery, UsageQuery, UsageTable
 from fumehood.core.call_log import (
     AllCallsQuery,
     CallSeries,
@@ -47,6 +46,7 @@ from fumehood.core.errors import (
 from fumehood.core.identity import Principal
 from fumehood.core.session import TURN_S, OwnedSession
 from fumehood.core.status import EngineSummary, Health, Readiness
+from fumehood.core.usage_table import AllUsageQuery, UsageQuery, UsageTable
 from fumehood.engine import Engine
 from fumehood.executors.session_files import SessionFiles
 from fumehood.http.answers import engine_of, envelope_response

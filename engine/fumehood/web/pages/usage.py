@@ -8,7 +8,7 @@ from typing import Any
 
 from starlette.responses import Response
 
-from fumehood.budgets.model import BudgetStanding, UsageRow, UsageTable
+from fumehood.core.usage_table import BudgetStanding, UsageRow, UsageTable
 from fumehood.web.figures import Chart, chart_of, figure, share
 from fumehood.web.pages.charts import calls_from
 from fumehood.web.view import Page, View, get

@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from fumehood.budgets import store as module
-from fumehood.budgets.model import GROUPS, UsageQuery, UsageRow, UsageTable
-from fumehood.budgets.store import usage_table
+from fumehood.core.usage_table import GROUPS, UsageQuery, UsageRow, UsageTable
+from fumehood.storage import usage as module
 from fumehood.storage.calls import CallLog
 from fumehood.storage.database import Database
 from fumehood.storage.schema import MAX_INTEGER
+from fumehood.storage.usage import usage_table
 from support.state import call_row, post
 
 pytestmark = [pytest.mark.anyio, pytest.mark.row("E4")]
