@@ -60,7 +60,7 @@ async def reservations(home: Path) -> list[Line]:
 
 
 def budgets_on(database: Database, chosen: tuple[BudgetRule, ...]) -> Budgets:
-    rules = Config(budgets=chosen).budgets
+    rules = Config(budgets=chosen).of("budgets", tuple) or ()
     return Budgets(rules, CounterTable(database), SystemClock().now)
 
 

@@ -31,10 +31,6 @@ from fumehood.approvals.service import ApprovalService
 from fumehood.approvals.store import ApprovalTable
 from fumehood.approvals.stored_calls import HumanAsker, StoredCalls
 from fumehood.audit.service import AuditService
-from fumehood.budgets.ledger import Budgets
-from fumehood.budgets.limiter import RateLimits
-from fumehood.budgets.settings import BudgetRule
-from fumehood.budgets.store import CounterTable
 from fumehood.circuits.breaker import Circuits
 from fumehood.config import Config, config_file, load_config
 from fumehood.core.call import ResultChecker
@@ -43,7 +39,7 @@ from fumehood.core.identity import Principal
 from fumehood.core.limits import MB
 from fumehood.core.part import Part, PartError, imported, named_faults
 from fumehood.core.usage import EstimatingCounter, TokenCounter
-from fumehood.engine_part import EnginePart, Kernel, walls_of
+from fumehood.engine_part import EnginePart, Kernel, gates_of, walls_of
 from fumehood.executors.session_saver import SessionSaver
 from fumehood.executors.upstreams import Upstreams
 from fumehood.identity.agents import Agents
@@ -61,9 +57,8 @@ from fumehood.pipeline.context import PipelineServices
 from fumehood.pipeline.part import CallParts
 from fumehood.pipeline.retry import Retries
 from fumehood.pipeline.running import Calls, Intake
-from fumehood.pipeline.spending import BudgetGate, RateGate
 from fumehood.policy.current import CurrentPolicy
-from fumehood.policy.model import CallFacts, ExplainWish
+from fumehood.policy.model import CallFacts, ExplainWish, Policy
 from fumehood.projects.service import Projects, ProjectStore, SessionProject
 from fumehood.projects.writing import Journals
 from fumehood.protocol.cursors import Cursors
@@ -113,8 +108,6 @@ class Composition:
     tokens: Tokens
     approvers: Approvers
     intake: Intake
-    budgets: Budgets
-    rates: RateLimits
     session_rows: SessionTable
     saved: Sequence[SavedFiles]
     """The stores with the saved files of sessions. Empty if the engine keeps no state."""
@@ -166,7 +159,7 @@ def compose(
     # Without a state they are opened as well: a standby needs their extra before it is active.
     opened = config.files.remote()
     places = FilePlaces(shared, opened if files is not None else None)
-    kernel = Kernel(config, database, clock, log, tracer_provider, places)
+    kernel = Kernel(config, database, clock, log, counter, tracer_provider, places)
     own_parts = tuple(_make(part, kernel) for part in parts() if part.in_engine is not None)
     subscribers = kernel.subscribers = Subscribers(own_parts, log)
     audit = AuditService(
@@ -207,12 +200,6 @@ def compose(
         tokens = Tokens(database)
     with understood("approvers"):
         approvers = Approvers(database)
-    with understood("counters of budgets"):
-        budgets = Budgets(config.budgets, CounterTable(database), clock.now)
-    with understood("rate limits"):
-        rates = RateLimits(config.rate_limits, CounterTable(database), clock)
-    for pattern in rates.unmatched({tool.definition.name for tool in registry}):
-        log.warning("rate_limit.covers_no_tool", rate_limit=pattern)
     blobs = BlobStore(
         database,
         places.directory,
@@ -248,19 +235,16 @@ def compose(
     def facts_of(query: ExplainWish) -> CallFacts:
         return facts_to_explain(query, registry, agents, clock.now)
 
-    def use_budgets(more: Sequence[BudgetRule]) -> None:
-        """Use the policy file's budgets, and the configured budgets with other names."""
-        names = {budget.name for budget in more}
-        budgets.replace([*(b for b in config.budgets if b.name not in names), *more])
-        for name in budgets.unmatched({tool.definition.name for tool in registry}):
-            log.warning("budget.covers_no_tool", budget=name)
+    def use(policy: Policy | None) -> None:
+        values = policy.of_parts if policy is not None else {}
+        tools = {tool.definition.name for tool in registry}
+        for part in own_parts:
+            part.use_policy(values, tools)
 
     policy = CurrentPolicy(
-        config.policy_file, config.environment, registry, facts_of, use_budgets, database, log,
+        config.policy_file, config.environment, registry, facts_of, use, database, log,
         clock.now,
     )  # fmt: skip
-    with understood("counters of budgets"):
-        budgets.load()
     redactor = Redactor(config.redaction)
     redact_events(log, redactor.event)
     with understood("approvals"):
@@ -310,11 +294,7 @@ def compose(
         sessions=sessions,
         policy=policy.gate,
         keys=Keys(database),
-        gates=(
-            RateGate(rates),
-            BudgetGate(budgets, counter, clock.now),
-            *(gate for part in own_parts for gate in part.gates()),
-        ),
+        gates=gates_of(own_parts, (key for part in parts() for key in part.excesses)),
         asker=asker,
         redactor=redactor,
         checkers=result_checkers or None,
@@ -337,8 +317,6 @@ def compose(
         tokens=tokens,
         approvers=approvers,
         intake=intake,
-        budgets=budgets,
-        rates=rates,
         session_rows=session_rows,
         saved=saved,
         projects=Projects(project_store, sessions),
@@ -441,9 +419,6 @@ class EngineLife:
             await self._start(part, partial(self._enter, part))
         self._stack.push_async_callback(made.services.upstreams.close)
         self._stack.push_async_callback(made.services.blobs.room.aclose)
-        # If it fails, amounts that are reserved in advance count as spent.
-        self._stack.push_async_callback(self._try, "budgets", made.budgets.close)
-        self._stack.callback(made.rates.write)
         self._stack.push_async_callback(made.calls.end_started)
         outcomes = await self._put_projects_back()
         await self._try("blobs", made.services.blobs.open)
@@ -523,8 +498,6 @@ class EngineLife:
             (calls.prune, self._config.calls_kept_days * 86_400, calls.overdue),
             (blobs.prune, self._config.blobs_kept_hours * 3600, blobs.overdue),
             (services.keys.prune, KEY_LIFETIME.total_seconds(), None),
-            (made.budgets.prune, math.inf, None),
-            (made.rates.prune, math.inf, None),
             (self._made.approvals.requests.table.prune, math.inf, None),
         )
         for saved in made.saved:

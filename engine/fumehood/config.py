@@ -39,7 +39,7 @@ import os
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeVar, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import (
     BaseModel,
@@ -61,12 +61,11 @@ from pydantic_settings import (
 
 from fumehood.approvals.model import ApprovalSettings
 from fumehood.audit.model import AuditSettings
-from fumehood.budgets.settings import AllBudgets, AllRateLimits
 from fumehood.circuits.breaker import CircuitSettings
 from fumehood.core.names import did_you_mean
 from fumehood.core.part import PartError, imported
 from fumehood.core.usage import Prices
-from fumehood.core.value import MASKED_URL, Value
+from fumehood.core.value import MASKED_URL, Value, table_of
 from fumehood.identity.model import AllPrincipals
 from fumehood.parts import VARIABLE, parts, split_names
 from fumehood.protocol import engine_paths
@@ -148,9 +147,7 @@ class KernelConfig(BaseSettings):
     environment: str = Field(default="production", pattern=r"^[a-z][a-z0-9_-]{0,31}$")
     policy_file: Path | None = None
     approvals: ApprovalSettings = ApprovalSettings()
-    budgets: AllBudgets = ()
     circuits: CircuitSettings = CircuitSettings()
-    rate_limits: AllRateLimits = ()
     audit: AuditSettings = AuditSettings()
     principals: AllPrincipals = ()
     result_checkers: Annotated[tuple[str, ...], NoDecode] = ()
@@ -277,14 +274,14 @@ class KernelConfig(BaseSettings):
 
 
 def _unknown_tables(settings: type[BaseSettings]) -> Iterator[tuple[str, str]]:
-    """Yield key and value of each environment variable for a table that does not exist.
+    """Yield key and value of each environment variable for a table or list that does not exist.
 
-    The table may belong to a missing part. Validation then refuses the key.
+    The setting may belong to a missing part. Validation then refuses the key.
     """
     for name, value in os.environ.items():
         beginning, _, path = name.upper().partition(PREFIX)
         key, separator, _ = path.lower().partition(NESTED)
-        is_table = bool(separator and value) or value.lstrip().startswith("{")
+        is_table = bool(separator and value) or value.lstrip().startswith(("{", "["))
         if path and not beginning and is_table and key not in settings.model_fields:
             yield key, value
 
@@ -385,13 +382,3 @@ def is_masked(path: Sequence[str]) -> bool:
     """Whether the value of a key is an address that may hold a secret."""
     field = _table_at(path[:-1]).model_fields.get(path[-1])
     return field is not None and MASKED_URL in field.metadata
-
-
-def table_of(annotation: Any) -> type[BaseModel] | None:
-    """Return the model in a field's type, or None without a model.
-
-    The type may be optional or a list.
-    """
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return annotation
-    return next(filter(None, map(table_of, get_args(annotation))), None)

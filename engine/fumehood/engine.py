@@ -131,7 +131,6 @@ class Engine:
         self.agents = made.services.agents
         self.tokens = made.tokens
         self.approvers = made.approvers
-        self.budgets = made.budgets
         self.blobs = made.services.blobs
         self.call_log = made.services.calls
         self.sessions = made.services.sessions
@@ -504,14 +503,18 @@ class Engine:
             session_id = self.sessions.id_of(principal, query.session)
             query = query.model_copy(update={"session": session_id})
         table = await usage_table(self.database, query, principal.id)
-        standings = self.budgets.standings(principal)
-        return table.with_standings(standings, self.config.prices.currency)
+        return self._with_standings(table, principal)
 
     async def all_usage(self, query: AllUsageQuery) -> UsageTable:
         """Return the usage of all principals or of one principal, and all budgets."""
         query = self.overview.by_session_id(query)
         table = await usage_table(self.database, query, query.principal)
-        return table.with_standings(self.budgets.standings(), self.config.prices.currency)
+        return self._with_standings(table, None)
+
+    def _with_standings(self, table: UsageTable, principal: Principal | None) -> UsageTable:
+        gates = self._made.services.gates
+        standings = [one for gate in gates for one in gate.standings(principal)]
+        return table.with_standings(standings, self.config.prices.currency)
 
     async def blob(self, url: str) -> bytes:
         """Return a whole blob of this process's owner. `url` comes from an answer.

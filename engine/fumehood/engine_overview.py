@@ -11,7 +11,6 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from datetime import timedelta
-from decimal import Decimal
 from functools import partial
 from typing import Any, BinaryIO, TypeVar
 
@@ -498,10 +497,11 @@ def _tried(
     given: Sequence[tuple[CallGroup, ToolDefinition | None, JsonObject]],
 ) -> TriedRule:
     conditions = [one.name for one in (*rule.when, *(rule.any or ()))]
-    budget = ["over_budget"] if rule.over_budget else []
-    plain = rule.model_copy(update={"when": (), "any": None, "over_budget": None})
+    excesses = list(rule.exceeds)
+    rule = rule.model_copy(update=dict.fromkeys(excesses))
+    plain = rule.model_copy(update={"when": (), "any": None})
     compiled = compile_rule(plain, None, environment)
-    whole = compile_rule(rule.model_copy(update={"over_budget": None}), None, environment)
+    whole = compile_rule(rule, None, environment)
     left = {  # calls whose arguments are unknown
         group[:4]: group.calls
         for group, tool in groups
@@ -516,13 +516,13 @@ def _tried(
             facts = CallFacts(tool, arguments, group.principal_id, group.agent_id, None)
             certain[key] += whole.matches(facts)
     at_most = {key: count + certain[key] for key, count in left.items()}
-    unknown = (conditions if any(left.values()) else []) + budget
+    unknown = (conditions if any(left.values()) else []) + excesses
     matched = sorted((key for key, count in at_most.items() if count), key=lambda k: -at_most[k])
     return TriedRule(
         id=rule.id,
         decision=rule.decision.value,
         calls=sum(at_most.values()),
-        at_least=0 if budget else sum((certain if conditions else at_most).values()),
+        at_least=0 if excesses else sum((certain if conditions else at_most).values()),
         groups=tuple(
             MatchedCalls(
                 tool=tool_name, principal_id=principal_id, agent_id=agent_id,
@@ -566,13 +566,6 @@ def _of_calls(made: Composition) -> Iterator[Figure]:
     )
     yield Figure("circuits_open", "Services that calls are not let through to.",
                  made.services.circuits.broken())  # fmt: skip
-    used: dict[str, float] = {}
-    for one in made.budgets.standings():
-        limit, taken = Decimal(one.limit), Decimal(one.spent) + Decimal(one.held)
-        ratio = float(taken / limit) if limit else 1.0
-        used[one.budget] = max(ratio, used.get(one.budget, 0.0))
-    yield Figure("budget_used_ratio", "The part of a budget that is used, of its owner who has "
-                 "used most.", used, "budget")  # fmt: skip
 
 
 def _of_containers(made: Composition) -> Iterator[Figure]:

@@ -6,16 +6,17 @@ and before the gates, so that the gates know the parts as subscribers.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Collection, Iterable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from sqlalchemy import Connection
 
 from fumehood.core.json_types import JsonObject
 from fumehood.core.limits import KERNEL_WALLS, least_limits
 from fumehood.core.part import PartError, named_faults
+from fumehood.core.usage import EstimatingCounter, TokenCounter
 from fumehood.observe.clock import Clock
 from fumehood.observe.figures import Figure
 from fumehood.observe.log import Logger
@@ -42,6 +43,7 @@ class Kernel:
     database: Database
     clock: Clock
     log: Logger
+    counter: TokenCounter = field(default_factory=EstimatingCounter)
     tracer_provider: TracerProvider | Literal["environment"] | None = None
     files: FilePlaces = field(default_factory=FilePlaces)
     subscribers: Subscribers = field(default_factory=no_subscribers)
@@ -78,6 +80,14 @@ class EnginePart(Subscriber, CallPart):
         """Return the part's own gates, in their order."""
         return ()
 
+    def use_policy(self, values: Mapping[str, Any], tools: Collection[str]) -> None:
+        """Use a policy's values of the keys that parts add to the file (`Part.policy`).
+
+        Called when the engine is created, and again for each later policy. `values` contains only
+        the keys that the file has, and is empty without a file. `tools` are the names of the
+        registered tools.
+        """
+
     def walls(self, own: OwnWalls) -> Mapping[str, Wall]:
         """Return the part's own walls by name. Called once.
 
@@ -105,6 +115,18 @@ class EnginePart(Subscriber, CallPart):
         Called once, in `running`, after the kernel has recovered interrupted calls. The engine has
         started when this method has returned.
         """
+
+
+def gates_of(parts: Iterable[EnginePart], keys: Iterable[str]) -> tuple[Gate, ...]:
+    """Return the gates of parts. `keys` are those that parts add to rules (`Part.excesses`).
+
+    Raises:
+        PartError: no gate has one of the keys, so that a rule with this key would never match.
+    """
+    gates = tuple(gate for part in parts for gate in part.gates())
+    if missing := set(keys) - {gate.key for gate in gates}:
+        raise PartError(f"A part adds the key {min(missing)!r} to rules, and no gate has it.")
+    return gates
 
 
 def walls_of(parts: Iterable[EnginePart], own: OwnWalls) -> Mapping[str, Wall]:

@@ -28,6 +28,11 @@ GROUP = "fumehood.parts"
 DISTRIBUTION = "fumehood"
 VARIABLE = "FUMEHOOD_PARTS"
 
+_SINGLE = (
+    "commands", "checks", "exports", "mounts", "executors", "policy", "excesses", "states", "files",
+)  # fmt: skip
+"""The fields of `Part` with names of which each can belong to one part only."""
+
 T = TypeVar("T")
 
 
@@ -51,7 +56,7 @@ def parts() -> tuple[Part, ...]:
         made += loaded
     if len({part.name for part in made}) < len(made):
         raise PartError("A named part has the name of one of the product's own.")
-    for kind in ("commands", "checks", "exports", "mounts", "executors", "states", "files"):
+    for kind in _SINGLE:
         _require_single(kind, made)
     return made
 

@@ -15,6 +15,7 @@ import anyio.lowlevel
 import pytest
 
 from fumehood.approvals.model import Approval, ApprovalState, NewDecision
+from fumehood.budgets.in_engine import Spending
 from fumehood.engine import Engine
 from support.crash_approvals import ALICE, CHANNEL, User, engine_in, in_state, marks, prepare
 from support.wait import DEADLINE_S
@@ -74,7 +75,11 @@ class World:
         return (await self.show(approval_id)).state
 
     def held(self) -> list[int | str]:
-        return [one.held for one in self.engine.budgets.standings() if one.budget == "calls"]
+        return [
+            one.held
+            for one in self.engine.part(Spending).budgets.standings()
+            if one.budget == "calls"
+        ]
 
 
 async def until(condition: Callable[[], object] | Callable[[], Awaitable[object]]) -> None:

@@ -9,6 +9,7 @@ import anyio
 import pytest
 
 from fumehood import Config, Engine
+from fumehood.budgets.in_engine import Spending
 from fumehood.budgets.settings import BudgetRule
 from fumehood.call_options import CallBody
 from fumehood.core.usage import Prices
@@ -32,7 +33,7 @@ def limited(home: Path, wall: FakeWall | None = None, **limits: Any) -> Engine:
 
 
 def standing(engine: Engine) -> BudgetStanding:
-    (found,) = engine.budgets.standings()
+    (found,) = engine.part(Spending).budgets.standings()
     return found
 
 

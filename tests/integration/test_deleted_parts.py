@@ -15,9 +15,17 @@ from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
 
+import anyio
 import pytest
 
 from conftest import AVAILABLE, CLEAN_ENVIRONMENT
+from fumehood import Config, Engine
+from fumehood.budgets.settings import BudgetRule
+from fumehood.core.identity import Principal, Scope
+from fumehood.core.usage_table import BudgetStanding
+from fumehood.storage.database import FILE_NAME, open_database
+from fumehood.testing import FakeWall
+from support.definitions import rest_document
 from support.parts import PACKAGE, Code, Line, Part, module_of, read_parts
 from support.unplugged import Importer, Tree, Unfit, copy_of_checkout, importing
 
@@ -270,6 +278,138 @@ def test_places_elsewhere_are_refused_without_their_part(
     assert words in refused.stderr
     assert "secret" not in refused.stderr
     assert not (home / "state.db").exists()
+
+
+WITHOUT_BUDGETS = """
+import json, sys
+from pathlib import Path
+import anyio
+from fumehood import Config, Engine, InvalidDefinition, tool
+from fumehood.storage.database import FILE_NAME, open_database
+from fumehood.testing import FakeWall
+
+LIMITED = {"name": "other", "description": "Ask.", "type": "REST", "method": "GET",
+           "endpoint": "https://weather.example/now", "rate_limit": 1}
+
+@tool(sandboxed=False)
+async def act() -> dict:
+    "Act."
+    return {}
+
+def fault(document):
+    try:
+        Engine([document])
+    except InvalidDefinition as refused:
+        return refused.message
+
+async def main():
+    home = Path(sys.argv[1])
+    database = open_database(home / FILE_NAME)
+    config, wall = Config(home=home), FakeWall()
+    async with Engine([act], config=config, database=database, interpreter=wall) as engine:
+        called = [(await engine.call("act")).error for _ in range(3)]
+        usage = await engine.usage()
+        print(json.dumps({
+            "called": called, "counted": usage.total.calls, "budgets": usage.budgets,
+            "stored": [one.message for one in engine.registrations.load_faults],
+            "given": fault(LIMITED), "twin": fault({**LIMITED, "rate_limit": None}),
+        }))
+    database.close()
+
+anyio.run(main)
+"""
+
+
+async def spend(home: Path) -> list[BudgetStanding]:
+    """Register a tool with a rate limit, make a call, and return what is left of a budget."""
+    admin = Principal("approver:root", frozenset({Scope.ADMIN}))
+    config = Config(home=home, budgets=(BudgetRule(name="b", period="total", calls=100),))  # type: ignore[arg-type]
+    database = open_database(home / FILE_NAME)
+    async with Engine(config=config, database=database, interpreter=FakeWall()) as engine:
+        assert engine.registrations.load_faults == []
+        if engine.registry.find("weather", "1.0.0") is None:
+            document = rest_document(rate_limit=1)
+            await engine.registrations.register(document, by=admin, now=engine.now())
+        await engine.call("calculator", {"expression": "1"})
+        table = await engine.usage()
+    database.close()
+    return list(table.budgets)
+
+
+def test_rates_of_definitions_are_refused_without_budgets_and_what_was_spent_is_kept(
+    tree: Tree, home: Path
+) -> None:
+    (before,) = anyio.run(spend, home)
+    tree.delete(PARTS["budgets"])
+    known = {**CLEAN_ENVIRONMENT, "PYTHONPATH": ":".join(tree.import_path)}
+    command = [sys.executable, "-c", WITHOUT_BUDGETS, str(home)]
+    ran = subprocess.run(command, env=known, capture_output=True, text=True, timeout=600)
+    assert ran.returncode == 0, ran.stderr
+    found = json.loads(ran.stdout)
+    assert (found["called"], found["counted"], found["budgets"]) == ([None] * 3, 4, [])
+    told = "rate_limit: it is not enforced by this version"
+    assert told in found["given"]
+    assert found["twin"] is None
+    assert [told in message for message in found["stored"]] == [True]
+    (after,) = anyio.run(spend, home)
+    assert (before.spent, after.spent) == (1, 2)  # and the stored tool is here again
+
+
+LIMITED = {
+    "budgets": ("[[budgets]]\nname = 'b'\ncalls = 1\n", "budgets: there is no such key in"),
+    "rate-limits": (
+        "[[rate_limits]]\ntool = '*'\nlimit = 1\n", "rate_limits: there is no such key in",
+    ),
+    "external": (
+        "[external_tools.Read]\nrate_limit = 1\n",
+        "rate_limit: it is not enforced by this version",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", LIMITED)
+def test_configuration_that_limits_spending_is_refused_without_budgets(
+    name: str, tree: Tree, home: Path
+) -> None:
+    text, words = LIMITED[name]
+    tree.delete(PARTS["budgets"])
+    (home / "config.toml").write_text(text)
+    refused = serve(tree, home, FUMEHOOD_CONFIG=str(home / "config.toml"))
+    assert (refused.returncode, words in refused.stderr) == (2, True), refused.stderr
+    assert not (home / "state.db").exists()
+
+
+@pytest.mark.parametrize("name", ["BUDGETS", "RATE_LIMITS"])
+def test_variable_that_limits_spending_is_refused_without_budgets(
+    name: str, tree: Tree, home: Path
+) -> None:
+    tree.delete(PARTS["budgets"])
+    rules = json.dumps([{"name": "b", "calls": 1, "tool": "*", "limit": 1}])
+    refused = serve(tree, home, **{f"FUMEHOOD_{name}": rules})
+    words = f"{name.lower()}: there is no such key (variable FUMEHOOD_{name})"
+    assert (refused.returncode, words in refused.stderr) == (2, True), refused.stderr
+
+
+OVER = '[[rules]]\nid = "r"\ndecision = "deny"\nover_budget = true\n'
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("[[budgets]]\nname = 'b'\ncalls = 1\n", "unknown key 'budgets'; known are mode, rules"),
+        (OVER, "rule 'r': over_budget: unknown key"),
+    ],
+)
+def test_policy_that_limits_spending_is_refused_without_budgets(
+    text: str, words: str, tree: Tree, home: Path
+) -> None:
+    tree.delete(PARTS["budgets"])
+    file = home / "policy.toml"
+    file.write_text(text)
+    refused = serve(tree, home, FUMEHOOD_POLICY_FILE=str(file))
+    assert refused.returncode not in (0, 1), refused.stderr
+    assert words in refused.stderr
+    assert "fumehood listens" not in refused.stderr
 
 
 def serve(

@@ -917,14 +917,16 @@ async def test_budget_of_requests_and_bytes_is_never_overspent(
     """Also by programs that run at once. Twin: requests within it. Control: a call without network,
     and one that a receipt answers."""
     upstream.script("/long", Reply(body=b"x" * 400_000))
+    budgets = (
+        BudgetRule(name="few", requests=6),
+        BudgetRule(name="short", network_bytes=1_000_000),
+    )
     config = Config(
         home=home,
         gateway=GatewaySettings(hosts=(HOST,), allowed_hosts=(HOST,)),
         container=ContainerSettings(pool_min=0, images=LanguageImages(python="python")),
-        budgets=(
-            BudgetRule(name="few", requests=6), BudgetRule(name="short", network_bytes=1_000_000),
-        ),
-    )  # fmt: skip
+        budgets=budgets,
+    )
     code = f"[fetch({url(upstream)!r})[0] for _ in range(5)]"
     async with Engine(config=config) as engine:
         recorded = await run(engine, f"fetch({url(upstream)!r})[0]", receipt=True)
@@ -943,7 +945,7 @@ async def test_budget_of_requests_and_bytes_is_never_overspent(
         receipt = json.loads(await engine.blob(recorded.metadata.receipt.url))
         again = await run(engine, f"fetch({url(upstream)!r})[0]", replay=receipt["network"])
         assert again.data["value"] == 200
-    config = config.model_copy(update={"budgets": config.budgets[1:], "home": home / "other"})
+    config = config.model_copy(update={"budgets": budgets[1:], "home": home / "other"})
     async with Engine(config=config) as engine:
         long = f"""
 for _ in range(4):

@@ -12,6 +12,7 @@ import pytest
 
 from fumehood.approvals import scheduler
 from fumehood.approvals.model import ApprovalState
+from fumehood.budgets.in_engine import Spending
 from fumehood.budgets.settings import BudgetRule, RateLimitRule
 from fumehood.core.envelope import Envelope
 from fumehood.core.errors import RateLimited
@@ -50,7 +51,7 @@ async def test_rate_limited_call_consumes_no_budget(home: Path) -> None:
     async with bench(home, rate_limits=ONE, budgets=budgets) as b:
         for expected in ("OK", "RATE_LIMITED", "RATE_LIMITED"):
             assert await called(b) == expected
-        (standing,) = b.engine.budgets.standings()
+        (standing,) = b.engine.part(Spending).budgets.standings()
         assert (standing.spent, standing.held) == (1, 0)
 
 
@@ -74,7 +75,7 @@ async def test_approved_calls_consume_rate_when_they_run(
     """The second call keeps its approval until the limit lets it run."""
     monkeypatch.setattr(scheduler, "LOOK_S", 0.02)
     async with asking(rate_limits=(RateLimitRule(tool="erase", limit=1),)) as desk:
-        rates, refusals = desk.engine._made.rates, []
+        rates, refusals = desk.engine.part(Spending).rates, []
         hold = rates.hold
 
         @functools.wraps(hold)

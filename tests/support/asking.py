@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import sqlite3
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -158,3 +160,14 @@ async def asking(
     finally:
         if database is not None:
             database.close()
+
+
+def change_request(state: Path, edit: Callable[[dict[str, Any]], object], **columns: str) -> None:
+    """Change the stored request, and columns, of the only approval."""
+    with sqlite3.connect(state / "state.db") as connection:
+        (text,) = connection.execute("SELECT document FROM approvals").fetchone()
+        document = json.loads(text)
+        edit(document["request"])
+        for name, value in {"document": json.dumps(document), **columns}.items():
+            connection.execute(f"UPDATE approvals SET {name} = ?", (value,))
+    connection.close()

@@ -38,6 +38,7 @@ from fumehood.approvals.model import (
     RememberWish,
     Resolution,
 )
+from fumehood.budgets.in_engine import Spending
 from fumehood.budgets.ledger import BLOCKS
 from fumehood.budgets.model import Amounts, Spender
 from fumehood.budgets.settings import BudgetRule
@@ -413,7 +414,7 @@ def prepare_start(home: Path) -> None:
             begun = [await user.ask(f"start-{n}", key=f"start-{n}") for n in ("c", "d")]
             spender = Spender(engine.owner.id, None, None, "act")
             for _ in begun:  # what is held when the engine ends counts as spent
-                await engine.budgets.reserve(spender, Amounts(money=PRICE))
+                await engine.part(Spending).budgets.reserve(spender, Amounts(money=PRICE))
             engine.drain()
             for one in (has_yes, *begun):
                 await user.decide(one)
@@ -667,7 +668,7 @@ def _examine_budgets(
     engine: Engine, home: Path, found: Aftermath, *, calls: int, room: int, held: int
 ) -> None:
     acts = sum(marks(home).values())
-    for standing in engine.budgets.standings():
+    for standing in engine.part(Spending).budgets.standings():
         price = PRICE if standing.budget == "money" else Decimal(1)
         spent = Decimal(standing.spent) / price
         most = acts + room * (calls // BLOCKS) + held

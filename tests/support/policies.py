@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from fumehood.core.tool import ToolDefinition
-from fumehood.policy.loader import parse_policy
+from fumehood.policy.loader import RuleOfFile, parse_policy
 from fumehood.policy.model import CallFacts, Decision, Policy, Rule, Verdict
 from fumehood.policy.service import PolicyGate
 
@@ -26,15 +26,17 @@ def facts(
     *,
     principal: str = "uid:1000",
     agent: str | None = None,
-    is_over_budget: Callable[[], bool] = lambda: False,
+    exceeds: Callable[[str], bool] = lambda key: False,
 ) -> CallFacts:
     """A call."""
-    return CallFacts(of or tool(), arguments or {}, principal, agent, None, is_over_budget)
+    return CallFacts(of or tool(), arguments or {}, principal, agent, None, exceeds)
 
 
 def policy_of(*rules: Rule | dict[str, Any]) -> Policy:
     """A policy without a file."""
-    made = tuple(rule if isinstance(rule, Rule) else Rule.model_validate(rule) for rule in rules)
+    made = tuple(
+        rule if isinstance(rule, Rule) else RuleOfFile.model_validate(rule) for rule in rules
+    )
     return Policy(version="test", file="test.toml", rules=made, lines=(None,) * len(made))
 
 

@@ -169,7 +169,7 @@ def test_every_place_that_a_part_names_exists() -> None:
         places += [part.in_engine, *(one.function for one in part.checks)]
         places += [one.function for one in part.commands.values()]
         places += [*part.mounts.values(), part.coming, part.call_options]
-        places += [*part.states.values(), *part.files.values()]
+        places += [*part.states.values(), *part.files.values(), *part.policy.values()]
         places += [kind.executor for kind in part.executors.values()]
         for place in filter(None, places):
             assert imported(place) is not None
@@ -417,3 +417,11 @@ def test_two_packages_with_one_part_and_a_part_with_methods_are_refused(
     )
     with pytest.raises(PartError, match="own parts can add methods"):
         parts_of(monkeypatch, b=Part(name="b"))
+
+
+def test_two_parts_with_one_key_of_the_policy_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    for field, key in (({"policy": {"k": "m:f"}}, "policy"), ({"excesses": {"k"}}, "excesses")):
+        a, b = Part(name="a", **field), Part(name="b", **field)  # type: ignore[arg-type]
+        with pytest.raises(PartError, match=f"'a' and 'b' both add 'k' to {key}"):
+            parts_of(monkeypatch, a=a, b=b)
+        assert len(parts_of(monkeypatch, a=a, b=Part(name="b"))) == 2  # twin

@@ -285,7 +285,8 @@ class StoredRequest:
     token_id: str | None
     expected: str | None = None
     """`Effect.base`: the state of the workspace when the call's effect was previewed."""
-    may_exceed_budget: bool = False
+    may_exceed: tuple[str, ...] = ()
+    """`Decision.may_exceed` of the decision for which approval was requested."""
     hidden: tuple[str, ...] = ()
     """Arguments that the agent's configuration fixes and hides from the caller."""
     is_program: bool = False

@@ -320,7 +320,7 @@ class ApprovalScheduler:
                 permitted,
                 partial(self._use, stored, call),
                 stored.request.expected,
-                stored.request.may_exceed_budget,
+                frozenset(stored.request.may_exceed),
             )
             approved = call.trace.passed("approve", with_consent(permitted, consent))
             return await run_approved(approved, call, self._services)

@@ -708,7 +708,7 @@ def _document(stored: StoredApproval) -> dict[str, Any]:
 
 def _stored(row: RowMapping, decisions: list[DecisionRecord]) -> StoredApproval:
     document = row["document"]
-    request = document["request"]
+    request = dict(document["request"])
     values: dict[str, Any] = {name: row[name] for name in (*_COLUMNS, *_TIMES)}
     values.update({name: document[name] for name in _IN_DOCUMENT if name in document})
     approval = Approval(
@@ -718,7 +718,10 @@ def _stored(row: RowMapping, decisions: list[DecisionRecord]) -> StoredApproval:
         has_answer=row["answer"] is not None,
     )
     needs = request["needs"] if "needs" in request else _needed_before(row["tool"], request)
-    kept = StoredRequest(**{**request, "hidden": tuple(request["hidden"]), "needs": needs})
+    before = ("over_budget",) if request.pop("may_exceed_budget", False) else ()
+    may_exceed = tuple(request.get("may_exceed", before))  # before: of an earlier version
+    hidden = tuple(request["hidden"])
+    kept = StoredRequest(**{**request, "hidden": hidden, "needs": needs, "may_exceed": may_exceed})
     keys = {name: row[name] for name in ("idempotency_key", "answer", "repeat_key")}
     return StoredApproval(approval, kept, **keys)
 

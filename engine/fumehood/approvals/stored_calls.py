@@ -205,8 +205,8 @@ class HumanAsker:
         request, held, decision = permitted.request, permitted.request.held, permitted.decision
         if held is not None:  # the call cannot run after its program has stopped waiting
             ends.append(now + timedelta(seconds=self.wait_s(request.options.wait_for_approval)))
-        found = services.excesses(permitted.validated) if decision.may_exceed_budget else ()
-        excess = next((excess for _, excess in found if excess.record is not None), None)
+        found = services.excesses(permitted.validated) if decision.may_exceed else ()
+        excess = next((one for gate, one in found if gate.key in decision.may_exceed), None)
         binding = permitted.validated.binding
         tool, options = permitted.tool.definition, request.options
         approval = Approval(
@@ -243,7 +243,7 @@ class HumanAsker:
             options=stored_options(options),
             token_id=permitted.principal.token_id,
             expected=effect.base if effect is not None else None,
-            may_exceed_budget=decision.may_exceed_budget,
+            may_exceed=decision.may_exceed,
             hidden=tuple(sorted(binding.fixed)) if binding is not None else (),
             is_program=permitted.principal.is_program,
             parent_id=request.parent_id,

@@ -7,6 +7,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
+from fumehood.core.part import Setting
 from fumehood.core.usage_table import Period, Unit
 from fumehood.core.value import Value
 
@@ -106,3 +107,5 @@ def _require_different(value: tuple[RateLimitRule, ...]) -> tuple[RateLimitRule,
 
 
 AllRateLimits = Annotated[tuple[RateLimitRule, ...], AfterValidator(_require_different)]
+
+SETTINGS = {"budgets": Setting(AllBudgets, ()), "rate_limits": Setting(AllRateLimits, ())}

@@ -6,11 +6,12 @@ Without a daemon, tools that were registered over the control socket are unknown
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
-from pydantic import Field, ValidationError
+from pydantic import Field, ValidationError, create_model
 
 from fumehood.cli.exits import ExitCode, fail, say
 from fumehood.cli.options import (
@@ -36,7 +37,7 @@ from fumehood.core.errors import ToolNotFound
 from fumehood.core.json_types import JsonObject
 from fumehood.core.tool import ToolDefinition
 from fumehood.core.value import Value
-from fumehood.parts import coming
+from fumehood.parts import coming, parts
 from fumehood.pipeline.coerce import coerce
 from fumehood.policy.loader import load_policy, plain_words
 from fumehood.policy.model import (
@@ -228,7 +229,7 @@ def _show_explanation(explanation: Explanation) -> None:
             say(f"  {ANSWERS[part.holds]:8}  {part.says}{compared}")
 
 
-class ExpectedCall(Value):
+class _Call(Value):
     """One call of a test file, with its expected decision."""
 
     tool: Annotated[str, Field(max_length=200)]
@@ -236,9 +237,17 @@ class ExpectedCall(Value):
     agent: str | None = None
     principal: str = ""
     environment: str | None = None
-    over_budget: bool = False
     expect: Verdict
     rule: str | None = None
+
+
+_EXCESSES: dict[str, Any] = {key: (bool, False) for part in parts() for key in part.excesses}
+"""The fields that say which excesses the gates have, by the keys of rules."""
+
+if TYPE_CHECKING:
+    ExpectedCall = _Call
+else:
+    ExpectedCall = create_model("ExpectedCall", __base__=_Call, __module__=__name__, **_EXCESSES)
 
 
 class ExpectedCalls(Value):
@@ -343,7 +352,7 @@ def show_results(results: list[JsonObject], *, as_json: bool) -> None:
 
 def _facts(call: ExpectedCall, tool: ToolDefinition) -> CallFacts:
     arguments = _effective(call.arguments, tool)
-    return CallFacts(tool, arguments, call.principal, call.agent, None, lambda: call.over_budget)
+    return CallFacts(tool, arguments, call.principal, call.agent, None, partial(getattr, call))
 
 
 def _effective(arguments: Mapping[str, Any], tool: ToolDefinition) -> dict[str, Any]:

@@ -176,6 +176,15 @@ class Part:
     definitions: Named | None = None
     """Takes the document of a tool's definition, and yields its faults. A definition with faults is
     refused."""
+    enforces: frozenset[str] = frozenset()
+    """Names from `registry.definitions.RESTRICTIONS`: fields of tools' definitions that this part
+    enforces."""
+    policy: Mapping[str, Named] = field(default_factory=dict)
+    """Key of the policy file, a plural → the type of its value: a tuple of models. The values of a
+    policy are passed to `EnginePart.use_policy`."""
+    excesses: frozenset[str] = frozenset()
+    """Keys of rules in the policy. A rule with such a key matches if the gate of this part with the
+    same key has an `Excess`."""
     coming: Named | None = None
     """Takes the configuration, and returns name prefixes of tools that are registered later. A
     policy may name such tools before they are registered."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any, get_args
+
 from pydantic import BaseModel, ConfigDict
 
 MASKED_URL = "masked URL"
@@ -18,3 +20,13 @@ class StrictValue(Value):
     """A value whose fields are never converted from another type."""
 
     model_config = ConfigDict(strict=True)
+
+
+def table_of(annotation: Any) -> type[BaseModel] | None:
+    """Return the model in a field's type, or None without a model.
+
+    The type may be optional or a list.
+    """
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    return next(filter(None, map(table_of, get_args(annotation))), None)

@@ -41,8 +41,8 @@ class Consent:
     ends, for example because the consent no longer covers the call or has already been used."""
     expected: str | None = None
     """`Effect.base`: the state of the workspace for which a human approved the effect."""
-    is_let_pass: bool = False
-    """Whether the call may pass a gate although the gate has an `Excess` with a `record`."""
+    may_exceed: frozenset[str] = frozenset()
+    """The keys of gates (`Gate.key`) that the call may pass although they have an excess."""
 
 
 @dataclass(frozen=True, slots=True)

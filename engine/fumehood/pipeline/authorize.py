@@ -64,7 +64,7 @@ class PermittedCall:
 def authorize(
     validated: ValidatedCall,
     policy: PolicyGate,
-    is_over_budget: Callable[[], bool],
+    exceeds: Callable[[str], bool],
     env_of: Callable[[Principal, str], Mapping[str, str]] = lambda principal, session_id: {},
 ) -> PermittedCall:
     """Check the caller's scope and credential, then the policy.
@@ -85,7 +85,7 @@ def authorize(
     env: Mapping[str, str] = {}
     if session_id is not None and tool.executor in _PROGRAMS:
         env = env_of(principal, session_id)
-    decision = policy.decide(facts_of(validated, principal.id, is_over_budget, env))
+    decision = policy.decide(facts_of(validated, principal.id, exceeds, env))
     if decision.verdict is Verdict.DENY:
         if not resolved.request.options.dry_run:
             policy.count(decision)
@@ -106,7 +106,7 @@ _PROGRAMS = frozenset(language.executor for language in LANGUAGES.values())
 def facts_of(
     validated: ValidatedCall,
     principal_id: str,
-    is_over_budget: Callable[[], bool],
+    exceeds: Callable[[str], bool],
     session_env: Mapping[str, str] | None = None,
 ) -> CallFacts:
     """Return the facts of a call that policy rules and explanations use."""
@@ -121,14 +121,14 @@ def facts_of(
         principal_id,
         options.agent_id,
         options.session_id,
-        is_over_budget,
+        exceeds,
     )
 
 
 def facts_to_explain(
     query: ExplainWish, registry: ToolIndex, agents: Agents, now: Callable[[], datetime]
 ) -> CallFacts:
-    """Return the facts of the call in a query about the policy. Budgets are ignored.
+    """Return the facts of the call in a query about the policy. Excesses of gates are ignored.
 
     Raises:
         EngineError: a real call would be refused with this error before its policy decision.
@@ -143,4 +143,4 @@ def facts_to_explain(
     principal = Principal(query.principal_id or "", frozenset({Scope.CALL}), speaks_for)
     request = CallRequest(query.tool, query.arguments, options, principal, "explain", "explain", {})
     validated = validate(resolve(request, registry, agents, now))
-    return facts_of(validated, principal.id, lambda: False)
+    return facts_of(validated, principal.id, lambda key: False)

@@ -10,14 +10,16 @@ call.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
 from fumehood.core.envelope import Envelope, Metacognition
 from fumehood.core.errors import EngineError
+from fumehood.core.identity import Principal
 from fumehood.core.json_types import JsonObject
+from fumehood.core.usage_table import BudgetStanding
 from fumehood.pipeline.authorize import PermittedCall
 from fumehood.pipeline.validate import ValidatedCall
 
@@ -30,9 +32,9 @@ class Excess:
     shown: JsonObject
     """What a dry run reports about the excess."""
     record: JsonObject | None = None
-    """Data for the approval record. None if a human cannot let the call pass despite the excess."""
+    """If the gate has a `key`: data for the approval record."""
     words: str | None = None
-    """If there is a `record`: a sentence about the excess for the human."""
+    """If the gate has a `key`: a sentence about the excess for the human."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,10 +97,17 @@ class Gate:
 
     name: str | None = None
     """The field for `Excess.shown` in the answer of a dry run, or None to leave it out."""
+    key: str | None = None
+    """The key in `Part.excesses` by which rules of the policy test whether the gate has an excess.
+    If a rule with the key asks, a human can let the call pass. None if nobody can."""
 
     def excess(self, validated: ValidatedCall) -> Excess | None:
         """Return why the gate would refuse a call now, or None. This changes nothing."""
         return None
+
+    def standings(self, principal: Principal | None) -> Iterable[BudgetStanding]:
+        """Return what is left of the gate's limits on one principal, or of all its limits."""
+        return ()
 
     async def answer(
         self, permitted: PermittedCall, limit_s: Callable[[], float]
@@ -114,8 +123,8 @@ class Gate:
     async def hold(self, permitted: PermittedCall, *, is_let_pass: bool) -> Hold | None:
         """Hold what the call needs to run, or return None if it needs nothing.
 
-        `is_let_pass` means that a human lets the call pass although the gate has an `Excess` with a
-        `record`.
+        `is_let_pass` means that a human lets the call pass this gate although the gate has an
+        `Excess`. It is always False for a gate without a `key`.
 
         Raises:
             EngineError: the gate refuses the call.

@@ -16,7 +16,7 @@ from fumehood.observe.clock import timestamp
 from fumehood.pipeline.approve import ApprovedCall
 from fumehood.pipeline.authorize import PermittedCall
 from fumehood.pipeline.context import CallContext, PipelineServices
-from fumehood.pipeline.gate import Excess, KnownAnswer
+from fumehood.pipeline.gate import Gate, KnownAnswer
 from fumehood.pipeline.plan import make_plan
 from fumehood.policy.model import Decision, Verdict
 
@@ -46,9 +46,9 @@ async def answer_of_gates(
     return None
 
 
-def refuses(excess: Excess, decision: Decision) -> bool:
-    """Whether a gate's excess refuses a call even if a human approves the call."""
-    return excess.record is None or not decision.may_exceed_budget
+def refuses(gate: Gate, decision: Decision) -> bool:
+    """Whether a gate that has an excess refuses a call even if a human approves the call."""
+    return gate.key not in decision.may_exceed
 
 
 def refuse_early(permitted: PermittedCall, services: PipelineServices) -> None:
@@ -59,8 +59,8 @@ def refuse_early(permitted: PermittedCall, services: PipelineServices) -> None:
     """
     if permitted.decision.verdict is not Verdict.ASK:
         return
-    for _, excess in services.excesses(permitted.validated):
-        if refuses(excess, permitted.decision):
+    for gate, excess in services.excesses(permitted.validated):
+        if refuses(gate, permitted.decision):
             raise excess.error
 
 
@@ -70,9 +70,9 @@ async def hold_gates(approved: ApprovedCall, call: CallContext, services: Pipeli
     Raises:
         EngineError: a gate refuses the call.
     """
-    is_let_pass = approved.consent is not None and approved.consent.is_let_pass
+    may_exceed = approved.consent.may_exceed if approved.consent is not None else ()
     for gate in services.gates:
-        held = await gate.hold(approved.permitted, is_let_pass=is_let_pass)
+        held = await gate.hold(approved.permitted, is_let_pass=gate.key in may_exceed)
         if held is not None:
             call.holds.append((gate, held))
 

@@ -48,13 +48,13 @@ def _authorized(
     trace = call.trace
     call.validated = trace.passed("validate", validated)
 
-    def is_over_budget() -> bool:
+    def exceeds(key: str) -> bool:
         found = services.excesses(validated, but={gate for gate, _ in call.holds})
-        return any(excess.record is not None for _, excess in found)
+        return any(gate.key == key for gate, _ in found)
 
     permitted = trace.passed(
         "authorize",
-        authorize(validated, services.policy, is_over_budget, services.sessions.own_env),
+        authorize(validated, services.policy, exceeds, services.sessions.own_env),
     )
     if "tools" in validated.arguments:
         call.tools = tools_of(permitted, services)

@@ -7,7 +7,7 @@ rules stay.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from datetime import datetime
 from functools import partial
 from pathlib import Path
@@ -15,7 +15,6 @@ from pathlib import Path
 import anyio
 import anyio.to_thread
 
-from fumehood.budgets.settings import BudgetRule
 from fumehood.core.errors import (
     IdempotencyConflict,
     InvalidParams,
@@ -50,8 +49,8 @@ BY_FILE = "file"
 class CurrentPolicy:
     """The policy in force: the policy in a file, or the defaults if there is no file.
 
-    `facts_of` resolves a call that is to be explained. `use_budgets` is called with the file's
-    budgets.
+    `facts_of` resolves a call that is to be explained. `use` is called with the policy, or None
+    without a file, and again with each later policy.
 
     Raises:
         PolicyError: the file has faults or cannot be read.
@@ -63,14 +62,14 @@ class CurrentPolicy:
         environment: str,
         registry: ToolIndex,
         facts_of: Callable[[ExplainWish], CallFacts],
-        use_budgets: Callable[[Sequence[BudgetRule]], None],
+        use: Callable[[Policy | None], None],
         database: Database,
         log: Logger,
         now: Callable[[], datetime],
     ) -> None:
         self._registry = registry
         self._facts_of = facts_of
-        self._use_budgets = use_budgets
+        self._pass_on = use
         self._database = database
         self._log = log
         self._now = now
@@ -78,7 +77,7 @@ class CurrentPolicy:
         self._file = PolicyFile(path, self._definitions) if path is not None else None
         self._policy = self._file.load() if self._file is not None else None
         self.gate = PolicyGate(self._policy, environment)
-        use_budgets(self._policy.budgets if self._policy is not None else ())
+        use(self._policy)
 
     async def start(self) -> None:
         """If there is a policy, record in the audit log which policy the engine starts with."""
@@ -196,7 +195,7 @@ class CurrentPolicy:
         self._policy = policy
         if is_other:
             self.gate.replace(policy)
-            self._use_budgets(policy.budgets)
+            self._pass_on(policy)
             self._log_loaded(policy, by)
         return is_other
 

@@ -12,14 +12,16 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from threading import RLock
-from typing import Any, NoReturn
+from typing import Any, Literal, NoReturn
 
-from pydantic import BaseModel, TypeAdapter, ValidationError
+from pydantic import BaseModel, TypeAdapter, ValidationError, create_model
 from pydantic_core import ErrorDetails
 
-from fumehood.budgets.settings import AllBudgets, BudgetRule
 from fumehood.core.names import EXTERNAL, NET_TOOL, compile_glob, suggestion
+from fumehood.core.part import Part, PartError, imported
 from fumehood.core.tool import ToolDefinition
+from fumehood.core.value import table_of
+from fumehood.parts import parts
 from fumehood.policy.model import (
     MAX_RULES,
     Condition,
@@ -49,6 +51,8 @@ Place = tuple[str | int, ...]
 """The path to a value in a rule: keys of tables and indexes of lists."""
 
 SUFFIXES = (".toml", ".yaml", ".yml")
+OWN_KEYS = ("mode", "rules")
+"""The kernel's keys of a policy file."""
 VERSION_DIGITS = 12
 """Hexadecimal digits of the SHA-256 that identify a version of the file."""
 
@@ -72,7 +76,7 @@ def parse_policy(name: str, data: bytes, tools: Iterable[Known]) -> Policy:
     found = _Faults(name, lines)
     document = _document(name, data, lines)
     entries = found.checked_entries(document)
-    budgets = found.budgets(document)
+    of_parts = {key: found.of_part(key, document[key]) for key in document.keys() & _OF_PARTS}
     # Invalid rules do not end the checks, because the author wants every fault at once.
     shaped = {n: rule for n, entry in enumerate(entries) if (rule := found.rule(n, entry))}
     found.check_ids()
@@ -104,7 +108,7 @@ def parse_policy(name: str, data: bytes, tools: Iterable[Known]) -> Policy:
         file=name,
         rules=tuple(rules),
         lines=tuple(line_of(lines, ("rules", number)) for number in range(len(rules))),
-        budgets=tuple(budgets),
+        of_parts=of_parts,
     )
 
 
@@ -224,13 +228,15 @@ class _Faults:
         """Check the document's other top-level keys, and return the rules, which are not parsed
         yet.
         """
-        for key in document.keys() - {"budgets", "rules", "mode"}:
-            known = _known(str(key), ("budgets", "mode", "rules"))
+        known_keys = sorted((*OWN_KEYS, *_OF_PARTS))
+        for key in document.keys() - set(known_keys):
+            known = _known(str(key), known_keys)
             self._tell((key,), f"unknown key {key[:40]!a}{known}")
         if document.get("mode", "enforce") not in ("enforce", "shadow"):
             self._tell(("mode",), "mode must be 'enforce' or 'shadow'")
-        entries = document.get("rules", [] if document.get("budgets") else None)
-        if not isinstance(entries, list) or not (entries or document.get("budgets")):
+        has_others = any(document.get(key) for key in _OF_PARTS)
+        entries = document.get("rules", [] if has_others else None)
+        if not isinstance(entries, list) or not (entries or has_others):
             self._tell(("rules",), "it holds no rules; without rules, leave policy_file out")
             return []
         if len(entries) > MAX_RULES:
@@ -238,27 +244,27 @@ class _Faults:
             self.raise_if_any()
         return entries
 
-    def budgets(self, document: dict[str, Any]) -> tuple[BudgetRule, ...]:
-        """Parse the budgets, which are written in the same form as in the configuration. Add a
-        fault for each invalid budget.
-        """
+    def of_part(self, key: str, value: Any) -> Any:
+        """Parse the value of a part's key. If it is invalid, add its faults and return None."""
+        kind = _OF_PARTS[key]
         try:
-            return _BUDGETS.validate_python(document.get("budgets", ()))
+            return TypeAdapter(kind).validate_python(value)
         except ValidationError as error:
+            model = table_of(kind)
             for fault in error.errors(include_url=False, include_input=False):
-                place = ("budgets", *fault["loc"])
-                where = ".".join(str(part) for part in fault["loc"][1:])
-                words = plain_words(fault, _BUDGET_KEYS)
-                number = f" number {fault['loc'][0] + 1}" if fault["loc"] else "s"  # type: ignore[operator]
-                self._tell(place, f"budget{number}: {where + ': ' if where else ''}{words}")
-            return ()
+                words = plain_words(fault, _keys(model) if model is not None else ())
+                number, *inner = fault["loc"] or (None,)
+                of = key if number is None else f"{key.removesuffix('s')} number {int(number) + 1}"
+                where = "".join(f"{part}." for part in inner)[:-1]
+                self._tell((key, *fault["loc"]), f"{of}: {where + ': ' if where else ''}{words}")
+            return None
 
     def rule(self, number: int, entry: Any) -> Rule | None:
         """Parse one rule. If it is invalid, add its faults and return None."""
         if isinstance(entry, dict) and isinstance(entry.get("id"), str):
             self._ids[number] = entry["id"]
         try:
-            return Rule.model_validate(entry)
+            return RuleOfFile.model_validate(entry)
         except ValidationError as error:
             for fault in error.errors(include_url=False, include_input=False):
                 self.add(number, fault["loc"], plain_words(fault, _keys_at(fault["loc"])))
@@ -300,11 +306,37 @@ def _keys(model: type[BaseModel], *more: str) -> tuple[str, ...]:
     )
 
 
-_RULE_KEYS = _keys(Rule, "runs")
+def keys_of(found: Iterable[Part]) -> Mapping[str, Any]:
+    """Return the keys that parts add to a policy file, with the types of their values.
+
+    Raises:
+        PartError: a key is the kernel's.
+    """
+    keys = {key: imported(place) for part in found for key, place in part.policy.items()}
+    if taken := keys.keys() & set(OWN_KEYS):
+        raise PartError(f"A part adds the key {min(taken)!r} to the policy, which is the kernel's.")
+    return keys
+
+
+def rule_of(found: Iterable[Part]) -> type[Rule]:
+    """Return the model of a rule that can test for the excesses of these parts' gates.
+
+    Raises:
+        PartError: a key is the kernel's.
+    """
+    keys: dict[str, Any] = {key: (Literal[True] | None, None) for p in found for key in p.excesses}
+    if taken := keys.keys() & {*dir(Rule), *Rule.model_fields, "runs"}:
+        raise PartError(f"A part adds the key {min(taken)!r} to rules, which is the kernel's.")
+    return create_model("Rule", __base__=Rule, __module__=__name__, __doc__=Rule.__doc__, **keys)
+
+
+_OF_PARTS = keys_of(parts())
+RuleOfFile = rule_of(parts())
+"""A rule with the keys that parts add."""
+
+_RULE_KEYS = _keys(RuleOfFile, "runs")
 _CONDITION_KEYS = _keys(Condition)
 _PREDICATE_KEYS = _keys(Predicate)
-_BUDGET_KEYS = _keys(BudgetRule)
-_BUDGETS: TypeAdapter[tuple[BudgetRule, ...]] = TypeAdapter(AllBudgets)
 
 
 def _keys_at(place: Place) -> tuple[str, ...]:
@@ -507,14 +539,14 @@ def _takes_all(one: Rule, other: Rule) -> bool:
 
 
 def _tests(rule: Rule) -> tuple[object, ...]:
-    return rule.when, rule.any, rule.over_budget
+    return rule.when, rule.any, rule.exceeds
 
 
 def _asks_more(rule: Rule, than: Rule) -> bool:
     """Whether `rule` requires other or more approvers than the rule `than`."""
     narrows = rule.approvers is not None and rule.approvers != than.approvers
     more = (rule.quorum or 1) > (than.quorum or 1)
-    return narrows or more or bool(rule.over_budget and not than.over_budget)
+    return narrows or more or not set(rule.exceeds) <= set(than.exceeds)
 
 
 def _includes(wide: Sequence[str] | None, narrow: Sequence[str] | None) -> bool:

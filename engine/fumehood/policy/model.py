@@ -24,7 +24,6 @@ from pydantic import (
     model_validator,
 )
 
-from fumehood.budgets.settings import BudgetRule
 from fumehood.core.call import ID_PATTERN as CALL_ID_PATTERN
 from fumehood.core.errors import FumehoodError
 from fumehood.core.hosts import host_pattern_fault
@@ -42,7 +41,7 @@ class Verdict(StrEnum):
     DENY = "deny"
 
 
-def _never() -> bool:
+def _never(key: str) -> bool:
     return False
 
 
@@ -58,8 +57,9 @@ class CallFacts(NamedTuple):
     principal_id: str
     agent_id: str | None
     session_id: str | None
-    is_over_budget: Callable[[], bool] = _never
-    """Whether the call would exceed a budget. Called only if a rule tests it."""
+    exceeds: Callable[[str], bool] = _never
+    """Whether a gate with this key has an excess (`pipeline/gate.py`). Called only if a rule tests
+    it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,8 +80,9 @@ class Decision:
     """Decisions of rules in shadow mode, as warnings for the log."""
     asked_by: tuple[str, ...] = ()
     """Ids of all rules that ask; empty if a default asks."""
-    may_exceed_budget: bool = False
-    """Whether an approval lets the call exceed its budget, because a rule tests the budget."""
+    may_exceed: tuple[str, ...] = ()
+    """The keys of gates that an approval lets the call pass despite their excesses, because a rule
+    that asks tests for them."""
     wants_trial: bool = False
     """Whether the call runs as a trial before a human is asked, if a trial is possible."""
 
@@ -285,7 +286,6 @@ class Rule(_Written):
     tags: Names | None = None
     """The tool must have at least one matching tag."""
     cost_over: Money | None = None
-    over_budget: Literal[True] | None = None
     reason: Annotated[str, Field(strict=True, min_length=1, max_length=1000)] | None = None
     approvers: Names | None = None
     quorum: Annotated[int, Field(strict=True, ge=1, le=20)] | None = None
@@ -341,9 +341,16 @@ class Rule(_Written):
     def _fit_together(self) -> Self:
         if self.decision is not Verdict.ASK and (self.approvers or self.quorum or self.preview):
             raise ValueError("approvers, quorum and preview need the decision 'ask'")
-        if self.decision is Verdict.ALLOW and self.over_budget:
-            raise ValueError("over_budget needs 'ask' or 'deny'; 'allow' does not raise a budget")
+        if self.decision is Verdict.ALLOW and self.exceeds:
+            key = self.exceeds[0]
+            raise ValueError(f"{key} needs 'ask' or 'deny'; 'allow' lets no call exceed a limit")
         return self
+
+    @property
+    def exceeds(self) -> tuple[str, ...]:
+        """The excesses of gates for which the rule tests: its keys that parts add, sorted."""
+        added = type(self).model_fields.keys() - Rule.model_fields.keys()
+        return tuple(sorted(key for key in added if getattr(self, key)))
 
     @property
     def is_enforced(self) -> bool:
@@ -354,8 +361,8 @@ class Rule(_Written):
 
     @property
     def is_unconditional(self) -> bool:
-        """Whether the rule has no conditions and does not test the budget."""
-        return not self.when and not self.any and not self.over_budget
+        """Whether the rule has no conditions and tests for no excess of a gate."""
+        return not self.when and not self.any and not self.exceeds
 
 
 class Policy(Value):
@@ -368,7 +375,8 @@ class Policy(Value):
     rules: tuple[Rule, ...]
     lines: tuple[int | None, ...]
     """The first line of each rule in a YAML file; None in TOML."""
-    budgets: tuple[BudgetRule, ...] = ()
+    of_parts: dict[str, Any] = Field(default_factory=dict)
+    """The values of the keys that parts add to the document (`Part.policy`)."""
 
     def enforced(self) -> Policy:
         """Return the same policy with every rule enforced, including rules in shadow mode."""

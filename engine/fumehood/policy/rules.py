@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 from types import MappingProxyType
 from typing import Any, Final, TypeVar, cast
@@ -214,8 +215,12 @@ def _of_call(rule: Rule) -> Iterable[OfCall]:
         yield _of_arguments("", (condition,), for_every=is_allow)
     if rule.any is not None:
         yield _of_arguments("any of: ", rule.any, for_every=is_allow)
-    if rule.over_budget:
-        yield OfCall("over_budget", lambda facts: facts.is_over_budget())
+    for key in rule.exceeds:
+        yield OfCall(key, partial(_exceeds, key))
+
+
+def _exceeds(key: str, facts: CallFacts) -> bool:
+    return facts.exceeds(key)
 
 
 def _of_arguments(words: str, conditions: tuple[Condition, ...], *, for_every: bool) -> OfCall:

@@ -212,7 +212,7 @@ def _asked(asking: Sequence[CompiledRule], facts: CallFacts, version: str) -> De
         quorum=quorum,
         policy_version=version,
         asked_by=tuple(one.rule.id for one in asking),
-        may_exceed_budget=any(one.rule.over_budget for one in asking),
+        may_exceed=tuple(sorted({key for one in asking for key in one.rule.exceeds})),
         wants_trial=all(one.rule.preview for one in asking),
     )
 

@@ -9,7 +9,7 @@ fault quotes names, never values.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl, urlsplit
@@ -124,11 +124,26 @@ def _required_faults(document: JsonObject) -> Iterator[str]:
             )
 
 
+RESTRICTIONS = ("rate_limit",)
+"""Fields that restrict a tool's calls, each of which a part enforces (`Part.enforces`)."""
+
+
+def unenforced(document: Mapping[str, Any]) -> Iterator[str]:
+    """Yield a fault for each field that restricts a tool's calls and that no part enforces."""
+    from fumehood.parts import parts  # the jail loads this module, and needs no parts
+
+    for field in RESTRICTIONS:
+        is_given = document.get(field) is not None
+        if is_given and not any(field in part.enforces for part in parts()):
+            yield f"{field}: it is not enforced by this version"
+
+
 def _faults_of_parts(document: JsonObject) -> Iterator[str]:
     """Yield faults in the fields that parts read."""
     from fumehood.core.part import imported
-    from fumehood.parts import parts  # the jail loads this module, and needs no parts
+    from fumehood.parts import parts
 
+    yield from unenforced(document)
     for part in parts():
         if part.definitions is not None:
             yield from imported(part.definitions)(document)

@@ -29,6 +29,15 @@ class ExternalToolSettings(Settings):
     cost_per_use: Money = Field(default=0, validate_default=True)
     rate_limit: int | None = Field(default=None, gt=0)
 
+    @model_validator(mode="after")
+    def _is_enforced(self) -> Self:
+        # Imported late, because commands that read the configuration need no JSON Schema.
+        from fumehood.registry.definitions import unenforced
+
+        if faults := list(unenforced(dict(self))):
+            raise ValueError(faults[0])
+        return self
+
 
 AllExternalTools = dict[Annotated[str, Field(pattern=EXTERNAL_NAME_PATTERN)], ExternalToolSettings]
 

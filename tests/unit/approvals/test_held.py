@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import sqlite3
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +11,7 @@ from fumehood.approvals.model import ApprovalState
 from fumehood.core.errors import ApprovalExpired, EndedBy
 from fumehood.executors.base import HeldAction, ToolRun
 from fumehood.executors.outcome import Outcome
-from support.asking import Deeds, asking
+from support.asking import Deeds, asking, change_request
 
 pytestmark = [pytest.mark.anyio, pytest.mark.row("A2")]
 
@@ -41,17 +38,6 @@ async def test_held_action_is_done_once_and_never_after_its_withdrawal(is_withdr
     assert action.count == (0 if is_withdrawn else 1)
 
 
-def change(state: Path, edit: Callable[[dict[str, Any]], object], **columns: str) -> None:
-    """Change the stored request, and columns, of the only approval."""
-    with sqlite3.connect(state / "state.db") as connection:
-        (text,) = connection.execute("SELECT document FROM approvals").fetchone()
-        document = json.loads(text)
-        edit(document["request"])
-        for name, value in {"document": json.dumps(document), **columns}.items():
-            connection.execute(f"UPDATE approvals SET {name} = ?", (value,))
-    connection.close()
-
-
 @pytest.mark.sqlite
 @pytest.mark.parametrize(
     ("needs", "code"),
@@ -63,7 +49,7 @@ async def test_yes_to_an_action_of_another_engine_runs_nothing(
     deeds = Deeds()
     async with asking(tmp_path, deeds=deeds) as desk:
         approval_id = await desk.parked("a")
-    change(tmp_path, lambda request: request.update(needs=needs))
+    change_request(tmp_path, lambda request: request.update(needs=needs))
     async with asking(tmp_path, deeds=deeds) as desk:
         await desk.decide(approval_id)
         await desk.ended(approval_id)
@@ -98,7 +84,7 @@ async def test_held_call_of_an_earlier_version_ends_as_lost_with_its_engine(
         del request["needs"]
         request.update(request_fields)
 
-    change(tmp_path, as_before, **columns)
+    change_request(tmp_path, as_before, **columns)
     async with asking(tmp_path) as desk:
         await desk.looked_round()
         approval = await desk.state(approval_id)

@@ -38,6 +38,7 @@ from fumehood.protocol import strict_json
 from fumehood.sandbox.settings import SessionSettings
 from fumehood.storage.schema import AUDIT
 from fumehood.testing import CONTAINER_LIMITS, FakeWall, ManualClock
+from support.answers import code_of
 from support.asking import (
     ALICE,
     BOB,
@@ -48,6 +49,7 @@ from support.asking import (
     Asking,
     Deeds,
     asking,
+    change_request,
 )
 
 pytestmark = pytest.mark.anyio
@@ -293,9 +295,9 @@ async def test_over_budget_approval_shows_budget_subject_and_reset_time(
 ) -> None:
     def prepare(engine: Any) -> None:
         def decide(facts: CallFacts) -> Decision:
-            if not facts.is_over_budget():
+            if not facts.exceeds("over_budget"):
                 return Decision(Verdict.ALLOW, "within")
-            return Decision(Verdict.ASK, "more", "It is used up.", may_exceed_budget=True)
+            return Decision(Verdict.ASK, "more", "It is used up.", may_exceed=("over_budget",))
 
         engine.policy.gate.decide = decide
 
@@ -320,6 +322,37 @@ async def test_over_budget_approval_shows_budget_subject_and_reset_time(
         assert (await desk.ended(approval_id)).success
         # The harmless twin: somebody else's budget has room, and nobody is asked.
         assert (await desk.ask("d", by=OTHER_CALLER)).success
+
+
+@pytest.mark.sqlite
+@pytest.mark.row("A3", "E4")
+@pytest.mark.parametrize("fields", [{}, {"may_exceed_budget": True}, {"may_exceed_budget": False}])
+async def test_yes_to_exceed_a_budget_that_an_earlier_version_stored_still_holds(
+    tmp_path: Path, fields: dict[str, Any]
+) -> None:
+    """`{}` is as this version stores it."""
+    policy = tmp_path / "policy.toml"
+    policy.write_text('[[rules]]\nid = "r"\ndecision = "ask"\nover_budget = true\n')
+    config: dict[str, Any] = {
+        "budgets": (BudgetRule(name="b", period="total", calls=1),),
+        "policy_file": policy, "dangerous": False, "deeds": Deeds(),
+    }  # fmt: skip
+    async with asking(tmp_path, **config) as desk:
+        assert (await desk.ask("a")).success
+        approval_id = await desk.parked("b")
+
+    def as_before(request: dict[str, Any]) -> None:
+        if fields:
+            del request["may_exceed"]
+            request.update(fields)
+
+    change_request(tmp_path, as_before)
+    async with asking(tmp_path, **config) as desk:
+        await desk.decide(approval_id)
+        answer = await desk.ended(approval_id)
+    is_let_pass = fields.get("may_exceed_budget", True)
+    assert code_of(answer) == ("OK" if is_let_pass else "QUOTA_EXCEEDED")
+    assert config["deeds"].done == (["a", "b"] if is_let_pass else ["a"])
 
 
 async def test_cancel_by_call_id_stops_running_approved_call() -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from fumehood import Envelope, ToolError, ToolResult, tool
+from fumehood.budgets.in_engine import Spending
 from fumehood.cache.in_engine import Cache
 from fumehood.call_options import CallBody
 from fumehood.core.identity import Principal
@@ -96,7 +97,7 @@ async def test_second_equal_call_gets_cached_result_at_no_cost(home: Path) -> No
         c.bench.clock.advance(1.5)
         second = await c.look({"city": "Rome"})
         third = await c.look({"city": "Oslo"})
-        standing = c.bench.engine.budgets.standings()[0]
+        standing = c.bench.engine.part(Spending).budgets.standings()[0]
     assert first.metadata.model_dump()["cache"] == {"hit": False}
     assert second.metadata.model_dump()["cache"] == {
         "hit": True, "cached_at": first.metadata.timestamp, "ttl_remaining": 98.5,

@@ -75,7 +75,7 @@ ATTACKS: dict[str, Callable[[PermittedCall, Hostile], object]] = {
     "the-call": lambda permitted, asker: permitted,
     "passed-stage": lambda permitted, asker: ApprovedCall(permitted),
     "look-alike": lambda permitted, asker: SimpleNamespace(
-        permitted=permitted, use=asker.use, expected=None, is_let_pass=False
+        permitted=permitted, use=asker.use, expected=None, may_exceed=frozenset()
     ),
     "type": lambda permitted, asker: Consent,
     "unawaited": lambda permitted, asker: _consenting(permitted, asker),

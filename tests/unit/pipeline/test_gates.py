@@ -43,6 +43,7 @@ class Hostile(Gate):
 
     def __init__(self, excess: str, answer: str, hold: str, end: str) -> None:
         self._excess, self._answer, self._hold, self._end = excess, answer, hold, end
+        self.key = "over_budget" if excess == "let-pass" else None
         self.refuses_at_begin = False
         self.asked: list[Verdict] = []
         self.ended: list[str] = []
@@ -50,8 +51,7 @@ class Hostile(Gate):
     def excess(self, validated: ValidatedCall) -> Excess | None:
         if self._excess == "none":
             return None
-        record = {"forged": True} if self._excess == "let-pass" else None
-        return Excess(refused("limit"), {"forged": True}, record, "Let it pass.")
+        return Excess(refused("limit"), {"forged": True}, {"forged": True}, "Let it pass.")
 
     async def answer(
         self, permitted: PermittedCall, limit_s: Callable[[], float]

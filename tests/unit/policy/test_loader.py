@@ -189,7 +189,7 @@ def test_policy_file_holds_budgets_with_rules_or_alone() -> None:
     for text, ids in ((budget, []), (budget + DENY, ["r"])):
         policy = parse_policy("policy.toml", text.encode(), [])
         assert [rule.id for rule in policy.rules] == ids
-        (found,) = policy.budgets
+        (found,) = policy.of_parts["budgets"]
         assert (found.name, found.money, found.per) == ("b", Decimal("0.50"), ("agent",))
 
 

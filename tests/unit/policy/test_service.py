@@ -8,6 +8,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from fumehood.policy.loader import RuleOfFile
 from fumehood.policy.model import CallFacts, Decision, Rule, Verdict
 from fumehood.policy.rules import names_exactly
 from fumehood.policy.service import DANGEROUS_ASKS, HARMLESS_PASSES, PolicyGate
@@ -205,17 +206,17 @@ def test_all_conditions_of_a_rule_must_hold() -> None:
 
 @pytest.mark.row("A1", "E4")
 def test_budget_condition_is_evaluated_last() -> None:
-    asked: list[int] = []
+    asked: list[str] = []
 
-    def is_over() -> bool:
-        asked.append(1)
+    def is_over(key: str) -> bool:
+        asked.append(key)
         return True
 
     exceed = rule("ask", over_budget=True, when=[{"argument": "/to", "prefix": "a"}])
-    spared = decide(facts(None, {"to": "b"}, is_over_budget=is_over), exceed)
-    assert (spared.verdict, spared.may_exceed_budget, asked) == (ALLOW, False, [])
-    over = decide(facts(None, {"to": "a"}, is_over_budget=is_over), exceed)
-    assert (over.verdict, over.may_exceed_budget, asked) == (ASK, True, [1])
+    spared = decide(facts(None, {"to": "b"}, exceeds=is_over), exceed)
+    assert (spared.verdict, spared.may_exceed, asked) == (ALLOW, (), [])
+    over = decide(facts(None, {"to": "a"}, exceeds=is_over), exceed)
+    assert (over.verdict, over.may_exceed, asked) == (ASK, ("over_budget",), ["over_budget"])
     assert decide(facts(None, {"to": "a"}), exceed).verdict is ALLOW
 
 
@@ -341,7 +342,9 @@ SCOPES = st.fixed_dictionaries(
 
 def _made(decision: str, scope: dict[str, Any], number: int, more: dict[str, Any]) -> Rule | None:
     try:
-        return Rule.model_validate({"id": f"r{number}", "decision": decision, **scope, **more})
+        return RuleOfFile.model_validate(
+            {"id": f"r{number}", "decision": decision, **scope, **more}
+        )
     except ValueError:  # such as an allow for dangerous tools without a name
         return None
 
@@ -368,7 +371,7 @@ def rules_of(draw: st.DrawFn, decisions: list[str], number: int = 0) -> Rule:
 
 CALLS = st.builds(
     lambda of, arguments, agent, is_over: facts(
-        of, arguments, agent=agent, is_over_budget=lambda: is_over
+        of, arguments, agent=agent, exceeds=lambda key: is_over
     ),
     st.sampled_from(TOOLS),
     ARGUMENTS,
@@ -420,8 +423,8 @@ def test_rule_order_does_not_change_the_decision(
 ) -> None:
     shuffled = random.sample(rules, len(rules))
     one, other = (PolicyGate(policy_of(*r), "production").decide(call) for r in (rules, shuffled))
-    assert (one.verdict, one.quorum, set(one.approvers), one.may_exceed_budget) == (
-        other.verdict, other.quorum, set(other.approvers), other.may_exceed_budget,
+    assert (one.verdict, one.quorum, set(one.approvers), one.may_exceed) == (
+        other.verdict, other.quorum, set(other.approvers), other.may_exceed,
     )  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""Budgets and rate limits as gates of the pipeline (`gate.py`).
+"""Budgets and rate limits as gates of the pipeline (`pipeline/gate.py`).
 
 A call holds a place in its rate limits until it begins, and its expected cost in its budgets until
 its actual cost is known.
@@ -6,14 +6,15 @@ its actual cost is known.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from datetime import datetime
 
 from fumehood.budgets.ledger import Budgets, Reservation, details_of, estimate_of, refusal, taken_by
 from fumehood.budgets.limiter import RateHold, RateLimits
 from fumehood.budgets.model import Amounts, Exceeded, Spender
+from fumehood.core.identity import Principal
 from fumehood.core.usage import TokenCounter
-from fumehood.core.usage_table import Unit
+from fumehood.core.usage_table import BudgetStanding, Unit
 from fumehood.pipeline.authorize import PermittedCall
 from fumehood.pipeline.gate import Ended, Excess, Gate, Hold
 from fumehood.pipeline.validate import ValidatedCall
@@ -60,6 +61,7 @@ class BudgetGate(Gate):
     """Lets calls run only if their budgets have enough left."""
 
     name = "budget"
+    key = "over_budget"
 
     def __init__(
         self, budgets: Budgets, counter: TokenCounter, now: Callable[[], datetime]
@@ -78,6 +80,10 @@ class BudgetGate(Gate):
         record = {**details_of(over), "needed": over.needed, "subject": over.subject.parts}
         shown = {"exceeded": over.budget, "unit": over.unit.value, "left": over.left}
         return Excess(refusal(over, self._now()), shown, record, _in_words(over))
+
+    def standings(self, principal: Principal | None) -> Iterable[BudgetStanding]:
+        """Return what is left of every budget, or of those that limit one principal."""
+        return self._budgets.standings(principal)
 
     async def hold(self, permitted: PermittedCall, *, is_let_pass: bool) -> Hold | None:
         """Hold the expected cost. Raises QuotaExceeded, WriteFailed, ReadFailed."""
