@@ -412,6 +412,94 @@ def test_policy_that_limits_spending_is_refused_without_budgets(
     assert "fumehood listens" not in refused.stderr
 
 
+WITHOUT_REST = """
+import json, sys
+from pathlib import Path
+import anyio
+from fumehood import Config, Engine, InvalidDefinition
+from fumehood.approvals.model import NewDecision
+from fumehood.core.identity import Principal, Scope
+from fumehood.storage.database import FILE_NAME, open_database
+from fumehood.testing import FakeWall
+
+WEATHER = json.loads(sys.argv[2])
+
+def fault(document):
+    try:
+        Engine([document])
+    except InvalidDefinition as refused:
+        return refused.message
+
+async def main():
+    home = Path(sys.argv[1])
+    database = open_database(home / FILE_NAME)
+    config, wall = Config(home=home, web={"fetch_url": True}), FakeWall()
+    async with Engine(config=config, database=database, interpreter=wall) as engine:
+        approver = Principal("approver:alice", frozenset({Scope.APPROVE}))
+        desk, yes = engine.approvals, NewDecision(decision="approve")
+        approval = await desk.decide(sys.argv[3], yes, approver, channel="test")
+        with anyio.fail_after(120):
+            seen = 0
+            while approval.code is None:
+                seen = await desk.next_change(seen, within_s=1)
+                approval = await desk.show(approval.id)
+        print(json.dumps({
+            "called": [(await engine.call(name, {})).error.code for name in ("weather", "fetch_url")],
+            "stored": [one.message for one in engine.registrations.load_faults],
+            "approved": approval.code, "given": fault(WEATHER),
+            "fetch": fault({"name": "x", "description": "X.", "executor": "http:fetch"}),
+        }))
+    database.close()
+
+anyio.run(main)
+"""
+
+
+async def ask_for_weather(home: Path) -> str:
+    """Register a dangerous REST tool, call it, and return the id of the approval that waits."""
+    admin = Principal("approver:root", frozenset({Scope.ADMIN}))
+    database = open_database(home / FILE_NAME)
+    async with Engine(
+        config=Config(home=home), database=database, interpreter=FakeWall()
+    ) as engine:
+        document = rest_document(dangerous=True)
+        await engine.registrations.register(document, by=admin, now=engine.now())
+        await engine.approvers.add("alice", [Scope.APPROVE], by=admin, now=engine.now())
+        answer = await engine.call("weather", {"city": "Rome"})
+    database.close()
+    assert answer.error is not None
+    assert answer.error.approval_id is not None
+    return answer.error.approval_id
+
+
+def test_rest_tools_are_refused_without_their_part_also_after_a_yes(tree: Tree, home: Path) -> None:
+    approval_id = anyio.run(ask_for_weather, home)
+    tree.delete(PARTS["rest"])
+    known = {**CLEAN_ENVIRONMENT, "PYTHONPATH": ":".join(tree.import_path)}
+    given = json.dumps(rest_document())
+    command = [sys.executable, "-c", WITHOUT_REST, str(home), given, approval_id]
+    ran = subprocess.run(command, env=known, capture_output=True, text=True, timeout=600)
+    assert ran.returncode == 0, ran.stderr
+    found = json.loads(ran.stdout)
+    assert (found["called"], found["approved"]) == (["TOOL_NOT_FOUND"] * 2, "TOOL_NOT_FOUND")
+    (stored,) = found["stored"]
+    assert "'weather'" in stored
+    assert "only tools of type MCP can come from outside" in stored
+    assert "type: REST is not enforced by this version" in found["given"]
+    assert "'http:fetch' is not enforced by this version" in found["fetch"]
+
+
+def test_document_of_a_service_cannot_be_imported_without_rest(tree: Tree, home: Path) -> None:
+    tree.delete(PARTS["rest"])
+    known = {
+        **CLEAN_ENVIRONMENT, "FUMEHOOD_HOME": str(home), "PYTHONPATH": ":".join(tree.import_path),
+    }  # fmt: skip
+    command = [sys.executable, "-m", "fumehood.cli.main", "tools", "import", "openapi", "-"]
+    ran = subprocess.run(command, env=known, capture_output=True, text=True, timeout=600)
+    assert ran.returncode == 2
+    assert "No such command 'import'" in ran.stderr
+
+
 def serve(
     tree: Tree, home: Path, *arguments: str, **variables: str
 ) -> subprocess.CompletedProcess[str]:

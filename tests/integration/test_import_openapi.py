@@ -15,10 +15,10 @@ import pytest
 from click.testing import Result
 from typer.testing import CliRunner
 
-from fumehood.cli import import_openapi
 from fumehood.cli.main import app
 from fumehood.registry.directory import ToolDirectory
 from fumehood.registry.secrets import RestSettings, SecretBindings, SecretSettings
+from fumehood.rest import import_openapi
 from support.definition_files import DefinitionDirectory
 from support.definitions import rest_document
 from upstream import Reply, Upstream, bomb, redirect, running_upstream

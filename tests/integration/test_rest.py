@@ -16,12 +16,12 @@ from fumehood.core.errors import UpstreamTimeout
 from fumehood.core.json_types import JsonObject
 from fumehood.core.limits import Limits
 from fumehood.executors.outcome import Outcome
-from fumehood.executors.rest import ListCursors, run_request
 from fumehood.executors.upstreams import Upstreams
 from fumehood.protocol.cursors import Cursors
 from fumehood.redaction.redactor import Redactor
 from fumehood.registry.definitions import parse_definition
 from fumehood.registry.secrets import RestSettings, SecretBindings, SecretSettings
+from fumehood.rest.executor import ListCursors, run_request
 from support.answers import details_of, error_of
 from support.certificates import make_certificate
 from upstream import Reply, Upstream, head_of, packed, redirect, running_upstream

@@ -17,7 +17,7 @@ from fumehood.core.tool import ToolDefinition
 from fumehood.executors.base import Placement, ToolRun
 from fumehood.executors.kinds import EXECUTORS
 from fumehood.executors.outcome import Outcome
-from fumehood.executors.rest import RestExecutor
+from fumehood.rest.executor import RestExecutor
 from support.definitions import rest_document
 from support.recording import Bench, bench
 

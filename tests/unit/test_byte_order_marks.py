@@ -18,8 +18,6 @@ from fumehood.cli.reach import _private_line
 from fumehood.config import load_config
 from fumehood.core.tool import ToolDefinition
 from fumehood.devtools.golden import read_golden
-from fumehood.executors.fetch import page_data
-from fumehood.executors.rest import _data
 from fumehood.executors.upstreams import UpstreamAnswer
 from fumehood.http.bodies import parse_json
 from fumehood.mcp.client.wire import Request, _Reader, served
@@ -34,8 +32,10 @@ from fumehood.protocol.strict_json import StrictJsonError, loads
 from fumehood.redaction.redactor import Redactor
 from fumehood.redaction.secret_values import SecretValues
 from fumehood.registry.arguments import all_arguments, source_of
-from fumehood.registry.openapi import read_document
 from fumehood.registry.secrets import SecretBindings, SecretSettings
+from fumehood.rest.executor import _data
+from fumehood.rest.fetch import page_data
+from fumehood.rest.openapi import read_document
 from fumehood.sandbox.images.recipe import read_recipe
 from fumehood.webhook.channel import read_secret
 from fumehood_tools.calculator import calculator

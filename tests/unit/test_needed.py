@@ -64,8 +64,8 @@ NEEDED = {
         ["acceptance/test_web", "acceptance/test_budgets"],
     ),
     "part-in-a-folder-of-the-kernel": (
-        ["engine/fumehood/executors/rest.py"],
-        ["adversarial/test_rest", "acceptance/test_retries", "contract/test_kernel"],
+        ["engine/fumehood/sandbox/container/packages.py"],
+        ["acceptance/test_packages", "contract/test_kernel"],
         ["acceptance/test_code_mode"],
     ),
     "test": (

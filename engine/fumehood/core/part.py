@@ -113,6 +113,10 @@ class ToolKind:
     definitions may come from outside the engine."""
     fields: frozenset[str] = frozenset()
     """Names from `registry.definitions.FIELDS` that definitions of this type may have."""
+    is_builtin: bool = False
+    """Whether only the product's own tools may name the executor."""
+    streams: bool = False
+    """Whether the executor can give a tool's result in parts."""
     place: str
     """Where the tools run, as text for people."""
     why: str

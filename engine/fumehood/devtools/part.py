@@ -6,6 +6,7 @@ from fumehood.core.part import Command, Part
 
 PART = Part(
     name="devtools",
+    after=("rest",),  # whose group `tools import` precedes `tools golden`
     commands={
         "tools lint": Command(
             "Review definitions by the rules for tools that models use.",

@@ -14,11 +14,9 @@ from fumehood.core.languages import LANGUAGES
 from fumehood.core.part import PartError, imported
 from fumehood.core.tool import DECISION
 from fumehood.executors.base import Executor, Placement, ToolRun
-from fumehood.executors.fetch import FetchExecutor
 from fumehood.executors.function import FunctionExecutor
 from fumehood.executors.outcome import Outcome
 from fumehood.executors.program import ProgramExecutor
-from fumehood.executors.rest import RestExecutor
 from fumehood.executors.workspace import (
     ProcessExecutor,
     ProjectApplyExecutor,
@@ -45,7 +43,7 @@ def with_parts(own: Mapping[str, Executor]) -> Mapping[str, Executor]:
     Raises:
         PartError: a part adds an executor or a type of tools that already exists.
     """
-    added, types = tool_kinds(), {"BUILTIN", "NATIVE", "REST"}
+    added, types = tool_kinds(), {"BUILTIN", "NATIVE"}
     for name, kind in added.items():
         if name in own or kind.type in types:
             raise PartError(f"A part adds the executor {name!r}, but it or its type exists.")
@@ -58,8 +56,6 @@ EXECUTORS = with_parts(
     {
         "function": FunctionExecutor(),
         DECISION: _DecisionExecutor(),
-        "http": RestExecutor(),
-        "http:fetch": FetchExecutor(),
         "workspace:read": WorkspaceExecutor("read"),
         "workspace:write": WorkspaceExecutor("write"),
         "workspace:list": WorkspaceExecutor("list"),

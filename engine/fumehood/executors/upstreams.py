@@ -1,6 +1,6 @@
 """Requests to other services: one pool of connections for each engine, and bounded answers.
 
-Host side, below `rest`, `fetch` and parts. This module uses `httpcore2` directly, because a general
+Host side, below executors and parts. This module uses `httpcore2` directly, because a general
 client follows redirects, keeps cookies, reads proxies from the environment, logs URLs and
 decompresses without a limit. Invariants: every connection, even after a redirect, is to an address
 that `addresses` has checked; headers and URLs with secrets are sent only to the origin of the
@@ -27,14 +27,19 @@ import anyio.to_thread
 
 from fumehood.core.errors import (
     MAX_RETRY_AFTER_MS,
+    EndedBy,
     EngineError,
     ExecutionError,
     NetworkError,
+    OutputLimitExceeded,
     PermissionDenied,
+    Timeout,
+    UpstreamTimeout,
 )
 from fumehood.core.json_types import JsonObject
 from fumehood.core.long_text import shown_body
 from fumehood.core.tool import SECRET_REFERENCE, ToolDefinition
+from fumehood.executors.outcome import Outcome
 from fumehood.redaction.redactor import Redactor
 from fumehood.redaction.secret_values import SecretValues
 from fumehood.registry.definitions import url_faults
@@ -49,6 +54,9 @@ READ_AT_ONCE = 32
 
 MAX_REDIRECTS = 5
 """Maximum number of redirects of one request."""
+
+MAX_BODY_SHOWN = 4096
+"""Maximum number of characters of a service's error response that are shown to the caller."""
 
 MAX_ERROR_BYTES = 64 * 1024
 """Maximum number of bytes that are read from the body of an error response."""
@@ -341,6 +349,38 @@ class Upstreams:
                 network_backend=CheckedBackend(self._allowed_hosts, self._setting),
             )
         return self._pool
+
+
+def concluded(
+    outcome: Outcome, error: EngineError, attempt: Attempt, tool: ToolDefinition
+) -> Outcome:
+    """Return the outcome with an error. If the request was sent, the error's message advises the
+    caller whether to repeat the call.
+    """
+    error.was_sent = attempt.was_sent
+    if isinstance(error, NetworkError | UpstreamTimeout) and error.was_sent:
+        _advise(error, tool)
+    return replace(outcome, ended_by=_ended_by(error), error=error)
+
+
+def _advise(error: NetworkError | UpstreamTimeout, tool: ToolDefinition) -> None:
+    """Add advice to the error on whether to repeat the request, which was sent. It advises a
+    repetition only if the tool is idempotent or the service answered with status 503.
+    """
+    turned_away = (error.details or {}).get("status") == 503
+    error.may_retry = error.may_retry and (tool.idempotent or turned_away)
+    advice = "Repeat the call later." if error.may_retry else "It may or may not have taken effect."
+    error.message = f"{error.message} {advice}"
+
+
+def _ended_by(error: EngineError) -> EndedBy:
+    match error:
+        case Timeout():
+            return EndedBy.WALL_TIME
+        case OutputLimitExceeded():
+            return EndedBy.OUTPUT
+        case _:
+            return EndedBy.EXCEPTION
 
 
 def _not_secure(error: httpcore2.ConnectError) -> EngineError:

@@ -37,7 +37,7 @@ from fumehood.registry.json_schema import schema_faults
 if TYPE_CHECKING:
     from fumehood.core.part import ToolKind
 
-EXECUTORS = (*ARGUMENTS, "function", "http", "http:fetch")
+EXECUTORS = (*ARGUMENTS, "function")
 """The kernel's executors that a definition can name. Parts add others (`parts.tool_kinds`)."""
 
 
@@ -175,20 +175,19 @@ def _executor_faults(document: JsonObject) -> list[str]:
     # Parts are loaded only if they can matter, because they are missing in the jail, where
     # functions are declared.
     added = {} if executor in EXECUTORS else _added()
-    if kind == "NATIVE" and (
-        executor in (REST.executor, "http:fetch")
-        or (executor in added and added[executor].type is not None)
-    ):
+    of_part = added.get(executor)
+    if kind == "NATIVE" and of_part is not None and (of_part.type or of_part.is_builtin):
         faults.append(f"executor: {executor!r} does not fit a tool of type {kind}")
-    if executor not in EXECUTORS and executor not in added:
+    if executor not in EXECUTORS and of_part is None:
         faults.append(f"executor: {executor!r} is not enforced by this version")
     model = _arguments_of(executor)
     if model is not None:
         faults += _program_faults(document, executor, model, sandboxed)
     if executor == "function":
         faults += _function_faults(document, sandboxed)
-    is_whole = executor not in ("function", "http") and not executor.startswith("code:")
-    if document.get("streaming") and is_whole:
+    own_streams = executor == "function" or executor.startswith("code:")
+    streams = of_part.streams if of_part is not None else own_streams
+    if document.get("streaming") and not streams:
         faults.append(f"streaming: the executor {executor!r} gives its result whole")
     return faults
 
@@ -278,14 +277,12 @@ class Remote:
     """The fields in `FIELDS` that a definition of this type can have."""
 
 
-REST = Remote("http", frozenset(FIELDS))
-
-
 def remote_types() -> dict[str, Remote]:
-    """Return the tool types whose tools another service runs, by name."""
-    kinds = _added().items()
-    added = {one.type: Remote(name, one.fields) for name, one in kinds if one.type is not None}
-    return {"REST": REST, **added}
+    """Return the tool types whose tools another service runs, by name, in the order of
+    `ToolType`.
+    """
+    added = {one.type: Remote(name, one.fields) for name, one in _added().items()}
+    return {kind.value: added[kind.value] for kind in ToolType if kind.value in added}
 
 
 def _added() -> dict[str, ToolKind]:
@@ -346,8 +343,9 @@ def rest_faults(document: JsonObject) -> Iterator[str]:
     kind = document.get("type", "NATIVE")
     if not isinstance(kind, str):
         return  # the model reports this fault
-    if kind == "BUILTIN" and document.get("executor") == "http":
-        kind = "REST"  # search_web, whose endpoint the operator sets
+    executor = str(document.get("executor"))
+    if kind == "BUILTIN" and executor not in EXECUTORS and executor in (added := _added()):
+        kind = added[executor].type or kind  # search_web, whose endpoint the operator sets
     remote = remote_type(kind)
     for field in FIELDS:
         if document.get(field) is not None and (remote is None or field not in remote.fields):

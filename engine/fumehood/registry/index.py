@@ -100,7 +100,8 @@ def tool_of_document(
     """
     types = tuple(remote_types())
     if isinstance(document, dict) and document.get("type") not in types:
-        fault = f"type: only tools of type {' and '.join(types)} can come from outside the engine"
+        named = " and ".join(types) or "none"
+        fault = f"type: only tools of type {named} can come from outside the engine"
         raise InvalidDefinition(str(document.get("name", "")), [fault])
     definition = parse_definition(document)
     faults = secrets.faults(definition)

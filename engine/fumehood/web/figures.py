@@ -154,7 +154,6 @@ _PLACES = {
     "workspace": (
         "container", "It works on the files of a session, which are in its container.",
     ),
-    "http": ("remote service", "The engine sends a request; nothing of it runs here."),
     "process": (
         "container", "It works on the processes of a session, which run in its container.",
     ),

@@ -23,7 +23,6 @@ from fumehood.cli.approvals import MARK, approval_lines
 from fumehood.core.errors import ArgumentsRefused, EngineError, SandboxUnavailable
 from fumehood.core.json_types import JsonObject
 from fumehood.executors.kinds import EXECUTORS
-from fumehood.executors.rest import fill_secrets, make_request
 from fumehood.executors.upstreams import Upstreams
 from fumehood.mcp.client.servers import McpServer
 from fumehood.mcp.client.settings import McpServerSettings
@@ -32,6 +31,7 @@ from fumehood.protocol.cursors import Cursors
 from fumehood.redaction.redactor import Redactor
 from fumehood.registry.index import RegisteredTool, Source, tool_of_document
 from fumehood.registry.secrets import SecretBindings, SecretSettings
+from fumehood.rest.executor import fill_secrets, make_request
 from support.approvals import NOW, approval
 from support.definitions import function_definition, registered, rest_document
 from support.web import make_site

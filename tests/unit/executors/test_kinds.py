@@ -36,7 +36,7 @@ def test_executor_of_a_part_is_added(monkeypatch: pytest.MonkeyPatch) -> None:
         {"expression": kind()},
         {"mail": kind("NATIVE")},
         {"mail": kind("BUILTIN")},
-        {"mail": kind("REST")},
+        {"mail": kind("REST"), "post": kind("REST")},
         {"mail": kind("MCP"), "post": kind("MCP")},
     ],
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -347,8 +348,25 @@ def test_executor_and_type_of_a_part_exist_only_with_it(monkeypatch: pytest.Monk
     for executor in ("mcp", "function", "mail"):
         with pytest.raises(InvalidDefinition, match="type: MCP is not enforced by this version"):
             parse_definition({**mcp, "executor": executor})
-    with pytest.raises(InvalidDefinition, match="only tools of type REST can come from outside"):
+    with pytest.raises(InvalidDefinition, match="only tools of type none can come from outside"):
         tool_of_document(mcp, Source.API)
+
+
+def test_executor_of_a_part_for_built_in_tools_is_refused_for_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for is_builtin in (True, False):
+        kind = ToolKind(executor="there:Mail", is_builtin=is_builtin, streams=is_builtin, **PLACE)
+        part = Part(name="mail", executors={"mail": kind})
+        monkeypatch.setattr("fumehood.parts.parts", lambda part=part: (part,))
+        own = {"name": "x", "description": "X.", "executor": "mail"}
+        assert parse_definition({**own, "type": "BUILTIN"}).executor == "mail"
+        refused = "'mail' does not fit a tool of type NATIVE"
+        with pytest.raises(InvalidDefinition, match=refused) if is_builtin else nullcontext():
+            parse_definition({**own, "type": "NATIVE"})
+        whole = "streaming: the executor 'mail' gives its result whole"
+        with nullcontext() if is_builtin else pytest.raises(InvalidDefinition, match=whole):
+            parse_definition({**own, "type": "BUILTIN", "streaming": True})
 
 
 SENT = {"type": "object", "required": ["id"]}

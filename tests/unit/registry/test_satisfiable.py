@@ -19,7 +19,7 @@ from fumehood.pipeline.resolve import ResolvedCall
 from fumehood.pipeline.validate import validate
 from fumehood.registry.definitions import InvalidDefinition, parse_definition
 from fumehood.registry.json_schema import without_wrong_defaults
-from fumehood.registry.openapi import ImportOptions, import_openapi
+from fumehood.rest.openapi import ImportOptions, import_openapi
 from support.definitions import registered, request
 
 pytestmark = pytest.mark.row("R4", "T5", "T8")

@@ -36,7 +36,8 @@ from fumehood.executors.upstreams import Attempt, BodyTooLarge, UpstreamRequest,
 from fumehood.redaction.secret_values import SecretValues
 from fumehood.registry.definitions import url_faults
 from fumehood.registry.directory import ToolDirectory
-from fumehood.registry.openapi import (
+from fumehood.registry.secrets import Origin, RestSettings, SecretBindings
+from fumehood.rest.openapi import (
     MAX_DOCUMENT_BYTES,
     CannotImport,
     Imported,
@@ -45,7 +46,6 @@ from fumehood.registry.openapi import (
     read_document,
     shown_host,
 )
-from fumehood.registry.secrets import Origin, RestSettings, SecretBindings
 from fumehood.sandbox.trusted_files import MAX_FILES, Untrusted, list_files, open_directory
 
 DEADLINE_S = 30

@@ -1,8 +1,8 @@
 """The tool `fetch_url`: one GET request to a URL that the caller chooses.
 
-Host side, beside `rest`, whose code for requests and errors it uses. The URL is hostile: it may
-point into this host's networks, or contain data that the caller leaks. Invariants: nothing is sent
-unless the operator has enabled the tool; the tool shares no connections with REST tools, so it
+Host side, beside `executor.py`, whose code for requests and errors it uses. The URL is hostile: it
+may point into this host's networks, or contain data that the caller leaks. Invariants: nothing is
+sent unless the operator has enabled the tool; the tool shares no connections with REST tools, so it
 cannot reach hosts that only REST tools may reach; the request contains no secret and no call id.
 """
 
@@ -24,13 +24,13 @@ from fumehood.core.long_text import INLINE_BYTES
 from fumehood.core.returned_file import FILE_CONTENT
 from fumehood.executors.base import Executor, Placement, ToolRun
 from fumehood.executors.outcome import Outcome
-from fumehood.executors.rest import Read, is_json, perform
 from fumehood.executors.upstreams import UpstreamAnswer, UpstreamRequest, Upstreams
 from fumehood.protocol import strict_json
 from fumehood.protocol.cursors import Cursors
 from fumehood.redaction.secret_values import SecretValues
 from fumehood.registry.definitions import url_faults
 from fumehood.registry.index import RegisteredTool
+from fumehood.rest.executor import Read, is_json, perform
 
 HTML = frozenset({"text/html", "application/xhtml+xml"})
 HEADERS = (

@@ -35,7 +35,6 @@ from fumehood.core.errors import (
     NetworkError,
     OutputLimitExceeded,
     RateLimited,
-    Timeout,
     UpstreamTimeout,
 )
 from fumehood.core.json_types import JsonObject
@@ -56,11 +55,13 @@ from fumehood.executors.outcome import MAX_DATA_BYTES, CutText, Outcome
 from fumehood.executors.parts import Pieces
 from fumehood.executors.program import KeptStreams, KeptText
 from fumehood.executors.upstreams import (
+    MAX_BODY_SHOWN,
     Attempt,
     BodyTooLarge,
     UpstreamAnswer,
     UpstreamRequest,
     Upstreams,
+    concluded,
 )
 from fumehood.protocol import strict_json
 from fumehood.protocol.cursors import Cursors
@@ -68,9 +69,6 @@ from fumehood.redaction.redactor import Redactor
 from fumehood.redaction.secret_values import SecretStream, SecretValues
 from fumehood.registry.definitions import QUERY_METHODS
 from fumehood.registry.index import RegisteredTool
-
-MAX_BODY_SHOWN = 4096
-"""Maximum number of characters of a service's error response that are shown to the caller."""
 
 MAX_ADDRESS = 16 * 1024
 """Maximum length of a URL with its arguments, in characters. Many services close the connection if
@@ -188,38 +186,6 @@ async def perform(
         outcome = concluded(outcome, error, attempt, tool)
     network_ms = (time.monotonic() - started) * 1e3
     return replace(outcome, network_ms=network_ms, redacted=values.count)
-
-
-def concluded(
-    outcome: Outcome, error: EngineError, attempt: Attempt, tool: ToolDefinition
-) -> Outcome:
-    """Return the outcome with an error. If the request was sent, the error's message advises the
-    caller whether to repeat the call.
-    """
-    error.was_sent = attempt.was_sent
-    if isinstance(error, NetworkError | UpstreamTimeout) and error.was_sent:
-        _advise(error, tool)
-    return replace(outcome, ended_by=_ended_by(error), error=error)
-
-
-def _advise(error: NetworkError | UpstreamTimeout, tool: ToolDefinition) -> None:
-    """Add advice to the error on whether to repeat the request, which was sent. It advises a
-    repetition only if the tool is idempotent or the service answered with status 503.
-    """
-    turned_away = (error.details or {}).get("status") == 503
-    error.may_retry = error.may_retry and (tool.idempotent or turned_away)
-    advice = "Repeat the call later." if error.may_retry else "It may or may not have taken effect."
-    error.message = f"{error.message} {advice}"
-
-
-def _ended_by(error: EngineError) -> EndedBy:
-    match error:
-        case Timeout():
-            return EndedBy.WALL_TIME
-        case OutputLimitExceeded():
-            return EndedBy.OUTPUT
-        case _:
-            return EndedBy.EXCEPTION
 
 
 async def _ask(

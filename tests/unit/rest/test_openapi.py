@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fumehood.registry.definitions import parse_definition
-from fumehood.registry.openapi import (
+from fumehood.rest.openapi import (
     MAX_DOCUMENT_BYTES,
     CannotImport,
     Imported,
