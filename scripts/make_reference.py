@@ -15,10 +15,10 @@ import inspect
 import re
 import sys
 import typing
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from enum import Enum
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from enum import Enum, StrEnum
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from pydantic import BaseModel
 
@@ -34,6 +34,7 @@ from fumehood.core.errors import (
     EngineError,
     Fault,
 )
+from fumehood.core.session import SessionStatus
 from fumehood.guest.interpreter import calculator as expressions
 from fumehood.guest.interpreter import guards, modules, nodes, restricted, sizes
 from fumehood.http.app import CONTROL_OPERATIONS, OPERATIONS
@@ -41,6 +42,8 @@ from fumehood.http.endpoint import Needs, Operation
 from fumehood.parts import tool_kinds
 from fumehood.protocol import strict_json
 from fumehood.registry.definitions import EXECUTORS
+from fumehood.sandbox.session_states import TRANSITIONS as SESSION_TRANSITIONS
+from fumehood.sandbox.session_states import Keeps
 from fumehood_tools.calculator import calculator
 from fumehood_tools.run_restricted_python import run_restricted_python
 
@@ -334,32 +337,71 @@ def _files() -> str:
 
 def approval_page(page: str) -> str:
     """Return the page of approvals with the diagram and the table of their transitions."""
-    rows = TRANSITIONS.values()
+    rows = [_Change(row.name, row.leaves, row.to, row.by, row.when) for row in TRANSITIONS.values()]
+    made = _Change("", frozenset(), ApprovalState.PENDING, "", "")
+    return _between(page, "transitions", _transitions(ApprovalState, [made], rows))
+
+
+def sessions_page(page: str) -> str:
+    """Return the page of sessions with the diagram and the table of their transitions."""
+    rows = [
+        _Change(
+            row.name, row.leaves, row.to, row.by, row.when,
+            " or ".join(keeps for keeps in Keeps if keeps in row.needs),
+        )
+        for row in SESSION_TRANSITIONS.values()
+    ]  # fmt: skip
+    made = [row for row in rows if not row.leaves]
+    return _between(page, "transitions", _transitions(SessionStatus, made, rows))
+
+
+class _Change(NamedTuple):
+    """One row of a table of transitions."""
+
+    name: str
+    leaves: Collection[StrEnum]
+    to: StrEnum | None
+    by: str
+    when: str
+    needs: str = ""
+
+
+def _transitions(states: type[StrEnum], made: Sequence[_Change], rows: Sequence[_Change]) -> str:
+    """Return a diagram and a table of transitions. The changes `made` lead to the first states."""
     edges: dict[tuple[str, str], list[str]] = {}
+    for row in made:
+        assert row.to is not None
+        edges.setdefault(("[*]", row.to), []).append(row.name)
     for row in rows:
-        for state in ApprovalState:
+        for state in states:
             if row.to is not None and state in row.leaves:
                 edges.setdefault((state, row.to), []).append(row.name)
-    drawn = [f"    {source} --> {to}: {', '.join(names)}" for (source, to), names in edges.items()]
-    diagram = "\n".join(["```mermaid", "stateDiagram-v2", "    [*] --> pending", *drawn, "```"])
+    drawn = [
+        f"    {source} --> {to}" + (f": {', '.join(names)}" if any(names) else "")
+        for (source, to), names in edges.items()
+    ]
+    diagram = "\n".join(["```mermaid", "stateDiagram-v2", *drawn, "```"])
+    has_needs = any(row.needs for row in rows)
     table = _table(
-        ("change", "from", "to", "by", "when"),
+        ("change", "from", "to", "by", "when", *(["only with"] if has_needs else [])),
         [
             (
                 row.name,
-                ", ".join(f"`{state}`" for state in ApprovalState if state in row.leaves),
+                ", ".join(f"`{state}`" for state in states if state in row.leaves),
                 f"`{row.to}`" if row.to is not None else "stays",
                 row.by,
                 row.when,
+                *([row.needs] if has_needs else []),
             )
             for row in rows
         ],
     )
-    return _between(page, "transitions", f"{diagram}\n\n{table}")
+    return f"{diagram}\n\n{table}"
 
 
 PAGES: dict[Path, Callable[[str], str]] = {
     EXPLANATION / "approval.md": approval_page,
+    EXPLANATION / "sessions.md": sessions_page,
     REFERENCE / "errors.md": errors_page,
     REFERENCE / "calculator.md": calculator_page,
     REFERENCE / "restricted-python.md": restricted_python_page,

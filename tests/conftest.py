@@ -38,6 +38,7 @@ from support.http import SocketClient
 from support.left import Made
 from support.postgres import SERVER, programs, running_postgres, use_postgres
 from support.preloaded import PYTHON, commands, start_from_preloaded
+from support.session_changes import raise_impossible_changes
 from support.wait import wait_until
 from upstream import Upstream, running_upstream
 
@@ -104,6 +105,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Start commands from a process that has their modules loaded."""
+    raise_impossible_changes(setattr)
     if not config.getoption("--cold-start"):
         subprocess.Popen = start_from_preloaded(str(FUMEHOOD))  # type: ignore[misc]
         MADE.watch(setattr)

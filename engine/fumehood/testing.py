@@ -170,6 +170,7 @@ class FakeWall:
         if image not in self.images:
             raise SandboxUnavailable(f"There is no image {image!r}.", retryable=False)
         place = FakePlace(self, domain, image, memory_mb, self.images[image], on_lost)
+        place.has_disk = disk_mb is not None
         self.held.append(place)
         return place
 
@@ -193,7 +194,7 @@ class FakeWall:
         """Create a stopped fake container whose disk is a copy, and yield its name."""
         domain = TrustDomain("", None, session_id)
         place = FakePlace(self, domain, "python", 512, ("python",), lambda: None)
-        place.is_stopped, place.disk = True, copy
+        place.is_stopped, place.has_disk, place.disk = True, True, copy
         self.held.append(place)
         yield place.name
 
@@ -203,9 +204,13 @@ class FakeWall:
     def resume(
         self, record: SessionRecord, home: SessionHome, on_lost: Callable[[], None]
     ) -> FakePlace:
-        """Return the container that `hold` returned to an earlier engine."""
+        """Return the container that `hold` returned to an earlier engine. Like a real wall, look
+        for no container of a stopped session.
+        """
         (place,) = (place for place in self.held if place.name == home.container)
         place.epoch, place.on_lost = home.epoch, on_lost
+        if record.state == "stopped":
+            place.lost, place.is_stopped = None, True
         return place
 
     async def play(self, run: SeenRun, sinks: RunSinks) -> RunEnding:
@@ -253,6 +258,7 @@ class FakePlace:
     on_lost: Callable[[], None]
     lock: str = ""
     node: str = ""
+    has_disk: bool = False
     disk: str = ""
     """The copy from which the disk was made."""
     name: str = field(default_factory=lambda: f"fake-{secrets.token_hex(4)}")
@@ -287,8 +293,8 @@ class FakePlace:
         raise NetworkError("Nothing listens on this port.")
 
     async def pause(self) -> None:
-        """Pause this container until the next `until_free`."""
-        self.is_paused = True
+        """Pause this container until the next `until_free`, unless it is stopped or lost."""
+        self.is_paused = self.lost is None and not self.is_stopped
 
     async def stop(self, unless: Callable[[], bool] = lambda: False) -> None:
         """Stop this container until the next `until_free`, unless `unless()` is true."""
@@ -307,7 +313,14 @@ class FakePlace:
         self.disk = copy
 
     async def until_free(self) -> None:
-        """Resume the container and return immediately, because a fake container is always free."""
+        """Resume the container and return immediately, because a fake container is always free. A
+        stopped one needs its disk.
+        """
+        if self.is_stopped:
+            assert self.has_disk, "A container without a disk cannot be started again."
+            if self.ended.is_set():
+                self.end("its disk is gone")
+                return
         self.is_paused = self.is_stopped = False
 
     async def run(

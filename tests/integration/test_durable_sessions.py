@@ -177,6 +177,18 @@ async def test_next_engine_restores_a_session_whose_container_is_gone(home: Path
         await second.sessions.end(second.owner, session.id)
 
 
+async def test_next_engine_restores_a_session_that_was_stopped_before(home: Path) -> None:
+    async with engine_in(home) as first:
+        session = await first.sessions.create(first.owner, durable=True, memory_mb=128)
+        await python(first, session, "open('a.txt', 'w').write('one')")
+        await lose(first, session)
+    async with engine_in(home) as second:
+        found = await python(second, session, "open('a.txt').read()")
+        assert found.data["value"] == "one"
+        assert found.data["session"]["state"] == "restored"
+        await second.sessions.end(second.owner, session.id)
+
+
 def read_back(daemon: Daemon, session: str) -> Envelope:
     """The answer with both files. On a busy host the container's start may have to be tried again."""
     answers: list[Envelope] = []

@@ -194,8 +194,9 @@ class SessionHome:
     copy: SavedCopy | None = None
     """The session's saved files, if it is durable."""
     restored_at: str | None = None
-    in_trial: bool = False
-    """Whether the container's files include the effects of a trial that nobody has approved."""
+    must_restore: bool = False
+    """Whether the next engine must restore the files from the saved copy, because those in the
+    container are incomplete, or have changes that nobody has approved."""
     project: ProjectHome | None = None
     processes: Mapping[str, JsonObject] = field(default_factory=dict, repr=False)
     """Name → start request, for processes that start again with the session."""

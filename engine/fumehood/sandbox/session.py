@@ -49,6 +49,7 @@ from fumehood.core.session import (
     Snapshot,
     Variables,
 )
+from fumehood.sandbox.session_states import Keeps, next_state, seen_change
 from fumehood.sandbox.settings import Preset, SessionSettings
 from fumehood.sandbox.wall import (
     FIRST_EPOCH,
@@ -125,6 +126,8 @@ class Session:
     spec: SessionRequest
     """The session's properties. `packages` are all packages of the lock, as NAME==VERSION."""
     container: SessionContainer
+    state: SessionStatus
+    """The state. It changes only by `change`."""
     created_at: datetime
     last_used_at: datetime
     created: float
@@ -137,8 +140,9 @@ class Session:
     copy: SavedCopy | None = None
     """The saved files, if the session is durable."""
     project: ProjectHome | None = None
-    in_trial: bool = False
-    """Whether the workspace may still contain a trial's changes to files."""
+    must_restore: bool = False
+    """Whether the next engine must restore the files from the saved copy, because those in the
+    container are incomplete, or have changes that may have to be undone."""
     trials: int = 0
     """Number of the session's trials whose effects wait for a decision."""
     restored_at: datetime | None = None
@@ -166,6 +170,8 @@ class Session:
     it is not paused automatically."""
     stop_again: float = 0.0
     """When to try again to stop the unused session, by the monotonic clock."""
+    refused: str | None = None
+    """The last impossible change of the state, which was refused and logged."""
     is_outdated: bool = False
     """Whether the session's database row is out of date."""
     leftovers: Leftovers = Leftovers.NONE
@@ -176,15 +182,36 @@ class Session:
     @property
     def is_stopped(self) -> bool:
         """Whether the session has no container, but its files are on a disk or in a saved copy."""
-        return self.container.is_stopped or (
-            self.copy is not None and self.container.lost is not None and self.finished is None
-        )
+        return self.state is SessionStatus.STOPPED
+
+    @property
+    def keeps(self) -> frozenset[Keeps]:
+        """The places outside the container that keep the session's files."""
+        disk = {Keeps.DISK} if self.spec.disk_mb is not None else set()
+        return frozenset(disk | ({Keeps.COPY} if self.copy is not None else set()))
 
     @property
     def needs_copy(self) -> bool:
         """Whether the files must be restored from the saved copy before the next use."""
         place = self.container
-        return self.copy is not None and (place.lost is not None or place.is_away)
+        has_no_disk = self.is_stopped and self.spec.disk_mb is None
+        return self.copy is not None and (place.lost is not None or place.is_away or has_no_disk)
+
+    def change(self, name: str) -> None:
+        """Change the state by the row of the table with this name. Raises ImpossibleChange."""
+        self.state = next_state(name, self.state, self.keeps)
+
+    def seen_change(self) -> str | None:
+        """Return the name of the change that the session's container has made since the last change
+        of the state, or None if it has made none. Raises ImpossibleChange.
+        """
+        place = self.container
+        now = SessionStatus.PAUSED if place.is_paused else SessionStatus.ACTIVE
+        if place.lost is not None and self.copy is None:
+            return "lose"
+        if place.lost is not None or place.is_stopped:
+            now = SessionStatus.STOPPED
+        return None if now is self.state else seen_change(self.state, now, self.keeps)
 
     def why_over(self, now: float) -> str | None:
         """Return why the session has expired at `now`, as a clause, or None if it has not."""
@@ -244,7 +271,7 @@ class Session:
         self.last_used, self.last_used_at = now, now_at
         self.is_outdated = True
         self.stop_again = 0.0
-        self.is_pausing = self.container.is_paused or self.is_stopped
+        self.is_pausing = self.state is not SessionStatus.ACTIVE
 
     def kept(self) -> KeptSession:
         """Return the session's current record with its owner, or its final record if the session
@@ -257,7 +284,7 @@ class Session:
         record = SessionRecord(
             id=self.id,
             name=self.spec.name,
-            state=self._state(),
+            state=self.state,
             why=self.stopped_why if self.is_stopped else None,
             image=self.spec.image,
             languages=self.container.languages,
@@ -284,7 +311,7 @@ class Session:
         home = SessionHome(
             place.name, self.epoch, self.spec.idle_s, self.spec.lifetime_s, place.lock, place.node,
             self.copy, restored_at.isoformat() if restored_at is not None else None,
-            self.in_trial, self.project, self.kept_processes, self.spec.env,
+            self.must_restore, self.project, self.kept_processes, self.spec.env,
         )  # fmt: skip
         return KeptSession(self.principal_id, record, home=home)
 
@@ -298,19 +325,15 @@ class Session:
         """When the files were last saved; None if the session is not durable."""
         return datetime.fromisoformat(self.copy.saved_at) if self.copy is not None else None
 
-    def _state(self) -> SessionStatus:
-        if self.is_stopped:
-            return SessionStatus.STOPPED
-        return SessionStatus.PAUSED if self.container.is_paused else SessionStatus.ACTIVE
-
-    def finish(self, status: SessionStatus, why: str, now_at: datetime) -> KeptSession:
-        """Set the final record and return it. `why` is a clause, such as "its owner ended it"."""
+    def finish(self, why: str, now_at: datetime) -> KeptSession:
+        """Set the final record of a session that has ended or is lost, and return it. `why` is a
+        clause, such as "its owner ended it".
+        """
         before = self.kept()
-        is_left = status is SessionStatus.LOST and bool(self.snapshots)
+        is_left = self.state is SessionStatus.LOST and bool(self.snapshots)
         record = before.record.model_copy(
             update={
                 "snapshots": self.snapshots if is_left else (),
-                "state": status,
                 "why": sentence(why),
                 "expires_at": now_at,
                 "is_busy": False,

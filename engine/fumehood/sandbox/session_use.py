@@ -233,12 +233,13 @@ class SessionTrials:
         token = secrets.token_hex(8)
         sinks = replace(sinks, trial=("hold", token))
         limits = replace(limits, memory_mb=session.spec.memory_mb)
-        session.in_trial = True
         ending: RunEnding | None = None
         is_whole = False
         try:
-            await self._write()  # if this engine is killed, the next one restores the files
-            await self._until_ready()
+            while not session.must_restore:  # once, or again if `until_ready` restored the files
+                session.must_restore = True
+                await self._write()  # if this engine is killed, the next one restores the files
+                await self._until_ready()
             arguments = session.with_env(program, arguments)
             ending = await session.container.run(program, arguments, limits, sinks)
         finally:
@@ -278,8 +279,7 @@ class SessionTrials:
         session = self._session
         assert session.copy is not None
         if session.finished is not None or session.container.lost is not None:
-            session.in_trial = False  # its files are restored anyway
-            return None
+            return None  # its files are restored anyway
         source = source_of(session)
         try:
             changes, shown = await self._saver.hold(source, session.copy)
@@ -290,11 +290,10 @@ class SessionTrials:
                 raise
         except Exception as error:
             session.container.end(f"the files of a trial were not undone: {error}")
-            session.in_trial = False
             if not isinstance(error, NotSaved | EngineError):
                 raise
             return None
-        session.in_trial = False
+        session.must_restore = False
         with suppress(EngineError):  # until this is stored, a killed engine loses the variables
             await self._write()
         held = HeldFiles(token, program == "python", changes, shown)
@@ -338,7 +337,7 @@ class SessionTrials:
     async def _put_in(self, held: HeldFiles) -> str | None:
         session = self._session
         source = source_of(session)
-        session.in_trial = True
+        session.must_restore = True
         await self._write()  # if this engine is killed, the next one restores all or nothing of it
         try:
             if held.has_variables:
@@ -355,7 +354,7 @@ class SessionTrials:
                 raise try_later(f"It could not be put in: {error}.") from None
             return await self._save()
         finally:
-            session.in_trial = False
+            session.must_restore = session.container.lost is not None
             with suppress(EngineError):
                 await self._write()
 

@@ -75,6 +75,7 @@ from fumehood.sandbox.session import (
     sentence,
     source_of,
 )
+from fumehood.sandbox.session_states import TRANSITIONS, ImpossibleChange, next_state
 from fumehood.sandbox.session_use import (
     Project,
     SessionLease,
@@ -202,7 +203,7 @@ class SessionKeeper:
             self._history.note(session.kept())
         ending = [] if keeps else list(self._live.values())
         for session in ending:
-            self._finish(session, SessionStatus.ENDED, "the engine was stopped")
+            self._finish(session, "end", "the engine was stopped")
         self._group, group = None, self._group
         try:
             if group is not None:
@@ -272,7 +273,7 @@ class SessionKeeper:
                 await self._until_there_is_room()
                 session = await self._make(principal.id, agent_id, preset, request)
         self._live[session.id] = session
-        self._on_lost(session)
+        self._follow(session)
         if session.finished is not None:
             raise try_later("The session was lost while it was made. Repeat the call.")
         self._tell("session.created", session)
@@ -342,7 +343,7 @@ class SessionKeeper:
         """
         session = self._live_one(principal.id, session_id)
         if session is not None:
-            self._finish(session, SessionStatus.ENDED, why)
+            self._finish(session, "end", why)
             await self._history.write()
         return self.find(principal, session.id if session is not None else session_id)
 
@@ -356,6 +357,7 @@ class SessionKeeper:
         """
         async with self._turn(principal, session_id) as session:
             await session.container.pause()
+            self._follow(session)
         return self.find(principal, session.id)
 
     async def stop(self, principal: Principal, session_id: str) -> SessionRecord:
@@ -512,7 +514,7 @@ class SessionKeeper:
                         )
                         fork = record.model_copy(
                             update={
-                                "id": session_id, "name": name, "state": SessionStatus.STOPPED,
+                                "id": session_id, "name": name, "state": TRANSITIONS["fork"].to,
                                 "why": f"It is a fork of {record.id}, and was not used yet.",
                                 "created_at": now_at, "last_used_at": now_at, "calls": 0,
                                 "is_busy": False, "snapshots": (),
@@ -676,6 +678,7 @@ class SessionKeeper:
         """End expired sessions, and forget those that ended over a day ago. Called periodically."""
         now = self._clock.monotonic()
         for session in list(self._live.values()):
+            self._follow(session)
             self._end_if_over(session)
             if self._group is None or session.finished is not None:
                 continue
@@ -716,12 +719,11 @@ class SessionKeeper:
     @property
     def counts(self) -> Mapping[str, int]:
         """The number of sessions by state, for the operator."""
-        paused = sum(session.container.is_paused for session in self._live.values())
-        stopped = sum(session.is_stopped for session in self._live.values())
+        states = [session.state for session in self._live.values()]
         return {
-            "active": len(self._live) - paused - stopped,
-            "paused": paused,
-            "stopped": stopped,
+            "active": states.count(SessionStatus.ACTIVE),
+            "paused": states.count(SessionStatus.PAUSED),
+            "stopped": states.count(SessionStatus.STOPPED),
             "busy": sum(session.users > 0 for session in self._live.values()),
             "creating": self._places.running.total
             - sum(one.has_place for one in self._live.values()),
@@ -744,7 +746,7 @@ class SessionKeeper:
             return
         now = self._clock.now()
         lost = {
-            "state": SessionStatus.LOST,
+            "state": next_state("lose", one.record.state),
             "why": "The engine was started anew.",
             "expires_at": now,
             "is_busy": False,
@@ -779,7 +781,8 @@ class SessionKeeper:
                 durable=home.copy is not None,
             ),
             preset=record.preset,
-            container=wall.resume(record, home, lambda: self._on_lost(self._live.get(record.id))),
+            container=wall.resume(record, home, lambda: self._follow(self._live.get(record.id))),
+            state=record.state,
             created_at=record.created_at,
             last_used_at=record.last_used_at,
             created=now - since(record.created_at),
@@ -796,6 +799,7 @@ class SessionKeeper:
             kept_processes=home.processes,
             restored_at=record.restored_at,
             leftovers=Leftovers.UPLOADS,  # the engine may have been killed at any moment
+            must_restore=home.must_restore,
         )
         self._live[session.id] = session
         if session.has_place:
@@ -804,8 +808,9 @@ class SessionKeeper:
             self._places.disks.add(session.principal_id)
         self._places.saved.add(session.principal_id, session.spec.saved_mb)
         self._tell("session.resumed", session)
-        if home.in_trial:  # its files are those of a trial that nobody has approved
-            session.container.end("its engine was killed during a trial")
+        if home.must_restore:
+            session.container.end("its engine was killed while its files were changed")
+        self._follow(session)
 
     def _request(self, name: str | None, fields: Mapping[str, Any]) -> SessionRequest:
         """Return a checked request with these fields. Raises InvalidParams."""
@@ -836,7 +841,7 @@ class SessionKeeper:
             cpus=request.cpus,
             disk_mb=request.disk_mb,
             packages=request.packages,
-            on_lost=lambda: self._on_lost(self._live.get(session_id)),
+            on_lost=lambda: self._follow(self._live.get(session_id)),
         )
         now, now_at = self._clock.monotonic(), self._clock.now()
         session = Session(
@@ -846,6 +851,7 @@ class SessionKeeper:
             spec=replace(request, packages=pins_of(container.lock)),
             preset=preset,
             container=container,
+            state=TRANSITIONS["create"].to,
             created_at=now_at,
             last_used_at=now_at,
             last_used=now,
@@ -927,7 +933,7 @@ class SessionKeeper:
                 return session
             if session.users:
                 raise _over(SessionStatus.ENDED, why, self._clock.now())
-            self._finish(session, SessionStatus.ENDED, why)
+            self._finish(session, "end", why)
             reference = session.id
         over = self._history.find(principal_id, reference)
         if over is None:
@@ -950,7 +956,9 @@ class SessionKeeper:
             session.has_place = True
         name = session.container.name
         try:
-            await session.container.until_free()
+            if not session.needs_copy:
+                await session.container.until_free()
+                self._follow(session)
             if session.needs_copy:
                 with anyio.CancelScope(shield=True):  # the next call would have to begin it again
                     await self._restore_copy(session)
@@ -959,6 +967,7 @@ class SessionKeeper:
                 await sweep(session)
                 await session.container.until_free()
         finally:
+            self._follow(session)
             if session.is_stopped:
                 self._leave_place(session)
         if session.finished is None and (session.is_moved or session.container.name != name):
@@ -993,6 +1002,9 @@ class SessionKeeper:
             if waiting.cancelled_caught:
                 raise try_later("The session's lost container is still being removed.")
         self._require_limits()
+        session.must_restore |= old.lost is not None
+        if session.must_restore:  # if this engine is killed, the next one uses no disk half filled
+            await self._write(session)
         new = await self._wall.hold(
             TrustDomain(session.principal_id, session.agent_id, session.id),
             image=session.spec.image,
@@ -1000,24 +1012,26 @@ class SessionKeeper:
             cpus=session.spec.cpus,
             disk_mb=session.spec.disk_mb,
             lock=old.lock,
-            on_lost=lambda: self._on_lost(self._live.get(session.id)),
+            on_lost=lambda: self._follow(self._live.get(session.id)),
         )
         if session.finished is not None:
             new.end("its session has ended")
             self._see_off(new)
             return
-        session.container, session.is_moved = new, True
+        session.container, session.is_moved, session.must_restore = new, True, True
+        self._change(session, "restore")
         old.end("its session is restored elsewhere")  # its node may come back
         if new.node:
             session.snapshots = ()  # they are on the old node
         try:
             await saver.restore(source_of(session), copy)
         except CopyLost as error:
-            self._finish(session, SessionStatus.LOST, f"its copy is incomplete: {error}")
+            self._finish(session, "lose", f"its copy is incomplete: {error}")
             return
         except BaseException:
             new.end("its files could not be restored")
             raise
+        session.must_restore = False
         session.copied_at = session.saved_at
         session.restored_at = self._clock.now()
         self._tell("session.restored", session, saved_at=copy.saved_at, node=new.node)
@@ -1080,7 +1094,8 @@ class SessionKeeper:
             return if_unused and session.users + session.visits > 0
 
         await session.container.stop(is_used)
-        if session.container.is_stopped:
+        self._follow(session)
+        if session.is_stopped:
             session.stopped_why = sentence(why)
 
     @asynccontextmanager
@@ -1145,7 +1160,7 @@ class SessionKeeper:
         self._usable(session.principal_id, session.id)
         session.visits += 1
         try:
-            is_at_rest = session.container.is_paused or session.is_stopped or session.needs_copy
+            is_at_rest = session.state is not SessionStatus.ACTIVE or session.needs_copy
             if is_use and is_at_rest:
                 async with self._lease(session.principal_id, session.id, is_call=False):
                     pass
@@ -1239,9 +1254,7 @@ class SessionKeeper:
             await session.container.pause()
         except EngineError as error:
             self._on_event("session.not_paused", {"session": session.id, "why": error.message})
-            return
-        session.is_outdated = True
-        self._tell("session.paused", session)
+        self._follow(session)
 
     def _record(self, session: Session) -> SessionRecord:
         return session.kept().record
@@ -1249,31 +1262,63 @@ class SessionKeeper:
     def _end_if_over(self, session: Session) -> None:
         why = session.why_over(self._clock.monotonic())
         if why is not None and not session.users and session.finished is None:
-            self._finish(session, SessionStatus.ENDED, why)
+            self._finish(session, "end", why)
 
-    def _on_lost(self, session: Session | None) -> None:
-        """Record that a session is stopped or lost, if its container has ended."""
-        if session is None or session.finished is not None:
+    def _follow(self, session: Session | None) -> None:
+        """Change a session's state if its container has changed. Called when the container was
+        stopped or has ended, after each operation that changes it, and regularly. Does nothing
+        once the engine stops, which leaves the container to the next one.
+        """
+        if session is None or session.finished is not None or self._group is None:
             return
-        if session.is_stopped:
-            session.is_outdated = session.is_pausing = True
-            session.stopped_why = sentence(session.container.lost or "its container is gone")
-            self._leave_place(session)
-            self._tell("session.stopped", session)
-        elif session.container.lost is not None:
-            self._finish(session, SessionStatus.LOST, session.container.lost)
+        try:
+            name = session.seen_change()
+        except ImpossibleChange as error:
+            self._refuse(session, error)
+            return
+        if name == "lose":
+            self._finish(session, name, session.container.lost or "")
+        elif name is not None and self._change(session, name):
+            session.is_outdated = True
+            if name == "stop":
+                session.is_pausing = True
+                session.stopped_why = sentence(session.container.lost or "its container is gone")
+                self._leave_place(session)
+            if session.state is not SessionStatus.ACTIVE:
+                self._tell(f"session.{session.state.value}", session)
 
-    def _finish(self, session: Session, status: SessionStatus, why: str) -> None:
+    def _change(self, session: Session, name: str) -> bool:
+        """Change a session's state by a row of the table, and return whether the row fits."""
+        try:
+            session.change(name)
+        except ImpossibleChange as error:
+            self._refuse(session, error)
+            return False
+        return True
+
+    def _refuse(self, session: Session, error: ImpossibleChange) -> None:
+        """Log an impossible change once. The session stays as it is, with its files and its row: it
+        can still be used if its container can, and a container that cannot refuses its runs. In
+        tests, the error is raised.
+        """
+        if session.refused != str(error):
+            session.refused = str(error)
+            self._tell("session.change_refused", session, why=str(error))
+
+    def _finish(self, session: Session, name: str, why: str) -> None:
+        """End a session by this row of the table, or do nothing if the row does not fit."""
+        if not self._change(session, name):
+            return
         del self._live[session.id]
         self._leave_place(session)
         if session.spec.disk_mb is not None:
             self._places.disks.give_back(session.principal_id)
         self._places.saved.give_back(session.principal_id, session.spec.saved_mb)
-        kept = session.finish(status, why, self._clock.now())
+        kept = session.finish(why, self._clock.now())
         session.container.end(why)
         self._history.add(kept)
         self._see_off(session.container, session.id if session.copy is not None else None)
-        self._tell(f"session.{status.value}", session, why=why)
+        self._tell(f"session.{session.state.value}", session, why=why)
 
     def _see_off(self, container: SessionContainer, saved_as: str | None = None) -> None:
         if self._group is None:

@@ -42,6 +42,7 @@ WARNINGS = frozenset(
         "container.images_missing",
         "container.look_failed",
         "container.owner_unknown",
+        "session.change_refused",
         "session.lost",
         "session.not_saved",
         "session.not_written",

@@ -136,9 +136,11 @@ def _home(stored: dict[str, Any] | None) -> SessionHome | None:
     if stored is None:
         return None
     copy, project = stored.get("copy"), stored.get("project")
+    earlier = {"must_restore": stored.pop("in_trial")} if "in_trial" in stored else {}
     return SessionHome(
         **{
             **stored,
+            **earlier,  # the name that earlier versions used
             "copy": SavedCopy(**copy) if copy is not None else None,
             "project": ProjectHome(**project) if project is not None else None,
         }

@@ -548,3 +548,86 @@ async def test_sweep_spares_sessions_that_are_not_over_and_files_that_are_new(
     assert await store.sweep([ids[0]], [ids[1]], now) == 2
     assert store.kept == {live, fresh, "foreign"}
     store.close()
+
+
+# -- the next use -----------------------------------------------------------------------------
+
+
+async def test_stopped_session_is_restored_by_the_next_engine(tmp_path: Path) -> None:
+    """Its container was lost while the earlier engine ran, so its row says that it is stopped."""
+    rows = Rows()
+    made = Bench(tmp_path, rows)
+    async with made.keeper:
+        session = await made.keeper.create(ALICE, durable=True)
+        await made.run(session, write(a="1"))
+        made.wall.held[-1].lose("its container is gone")
+        (lost,) = made.wall.held
+    assert rows.kept[session.id].record.state == "stopped"
+    write(a="?")(made.workspace(lost))  # what no engine has saved
+    after = Bench(tmp_path, rows, made.wall)
+    async with after.keeper:
+        assert (await after.run(session)).state == "restored"
+        assert after.wall.held[-1] is not lost
+        assert files_in(after.workspace()) == {"a": b"1"}
+    made.store.close()
+    after.store.close()
+
+
+@pytest.mark.parametrize("state", ["active", "paused", "stopped"])
+async def test_session_whose_node_is_away_is_restored_without_waiting_for_it(
+    state: str, tmp_path: Path
+) -> None:
+    async with bench(tmp_path) as made:
+        session = await made.keeper.create(
+            ALICE, durable=True, disk_mb=16 if state == "stopped" else None
+        )
+        await made.run(session, write(a="1"))
+        if state == "paused":
+            await made.keeper.pause(ALICE, session.id)
+        elif state == "stopped":
+            await made.keeper.stop(ALICE, session.id)
+        (old,) = made.wall.held
+
+        async def unreachable() -> None:
+            raise SandboxUnavailable("The node cannot be reached.")
+
+        old.is_away, old.until_free = True, unreachable  # type: ignore[method-assign]
+        assert (await made.run(session)).state == "restored"
+        assert files_in(made.workspace()) == {"a": b"1"}
+        assert made.keeper.find(ALICE, session.id).state == "active"
+
+
+@pytest.mark.parametrize("disk_mb", [None, 16])
+async def test_engine_killed_while_files_are_restored_leaves_no_half_of_them(
+    disk_mb: int | None, tmp_path: Path
+) -> None:
+    """Even if it wrote the row meanwhile, with the place of the new container."""
+    rows = Rows()
+    made = Bench(tmp_path, rows)
+    left: dict[str, Any] = {}
+
+    async def die(run: SeenRun, sinks: Any) -> None:
+        if run.arguments.get("do") == "fill":
+            made.keeper._history.note(made.keeper._live[session.id].kept())
+            await made.keeper._history.write()
+            left.update(rows.kept)
+
+    async with made.keeper:
+        session = await made.keeper.create(ALICE, durable=True, disk_mb=disk_mb)
+        await made.run(session, write(a="1", b="2"))
+        made.wall.held[-1].lose()
+        made.wall.meanwhile = die
+        await made.run(session)
+        made.wall.meanwhile = None
+    rows.kept = left  # as if it had been killed there
+    half = made.wall.held[-1]
+    assert left[session.id].home.container == half.name
+    (made.workspace(half) / "b").unlink()
+    after = Bench(tmp_path, rows, made.wall)
+    async with after.keeper:
+        assert (await after.run(session)).state == "restored"
+        assert after.wall.held[-1] is not half
+        assert files_in(after.workspace()) == {"a": b"1", "b": b"2"}
+        assert not rows.kept[session.id].home.must_restore
+    made.store.close()
+    after.store.close()

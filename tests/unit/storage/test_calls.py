@@ -368,6 +368,14 @@ async def test_session_rows_survive_reopening_and_are_changed_and_deleted_in_one
     )
     (earlier,) = [one for one in rows.all_now() if one.record.id == "sess_3"]
     assert (earlier.record.durable, earlier.home) == (False, SessionHome("box", 1, 60.0, 3600.0))
+    again.write_now(
+        lambda connection: connection.execute(
+            update(SESSIONS).where(SESSIONS.c.id == "sess_3").values(home={**old, "in_trial": True})
+        )
+    )
+    (earlier,) = [one for one in rows.all_now() if one.record.id == "sess_3"]
+    assert earlier.home is not None
+    assert earlier.home.must_restore
     await rows.change([], ["sess_3"])
     ended = KeptSession(
         "alice", RECORD.model_copy(update={"state": SessionStatus.ENDED}), NOW_SESSIONS
