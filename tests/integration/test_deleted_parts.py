@@ -500,6 +500,66 @@ def test_document_of_a_service_cannot_be_imported_without_rest(tree: Tree, home:
     assert "No such command 'import'" in ran.stderr
 
 
+WITHOUT_TRIALS = """
+import json, sys
+from pathlib import Path
+import anyio
+from fumehood import Config, Engine
+from fumehood.approvals.refusals import require_known_options
+from fumehood.core.errors import InvalidParams
+from fumehood.storage.database import open_database
+from fumehood.testing import CONTAINER_LIMITS, FakeWall
+
+RULES = '''[[rules]]
+id = "look-first"
+tools = ["run_python"]
+decision = "ask"
+preview = true
+'''
+
+def refused(options):
+    try:
+        require_known_options(options)
+    except InvalidParams as error:
+        return error.fields
+
+async def main():
+    home = Path(sys.argv[1])
+    (home / "policy.toml").write_text(RULES)
+    (home / "policy.toml").chmod(0o600)
+    config = Config(home=home, policy_file=home / "policy.toml", sessions={"image": "python"})
+    wall, database = FakeWall(limits=CONTAINER_LIMITS), open_database(home / "state.db")
+    async with Engine(config=config, container=wall, database=database) as engine:
+        session = await engine.sessions.create(engine.owner, durable=True)
+        tried = await engine.call("run_python", {"code": "1"}, preview=True)
+        ruled = await engine.call("run_python", {"code": "1"}, session_id=session.id)
+        print(json.dumps({
+            "tried": [tried.error.code, tried.error.fields],
+            "ruled": ruled.error.code,
+            "stored": refused({"timeout_seconds": 1, "preview": True}),
+            "runs": [run.program for run in wall.runs if run.program != "files"],
+        }))
+    database.close()
+
+anyio.run(main)
+"""
+
+
+def test_trials_are_refused_or_asked_about_without_their_part(tree: Tree, home: Path) -> None:
+    """A call that asks for one, a rule that lets one run before anybody is asked, a stored call."""
+    tree.delete(PARTS["trials"])
+    known = {**CLEAN_ENVIRONMENT, "PYTHONPATH": ":".join(tree.import_path)}
+    command = [sys.executable, "-c", WITHOUT_TRIALS, str(home)]
+    ran = subprocess.run(command, env=known, capture_output=True, text=True, timeout=600)
+    assert ran.returncode == 0, ran.stderr
+    assert json.loads(ran.stdout) == {
+        "tried": ["INVALID_PARAMS", ["options.preview"]],
+        "ruled": "REQUIRES_HUMAN_APPROVAL",
+        "stored": ["options.preview"],
+        "runs": [],
+    }
+
+
 def serve(
     tree: Tree, home: Path, *arguments: str, **variables: str
 ) -> subprocess.CompletedProcess[str]:

@@ -20,6 +20,7 @@ from fumehood.registry.secrets import SecretSettings
 from fumehood.sandbox.session import NotSaved
 from fumehood.sandbox.settings import ContainerSettings, LanguageImages
 from fumehood.storage.database import open_database
+from fumehood.trials.in_engine import Trials
 from support.asking import ALICE, NO, YES, add_approvers
 from support.gateway import names_here
 from support.wait import DEADLINE_S
@@ -244,7 +245,8 @@ async def test_caller_that_gives_up_leaves_the_session_as_it_was(
             await anyio.sleep(0.02)
     assert await tree(engine, session) == ".\n"
     assert await value(engine, session, "x") == 1
-    assert engine.sessions._live[session].trials == 0
+    (part,) = [one for one in engine._made.parts if isinstance(one, Trials)]
+    assert part.waiting == {}
 
 
 async def test_trial_that_nobody_decides_on_says_so(engine: Engine, session: str) -> None:

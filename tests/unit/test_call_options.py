@@ -73,14 +73,14 @@ def test_attack_option_that_replaces_one_of_the_kernel_is_refused(options: str) 
 
 
 def test_kernel_names_no_option_of_the_parts() -> None:
-    assert OF_PARTS.keys() == {"enable_cache", "enable_streaming", "receipt", "replay"}
+    assert OF_PARTS.keys() == {"enable_cache", "enable_streaming", "receipt", "replay", "preview"}
     assert OF_PARTS.keys().isdisjoint(kernel.CallOptions.model_fields)
     assert CallOptions.model_fields.keys() == {*kernel.CallOptions.model_fields, *OF_PARTS}
 
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("enable_cache", False), ("receipt", True), ("replay", {"exchanges": []})],
+    [("enable_cache", False), ("receipt", True), ("replay", {"exchanges": []}), ("preview", True)],
 )
 def test_option_of_an_absent_part_is_refused_under_its_name(name: str, value: Any) -> None:
     others = {other: option for other, option in OF_PARTS.items() if other != name}

@@ -85,12 +85,10 @@ class CallOptions(StrictValue):
     new_call: bool = False
     packages: Packages | None = None
     network: NetworkHosts | None = None
-    preview: bool = False
-    """Run it as a trial: a human sees its effect before it is put into the session."""
 
 
 DECIDING_OPTIONS = (
-    "timeout_seconds", "memory_limit_mb", "isolation", "packages", "network", "preview",
+    "timeout_seconds", "memory_limit_mb", "isolation", "packages", "network",
 )  # fmt: skip
 """The kernel's call options that change what a call does. `agent_id` and `session_id` also do
 so."""

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         receipt: bool = False
         replay: Cassette | None = None
         enable_streaming: bool = True
+        preview: bool = False
 
 
 class CallKeywords(TypedDict, total=False):
@@ -43,11 +44,11 @@ class CallKeywords(TypedDict, total=False):
     new_call: bool
     packages: list[str] | None
     network: list[str] | None
-    preview: bool
     enable_cache: bool
     receipt: bool
     replay: Cassette | None
     enable_streaming: bool
+    preview: bool
 
 
 class DecisionKeywords(TypedDict, total=False):
@@ -80,11 +81,11 @@ class HandleKeywords(TypedDict, total=False):
     new_call: bool
     packages: list[str] | None
     network: list[str] | None
-    preview: bool
     enable_cache: bool
     receipt: bool
     replay: Cassette | None
     enable_streaming: bool
+    preview: bool
     max_parallel: int
     parallel_tool_calls: bool
     repair_arguments: bool

@@ -9,10 +9,10 @@ no part provides does not begin.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import anyio
 
@@ -26,10 +26,13 @@ from fumehood.sandbox.wall import Lease, RunEnding, RunSinks
 
 if TYPE_CHECKING:
     from fumehood.executors.base import ToolRun
+    from fumehood.executors.outcome import Outcome
+
+T = TypeVar("T")
 
 
 class HeldBack(Protocol):
-    """Actions of a trial that a part holds back until a human has approved them."""
+    """Actions of a program that a part holds back until a human has approved them."""
 
     @property
     def shown(self) -> JsonObject:
@@ -84,6 +87,15 @@ class Given:
     """Streams between the program and the part. No other part may give a stream of this kind."""
     scope: anyio.CancelScope | None = None
     """The program runs within this scope. The part ends the program by cancelling the scope."""
+    lease: Lease | None = None
+    """A lease that runs the program instead of the call's lease."""
+    holds_back: bool = False
+    """Whether this part holds back the effect of the run until a human has decided on it. Later
+    parts then do not act for the program, but return the actions as `Share.held_back`."""
+    conclude: Callable[[Outcome, Sequence[HeldBack]], Awaitable[Outcome]] | None = None
+    """Called with the outcome of a run that has ended, and with the actions that parts hold back.
+    Returns the outcome of the call.
+    """
     with_digests: bool = False
     """Whether returned files must be hashed."""
     offer: object | None = None
@@ -160,9 +172,13 @@ class Surroundings:
     async def run(
         self, lease: Lease, program: str, arguments: JsonObject, run: ToolRun, sinks: RunSinks
     ) -> RunEnding:
-        """Run a program within the parts' scopes. If a part has cancelled its scope, the returned
-        ending has `EndedBy.POLICY`.
+        """Run a program within the parts' scopes, on `lease` or on the lease that a part gives. If
+        a part has cancelled its scope, the returned ending has `EndedBy.POLICY`.
+
+        Raises:
+            InternalError: two parts give the same.
         """
+        lease = _only(one.lease for one in self._given) or lease
         endings: list[RunEnding] = []
         ending: RunEnding | None = None
 
@@ -181,9 +197,25 @@ class Surroundings:
             return replace(endings[0], ended_by=EndedBy.POLICY)
         return ending
 
+    async def conclude(self, outcome: Outcome, held_back: Sequence[HeldBack]) -> Outcome:
+        """Return the outcome of the call: `outcome`, or the one that a part makes of it.
+
+        Raises:
+            InternalError: two parts make one.
+        """
+        conclude = _only(one.conclude for one in self._given)
+        return outcome if conclude is None else await conclude(outcome, held_back)
+
     def shares(self, ran: Ran) -> list[Share]:
         """Return the additions of all parts to the outcome, in the parts' order."""
         return [one.share(ran) for one in self._given]
+
+
+def _only(given: Iterable[T | None]) -> T | None:
+    found = [one for one in given if one is not None]
+    if len(found) > 1:
+        raise InternalError("Two parts give the same to a program.")
+    return found[0] if found else None
 
 
 @asynccontextmanager

@@ -11,9 +11,6 @@ from typing import Any
 from fumehood.core.envelope import NetworkReport
 from fumehood.core.errors import Cancelled, EndedBy, EngineError
 from fumehood.core.json_types import JsonObject
-from fumehood.executors.around import HeldBack
-from fumehood.executors.effects import Effect
-from fumehood.sandbox.session_use import HeldFiles
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,17 +26,6 @@ class CutText:
     """Length of the whole text in characters."""
     link: JsonObject
     """Either `resource_url` and `expires_at`, or `not_kept` with the reason."""
-
-
-@dataclass(frozen=True, eq=False, slots=True)
-class HeldTrial:
-    """A trial that has run, and the effect that it would have on its session and on hosts."""
-
-    files: HeldFiles
-    effect: Effect
-    outcome: Outcome
-    held_back: tuple[HeldBack, ...] = ()
-    """Actions of the trial that parts have held back."""
 
 
 MAX_DATA_BYTES = 16 << 20
@@ -77,8 +63,9 @@ class Outcome:
     """Number of matches that redaction has already replaced in the output."""
     network: NetworkReport | None = None
     """The program's use of the gateway, if it had network."""
-    held: HeldTrial | None = None
-    """The trial that has run, if a human must decide on its effect."""
+    held: object | None = None
+    """The effect of the run, if a part holds it back until a human has decided on it. The part
+    knows its type (`CallPart.decide`)."""
     kept: tuple[object, ...] = ()
     """Values that parts keep from the run until the call is answered (`CallPart.answered`)."""
     network_ms: float = 0.0

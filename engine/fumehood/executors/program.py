@@ -24,22 +24,18 @@ import anyio
 from fumehood.core.errors import (
     EndedBy,
     EngineError,
-    ExecutionError,
     InvalidParams,
-    SandboxUnavailable,
 )
 from fumehood.core.json_types import JsonObject
 from fumehood.core.languages import LANGUAGES, Language
 from fumehood.core.limits import CONTAINER_FILES_OUT, Limits
-from fumehood.core.long_text import SIDE_BYTES, head_and_tail
 from fumehood.core.returned_file import FILE_CONTENT, PNG
 from fumehood.core.session import FileKind
 from fumehood.core.tool import SHELL_OUTPUT, ToolDefinition
 from fumehood.core.workspace_path import path_fault
 from fumehood.executors.around import HeldBack, Ran, Share, Surroundings, surrounded
-from fumehood.executors.base import A_SESSION, Executor, HeldAction, Placement, ToolRun
+from fumehood.executors.base import A_SESSION, Executor, Placement, ToolRun
 from fumehood.executors.claims import NO_VALUE, FailureClaim, ValueClaim, read_claim, read_value
-from fumehood.executors.effects import Effect
 from fumehood.executors.endings import (
     Subject,
     container_lost,
@@ -49,14 +45,11 @@ from fumehood.executors.endings import (
     refused_by,
     session_lost,
     state_words,
-    unsaved_words,
 )
-from fumehood.executors.outcome import MAX_DATA_BYTES, CutText, HeldTrial, Outcome
+from fumehood.executors.outcome import MAX_DATA_BYTES, CutText, Outcome
 from fumehood.observe.clock import timestamp
-from fumehood.protocol.canonical import digest_of
 from fumehood.redaction.redactor import Redactor
-from fumehood.sandbox.session_use import HeldFiles, SessionLease, SessionTrials
-from fumehood.sandbox.wall import NO_SINKS, OnOutput, RunEnding, RunSinks
+from fumehood.sandbox.wall import OnOutput, RunEnding, RunSinks
 from fumehood.storage.blobs import BlobStore, Draft, NotKept
 
 _PLACEMENT = Placement(
@@ -67,7 +60,7 @@ _PLACEMENT = Placement(
     "after each of them, or with isolation=container_per_call one made for this call",
     isolations=MappingProxyType({"call": False, "container_per_call": True}),
 )
-_IN_A_SESSION = Placement(
+IN_A_SESSION = Placement(
     "container",
     "container",
     "executors 'code:…' always run in a container without network, with a read-only root and an "
@@ -87,7 +80,7 @@ class ProgramExecutor(Executor):
         self.language = language.name
 
     def placement(self, tool: ToolDefinition, *, in_session: bool) -> Placement:
-        return _IN_A_SESSION if in_session else _PLACEMENT
+        return IN_A_SESSION if in_session else _PLACEMENT
 
     async def run(self, run: ToolRun) -> Outcome:
         """Run one program in a container for the call, or in the container of the call's session.
@@ -96,19 +89,18 @@ class ProgramExecutor(Executor):
         plus `exception`, and `limit` if a limit ended the program.
         """
         results = _Results(run)
-        trial = _TrialLease(run) if run.request.options.preview else None
         try:
             async with surrounded(run) as around:
                 results.around = around
                 own = program_arguments(run.arguments, self.language)
                 arguments = around.arguments(own, run.traceparent)
                 sinks = results.sinks(with_digests=around.with_digests)
-                ending = await around.run(trial or run.lease, self.language, arguments, run, sinks)
+                ending = await around.run(run.lease, self.language, arguments, run, sinks)
         except BaseException:
             await results.discard()
             raise
         outcome, held_back = await results.of(ending)
-        return outcome if trial is None else await trial.outcome(outcome, held_back)
+        return await around.conclude(outcome, held_back)
 
 
 class _Results:
@@ -176,98 +168,6 @@ class _Results:
         outcome = _outcome(self._run, ending, kept, self._files, shares)
         held_back = [one.held_back for one in shares if one.held_back is not None]
         return replace(outcome, redacted=self._streams.redacted), held_back
-
-
-class _TrialLease:
-    """Runs a program as a trial in its session, and keeps the trial's effect."""
-
-    def __init__(self, run: ToolRun) -> None:
-        self._run = run
-        self._effect: HeldFiles | None = None
-
-    @property
-    def queue_ms(self) -> float:
-        """Milliseconds that the call waited for the session."""
-        return self._run.lease.queue_ms
-
-    async def run(
-        self, program: str, arguments: JsonObject, limits: Limits, sinks: RunSinks = NO_SINKS
-    ) -> RunEnding:
-        """Run the program as a trial. Raises the same errors as `SessionTrials.run`."""
-        trials = _trials(self._run)
-        ending, self._effect = await trials.run(program, arguments, limits, sinks)
-        return ending
-
-    async def outcome(self, outcome: Outcome, held_back: list[HeldBack]) -> Outcome:
-        """Return the outcome of the trial. If the trial has an effect, the outcome includes it for
-        the human who decides on it (`Outcome.held`).
-        """
-        effect = self._effect
-        if effect is not None and effect.is_empty and not any(one.shown for one in held_back):
-            await _trials(self._run).drop(effect)
-            return outcome
-        return _as_trial(outcome, effect, held_back)
-
-
-def _trials(run: ToolRun) -> SessionTrials:
-    trials = run.lease.trials if isinstance(run.lease, SessionLease) else None
-    if trials is None:
-        raise SandboxUnavailable("This session has no saved files.", retryable=False)
-    return trials
-
-
-def _as_trial(outcome: Outcome, files: HeldFiles | None, held_back: list[HeldBack]) -> Outcome:
-    """Return the outcome of a trial with its effect, as shown to the human who decides on it:
-    output, changes to files, variables, and actions that parts hold back. If the effect could not
-    be held (`files` is None), the outcome has an error.
-    """
-    if files is None:
-        if outcome.error is not None:
-            return outcome
-        error = ExecutionError(
-            "The program ran, but its effect cannot be held: it made a link or a special file, "
-            "left threads, or its files could not be saved. The session's files are as before.",
-            details=outcome.data,
-        )
-        return replace(outcome, data=None, error=error)
-    shown = {**files.shown}
-    printed = "".join(outcome.data.get(name) or "" for name in ("stdout", "stderr"))
-    if printed:
-        shown["printed"] = printed if len(printed) <= SIDE_BYTES else head_and_tail(printed)
-    for one in held_back:
-        shown |= {name: given for name, given in one.shown.items() if name not in shown}
-    if files.has_variables:
-        shown["variables"] = "as the program leaves them"
-    effect = Effect(shown, base=files.token, effect=digest_of(shown))
-    return replace(outcome, held=HeldTrial(files, effect, outcome, tuple(held_back)))
-
-
-class TrialDecision(HeldAction):
-    """Applies the effect of a trial to its session."""
-
-    needs = "trial"
-    always_asks = True
-    gone = "The effect of this trial is not kept any more. Try it again."
-    has_preview = True
-    place = _IN_A_SESSION
-
-    def __init__(self, trial: HeldTrial, language: str | None) -> None:
-        super().__init__()
-        self._trial = trial
-        self.language = language
-        self.effect = trial.effect
-
-    async def carry_out(self, run: ToolRun) -> Outcome:
-        """Apply changes to files and variables, then the actions that parts have held back."""
-        outcome = replace(self._trial.outcome, isolation="session")
-        not_saved = await _trials(run).put_in(self._trial.files)
-        outcome = replace(outcome, warnings=outcome.warnings + unsaved_words(not_saved))
-        for one in self._trial.held_back:
-            error = await one.apply(run)
-            if error is not None:
-                error.details = outcome.data
-                return replace(outcome, data=None, error=error)
-        return outcome
 
 
 def _outcome(

@@ -138,15 +138,15 @@ class Door:
         record: Record,
         tape: Tape | None = None,
         spend: Spend = free,
-        trial: list[HeldRequest] | None = None,
+        held_back: list[HeldRequest] | None = None,
         lists: Lists = (),
     ) -> None:
         """`hosts` are the patterns that the call requests. `tape` records the requests, or answers
-        them. `trial` collects the requests of a trial that are held back, or is None outside a
-        trial. `lists` are the package lists of indexes."""
+        them. `held_back` collects the requests of a program whose requests are held back, or is
+        None. `lists` are the package lists of indexes."""
         self.placeholders = placeholders
         self.tape = tape
-        self.trial = trial
+        self.held_back = held_back
         self.deliver: Callable[[HeldRequest], Awaitable[int]] | None = None
         """Sends a held request of a trial, and returns the answer's status. Raises Refusal."""
         self._record = record
@@ -297,17 +297,17 @@ class Door:
         """Hold back a request of a trial, and return the refusal that the program gets. A refusal
         is returned even if the request cannot be held back.
         """
-        assert self.trial is not None
+        assert self.held_back is not None
         if request.is_upgrade or request.method == TUNNEL:
             return self.refused(
                 403, "PERMISSION_DENIED", "A trial holds requests back, and cannot hold this one."
             )
-        if len(self.trial) >= MAX_HELD_BACK:
+        if len(self.held_back) >= MAX_HELD_BACK:
             return self.refused(
                 429, "RATE_LIMITED", f"A trial holds back {MAX_HELD_BACK} requests at most."
             )
         self.use.held += 1
-        self.trial.append(HeldRequest(request, body, self.placeholders))
+        self.held_back.append(HeldRequest(request, body, self.placeholders))
         return Refusal(403, "REQUIRES_HUMAN_APPROVAL", "held for approval")
 
     def misused(self, name: str, why: str) -> Refusal:

@@ -63,7 +63,7 @@ class GatewayPart(EnginePart):
         if not run.network:
             yield None
             return
-        held: list[HeldRequest] | None = [] if run.request.options.preview else None
+        held: list[HeldRequest] | None = [] if any(given.holds_back for given in before) else None
         offered = [given.offer for given in before if isinstance(given.offer, Tape)]
         tape = offered[0] if offered else None
         async with self._opened(run, tape, held) as (door, stream):
@@ -88,7 +88,7 @@ class GatewayPart(EnginePart):
             )
         return self.gateway.door(
             run.network, calls.ask, run.redactor, cancel=calls.cancel, spend=calls.spend,
-            tape=tape, trial=held, tool=run.tool.definition.name,
+            tape=tape, held_back=held, tool=run.tool.definition.name,
             call_id=run.request.call_id, principal_id=run.domain.principal_id,
             agent_id=options.agent_id, session_id=run.domain.session_id,
         )  # fmt: skip

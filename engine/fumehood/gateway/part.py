@@ -6,7 +6,7 @@ from fumehood.core.part import Part
 
 PART = Part(
     name="gateway",
-    after=("receipts",),  # receipts offers the gateway a tape
+    after=("receipts", "trials"),  # which offer a tape, and say that requests are held back
     gives=frozenset({"network"}),
     settings="fumehood.gateway.settings:SETTINGS",
     in_engine="fumehood.gateway.in_engine:GatewayPart",

@@ -273,7 +273,7 @@ class Proxy:
         in the handshake is this host. Raises Refusal."""
         door, place = self._door, request.place
         try:
-            if not door.judge(request) or door.trial is not None:
+            if not door.judge(request) or door.held_back is not None:
                 raise door.refused(
                     403, "PERMISSION_DENIED", f"What passes {place.authority} unopened cannot be "
                     "shown to a human.",
@@ -315,7 +315,7 @@ class Proxy:
             await self._play(peer, request)
             return
         is_sent = door.judge(request)
-        if door.trial is not None and not (is_sent and request.is_read):
+        if door.held_back is not None and not (is_sent and request.is_read):
             with door.holding():
                 raise door.hold_back(request, await self._whole(peer, request))
         if is_sent:

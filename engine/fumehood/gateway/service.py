@@ -118,7 +118,7 @@ class Gateway:
         cancel: Callable[[asyncio.Task[None]], bool] = lambda task: False,
         spend: Spend = free,
         tape: Tape | None = None,
-        trial: list[HeldRequest] | None = None,
+        held_back: list[HeldRequest] | None = None,
         tool: str,
         call_id: str,
         principal_id: str,
@@ -158,7 +158,7 @@ class Gateway:
         plain_hosts = self._settings.allowed_hosts if self._settings.leave == "engine" else ()
         placeholders = Placeholders(bound, plain_hosts, read, self._secrets.settings)
         door = Door(
-            patterns, settings, decide, ask, placeholders, record, tape, spend, trial, lists,
+            patterns, settings, decide, ask, placeholders, record, tape, spend, held_back, lists,
         )  # fmt: skip
         authority, (pool, backend) = self._certificates(), self._connections()
         proxy = Proxy(door, authority, pool, backend)

@@ -3,15 +3,15 @@
 Fifth stage. Takes a `ClaimedCall`, returns an `ApprovedCall`, or the final answer if the caller
 waited for the decision. Consent comes from an `Asker`; the pipeline knows only this interface.
 `HumanAsker` in `approvals/stored_calls` stores the call while it waits. Invariant: a call for which
-the policy requires approval passes only as a trial, or with a `Consent` that was given for the same
-`PermittedCall` object. If the asker raises, or returns anything else, the call ends before it
-starts.
+the policy requires approval passes only if a part holds back its effect until a human has decided,
+or with a `Consent` that was given for the same `PermittedCall` object. If the asker raises, or
+returns anything else, the call ends before it starts.
 """
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Protocol
 
@@ -20,7 +20,7 @@ from fumehood.core.errors import EngineError, InvalidParams
 from fumehood.core.json_types import JsonValue
 from fumehood.pipeline.authorize import PermittedCall
 from fumehood.pipeline.claim import ClaimedCall
-from fumehood.pipeline.plan import Plan, can_be_tried, plan_now
+from fumehood.pipeline.plan import Plan, plan_now, with_options
 from fumehood.policy.model import Verdict
 
 if TYPE_CHECKING:
@@ -141,7 +141,8 @@ def require_readable(permitted: PermittedCall) -> None:
 async def approve(
     claimed: ClaimedCall, services: PipelineServices, call: CallContext
 ) -> ApprovedCall | Envelope:
-    """Pass a call that needs no consent or becomes a trial. Request consent for any other call.
+    """Pass a call that needs no consent, or whose effect a part holds back. Request consent for any
+    other call.
 
     Return the approved call, or the final answer to a call that was stored and has ended.
 
@@ -153,11 +154,12 @@ async def approve(
     if decision.verdict is Verdict.ALLOW:
         return ApprovedCall(permitted)
     plan = await plan_now(permitted, services.walls, services.sessions)
-    if decision.wants_trial and can_be_tried(permitted, plan):
-        call.request = replace(
-            call.request, options=call.request.options.model_copy(update={"preview": True})
-        )
-        return ApprovedCall(permitted.with_request(call.request))
+    holding = services.parts.holding
+    if decision.may_run_first and holding is not None:
+        held_back = with_options(permitted, plan, holding.holds_back_with)
+        if held_back is not None:
+            call.request = held_back.request
+            return ApprovedCall(held_back)
     answer = await services.asker.ask(claimed, plan, call, services)
     return answer if isinstance(answer, Envelope) else with_consent(permitted, answer)
 

@@ -96,7 +96,7 @@ def authorize(
         )
     held = resolved.request.held
     if held is not None and held.always_asks and decision.verdict is Verdict.ALLOW:
-        decision = replace(decision, verdict=Verdict.ASK, rule=f"trial: {decision.rule}")
+        decision = replace(decision, verdict=Verdict.ASK, rule=f"{held.needs}: {decision.rule}")
     return PermittedCall(validated, principal, decision, env)
 
 

@@ -15,8 +15,6 @@ import keyword
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
-import anyio
-
 from fumehood.call_options import CallOptions, inherited
 from fumehood.core.call import CallRequest
 from fumehood.core.envelope import Envelope, ErrorInfo
@@ -32,7 +30,6 @@ from fumehood.core.errors import (
     ToolDisabled,
     ToolNotFound,
 )
-from fumehood.core.identity import Principal
 from fumehood.core.json_types import JsonObject
 from fumehood.core.names import NET_TOOL
 from fumehood.core.tasks import run_to_completion
@@ -42,7 +39,7 @@ from fumehood.executors.outcome import Outcome
 from fumehood.identity.agents import seen_by_agent
 from fumehood.observe.log import log_fault
 from fumehood.pipeline.authorize import PermittedCall
-from fumehood.pipeline.context import CallContext, PipelineServices
+from fumehood.pipeline.context import CallContext, PipelineServices, RunCall
 from fumehood.pipeline.resolve import resolve
 from fumehood.pipeline.result import MAX_RESULT_BYTES, shape_error
 from fumehood.pipeline.validate import MISFIT
@@ -55,9 +52,6 @@ ANSWER_BYTES = 1024
 
 _TAKEN = frozenset({"ToolError", "ABSENT"})
 """Names in the guest's module `tools` that are not tools."""
-
-RunCall = Callable[[CallRequest, PipelineServices, CallHandle], Awaitable[Envelope]]
-"""Runs a call through the pipeline: `run.run_call`, passed in to avoid an import cycle."""
 
 Answer = Callable[[bytes], None]
 """Sends the answer to a call, as JSON, to the program."""
@@ -220,51 +214,6 @@ class ChildCalls:
             return PermissionDenied("Nobody has decided about it in time.")
         return PermissionDenied(answer.error.message if answer.error else "It was not sent.")
 
-    async def ask_about(self, decision: HeldAction) -> EngineError | None:
-        """Request approval of a trial's effect, which `decision` then applies.
-
-        Return None once `decision` has begun to apply the effect, otherwise the error.
-        """
-        patience_s = self._patience_s(wanted=True)
-        if patience_s <= 0:
-            return PermissionDenied("It needs a human's approval, and its call waits for none.")
-        parent = self._parent.request
-        own: JsonObject = {
-            "new_call": True, "wait_for_approval": patience_s, "idempotency_key": None,
-        }  # fmt: skip
-        request = replace(
-            parent,
-            options=parent.options.model_copy(update=own),
-            principal=self._caller(parent.principal),
-            call_id=f"{parent.call_id}_{self._made + 1}",
-            parent_id=parent.call_id,
-            held=decision,
-        )
-        handle, given_up = CallHandle(), asyncio.Event()
-
-        def give_up() -> None:
-            if handle.cancel():
-                given_up.set()
-
-        self._parent.handle.report(0, "the effect of the trial waits for approval")
-        timer = asyncio.get_running_loop().call_later(patience_s, give_up)
-        asking = asyncio.ensure_future(self._run_call(request, self._services, handle))
-        try:
-            answer = await asyncio.shield(asking)
-        except asyncio.CancelledError:
-            handle.cancel()  # nobody waits for the decision any more
-            with anyio.CancelScope(shield=True):
-                await asyncio.wait((asking,))
-            raise
-        finally:
-            timer.cancel()
-            decision.withdraw()
-        if decision.has_begun:
-            return None
-        if given_up.is_set():
-            return PermissionDenied("Nobody has decided about it in time, so nothing was put in.")
-        return PermissionDenied(answer.error.message if answer.error else "It was not put in.")
-
     def spend(self, *, requests: int = 0, network_bytes: int = 0) -> bool:
         """Charge the program's requests and bytes to the gates.
 
@@ -322,22 +271,12 @@ class ChildCalls:
                 wait_for_approval=self._patience_s(),
                 **inherited(options),
             ),
-            principal=self._caller(parent.principal),
+            principal=self._services.present(parent.principal),
             call_id=f"{parent.call_id}_{count}",
             trace_id=parent.trace_id,
             parent_id=parent.call_id,
             traceparent=parent.traceparent,
         )
-
-    def _caller(self, principal: Principal | None) -> Principal | None:
-        """Return the caller with its current authority, because its token may have been revoked."""
-        if principal is None:
-            return None
-        agents, now = self._services.agents, self._services.clock.now()
-        return self._services.tokens.present_authority(
-            principal.id, principal.token_id, agents.spoken_for_by(principal.id), now,
-            is_program=principal.is_program,
-        )  # fmt: skip
 
     def _patience_s(self, *, wanted: bool | None = None) -> float:
         """Return how many more seconds the program's call may wait for approvals.

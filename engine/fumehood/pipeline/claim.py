@@ -365,7 +365,7 @@ def fingerprint(permitted: PermittedCall) -> str:
         InvalidParams: the arguments have no canonical form.
     """
     given = deciding(permitted.request.options)
-    for name in ("packages", "network", "preview"):
+    for name in ("packages", "network"):
         if not given[name]:  # stored fingerprints may be older than these options
             del given[name]
     return _digest(_action(permitted) | {"options": given})

@@ -10,13 +10,14 @@ call. `compose` creates the `PipelineServices` once for each engine.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Container, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from fumehood.circuits.breaker import Circuits
 from fumehood.core.call import CallRequest
 from fumehood.core.envelope import Envelope
+from fumehood.core.identity import Principal
 from fumehood.core.json_types import JsonObject
 from fumehood.core.usage import Prices, TokenCounter
 from fumehood.executors.base import CallHandle
@@ -251,6 +252,15 @@ class PipelineServices:
     subscribers: Subscribers
     parts: CallParts
 
+    def present(self, principal: Principal | None) -> Principal | None:
+        """Return a caller with its current authority, because its token may have been revoked."""
+        if principal is None:
+            return None
+        return self.tokens.present_authority(
+            principal.id, principal.token_id, self.agents.spoken_for_by(principal.id),
+            self.clock.now(), is_program=principal.is_program,
+        )  # fmt: skip
+
     def excesses(
         self, validated: ValidatedCall, but: Container[Gate] = ()
     ) -> Iterator[tuple[Gate, Excess]]:
@@ -259,3 +269,7 @@ class PipelineServices:
             excess = gate.excess(validated) if gate not in but else None
             if excess is not None:
                 yield gate, excess
+
+
+RunCall = Callable[[CallRequest, PipelineServices, CallHandle], Awaitable[Envelope]]
+"""Runs a call through the pipeline: `run.run_call`, passed in to avoid an import cycle."""

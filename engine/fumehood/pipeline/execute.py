@@ -34,8 +34,8 @@ from fumehood.executors.base import ToolRun
 from fumehood.executors.outcome import Outcome
 from fumehood.pipeline.approve import ApprovedCall
 from fumehood.pipeline.authorize import PermittedCall
-from fumehood.pipeline.child_calls import ChildCalls, RunCall
-from fumehood.pipeline.context import CallContext, PipelineServices
+from fumehood.pipeline.child_calls import ChildCalls
+from fumehood.pipeline.context import CallContext, PipelineServices, RunCall
 from fumehood.pipeline.pass_gates import refuses
 from fumehood.pipeline.plan import Plan, plan_now
 from fumehood.pipeline.result import shortened

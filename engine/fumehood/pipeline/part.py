@@ -12,16 +12,21 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from fumehood.core.json_types import JsonObject
+from fumehood.core.part import PartError
 from fumehood.executors.around import Around, Given
 from fumehood.executors.base import ToolRun
 from fumehood.executors.outcome import Outcome
 
 if TYPE_CHECKING:
-    from fumehood.pipeline.context import CallContext
+    from fumehood.pipeline.context import CallContext, PipelineServices, RunCall
 
 
 class CallPart:
     """The hooks of a part in calls. Every method may be overridden; the defaults do nothing."""
+
+    holds_back_with: Mapping[str, Any] = {}
+    """The call options with which this part holds back the effect of a run until a human has
+    decided on it. Empty if it holds back none. A call that needs approval may then run first."""
 
     @asynccontextmanager
     async def around(self, run: ToolRun, before: Sequence[Given]) -> AsyncIterator[Given | None]:
@@ -31,6 +36,14 @@ class CallPart:
         run.
         """
         yield None
+
+    async def decide(
+        self, outcome: Outcome, call: CallContext, services: PipelineServices, run_call: RunCall
+    ) -> Outcome:
+        """Request a human's decision on the effect that this part holds back (`Outcome.held`), and
+        return the outcome of the call. Nothing of the effect remains unless it was approved.
+        """
+        raise NotImplementedError
 
     async def answered(
         self, call: CallContext, outcome: Outcome, data: JsonObject
@@ -51,14 +64,23 @@ class CallParts:
 
     around: tuple[Around, ...] = ()
     answering: tuple[CallPart, ...] = ()
+    holding: CallPart | None = None
+    """The part that holds back the effects of runs, or None."""
 
     @classmethod
     def of(cls, parts: Iterable[CallPart]) -> CallParts:
-        """Return the parts that override `around`, and those that override `answered`."""
+        """Return the parts that override `around`, and those that override `answered`. Raises
+        PartError if two parts hold back the effects of runs.
+        """
         found = tuple(parts)
+        holding = [one for one in found if one.holds_back_with]
+        if len(holding) > 1:
+            names = " and ".join(type(one).__name__ for one in holding)
+            raise PartError(f"{names} both hold back the effects of runs.")
         return cls(
             tuple(one.around for one in found if type(one).around is not CallPart.around),
             tuple(one for one in found if type(one).answered is not CallPart.answered),
+            holding[0] if holding else None,
         )
 
     async def answered(

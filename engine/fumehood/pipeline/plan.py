@@ -7,7 +7,9 @@ weaker wall. `plan_now` first checks again a wall that may have recovered.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 from fumehood.call_options import chosen_options
 from fumehood.core.call import CallOptions
@@ -85,14 +87,9 @@ async def _with_packages(plan: Plan, permitted: PermittedCall) -> Plan:
 def _check_options(permitted: PermittedCall, executor: Executor, placement: Placement) -> None:
     """Raise InvalidParams if the call requests something that its tool cannot have."""
     options, language = permitted.request.options, executor.language
-    has_tools = bool(permitted.arguments.get("tools"))
     for field, is_wrong, words in (
         ("network", options.network and language is None,
          "Network is for programs that run in containers."),
-        ("preview", options.preview and language is None,
-         "Only programs can be tried: other tools show what they will change by themselves."),
-        ("preview", options.preview and has_tools,
-         "What tools do cannot be held back: leave the argument tools out."),
         ("packages", options.packages and placement.is_of_session,
          "A session has the packages that it was made with: sessions new --package."),
         ("packages", options.packages and language == "javascript",
@@ -114,30 +111,28 @@ def _check_plan(permitted: PermittedCall, plan: Plan) -> None:
     needs = needs_of(permitted.tool.definition, permitted.arguments, plan.network)
     if needs and (missing := needs.difference(*(part.gives for part in parts()))):
         raise not_given(missing)
-    options, session = permitted.request.options, plan.session
-    for option in chosen_options(options):
+    for option in chosen_options(permitted.request.options):
         if option.check is not None:
             option.check(permitted, plan)
-    if options.preview and (session is None or not session.durable):
-        raise InvalidParams(
-            "A trial needs a session whose files are saved: sessions new --durable.",
-            fields=["options.preview"],
-        )
 
 
-def can_be_tried(permitted: PermittedCall, plan: Plan) -> bool:
-    """Whether the call can run as a trial instead of asking for approval first."""
+def with_options(
+    permitted: PermittedCall, plan: Plan, options: Mapping[str, Any]
+) -> PermittedCall | None:
+    """Return the call with other options, or None if it has them already, or if they do not fit the
+    call or its plan.
+    """
     request = permitted.request
-    if request.options.preview:
-        return False
-    options = request.options.model_copy(update={"preview": True})
-    tried = permitted.with_request(replace(request, options=options))
+    changed = request.options.model_copy(update=dict(options))
+    if changed == request.options:
+        return None
+    found = permitted.with_request(replace(request, options=changed))
     try:
-        _check_options(tried, plan.executor, plan.placement)
-        _check_plan(tried, plan)
+        _check_options(found, plan.executor, plan.placement)
+        _check_plan(found, plan)
     except EngineError:
-        return False
-    return True
+        return None
+    return found
 
 
 def _executor(permitted: PermittedCall) -> Executor:

@@ -23,7 +23,6 @@ from fumehood.pipeline.authorize import PermittedCall
 from fumehood.pipeline.claim import Claim, Replay, Waiting, claimed, key_of, repeat_key_of
 from fumehood.pipeline.conclude import cancelled_ending, conclude, conclude_fault
 from fumehood.pipeline.context import CallContext, CallTrace, PipelineServices
-from fumehood.pipeline.decide_trial import decide_trial
 from fumehood.pipeline.execute import dry_run, execute, plan_admission
 from fumehood.pipeline.fall_back import fall_back, fallback_of
 from fumehood.pipeline.pass_gates import answer_of_gates, hold_gates, refuse_early
@@ -150,11 +149,10 @@ async def run_approved(
         ):  # the caller cancelled, but the tool ran to its end
             outcome = Outcome.cancelled(outcome.isolation)
         outcome = call.trace.passed("execute", outcome)
-    return (
-        outcome
-        if outcome.held is None
-        else await decide_trial(outcome.held, call, services, run_call)
-    )
+    if outcome.held is None:
+        return outcome
+    assert services.parts.holding is not None
+    return await services.parts.holding.decide(outcome, call, services, run_call)
 
 
 async def _answer_of_another(

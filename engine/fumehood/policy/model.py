@@ -83,8 +83,8 @@ class Decision:
     may_exceed: tuple[str, ...] = ()
     """The keys of gates that an approval lets the call pass despite their excesses, because a rule
     that asks tests for them."""
-    wants_trial: bool = False
-    """Whether the call runs as a trial before a human is asked, if a trial is possible."""
+    may_run_first: bool = False
+    """Whether the call runs before a human is asked, if a part can hold back its effect."""
 
 
 MAX_RULES = 5_000

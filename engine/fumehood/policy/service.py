@@ -213,7 +213,7 @@ def _asked(asking: Sequence[CompiledRule], facts: CallFacts, version: str) -> De
         policy_version=version,
         asked_by=tuple(one.rule.id for one in asking),
         may_exceed=tuple(sorted({key for one in asking for key in one.rule.exceeds})),
-        wants_trial=all(one.rule.preview for one in asking),
+        may_run_first=all(one.rule.preview for one in asking),
     )
 
 

@@ -18,7 +18,7 @@ def require_repeatable(permitted: PermittedCall, plan: Plan) -> None:
     options = permitted.request.options
     for is_wrong, words in (
         (plan.executor.language is None, "Only programs have receipts."),
-        (options.preview, "A trial has no receipt."),
+        (getattr(options, "preview", False), "A trial has no receipt."),
         (permitted.arguments.get("tools"),
          "A receipt does not hold the answers of tools: leave the argument tools out."),
         (plan.session is not None and plan.session.env,

@@ -143,8 +143,6 @@ class Session:
     must_restore: bool = False
     """Whether the next engine must restore the files from the saved copy, because those in the
     container are incomplete, or have changes that may have to be undone."""
-    trials: int = 0
-    """Number of the session's trials whose effects wait for a decision."""
     restored_at: datetime | None = None
     copied_at: datetime | None = None
     """Time of the saved copy from which the files were restored. None again after the next call,

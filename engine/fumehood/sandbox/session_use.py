@@ -1,21 +1,15 @@
-"""The uses of a session: a call's runs, trials, registered processes, and ports.
+"""The uses of a session: a call's runs, registered processes, and ports.
 
 Host side. `sessions` creates these objects; executors and the public interfaces use them. A call
 has the session's turn during its lease. Processes and ports are used beside the calls, without a
-turn: a visit keeps the session from being paused or stopped.
-
-A trial is a run whose effect is removed from its session, and applied after a human has approved
-it. The changes to files are undone by means of the last saved copy. If that fails, or the engine is
-killed meanwhile, the container is ended and restored from the copy, so no part of the effect stays.
-The trial's variables stay in their process, which the guest suspends. Invariant: the request for a
-process that starts again with the session is stored before the process's start is reported.
+turn: a visit keeps the session from being paused or stopped. Invariant: the request for a process
+that starts again with the session is stored before the process's start is reported.
 """
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, Protocol
@@ -24,28 +18,24 @@ import anyio
 import anyio.abc
 
 from fumehood.core.errors import (
-    ApprovalExpired,
     EndedBy,
     EngineError,
     InvalidParams,
-    RateLimited,
     ResourceNotFound,
 )
 from fumehood.core.json_types import JsonObject
 from fumehood.core.limits import MB, Limits
-from fumehood.core.names import listed
 from fumehood.core.session import SessionStatus
 from fumehood.protocol.framing import MAX_PROCESSES, OUTPUT_PIECE_BYTES
 from fumehood.protocol.strict_json import dumps
 from fumehood.sandbox.session import (
     Leftovers,
-    NotSaved,
     Saver,
     Session,
     source_of,
     with_env,
 )
-from fumehood.sandbox.wall import NO_SINKS, Lease, RunEnding, RunSinks, try_later
+from fumehood.sandbox.wall import NO_SINKS, Lease, RunEnding, RunSinks
 
 
 class Project(Protocol):
@@ -64,6 +54,19 @@ class Project(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class SavedFiles:
+    """The saved files of a durable session, for changes that can be undone.
+
+    `save` saves the session's files, and returns why saving failed, or None if it succeeded.
+    `write` stores the session's record.
+    """
+
+    saver: Saver
+    save: Callable[[], Awaitable[str | None]]
+    write: Callable[[], Awaitable[None]]
+
+
+@dataclass(frozen=True, slots=True)
 class SessionLease:
     """One call's turn in a session.
 
@@ -78,8 +81,8 @@ class SessionLease:
     save: Callable[[str, JsonObject], Awaitable[str | None]]
     queue_ms: float
     is_call: bool = True
-    trials: SessionTrials | None = None
-    """The session's trials, or None if the session is not durable."""
+    saved: SavedFiles | None = None
+    """The session's saved files, or None if the session is not durable."""
     project: Project | None = None
     """The session's project, or None if the session's files came from no project directory."""
     processes: Callable[[JsonObject], Awaitable[JsonObject]] | None = None
@@ -160,215 +163,6 @@ class SessionLease:
         with anyio.CancelScope(shield=True):  # the run is over, so its files are not cut off
             not_saved = await self.save(program, arguments)
         return replace(ending, not_saved=not_saved)
-
-
-# -- trials -------------------------------------------------------------------------------
-
-MAX_TRIALS = 4
-"""Maximum number of effects of one session's trials that wait for a decision."""
-
-_LOOK: JsonObject = {"do": "list", "path": "", "recursive": False, "most": 1}
-_LIMITS = Limits(wall_s=30.0, cpu_s=30.0, memory_mb=None, output_bytes=MB)
-
-
-@dataclass(eq=False, slots=True)
-class HeldFiles:
-    """The effect of a trial on its session, held back until it is applied or dropped."""
-
-    token: str
-    has_variables: bool
-    changes: Any
-    """The changes to files, as returned by `Saver.hold`."""
-    shown: JsonObject
-    """The changes to files for people, in the form of previews."""
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether the effect changes no files and has no variables."""
-        return not (self.has_variables or any(map(self.shown.get, ("added", "changed", "removed"))))
-
-
-class SessionTrials:
-    """The trials of one session. `save` saves the session's files, and returns why saving failed,
-    or None if it succeeded; `write` stores the session's record.
-    """
-
-    def __init__(
-        self,
-        session: Session,
-        saver: Saver,
-        until_ready: Callable[[], Awaitable[None]],
-        save: Callable[[], Awaitable[str | None]],
-        write: Callable[[], Awaitable[None]],
-    ) -> None:
-        self._session = session
-        self._saver = saver
-        self._until_ready = until_ready
-        self._save = save
-        self._write = write
-
-    async def run(
-        self, program: str, arguments: JsonObject, limits: Limits, sinks: RunSinks
-    ) -> tuple[RunEnding, HeldFiles | None]:
-        """Run a program, remove its effect from the session, and return the effect, or None if the
-        program failed or its effect cannot be held.
-
-        Raises:
-            InvalidParams, SandboxUnavailable, RateLimited: nothing ran.
-        """
-        session = self._session
-        if session.trials >= MAX_TRIALS:
-            raise RateLimited(
-                f"{MAX_TRIALS} trials of this session wait for approval already.",
-                retry_after_ms=1000,
-            )
-        await self._until_ready()
-        if session.container.running:
-            raise InvalidParams(
-                "Processes run in this session, whose effects a trial could not undo. Stop them "
-                "first.",
-                fields=["options.preview"],
-            )
-        await self._require_copy()
-        token = secrets.token_hex(8)
-        sinks = replace(sinks, trial=("hold", token))
-        limits = replace(limits, memory_mb=session.spec.memory_mb)
-        ending: RunEnding | None = None
-        is_whole = False
-        try:
-            while not session.must_restore:  # once, or again if `until_ready` restored the files
-                session.must_restore = True
-                await self._write()  # if this engine is killed, the next one restores the files
-                await self._until_ready()
-            arguments = session.with_env(program, arguments)
-            ending = await session.container.run(program, arguments, limits, sinks)
-        finally:
-            with anyio.CancelScope(shield=True):
-                held = await self._take_out(token, program)
-                if held is not None and ending is not None:
-                    has_lost = program == "python" and ending.state != "kept"
-                    is_whole = ending.ended_by is EndedBy.OK and not has_lost
-                if held is not None and not is_whole:
-                    await self.drop(held)
-        return replace(ending, isolation="session"), held if is_whole else None
-
-    async def _require_copy(self) -> None:
-        """Save the files if they may differ from the copy. Raises the same errors as `run`, for
-        example if the workspace has links or special files, which a copy does not include.
-        """
-        session = self._session
-        assert session.copy is not None
-        others = self._saver.others(session.id, session.copy)
-        if others is None:
-            not_saved = await self._save()
-            if not_saved is not None:
-                raise try_later(f"The session's files could not be saved: {not_saved}.")
-            others = self._saver.others(session.id, session.copy)
-        if others:
-            raise InvalidParams(
-                "A trial cannot put back links, special files and what it cannot look into, and "
-                f"this session has some: {others[0]!a}.",
-                fields=["options.preview"],
-            )
-
-    async def _take_out(self, token: str, program: str) -> HeldFiles | None:
-        """Remove the effect from the session and return it, or None if there is no effect that
-        could be applied later. If the removal fails, end the container; the session's next use
-        restores the files.
-        """
-        session = self._session
-        assert session.copy is not None
-        if session.finished is not None or session.container.lost is not None:
-            return None  # its files are restored anyway
-        source = source_of(session)
-        try:
-            changes, shown = await self._saver.hold(source, session.copy)
-            try:
-                await self._saver.put_back(source, session.copy, changes)
-            except BaseException:
-                await self._saver.let_go(changes)
-                raise
-        except Exception as error:
-            session.container.end(f"the files of a trial were not undone: {error}")
-            if not isinstance(error, NotSaved | EngineError):
-                raise
-            return None
-        session.must_restore = False
-        with suppress(EngineError):  # until this is stored, a killed engine loses the variables
-            await self._write()
-        held = HeldFiles(token, program == "python", changes, shown)
-        session.trials += 1
-        if changes.others:
-            await self.drop(held)
-            return None
-        return held
-
-    async def put_in(self, held: HeldFiles) -> str | None:
-        """Apply an effect to the session, and release it. Return why the files could not be saved
-        afterwards, as a clause, or None if they could. Must be called once.
-
-        Raises:
-            ApprovalExpired: files or variables that the effect changes have changed since, so
-                nothing was applied.
-            SandboxUnavailable: the effect may have been applied in part.
-        """
-        session = self._session
-        session.trials -= 1
-        try:
-            await self._until_ready()
-            not_saved = await self._save()
-            if not_saved is not None:
-                raise try_later(f"The session's files could not be saved: {not_saved}.")
-            assert session.copy is not None
-            touched = self._saver.touched(session.id, held.changes)
-            touched += self._saver.others(session.id, session.copy) or ()
-            if touched:
-                await self._drop_variables(held)
-                names = listed([*map(ascii, touched)])
-                raise ApprovalExpired(
-                    f"Since the trial these have changed, so nothing was put in: {names}."
-                )
-            with anyio.CancelScope(shield=True):
-                not_saved = await self._put_in(held)
-        finally:
-            await self._saver.let_go(held.changes)
-        return not_saved
-
-    async def _put_in(self, held: HeldFiles) -> str | None:
-        session = self._session
-        source = source_of(session)
-        session.must_restore = True
-        await self._write()  # if this engine is killed, the next one restores all or nothing of it
-        try:
-            if held.has_variables:
-                sinks = RunSinks(trial=("adopt", held.token))
-                if (await source.run("files", _LOOK, _LIMITS, sinks)).state != "kept":
-                    raise ApprovalExpired(
-                        "Since the trial the session's variables have changed, so nothing was put "
-                        "in."
-                    )
-            try:
-                await self._saver.put_in(source, held.changes)
-            except NotSaved as error:
-                session.container.end(f"the effect of a trial was not put in: {error}")
-                raise try_later(f"It could not be put in: {error}.") from None
-            return await self._save()
-        finally:
-            session.must_restore = session.container.lost is not None
-            with suppress(EngineError):
-                await self._write()
-
-    async def drop(self, held: HeldFiles) -> None:
-        """Discard an effect."""
-        self._session.trials -= 1
-        await self._saver.let_go(held.changes)
-        await self._drop_variables(held)
-
-    async def _drop_variables(self, held: HeldFiles) -> None:
-        container = self._session.container
-        if held.has_variables and container.lost is None and not container.is_paused:
-            sinks = RunSinks(trial=("drop", held.token))
-            await source_of(self._session).run("files", _LOOK, _LIMITS, sinks)
 
 
 # -- processes and ports ------------------------------------------------------------------

@@ -78,9 +78,9 @@ from fumehood.sandbox.session import (
 from fumehood.sandbox.session_states import TRANSITIONS, ImpossibleChange, next_state
 from fumehood.sandbox.session_use import (
     Project,
+    SavedFiles,
     SessionLease,
     SessionProcesses,
-    SessionTrials,
     start_again,
     sweep,
 )
@@ -1119,21 +1119,18 @@ class SessionKeeper:
             try:
                 waited_ms = (time.monotonic() - asked) * 1e3
                 save = partial(self._save_after, session)
-                trials = self._trials_of(session, until_ready)
+                saved = self._saved_of(session)
                 project, ask = self._project_of(session), self._processes_of(session).ask
                 yield SessionLease(
-                    session, until_ready, save, waited_ms, is_call, trials, project, ask
+                    session, until_ready, save, waited_ms, is_call, saved, project, ask
                 )
             finally:
                 session.calls += is_call
 
-    def _trials_of(
-        self, session: Session, until_ready: Callable[[], Awaitable[None]]
-    ) -> SessionTrials | None:
+    def _saved_of(self, session: Session) -> SavedFiles | None:
         if session.copy is None or self._saver is None:
             return None
-        save, write = partial(self._save, session), partial(self._write, session)
-        return SessionTrials(session, self._saver, until_ready, save, write)
+        return SavedFiles(self._saver, partial(self._save, session), partial(self._write, session))
 
     def processes(
         self, principal: Principal, session_id: str, *, is_use: bool = True

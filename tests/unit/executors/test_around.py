@@ -29,7 +29,7 @@ from fumehood.core.identity import TrustDomain
 from fumehood.core.json_types import JsonObject
 from fumehood.core.limits import Limits
 from fumehood.core.tool import ToolDefinition
-from fumehood.executors.around import Around, Given, Ran, Share
+from fumehood.executors.around import Around, Given, HeldBack, Ran, Share
 from fumehood.executors.base import CallHandle, ToolRun
 from fumehood.executors.outcome import Outcome
 from fumehood.pipeline.plan import executor_of
@@ -127,6 +127,27 @@ async def test_part_adds_variables_arguments_sinks_and_a_share_of_the_outcome() 
     assert outcome.data["more"] == 1
     assert (outcome.warnings[-1], outcome.kept) == ("told", ("kept",))
     assert outcome.network == REPORT
+
+
+async def test_part_that_holds_an_effect_back_runs_the_program_and_makes_the_outcome() -> None:
+    own, other, seen = Wall(), Wall(), list[bool]()
+    action: Any = object()
+
+    async def conclude(outcome: Outcome, held_back: Sequence[HeldBack]) -> Outcome:
+        return replace(outcome, held=list(held_back))
+
+    @asynccontextmanager
+    async def acts(run: ToolRun, before: Sequence[Given]) -> AsyncIterator[Given]:
+        seen.extend(one.holds_back for one in before)
+        yield Given(share=lambda ran: Share(held_back=action))
+
+    outcome = await run(own, around(Given(lease=other, holds_back=True, conclude=conclude)), acts)
+    assert (len(own.runs), len(other.runs), seen) == (0, 1, [True])
+    assert outcome.held == [action]
+    assert (await run(own)).held is None  # twin
+    for twice in (Given(lease=other), Given(conclude=conclude)):
+        with pytest.raises(InternalError):
+            await run(own, around(twice), around(twice))
 
 
 async def test_parts_are_left_in_the_reverse_order_and_see_what_earlier_ones_give() -> None:

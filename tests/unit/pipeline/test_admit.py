@@ -22,7 +22,7 @@ from fumehood.core.tool import ToolDefinition
 from fumehood.executors.base import ToolRun
 from fumehood.parts import parts
 from fumehood.pipeline.authorize import PermittedCall
-from fumehood.pipeline.plan import Plan, can_be_tried, can_run_now, make_plan, plan_now
+from fumehood.pipeline.plan import Plan, can_run_now, make_plan, plan_now, with_options
 from fumehood.pipeline.resolve import ResolvedCall
 from fumehood.pipeline.validate import ValidatedCall
 from fumehood.policy.service import HARMLESS_PASSES
@@ -373,7 +373,10 @@ async def test_call_becomes_a_trial_only_if_its_options_go_with_one(
         ValidatedCall(ResolvedCall(request(**options), python, ()), arguments, ()),
         bench.engine.owner, by_default(python.definition),
     )  # fmt: skip
-    assert can_be_tried(permitted, plan) is is_possible
+    tried = with_options(permitted, plan, {"preview": True})
+    assert (tried is not None) is is_possible
+    if tried is not None:
+        assert tried.request.options.preview
 
 
 @pytest.mark.row("S6", "S1")

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 import pytest
 
 from fumehood.core.json_types import JsonObject
+from fumehood.core.part import PartError
 from fumehood.executors.outcome import Outcome
 from fumehood.pipeline.context import CallContext
 from fumehood.pipeline.part import CallPart, CallParts
@@ -42,3 +44,15 @@ async def test_fault_of_a_part_costs_no_answer_and_the_first_to_fill_in_a_field_
     added = await parts.answered(call, unused, {})  # type: ignore[arg-type]
     assert added == {"field": 1, "own_1": True, "own_2": True}
     assert trace.faults == ["part.internal_error: no room"]
+
+
+class Holds(CallPart):
+    holds_back_with = MappingProxyType({"preview": True})
+
+
+async def test_one_part_at_most_holds_back_the_effects_of_runs() -> None:
+    held = Holds()
+    assert CallParts.of([CallPart(), held]).holding is held
+    assert CallParts.of([CallPart()]).holding is None
+    with pytest.raises(PartError, match="Holds and Holds both hold back"):
+        CallParts.of([held, Holds()])

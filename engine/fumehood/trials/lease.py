@@ -1,0 +1,37 @@
+"""The lease of a trial: runs a program in its session, and keeps the effect for a decision."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from fumehood.core.errors import SandboxUnavailable
+from fumehood.core.json_types import JsonObject
+from fumehood.core.limits import Limits
+from fumehood.sandbox.session_use import SessionLease
+from fumehood.sandbox.wall import NO_SINKS, Lease, RunEnding, RunSinks
+from fumehood.trials.session_trials import HeldFiles, SessionTrials
+
+
+class TrialLease:
+    """Runs a program as a trial in its session, and keeps the trial's effect."""
+
+    def __init__(self, lease: Lease, waiting: Counter[str]) -> None:
+        self.queue_ms = lease.queue_ms
+        self._lease = lease
+        self._waiting = waiting
+        self.effect: HeldFiles | None = None
+
+    async def run(
+        self, program: str, arguments: JsonObject, limits: Limits, sinks: RunSinks = NO_SINKS
+    ) -> RunEnding:
+        """Run the program as a trial. Raises the same errors as `SessionTrials.run`."""
+        trials = trials_of(self._lease, self._waiting)
+        ending, self.effect = await trials.run(program, arguments, limits, sinks)
+        return ending
+
+
+def trials_of(lease: Lease, waiting: Counter[str]) -> SessionTrials:
+    """Return the trials of a lease's session. Raises SandboxUnavailable if it is not durable."""
+    if not isinstance(lease, SessionLease) or lease.saved is None:
+        raise SandboxUnavailable("This session has no saved files.", retryable=False)
+    return SessionTrials(lease, lease.saved, waiting)

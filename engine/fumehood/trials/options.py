@@ -1,0 +1,32 @@
+"""The call option that trials add."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fumehood.core.errors import InvalidParams
+from fumehood.core.part import CallOption
+
+if TYPE_CHECKING:
+    from fumehood.pipeline.authorize import PermittedCall
+    from fumehood.pipeline.plan import Plan
+
+
+def require_undoable(permitted: PermittedCall, plan: Plan) -> None:
+    """Raise InvalidParams if the effect of the call could not be held back."""
+    for is_wrong, words in (
+        (plan.executor.language is None,
+         "Only programs can be tried: other tools show what they will change by themselves."),
+        (permitted.arguments.get("tools"),
+         "What tools do cannot be held back: leave the argument tools out."),
+        (plan.session is None or not plan.session.durable,
+         "A trial needs a session whose files are saved: sessions new --durable."),
+    ):  # fmt: skip
+        if is_wrong:
+            raise InvalidParams(words, fields=["options.preview"])
+
+
+PREVIEW = CallOption(name="preview", type=bool, default=False, check=require_undoable)
+"""Run it as a trial: a human sees its effect before it is put into the session."""
+
+OPTIONS = (PREVIEW,)

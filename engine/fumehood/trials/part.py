@@ -1,0 +1,11 @@
+"""Trials as a part of the product."""
+
+from __future__ import annotations
+
+from fumehood.core.part import Part
+
+PART = Part(
+    name="trials",
+    call_options="fumehood.trials.options:OPTIONS",
+    in_engine="fumehood.trials.in_engine:Trials",
+)
