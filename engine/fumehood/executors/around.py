@@ -176,8 +176,11 @@ class Surroundings:
         a part has cancelled its scope, the returned ending has `EndedBy.POLICY`.
 
         Raises:
-            InternalError: two parts give the same.
+            InternalError: two parts give the same, or no part holds back an effect that must be
+                held back. Nothing ran.
         """
+        if run.must_hold_back and not any(map(_holds_back, self._given)):
+            raise InternalError("No part holds back the effect of this call. Nothing ran.")
         lease = _only(one.lease for one in self._given) or lease
         endings: list[RunEnding] = []
         ending: RunEnding | None = None
@@ -209,6 +212,10 @@ class Surroundings:
     def shares(self, ran: Ran) -> list[Share]:
         """Return the additions of all parts to the outcome, in the parts' order."""
         return [one.share(ran) for one in self._given]
+
+
+def _holds_back(one: Given) -> bool:
+    return one.holds_back and one.lease is not None and one.conclude is not None
 
 
 def _only(given: Iterable[T | None]) -> T | None:

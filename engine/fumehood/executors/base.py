@@ -148,6 +148,9 @@ class ToolRun:
     """Set for a program that may call other tools, or has network."""
     around: tuple[Around, ...] = ()
     """The hooks of parts around a program's run, in the parts' order."""
+    must_hold_back: bool = False
+    """Whether the program may run only if a part holds back its effect, because the call needs a
+    consent that it does not have."""
 
     @property
     def traceparent(self) -> str:

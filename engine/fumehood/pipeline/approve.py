@@ -4,8 +4,9 @@ Fifth stage. Takes a `ClaimedCall`, returns an `ApprovedCall`, or the final answ
 waited for the decision. Consent comes from an `Asker`; the pipeline knows only this interface.
 `HumanAsker` in `approvals/stored_calls` stores the call while it waits. Invariant: a call for which
 the policy requires approval passes only if a part holds back its effect until a human has decided,
-or with a `Consent` that was given for the same `PermittedCall` object. If the asker raises, or
-returns anything else, the call ends before it starts.
+which `execute` checks before the program runs, or with a `Consent` that was given for the same
+`PermittedCall` object. If the asker raises, or returns anything else, the call ends before it
+starts.
 """
 
 from __future__ import annotations
@@ -113,12 +114,16 @@ class Asker(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ApprovedCall:
-    """A call that needs no consent, or that has consent."""
+    """A call that needs no consent, that has consent, or whose effect a part holds back."""
 
     permitted: PermittedCall
     consent: Consent | None = None
-    """The consent, which is marked as used when the call starts. None if the call needs no
-    consent."""
+    """The consent, which is marked as used when the call starts, or None."""
+
+    @property
+    def needs_consent(self) -> bool:
+        """Whether the policy requires a consent that the call does not have."""
+        return self.consent is None and self.permitted.decision.verdict is not Verdict.ALLOW
 
 
 def require_readable(permitted: PermittedCall) -> None:
@@ -155,7 +160,7 @@ async def approve(
         return ApprovedCall(permitted)
     plan = await plan_now(permitted, services.walls, services.sessions)
     holding = services.parts.holding
-    if decision.may_run_first and holding is not None:
+    if decision.may_run_first and holding is not None and plan.executor.language is not None:
         held_back = with_options(permitted, plan, holding.holds_back_with)
         if held_back is not None:
             call.request = held_back.request

@@ -23,6 +23,7 @@ from fumehood.core.errors import (
     CircuitOpen,
     EndedBy,
     EngineError,
+    InternalError,
     RequiresHumanApproval,
     ShuttingDown,
     code_of,
@@ -32,6 +33,7 @@ from fumehood.core.limits import WallLimits, smallest
 from fumehood.core.usage import money
 from fumehood.executors.base import ToolRun
 from fumehood.executors.outcome import Outcome
+from fumehood.executors.program import ProgramExecutor
 from fumehood.pipeline.approve import ApprovedCall
 from fumehood.pipeline.authorize import PermittedCall
 from fumehood.pipeline.child_calls import ChildCalls
@@ -54,6 +56,8 @@ class AdmittedCall:
     lease: Lease
     expected: str | None = None
     """`Effect.base` of the approved effect. The call fails if this state has changed since."""
+    must_hold_back: bool = False
+    """Whether the call needs a consent that it does not have."""
     permit: Permit | None = None
     """Permit of the first request to the tool's service; None if the tool has no service."""
 
@@ -95,7 +99,9 @@ async def admit(
     async with _lease(approved.permitted, plan, sessions) as lease:
         permit = circuit.enter() if circuit is not None else None
         try:
-            yield AdmittedCall(approved.permitted, plan, lease, expected, permit)
+            yield AdmittedCall(
+                approved.permitted, plan, lease, expected, approved.needs_consent, permit
+            )
         finally:
             if permit is not None:
                 permit.give_back()
@@ -131,6 +137,8 @@ async def execute(
     program makes.
     """
     permitted, tools = admitted.permitted, call.tools
+    if admitted.must_hold_back and not isinstance(admitted.plan.executor, ProgramExecutor):
+        raise InternalError("Only the effects of programs can be held back. Nothing ran.")
     has_calls = tools is not None or admitted.plan.network
     run = ToolRun(
         tool=permitted.tool,
@@ -148,6 +156,7 @@ async def execute(
         expected=admitted.expected,
         calls=ChildCalls(call, tools or [], services, run_call) if has_calls else None,
         around=services.parts.around,
+        must_hold_back=admitted.must_hold_back,
     )
     tool = permitted.tool.definition
     if tool.retry_count == 0 or not may_retry(tool, permitted.request.options):

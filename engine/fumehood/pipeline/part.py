@@ -69,11 +69,16 @@ class CallParts:
 
     @classmethod
     def of(cls, parts: Iterable[CallPart]) -> CallParts:
-        """Return the parts that override `around`, and those that override `answered`. Raises
-        PartError if two parts hold back the effects of runs.
+        """Return the parts that override `around`, and those that override `answered`.
+
+        Raises:
+            PartError: two parts hold back the effects of runs, or one that is not the product's.
         """
         found = tuple(parts)
         holding = [one for one in found if one.holds_back_with]
+        for one in holding:  # another part could let calls run that nobody has approved
+            if not type(one).__module__.startswith("fumehood."):
+                raise PartError("Only the product's own parts can hold back the effects of runs.")
         if len(holding) > 1:
             names = " and ".join(type(one).__name__ for one in holding)
             raise PartError(f"{names} both hold back the effects of runs.")

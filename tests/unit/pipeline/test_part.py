@@ -46,8 +46,17 @@ async def test_fault_of_a_part_costs_no_answer_and_the_first_to_fill_in_a_field_
     assert trace.faults == ["part.internal_error: no room"]
 
 
-class Holds(CallPart):
+class Foreign(CallPart):
     holds_back_with = MappingProxyType({"preview": True})
+
+
+class Holds(Foreign):
+    __module__ = "fumehood.holds"
+
+
+async def test_only_parts_of_the_product_hold_back_the_effects_of_runs() -> None:
+    with pytest.raises(PartError, match="Only the product's own parts"):
+        CallParts.of([Foreign()])
 
 
 async def test_one_part_at_most_holds_back_the_effects_of_runs() -> None:
