@@ -77,7 +77,7 @@ if TYPE_CHECKING:
     from fumehood.sandbox.images.catalog import Image
 
 
-LOOK_DEADLINE_S = 10.0
+LOOK_DEADLINE_S = 20.0
 """Maximum seconds for all requests of one look at Docker."""
 
 LEAST_BETWEEN_LOOKS_S = 1.0
