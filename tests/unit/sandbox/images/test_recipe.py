@@ -197,7 +197,8 @@ def test_guest_archive_has_the_guest_files_only() -> None:
     assert paths == sorted(paths)
     outside = {path for path in paths if not path.startswith("guest/")}
     assert outside == {
-        "__init__.py", "protocol/__init__.py", "protocol/framing.py", "protocol/strict_json.py",
+        "__init__.py", "protocol/__init__.py", "protocol/connections.py", "protocol/framing.py",
+        "protocol/streams.py", "protocol/strict_json.py",
     }  # fmt: skip
     assert "guest/__main__.py" in paths
     assert not any("__pycache__" in path for path in paths)
