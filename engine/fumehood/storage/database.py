@@ -7,6 +7,7 @@ returned.
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -61,6 +62,9 @@ class Database:
         self._writer = Writer(backend, on_event, commit_hook)
         self._readers = anyio.CapacityLimiter(READ_THREADS)
         self._is_closed = False
+        self._reads = 0
+        """Number of queries that run now."""
+        self._reads_end = threading.Condition()
         self._cannot_read = False
 
     async def write(self, job: Job[T]) -> T:
@@ -174,16 +178,31 @@ class Database:
         return self._writer.is_failing
 
     def close(self) -> None:
-        """Write pending rows, then close the database."""
+        """Write pending rows and wait for running queries, then close the database."""
         self._writer.close()
-        self._is_closed = True
+        with self._reads_end:
+            self._is_closed = True
+            # A cancelled task leaves its query running, and its connection would not be closed.
+            self._reads_end.wait_for(lambda: self._reads == 0)
         self._backend.close()
 
-    def _read(self, query: Callable[[Connection], T]) -> T:
-        if self._is_closed:
-            raise ReadFailed("it is closed")
+    @contextmanager
+    def _open(self) -> Iterator[None]:
+        """Keep the database open during the block."""
+        with self._reads_end:
+            if self._is_closed:
+                raise ReadFailed("it is closed")
+            self._reads += 1
         try:
-            with self._backend.reading.connect() as connection:
+            yield
+        finally:
+            with self._reads_end:
+                self._reads -= 1
+                self._reads_end.notify_all()
+
+    def _read(self, query: Callable[[Connection], T]) -> T:
+        try:
+            with self._open(), self._backend.reading.connect() as connection:
                 result = query(connection)
         except DBAPIError as error:
             reason = self._backend.in_words(error)

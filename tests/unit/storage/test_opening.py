@@ -7,10 +7,13 @@ import shutil
 import sqlite3
 import stat
 import tempfile
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from sqlalchemy import Inspector, create_engine, inspect, select
+from sqlalchemy import Connection, Inspector, create_engine, inspect, select
 
 from fumehood.storage import sqlite as sqlite_module
 from fumehood.storage.database import open_database
@@ -28,6 +31,8 @@ from fumehood.storage.sqlite import APPLICATION_ID
 from support.state import Events, keys, pages_of, put
 
 pytestmark = pytest.mark.sqlite
+
+DEADLINE_S = 60.0
 
 
 @pytest.fixture
@@ -352,3 +357,32 @@ def test_symlink_as_owner_id_file_is_not_followed(tmp_path: Path) -> None:
     (tmp_path / "owner").symlink_to(tmp_path / "elsewhere")
     with pytest.raises(OSError, match=r"."):
         owner_id(tmp_path)
+
+
+def test_close_waits_for_queries_and_refuses_later_ones(path: Path) -> None:
+    database = open_database(path)
+    begun, may_end, closed = threading.Event(), threading.Event(), threading.Event()
+
+    def query(connection: Connection) -> int:
+        begun.set()
+        assert may_end.wait(DEADLINE_S)
+        assert not closed.is_set()
+        return int(connection.execute(select(1)).scalar_one())
+
+    def close() -> None:
+        database.close()
+        closed.set()
+
+    with ThreadPoolExecutor(2) as threads:
+        reading = threads.submit(database.read_now, query)
+        assert begun.wait(DEADLINE_S)
+        closing = threads.submit(close)
+        with suppress(ReadFailed):  # as soon as it has begun to close
+            while not closing.done():
+                database.read_now(lambda connection: None)
+        assert not closing.done()
+        with pytest.raises(ReadFailed, match="it is closed"):
+            database.read_now(lambda connection: None)
+        may_end.set()
+        assert reading.result(DEADLINE_S) == 1
+        closing.result(DEADLINE_S)
