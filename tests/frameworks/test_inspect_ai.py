@@ -353,15 +353,19 @@ def who():
 
 def test_inspect_finds_provider_and_approver_by_entry_point(tmp_path: Path) -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    entries = project["entry-points"]["inspect_ai"].items()
+    groups = project["entry-points"].items()
     about = tmp_path / "fumehood-0.1.0.dist-info"
     about.mkdir()
     (about / "METADATA").write_text("Metadata-Version: 2.1\nName: fumehood\nVersion: 0.1.0\n")
     (about / "top_level.txt").write_text("fumehood\n")
     origin = {"url": ROOT.as_uri(), "dir_info": {"editable": True}}
     (about / "direct_url.json").write_text(json.dumps(origin))
-    lines = "".join(f"{name} = {value}\n" for name, value in entries)
-    (about / "entry_points.txt").write_text(f"[inspect_ai]\n{lines}")
+    lines = [
+        line
+        for group, entries in groups
+        for line in (f"[{group}]", *(f"{name} = {value}" for name, value in entries.items()))
+    ]
+    (about / "entry_points.txt").write_text("\n".join(lines))
     (tmp_path / "who.py").write_text(TASK)
     (tmp_path / "approval.yaml").write_text(
         "approvers:\n  - name: fumehood/fumehood\n    tools: '*'\n    wait_for_approval: 1\n"

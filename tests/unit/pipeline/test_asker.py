@@ -157,6 +157,8 @@ async def test_control_without_the_check_such_answers_let_calls_run(
         return answer if isinstance(answer, ApprovedCall) else ApprovedCall(permitted, answer)
 
     monkeypatch.setattr(stage, "with_consent", unchecked)
+    if attack == "passed-stage":  # this one, `execute` finds as well
+        monkeypatch.setattr(ApprovedCall, "needs_consent", False)
     async with asking() as desk:
         assert await outcome(desk, Hostile(ATTACKS[attack])) == ("OK", 1)
 
