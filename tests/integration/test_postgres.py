@@ -621,12 +621,24 @@ def test_standby_refuses_calls_and_takes_over_after_kill_9(
         _take_over(start_daemon, home, s3, state__url=url, files__url="s3://files/cell")
 
 
+SHORT: Any = {"max_length": 1000}
+
+
+def _whole(client: Client, answer: Any) -> str | None:
+    """The whole output of a call, or None if it was not kept."""
+    with suppress(ValueError):
+        return client.whole(answer, "stdout")
+    return None
+
+
 def _take_over(start_daemon: StartDaemon, home: Path, s3: Any, **options: Any) -> None:
     first = start_daemon(home, variables=s3.variables, **options)
     promised = first.client().calculate("2 + 3", idempotency_key="once").body
     arguments = {"code": "print('x' * 60_000)"}
     with Client(first.socket) as client:
-        answer = client.call("run_restricted_python", arguments, max_length=1000)
+        # The engine starts although its bucket has not answered yet, and then keeps nothing at first.
+        wait_until(lambda: _whole(client, client.call("run_restricted_python", arguments, **SHORT)))
+        answer = client.call("run_restricted_python", arguments, **SHORT)
         events = list(client.stream("run_restricted_python", arguments))
     call_id = events[0].metadata.call_id
     wait_until(lambda: f"cell/spool/{call_id}" in s3.keys("files"))
