@@ -56,7 +56,7 @@ async def lists(home: Path) -> list[Line]:
     database = open_database(home / "lists.db")
     config = Config(home=home, calls_kept=10_000_000, calls_kept_days=3650)
     async with Engine(config=config, interpreter=FakeWall(), database=database) as engine:
-        await fill(engine._made.services.calls, engine.owner.id)
+        await fill(engine._made.services.stores.calls, engine.owner.id)
         lines = []
         for name, query in QUERIES.items():
             times = []
@@ -108,7 +108,7 @@ async def cost_of_identity(home: Path) -> list[Line]:
     database = open_database(home / "cost.db")
     engine = Engine(config=Config(home=home), interpreter=FakeWall(), database=database)
     async with engine:
-        record = engine._made.services.calls.record
+        record = engine._made.services.stores.calls.record
         token = await a_token_for_an_agent(engine)
         plain = parse_call_body({"arguments": {"expression": "1"}})
         as_agent = parse_call_body(
@@ -130,7 +130,7 @@ async def cost_of_identity(home: Path) -> list[Line]:
         times: dict[str, list[float]] = {kind: [] for kind in kinds}
         for number in range(PAIRS // BATCH):
             for kind, one in kinds.items():
-                engine._made.services.calls.record = _forget if one is nothing else record  # type: ignore[method-assign]
+                engine._made.services.stores.calls.record = _forget if one is nothing else record  # type: ignore[method-assign]
                 before = time.perf_counter()
                 for _ in range(BATCH):
                     await one()

@@ -120,24 +120,25 @@ class Engine:
         )
         self._made = made
         self._life = EngineLife(made)
-        self._owner_id = made.config.principal_ids.get(os.getuid()) or uid_principal_id(os.getuid())
-        self.config = made.config
-        self.log = made.services.log
-        self.load_faults = made.load_faults
-        self.database = made.database
+        services, identities = made.services, made.services.identities
+        self.config = made.kernel.config
+        self.log = made.kernel.log
+        self.load_faults = made.sources.load_faults
+        self.database = made.kernel.database
         self.audit = made.audit
-        self.registry = made.services.registry
-        self.registrations = made.registrations
-        self.agents = made.services.agents
-        self.tokens = made.tokens
-        self.approvers = made.approvers
-        self.blobs = made.services.blobs
-        self.call_log = made.services.calls
-        self.sessions = made.services.sessions
+        self.registry = services.registry
+        self.registrations = made.sources.registrations
+        self.agents = identities.agents
+        self.tokens = identities.tokens
+        self.approvers = identities.approvers
+        self.blobs = services.stores.blobs
+        self.call_log = services.stores.calls
+        self.sessions = services.sessions
         self.projects = made.projects
         self.approvals = made.approvals
         self.policy = made.policy
         self.overview = Overview(made)
+        self._owner_id = self.config.principal_ids.get(os.getuid()) or uid_principal_id(os.getuid())
 
     async def __aenter__(self) -> Self:
         await self._life.begin()
@@ -152,7 +153,7 @@ class Engine:
 
     def require_begun(self) -> None:
         """Raise EngineNotRunning before the engine is entered and after it is left."""
-        if self._made.intake.is_open:
+        if self._made.calls.intake.is_open:
             return
         raise EngineNotRunning(
             "This engine has stopped, so it takes no calls. Make the call inside its `async with` "
@@ -404,7 +405,7 @@ class Engine:
     def ready(self) -> Readiness:
         """Return whether calls are served, and the limits that each wall in use enforces."""
         is_held, walls = self._made.walls.readiness()
-        serves = is_held and not self._made.intake.takes_none()
+        serves = is_held and not self._made.calls.intake.takes_none()
         state = StateReadiness(failing=self.database.is_failing, lost_rows=self.database.lost_posts)
         return Readiness(
             status="ready" if serves else "not_ready",
@@ -512,7 +513,7 @@ class Engine:
         return self._with_standings(table, None)
 
     def _with_standings(self, table: UsageTable, principal: Principal | None) -> UsageTable:
-        gates = self._made.services.gates
+        gates = self._made.services.parts.gates
         standings = [one for gate in gates for one in gate.standings(principal)]
         return table.with_standings(standings, self.config.prices.currency)
 
@@ -572,7 +573,7 @@ class Engine:
                 tool_name=tool,
                 tool_version=None,
                 call_id=None,
-                trace_id=self._made.ids.trace_id(now),
+                trace_id=self._made.calls.ids.trace_id(now),
                 timestamp=timestamp(now),
                 execution_time_ms=0.0,
                 performance=Performance(total_ms=0.0),
@@ -600,12 +601,12 @@ class Engine:
     @property
     def is_draining(self) -> bool:
         """Whether new calls are refused."""
-        return self._made.intake.is_draining
+        return self._made.calls.intake.is_draining
 
     @property
     def directory_faults(self) -> tuple[DirectoryFault, ...]:
         """The current faults in the directory of definitions."""
-        directory = self._made.directory
+        directory = self._made.sources.directory
         return directory.faults if directory is not None else ()
 
     @property

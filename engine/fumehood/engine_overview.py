@@ -82,7 +82,7 @@ class Overview:
     def __init__(self, made: Composition) -> None:
         self._made = made
         self._clock = made.services.clock
-        self._calls = AllCalls(made.database)
+        self._calls = AllCalls(made.kernel.database)
         self._redactor = made.services.redactor
         self._started_at = self._clock.now()
         self._trying = anyio.CapacityLimiter(1)
@@ -165,7 +165,7 @@ class Overview:
         return sorted(found.values(), key=lambda one: one.began_at)
 
     def _live(self, one: LiveCall, *, with_output: bool = False) -> CallRecord:
-        currency = self._made.config.prices.currency
+        currency = self._made.kernel.config.prices.currency
         return one.record(self._clock.now(), currency, with_output=with_output)
 
     async def cancel(self, call_id: str, by: Principal) -> None:
@@ -258,7 +258,7 @@ class Overview:
         if details.answer == "not_kept":
             raise ResourceNotFound("The answer of this call is not kept. Do not retry.")
         owner = details.call.principal_id
-        return await self._made.services.blobs.open_blob(blob_id, owner, expires, signature)
+        return await self._made.services.stores.blobs.open_blob(blob_id, owner, expires, signature)
 
     async def repeat_as_dry_run(self, call_id: str) -> Envelope:
         """Repeat a call that needed approval as a dry run, with the rights of the call's caller.
@@ -387,7 +387,7 @@ class Overview:
     async def _record(
         self, by: Principal, action: str, subject: str, details: dict[str, str]
     ) -> None:
-        await self._made.database.write(
+        await self._made.kernel.database.write(
             recorded(
                 lambda _: None, at=self._clock.now(), by=by.id, action=action, subject=subject,
                 details=details,
@@ -405,7 +405,7 @@ class Overview:
             return
         at = stamp(self._clock.now())
         told = self._redactor.value(told)[0]
-        await self._made.database.write(
+        await self._made.kernel.database.write(
             lambda rows: chain_of(rows).append(rows, event, at, {"by": by.id, **told})
         )
         recent = {one: at for one, at in self._noted.items() if now - at < NOTED_FOR_S}
@@ -416,13 +416,13 @@ class Overview:
     def summary(self, readiness: Readiness) -> EngineSummary:
         """Return a summary of the engine's state."""
         made = self._made
-        config = made.config
+        config = made.kernel.config
         return EngineSummary(
             version=engine_version(),
             started_at=self._started_at,
             mode=config.mode,
             environment=config.environment,
-            is_draining=made.intake.is_draining,
+            is_draining=made.calls.intake.is_draining,
             running_calls=len(made.calls.running),
             readiness=readiness,
             containers=made.walls.containers(),
@@ -447,7 +447,7 @@ class Overview:
         groups, is_partial = await self._calls.groups(since)
         tools = {group[:2]: self._tool(group) for group in groups}
         found = [(group, tool) for group in groups if (tool := tools[group[:2]]) is not None]
-        environment = self._made.config.environment
+        environment = self._made.kernel.config.environment
         given: list[tuple[CallGroup, JsonObject]] = []
         if Scope.ADMIN in reader.scopes and any(rule.when or rule.any for rule in rules):
             await self._note_reading("calls.searched", reader, {"rules": wish.rules})
@@ -579,7 +579,7 @@ def _of_containers(made: Composition) -> Iterator[Figure]:
 
 
 def _of_state(made: Composition) -> Iterator[Figure]:
-    database = made.database
+    database = made.kernel.database
     yield Figure("state_rows_lost", "Rows of the call log that were not stored.",
                  database.lost_posts, kind="counter")  # fmt: skip
     yield Figure("state_failing", "1 while the state cannot be written.", database.is_failing)

@@ -1,7 +1,6 @@
 """The behaviour of a part in one engine.
 
-Host side, used by `compose`. It creates the `EnginePart`s after the objects that the parts can use
-and before the gates, so that the gates know the parts as subscribers.
+Host side, used by `engine_parts`, and by the parts.
 """
 
 from __future__ import annotations
@@ -14,8 +13,6 @@ from typing import TYPE_CHECKING, Any, Literal
 from sqlalchemy import Connection
 
 from fumehood.core.json_types import JsonObject
-from fumehood.core.limits import KERNEL_WALLS, least_limits
-from fumehood.core.part import PartError, named_faults
 from fumehood.core.usage import EstimatingCounter, TokenCounter
 from fumehood.observe.clock import Clock
 from fumehood.observe.figures import Figure
@@ -115,37 +112,3 @@ class EnginePart(Subscriber, CallPart):
         Called once, in `running`, after the kernel has recovered interrupted calls. The engine has
         started when this method has returned.
         """
-
-
-def gates_of(parts: Iterable[EnginePart], keys: Iterable[str]) -> tuple[Gate, ...]:
-    """Return the gates of parts. `keys` are those that parts add to rules (`Part.excesses`).
-
-    Raises:
-        PartError: no gate has one of the keys, so that a rule with this key would never match.
-    """
-    gates = tuple(gate for part in parts for gate in part.gates())
-    if missing := set(keys) - {gate.key for gate in gates}:
-        raise PartError(f"A part adds the key {min(missing)!r} to rules, and no gate has it.")
-    return gates
-
-
-def walls_of(parts: Iterable[EnginePart], own: OwnWalls) -> Mapping[str, Wall]:
-    """Return the walls of parts by name.
-
-    Raises:
-        PartError: a wall cannot be created, has the name of another one, or does not require the
-            limits that the engine always requires.
-        ConfigError: a setting of the part cannot be used.
-    """
-    found: dict[str, Wall] = {}
-    for part in parts:
-        with named_faults(f"The walls of {type(part).__name__} could not be made"):
-            added = {name: (wall, wall.status) for name, wall in part.walls(own).items()}
-        for name, (wall, status) in added.items():
-            words = f"{type(part).__name__} adds the wall {name!r}, which"
-            if name in found or name in KERNEL_WALLS:
-                raise PartError(f"{words} exists.")
-            if lacking := least_limits(name) - status.required:
-                raise PartError(f"{words} does not require {', '.join(sorted(lacking))}.")
-            found[name] = wall
-    return found

@@ -260,7 +260,7 @@ async def test_hostile_workspace_is_not_saved_or_leaves_links_out(engine: Engine
     assert any("more than 20000 files" in words for words in many.metadata.warnings)
     assert engine.sessions.find(engine.owner, session.id).saved_at == saved_at
     disk = f"fumehood-{session.id}"
-    (engine._made.database.directory / "disks" / disk).unlink()  # type: ignore[operator]
+    (engine.database.directory / "disks" / disk).unlink()  # type: ignore[operator]
     await lose(engine, session)
     found = await python(engine, session, "import os; sorted(os.listdir()), open('a').read()")
     assert found.data["value"] == [["a", "closed", "secret"], "one"]

@@ -184,7 +184,7 @@ async def engine_in(
     try:
         async with AsyncExitStack() as stack:
             with (
-                patch("fumehood.compose.discover", lambda *args, **options: []),
+                patch("fumehood.registry.sources.discover", lambda *args, **options: []),
                 patch("fumehood.compose.load_checkers", lambda names: []),
                 # It writes whenever it comes to it: commits would have other numbers each time.
                 patch("fumehood.compose.retention", lambda *args, **options: nullcontext()),

@@ -14,7 +14,7 @@ import anyio
 import anyio.lowlevel
 import pytest
 
-from fumehood import ConfigError, Engine, compose, load_config
+from fumehood import ConfigError, Engine, engine_parts, load_config
 from fumehood import parts as module
 from fumehood.cli import doctor, main
 from fumehood.cli.findings import Finding
@@ -200,13 +200,13 @@ class Well(EnginePart):
     @asynccontextmanager
     async def running(self, made: Any) -> AsyncIterator[None]:
         self.made = made
-        Well.took_calls.append(made.intake.is_open)
+        Well.took_calls.append(made.calls.intake.is_open)
         yield
-        Well.took_calls.append(made.intake.is_open)
+        Well.took_calls.append(made.calls.intake.is_open)
         Well.stopped += 1
 
     async def recovered(self) -> None:
-        Well.took_calls.append(self.made.intake.is_open)
+        Well.took_calls.append(self.made.calls.intake.is_open)
 
 
 @pytest.mark.anyio
@@ -218,7 +218,7 @@ async def test_part_that_cannot_start_is_named_and_the_engine_does_not_start(
 
     def use(*names: str) -> None:
         made = tuple(Part(name=one, in_engine=f"{here}:{one}") for one in names)
-        monkeypatch.setattr(compose, "parts", lambda: made)
+        monkeypatch.setattr(engine_parts, "parts", lambda: made)
 
     use("Unmade")
     with pytest.raises(PartError, match="part 'Unmade' could not be made: no"):
@@ -332,7 +332,7 @@ async def test_parts_are_closed_however_the_engine_ends(
     monkeypatch.setattr(Closed, "fails", way == "failing")
     monkeypatch.setattr(Closed, "closed", [])
     made = tuple(Part(name=n, in_engine=f"{here}:{n}") for n in ("Closed", "Unclosed"))
-    monkeypatch.setattr(compose, "parts", lambda: made)
+    monkeypatch.setattr(engine_parts, "parts", lambda: made)
     with nullcontext() if way != "failing" else pytest.raises(ExceptionGroup):
         with anyio.CancelScope() as scope:
             async with Engine():

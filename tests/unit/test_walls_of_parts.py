@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from fumehood import Config, ConfigError, Engine, compose
+from fumehood import Config, ConfigError, Engine, engine_parts
 from fumehood.core.errors import SandboxUnavailable
 from fumehood.core.limits import PROCESS_WALL_LIMITS, Limit
 from fumehood.core.part import Part, PartError
@@ -63,7 +63,7 @@ def two_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, HERE, sys.modules[__name__])
     names = ("Giving", "GivingAlso")
     parts = tuple(Part(name=name, in_engine=f"{HERE}:{name}") for name in names)
-    monkeypatch.setattr(compose, "parts", lambda: parts)
+    monkeypatch.setattr(engine_parts, "parts", lambda: parts)
     monkeypatch.setattr(Giving, "given", {})
     monkeypatch.setattr(GivingAlso, "given", {})
     monkeypatch.setattr(Giving, "own", [])
@@ -225,6 +225,6 @@ def test_part_whose_walls_cannot_be_made_is_named(
     home: Path, monkeypatch: pytest.MonkeyPatch, part: type[Giving], error: Any, words: str
 ) -> None:
     made = (Part(name="a", in_engine=f"{HERE}:{part.__name__}"),)
-    monkeypatch.setattr(compose, "parts", lambda: made)
+    monkeypatch.setattr(engine_parts, "parts", lambda: made)
     with pytest.raises(error, match=words):
         engine_in(home)

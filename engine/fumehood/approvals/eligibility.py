@@ -13,9 +13,7 @@ from datetime import datetime
 from fumehood.approvals import refusals
 from fumehood.approvals.model import Approval, ApprovalState, StoredApproval
 from fumehood.core.identity import Principal, Scope
-from fumehood.identity.agents import Agents
-from fumehood.identity.approvers import Approvers
-from fumehood.identity.tokens import Tokens
+from fumehood.identity.identities import Identities
 from fumehood.policy.model import Decision
 
 
@@ -27,33 +25,28 @@ class Eligibility:
 
     def __init__(
         self,
-        approvers: Approvers,
-        tokens: Tokens,
-        agents: Agents,
+        identities: Identities,
         *,
         others: frozenset[str],
         allow_self_approval: bool,
         now: Callable[[], datetime],
     ) -> None:
         self.allow_self_approval = allow_self_approval
-        self._approvers = approvers
-        self._tokens = tokens
-        self._agents = agents
+        self._identities = identities
         self._others = others
         self._now = now
 
     def approver_ids(self) -> frozenset[str]:
         """Return the ids of the principals that can approve now."""
         now = self._now()
-        approvers = {
-            one.principal.id for one in self._approvers.current() if Scope.APPROVE in one.scopes
-        }
-        tokens = {
+        known, tokens = self._identities.approvers.current(), self._identities.tokens
+        approvers = {one.principal.id for one in known if Scope.APPROVE in one.scopes}
+        holders = {
             one.principal_id
-            for one in self._tokens.all()
-            if Scope.APPROVE in one.scopes and self._tokens.principal_of_id(one.id, now)
+            for one in tokens.all()
+            if Scope.APPROVE in one.scopes and tokens.principal_of_id(one.id, now)
         }
-        return frozenset(approvers | tokens | self._others)
+        return frozenset(approvers | holders | self._others)
 
     def counts(self, principal_id: str) -> bool:
         """Whether a decision of this principal counts: only while the principal may approve."""
@@ -61,7 +54,7 @@ class Eligibility:
 
     def remedy_without_approvers(self) -> str | None:
         """Return how the operator can add an approver, or None if one exists."""
-        return None if self.approver_ids() else self._approvers.cure
+        return None if self.approver_ids() else self._identities.approvers.cure
 
     def require_enough(self, tool: str, decision: Decision, principal_id: str) -> None:
         """Raise RequiresHumanApproval if too few approvers exist for a new call."""
@@ -86,10 +79,9 @@ class Eligibility:
         Return None if the caller's token is no longer valid.
         """
         principal_id, request = stored.approval.principal_id, stored.request
-        return self._tokens.present_authority(
-            principal_id, request.token_id, self._agents.spoken_for_by(principal_id), self._now(),
-            is_program=request.is_program,
-        )  # fmt: skip
+        return self._identities.present(
+            principal_id, request.token_id, self._now(), is_program=request.is_program
+        )
 
     def _lack(self, approvers: Sequence[str], quorum: int, principal_id: str) -> str | None:
         """Return why the quorum cannot be reached, as a clause, or None if it can."""

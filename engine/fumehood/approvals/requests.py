@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -37,10 +37,12 @@ from fumehood.core.fair_share import FairShare
 from fumehood.core.names import EXTERNAL
 from fumehood.core.tasks import run_to_completion
 from fumehood.executors.base import CallHandle
+from fumehood.identity.identities import Identities
 from fumehood.observe.log import Logger
 from fumehood.observe.subscriber import Subscribers, no_subscribers
 from fumehood.protocol.messages import decode_envelope
-from fumehood.storage.errors import WriteFailed
+from fumehood.storage.database import Database
+from fumehood.storage.errors import WriteFailed, understood
 
 RETRY_S = 5.0
 """Seconds between two attempts to store an ending."""
@@ -299,6 +301,40 @@ class ApprovalRequests:
         settings, is_decision = self.settings, tool.startswith(EXTERNAL)
         kept_s = settings.start_within_seconds if is_decision else settings.repeat_seconds
         return self.now() - timedelta(seconds=kept_s)
+
+
+def read_requests(
+    database: Database,
+    identities: Identities,
+    settings: ApprovalSettings,
+    subscribers: Subscribers,
+    *,
+    others: Iterable[str],
+    now: Callable[[], datetime],
+    new_id: Callable[[], str],
+    is_draining: Callable[[], bool],
+    log: Logger,
+) -> ApprovalRequests:
+    """Create the approvals of one engine. `others` are further principals that can approve.
+
+    Raises:
+        DamagedState: the database has invalid rows.
+    """
+    self_approval = settings.allow_self_approval
+    with understood("approvals"):
+        return ApprovalRequests(
+            ApprovalTable(database, subscribers=subscribers, kept_days=settings.kept_days),
+            RememberedRules(database),
+            Eligibility(
+                identities, others=frozenset(others), allow_self_approval=self_approval, now=now
+            ),
+            settings,
+            subscribers=subscribers,
+            now=now,
+            new_id=new_id,
+            is_draining=is_draining,
+            log=log,
+        )
 
 
 @dataclass(slots=True)

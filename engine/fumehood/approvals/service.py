@@ -35,6 +35,7 @@ from fumehood.approvals.model import (
 from fumehood.approvals.remembered import remembered_rule, wished_rule
 from fumehood.approvals.scheduler import ApprovalScheduler
 from fumehood.approvals.store import Step
+from fumehood.approvals.stored_calls import HumanAsker, StoredCalls
 from fumehood.core.envelope import Envelope
 from fumehood.core.errors import (
     EngineError,
@@ -47,6 +48,7 @@ from fumehood.core.identity import Principal, Scope
 from fumehood.core.json_types import JsonObject
 from fumehood.core.names import MAX_NAME_CHARACTERS
 from fumehood.core.tasks import run_to_completion
+from fumehood.pipeline.context import PipelineServices
 from fumehood.protocol.messages import decode_envelope
 from fumehood.storage.errors import WriteFailed
 
@@ -54,10 +56,10 @@ from fumehood.storage.errors import WriteFailed
 class ApprovalService:
     """All approvals of one engine, for approvers and callers."""
 
-    def __init__(self, scheduler: ApprovalScheduler) -> None:
-        self.scheduler = scheduler
-        self.requests = scheduler.calls.asker.requests
-        self._calls = scheduler.calls
+    def __init__(self, services: PipelineServices, asker: HumanAsker) -> None:
+        self._calls = StoredCalls(services, asker)
+        self.scheduler = ApprovalScheduler(self._calls)
+        self.requests = asker.requests
         self._eligibility = self.requests.eligibility
 
     # -- looking -------------------------------------------------------------------------

@@ -205,7 +205,7 @@ class HumanAsker:
         request, held, decision = permitted.request, permitted.request.held, permitted.decision
         if held is not None:  # the call cannot run after its program has stopped waiting
             ends.append(now + timedelta(seconds=self.wait_s(request.options.wait_for_approval)))
-        found = services.excesses(permitted.validated) if decision.may_exceed else ()
+        found = services.parts.excesses(permitted.validated) if decision.may_exceed else ()
         excess = next((one for gate, one in found if gate.key in decision.may_exceed), None)
         binding = permitted.validated.binding
         tool, options = permitted.tool.definition, request.options

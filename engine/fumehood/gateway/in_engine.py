@@ -48,11 +48,11 @@ class GatewayPart(EnginePart):
     @asynccontextmanager
     async def running(self, made: Composition) -> AsyncIterator[None]:
         """Create the gateway."""
-        settings = made.config.of("gateway", GatewaySettings)
+        settings = self.kernel.config.of("gateway", GatewaySettings)
         assert settings is not None
         services = made.services
         self.gateway = Gateway(
-            settings, services.policy.decide_request, made.database.directory,
+            settings, services.policy.decide_request, self.kernel.database.directory,
             services.registry.secrets, made.audit.note, services.log, self.tls,
         )  # fmt: skip
         yield

@@ -111,7 +111,7 @@ def _visible(request: CallRequest, reference: str, services: PipelineServices) -
     found = resolve(
         replace(request, tool=reference, arguments={}),
         services.registry,
-        services.agents,
+        services.identities.agents,
         services.clock.now,
     )
     tool = found.tool.definition

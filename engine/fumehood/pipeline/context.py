@@ -10,7 +10,7 @@ call. `compose` creates the `PipelineServices` once for each engine.
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Container, Iterator, Sequence
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -22,15 +22,13 @@ from fumehood.core.json_types import JsonObject
 from fumehood.core.usage import Prices, TokenCounter
 from fumehood.executors.base import CallHandle
 from fumehood.executors.upstreams import Upstreams
-from fumehood.identity.agents import Agents
-from fumehood.identity.tokens import Tokens
+from fumehood.identity.identities import Identities
 from fumehood.observe.clock import Clock
 from fumehood.observe.log import Logger, log_fault
-from fumehood.observe.subscriber import Subscribers
 from fumehood.pipeline.approve import Asked, Asker
 from fumehood.pipeline.check_result import ResultCheckers
 from fumehood.pipeline.claim import Claim, Keys
-from fumehood.pipeline.gate import Ended, Excess, Gate, Hold
+from fumehood.pipeline.gate import Ended, Gate, Hold
 from fumehood.pipeline.part import CallParts
 from fumehood.pipeline.plan import Plan
 from fumehood.pipeline.resolve import ResolvedCall
@@ -42,8 +40,8 @@ from fumehood.redaction.redactor import Redactor
 from fumehood.registry.index import ToolIndex
 from fumehood.sandbox.sessions import SessionKeeper
 from fumehood.sandbox.wall import Walls
-from fumehood.storage.blobs import BlobStore
-from fumehood.storage.calls import CallLog, Record
+from fumehood.storage.calls import Record
+from fumehood.storage.stores import Stores
 
 T = TypeVar("T")
 
@@ -223,52 +221,45 @@ class CallTrace:
 
 
 @dataclass(frozen=True, slots=True)
+class AnswerSettings:
+    """What the answers of an engine report besides the results."""
+
+    counter: TokenCounter
+    prices: Prices
+    checkers: ResultCheckers | None
+    allow_debug: bool
+
+
+@dataclass(frozen=True, slots=True)
 class PipelineServices:
     """Everything that the stages of a call use."""
 
     registry: ToolIndex
-    agents: Agents
-    tokens: Tokens
-    walls: Walls
-    clock: Clock
-    log: Logger
-    counter: TokenCounter
-    prices: Prices
-    allow_debug: bool
-    is_draining: Callable[[], bool]
-    calls: CallLog
-    blobs: BlobStore
-    cursors: Cursors
-    upstreams: Upstreams
-    sessions: SessionKeeper
+    identities: Identities
     policy: PolicyGate
-    keys: Keys
-    gates: Sequence[Gate]
     asker: Asker
-    redactor: Redactor
-    checkers: ResultCheckers | None
+    parts: CallParts
+    walls: Walls
+    sessions: SessionKeeper
+    upstreams: Upstreams
     circuits: Circuits
     retries: Retries
-    subscribers: Subscribers
-    parts: CallParts
+    stores: Stores
+    keys: Keys
+    cursors: Cursors
+    redactor: Redactor
+    answers: AnswerSettings
+    clock: Clock
+    log: Logger
+    is_draining: Callable[[], bool]
 
     def present(self, principal: Principal | None) -> Principal | None:
         """Return a caller with its current authority, because its token may have been revoked."""
         if principal is None:
             return None
-        return self.tokens.present_authority(
-            principal.id, principal.token_id, self.agents.spoken_for_by(principal.id),
-            self.clock.now(), is_program=principal.is_program,
-        )  # fmt: skip
-
-    def excesses(
-        self, validated: ValidatedCall, but: Container[Gate] = ()
-    ) -> Iterator[tuple[Gate, Excess]]:
-        """Yield each gate that would refuse a call now, and why. Skip the gates in `but`."""
-        for gate in self.gates:
-            excess = gate.excess(validated) if gate not in but else None
-            if excess is not None:
-                yield gate, excess
+        return self.identities.present(
+            principal.id, principal.token_id, self.clock.now(), is_program=principal.is_program
+        )
 
 
 RunCall = Callable[[CallRequest, PipelineServices, CallHandle], Awaitable[Envelope]]

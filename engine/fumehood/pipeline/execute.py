@@ -147,7 +147,7 @@ async def execute(
         lease=admitted.lease,
         domain=permitted.trust_domain,
         handle=call.handle,
-        blobs=services.blobs,
+        blobs=services.stores.blobs,
         cursors=services.cursors,
         redactor=services.redactor,
         upstreams=services.upstreams,
@@ -252,7 +252,7 @@ def _summed(before: Outcome, last: Outcome) -> Outcome:
 async def dry_run(permitted: PermittedCall, services: PipelineServices) -> Outcome:
     """Return an outcome that describes what the call would do, without doing it."""
     tool = permitted.tool.definition
-    excesses = dict(services.excesses(permitted.validated))
+    excesses = dict(services.parts.excesses(permitted.validated))
     decision = permitted.decision
     asks = decision.verdict is Verdict.ASK
     refused = [one.error.code for gate, one in excesses.items() if refuses(gate, decision)]
@@ -297,7 +297,7 @@ async def dry_run(permitted: PermittedCall, services: PipelineServices) -> Outco
         },
         **{
             gate.name: excesses[gate].shown if gate in excesses else None
-            for gate in reversed(services.gates)
+            for gate in reversed(services.parts.gates)
             if gate.name is not None
         },
         "requires_auth": tool.requires_auth,

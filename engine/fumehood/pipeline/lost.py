@@ -65,7 +65,7 @@ async def _of_key(call_id: str, principal_id: str, services: PipelineServices) -
 async def _logged(call_id: str, principal_id: str, services: PipelineServices) -> str | None:
     """Return the call's code from the call log, or None. The call log does not store answers."""
     try:
-        return (await services.calls.get(principal_id, call_id)).code
+        return (await services.stores.calls.get(principal_id, call_id)).code
     except ResourceNotFound:
         return None
 

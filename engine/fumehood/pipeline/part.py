@@ -1,4 +1,4 @@
-"""The hooks of a part in the pipeline: around a run, and before an answer.
+"""The parts of an engine in the pipeline: their gates, and their hooks around a run and an answer.
 
 Host side. `EnginePart` has these methods. `compose` passes to the pipeline the methods that a part
 overrides. Invariant: the hook around a run is only entered for a call that every gate has admitted.
@@ -6,9 +6,9 @@ overrides. Invariant: the hook around a run is only entered for a call that ever
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from fumehood.core.json_types import JsonObject
@@ -16,6 +16,9 @@ from fumehood.core.part import PartError
 from fumehood.executors.around import Around, Given
 from fumehood.executors.base import ToolRun
 from fumehood.executors.outcome import Outcome
+from fumehood.observe.subscriber import Subscribers, no_subscribers
+from fumehood.pipeline.gate import Excess, Gate
+from fumehood.pipeline.validate import ValidatedCall
 
 if TYPE_CHECKING:
     from fumehood.pipeline.context import CallContext, PipelineServices, RunCall
@@ -60,15 +63,22 @@ class CallPart:
 
 @dataclass(frozen=True, slots=True)
 class CallParts:
-    """The hooks that the parts of an engine override, in the order of the parts."""
+    """The parts of an engine as the pipeline uses them, always in the order of the parts."""
 
     around: tuple[Around, ...] = ()
     answering: tuple[CallPart, ...] = ()
     holding: CallPart | None = None
     """The part that holds back the effects of runs, or None."""
+    gates: tuple[Gate, ...] = ()
+    subscribers: Subscribers = field(default_factory=no_subscribers)
 
     @classmethod
-    def of(cls, parts: Iterable[CallPart]) -> CallParts:
+    def of(
+        cls,
+        parts: Iterable[CallPart],
+        gates: Iterable[Gate] = (),
+        subscribers: Subscribers | None = None,
+    ) -> CallParts:
         """Return the parts that override `around`, and those that override `answered`.
 
         Raises:
@@ -86,7 +96,18 @@ class CallParts:
             tuple(one.around for one in found if type(one).around is not CallPart.around),
             tuple(one for one in found if type(one).answered is not CallPart.answered),
             holding[0] if holding else None,
+            tuple(gates),
+            subscribers or no_subscribers(),
         )
+
+    def excesses(
+        self, validated: ValidatedCall, but: Container[Gate] = ()
+    ) -> Iterator[tuple[Gate, Excess]]:
+        """Yield each gate that would refuse a call now, and why. Skip the gates in `but`."""
+        for gate in self.gates:
+            excess = gate.excess(validated) if gate not in but else None
+            if excess is not None:
+                yield gate, excess
 
     async def answered(
         self, call: CallContext, outcome: Outcome, data: JsonObject

@@ -35,7 +35,7 @@ async def answer_of_gates(
     def limit_s() -> float:
         return make_plan(permitted, services.walls, services.sessions).limits.wall_s
 
-    for gate in services.gates:
+    for gate in services.parts.gates:
         found = await gate.answer(permitted, limit_s)
         if isinstance(found, KnownAnswer):
             call.handle.close()
@@ -59,7 +59,7 @@ def refuse_early(permitted: PermittedCall, services: PipelineServices) -> None:
     """
     if permitted.decision.verdict is not Verdict.ASK:
         return
-    for gate, excess in services.excesses(permitted.validated):
+    for gate, excess in services.parts.excesses(permitted.validated):
         if refuses(gate, permitted.decision):
             raise excess.error
 
@@ -71,7 +71,7 @@ async def hold_gates(approved: ApprovedCall, call: CallContext, services: Pipeli
         EngineError: a gate refuses the call.
     """
     may_exceed = approved.consent.may_exceed if approved.consent is not None else ()
-    for gate in services.gates:
+    for gate in services.parts.gates:
         held = await gate.hold(approved.permitted, is_let_pass=gate.key in may_exceed)
         if held is not None:
             call.holds.append((gate, held))
@@ -93,7 +93,7 @@ def _envelope(
         performance=replaced(
             _METADATA.performance, total_ms=total_ms, validation_ms=trace.stage_ms("validate")
         ),
-        usage=_nothing_used(services.prices.currency),
+        usage=_nothing_used(services.answers.prices.currency),
         warnings=permitted.validated.warnings + known.warnings,
         redacted=known.redacted,
         metacognition=known.metacognition,

@@ -35,7 +35,8 @@ async def permit_apart(call: CallContext, services: PipelineServices) -> Permitt
 
 def _resolved(call: CallContext, services: PipelineServices) -> ResolvedCall:
     call.resolved = resolved = call.trace.passed(
-        "resolve", resolve(call.request, services.registry, services.agents, services.clock.now)
+        "resolve",
+        resolve(call.request, services.registry, services.identities.agents, services.clock.now),
     )
     if call.request.parent_id is not None and call.request.held is None:
         require_for_program(resolved.tool.definition)
@@ -49,7 +50,7 @@ def _authorized(
     call.validated = trace.passed("validate", validated)
 
     def exceeds(key: str) -> bool:
-        found = services.excesses(validated, but={gate for gate, _ in call.holds})
+        found = services.parts.excesses(validated, but={gate for gate, _ in call.holds})
         return any(gate.key == key for gate, _ in found)
 
     permitted = trace.passed(

@@ -53,7 +53,7 @@ async def make_long_record(
     """Make a long call's record in a thread. If this is cancelled, the call gets no record."""
     error = envelope.error
     told = envelope.data if error is None else error.details
-    is_kept = services.calls.keeps_record_of(error.code if error is not None else "OK")
+    is_kept = services.stores.calls.keeps_record_of(error.code if error is not None else "OK")
     if is_kept and (is_long(_given(call)) or is_long(told)):
         call.has_record = True
         with anyio.CancelScope(shield=True):
@@ -86,10 +86,10 @@ def _write_down(call: CallContext, envelope: Envelope, services: PipelineService
         row["stages"] = waited | call.trace.stages_ms()
         if metadata.sandbox is not None and metadata.sandbox.network is not None:
             row["network"] = metadata.sandbox.network.model_dump()
-        if services.calls.keeps_record_of(code):
+        if services.stores.calls.keeps_record_of(code):
             made = call.record if call.has_record else _record(call, envelope, services)
             row["record"] = made
-        services.calls.record(row)
+        services.stores.calls.record(row)
 
 
 def record_replay(
@@ -119,12 +119,12 @@ def record_replay(
     again = envelope.model_copy(update={"metadata": metadata})
     _observe(call, metadata, code, services)
     if request.principal is not None:
-        services.calls.record(_row(request, request.principal.id, again, code, None))
+        services.stores.calls.record(_row(request, request.principal.id, again, code, None))
 
 
 def _observe(call: CallContext, metadata: Metadata, code: str, services: PipelineServices) -> None:
     """Pass an ended call to the subscribers."""
-    if not services.subscribers.take_calls:
+    if not services.parts.subscribers.take_calls:
         return
     tool = metadata.tool_name if call.resolved is not None or call.asked is not None else None
     waited_s = _waited_s(call, services)
@@ -139,7 +139,7 @@ def _observe(call: CallContext, metadata: Metadata, code: str, services: Pipelin
         network=metadata.sandbox.network if metadata.sandbox is not None else None,
         trace=partial(_trace, call, metadata, code, tool or UNKNOWN, services),
     )
-    services.subscribers.ended(ended)
+    services.parts.subscribers.ended(ended)
 
 
 def _waited_s(call: CallContext, services: PipelineServices) -> float | None:

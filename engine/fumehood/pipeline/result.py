@@ -519,8 +519,8 @@ async def build_envelope(
     if shaped is not None:
         redacted = shaped.outcome.redacted
     checked = NOT_CHECKED
-    if services.checkers is not None and shaped is not None and error is None:
-        checked = await _check(call, shaped, services.checkers)
+    if services.answers.checkers is not None and shaped is not None and error is None:
+        checked = await _check(call, shaped, services.answers.checkers)
     envelope = _envelope(call, shaped, error, services, redacted, checked)
     if added:
         envelope = _with_added(envelope, added)
@@ -568,7 +568,7 @@ async def _shorten(
     is_owned = request.principal is not None and not shaped.outcome.is_dry_run
     return await shorten(
         shaped,
-        blobs=services.blobs,
+        blobs=services.stores.blobs,
         principal_id=request.principal.id if request.principal is not None and is_owned else None,
         session_id=request.options.session_id,
         with_value=resolved.tool.definition.executor.startswith("code:"),
@@ -598,8 +598,8 @@ def _envelope(
         outcome=outcome if outcome is not None and not outcome.is_dry_run else None,
         limits=call.plan.limits if call.plan is not None else None,
         processing_s=stages_ms.get("execute", 0.0) / 1e3,
-        counter=services.counter,
-        prices=services.prices,
+        counter=services.answers.counter,
+        prices=services.answers.prices,
     )
     total_ms = _total_ms(call, services)
     waited_ms = call.asked.waited_ms if call.asked is not None else None
@@ -712,13 +712,13 @@ def _warnings(
     asked = call.asked  # an edit is reported if the call is known to have run
     if asked is not None and asked.edit_warning and (call.is_approved or asked.has_begun):
         warnings += (asked.edit_warning,)
-    if call.request.options.debug and not services.allow_debug:
+    if call.request.options.debug and not services.answers.allow_debug:
         warnings += ("debug: the engine's configuration does not allow it",)
     return warnings
 
 
 def _debug_info(call: CallContext, services: PipelineServices) -> JsonObject | None:
-    if not (call.request.options.debug and services.allow_debug):
+    if not (call.request.options.debug and services.answers.allow_debug):
         return None
     return {
         "stages_ms": call.trace.stages_ms(),

@@ -103,9 +103,9 @@ class Calls:
         """The calls that have not ended, by id."""
         self.started: set[asyncio.Task[None]] = set()
         """The tasks of calls that `start` began."""
-        self._intake = intake
+        self.intake = intake
         self._services = services
-        self._ids = ids
+        self.ids = ids
         self._clock = clock
         self._idle = anyio.Event()
 
@@ -155,7 +155,7 @@ class Calls:
 
     def drain(self) -> None:
         """Accept no new calls; running calls continue."""
-        self._intake.is_draining = True
+        self.intake.is_draining = True
         if not self.running:
             self._idle.set()
 
@@ -189,8 +189,8 @@ class Calls:
             body.arguments,
             options,
             principal,
-            self._ids.call_id(),
-            given or self._ids.trace_id(self._clock.now()),
+            self.ids.call_id(),
+            given or self.ids.trace_id(self._clock.now()),
             traceparent=parent,
             context=body.context if isinstance(body, ExternalCall) else None,
         )
@@ -204,7 +204,7 @@ class Calls:
             return envelope
         finally:
             del self.running[request.call_id]
-            if self._intake.is_draining and not self.running:
+            if self.intake.is_draining and not self.running:
                 self._idle.set()
 
     async def _run_apart(

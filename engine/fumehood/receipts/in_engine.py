@@ -115,10 +115,10 @@ async def _keep(
 
     with anyio.CancelScope(shield=True):  # bounded by the disk; the program has already run
         document = await anyio.to_thread.run_sync(make)
-        draft = services.blobs.draft(principal.id)
+        draft = services.stores.blobs.draft(principal.id)
         draft.feed(document)
         try:
-            blob = await services.blobs.keep(draft, "receipt.json", "application/json")
+            blob = await services.stores.blobs.keep(draft, "receipt.json", "application/json")
         except NotKept as reason:
             return ReceiptLink(not_kept=f"{reason}, so it is lost")
     return ReceiptLink(url=blob.url, expires_at=timestamp(blob.expires_at))

@@ -27,6 +27,7 @@ from fumehood.core.session import (
 )
 from fumehood.storage.changes import stamp
 from fumehood.storage.database import Database
+from fumehood.storage.errors import understood
 from fumehood.storage.schema import SESSIONS
 
 _SAME_NAME = (
@@ -47,9 +48,10 @@ class SessionTable:
 
         Raises:
             ReadFailed: the database cannot be read.
-            ValueError, LookupError, TypeError: a row is not a session.
+            DamagedState: a row is not a session.
         """
-        return self._database.read_now(_all)
+        with understood("sessions"):
+            return self._database.read_now(_all)
 
     async def ids(self) -> tuple[set[str], set[str]]:
         """Return the ids of the sessions that have not ended, and the ids of the sessions that have

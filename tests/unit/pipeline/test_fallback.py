@@ -114,8 +114,8 @@ async def test_what_gates_hold_for_a_call_ends_once_if_its_fallback_answers(
 ) -> None:
     config, ended = {"circuits": {"min_failures": 1}}, list[str]()
     async with upstream_bench(home, monkeypatch, first(), archive(), **config) as made:
-        services = made.bench.engine._made.services
-        object.__setattr__(services, "gates", (*services.gates, Noting("", ended)))
+        parts = made.bench.engine._made.services.parts
+        object.__setattr__(parts, "gates", (*parts.gates, Noting("", ended)))
         fails(made)
         await made.call()
         assert ended == ["archive settled", "weather settled"]

@@ -20,6 +20,7 @@ from fumehood.core.errors import EngineError, InternalError, PermissionDenied, R
 from fumehood.core.part import CallOption
 from fumehood.pipeline.authorize import PermittedCall
 from fumehood.pipeline.gate import Ended, Excess, Gate, Hold, KnownAnswer
+from fumehood.pipeline.part import CallParts
 from fumehood.pipeline.pass_gates import answer_of_gates
 from fumehood.pipeline.plan import Plan
 from fumehood.pipeline.validate import ValidatedCall
@@ -109,8 +110,8 @@ async def outcome(
         file.write_text(f'[[rules]]\nid = "r"\ndecision = "{decision}"\ntools = ["act"]\n')
         async with bench(Path(home), [act], policy_file=file) as made:
             engine: Engine = made.engine
-            services = engine._made.services
-            object.__setattr__(services, "gates", (*gates, *services.gates))
+            parts = engine._made.services.parts
+            object.__setattr__(parts, "gates", (*gates, *parts.gates))
             body = CallBody() if options is None else CallBody(options=options)
             envelope = await engine.run("act", body, engine.owner)
     return envelope.error.code if envelope.error is not None else "OK", ran, dict(envelope.data)
@@ -174,7 +175,7 @@ async def test_gate_is_not_asked_for_the_answer_of_a_held_action(held: Any, seen
     permitted: Any = SimpleNamespace(
         decision=SimpleNamespace(verdict=Verdict.ALLOW), request=SimpleNamespace(held=held)
     )
-    services: Any = SimpleNamespace(gates=(gate,))
+    services: Any = SimpleNamespace(parts=CallParts(gates=(gate,)))
     unused: Any = None
     assert await answer_of_gates(permitted, unused, services) is None
     assert len(gate.asked) == seen

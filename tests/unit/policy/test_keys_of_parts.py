@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from fumehood import Config, Engine, compose, tool
+from fumehood import Config, Engine, engine_parts, tool
 from fumehood.core.errors import QuotaExceeded
 from fumehood.core.part import Part, PartError
 from fumehood.core.value import Value
@@ -78,7 +78,7 @@ def sleeping(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     are_open = [Night(key, is_late=False) for key in sorted(PART.excesses)]
 
     def use(*gates: Gate) -> None:
-        monkeypatch.setattr(compose, "parts", lambda: (PART,))
+        monkeypatch.setattr(engine_parts, "parts", lambda: (PART,))
         monkeypatch.setattr(loader, "_OF_PARTS", keys_of([PART]))
         monkeypatch.setattr(loader, "RuleOfFile", rule_of([PART]))
         monkeypatch.setattr(Sleeping, "own", list(gates) or are_open)

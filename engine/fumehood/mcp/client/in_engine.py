@@ -25,8 +25,8 @@ class McpClient(EnginePart):
         settings = self.kernel.config.of("mcp_servers", dict) or {}
         services = made.services
         all_servers = McpServers(
-            settings, services.registry, made.registrations, services.upstreams, services.redactor,
-            made.walls.container, services.log, gateway_of(made.parts),
+            settings, services.registry, made.sources.registrations, services.upstreams,
+            services.redactor, made.walls.container, services.log, gateway_of(made.parts),
         )  # fmt: skip
         self.servers = all_servers.servers
         async with all_servers.run():

@@ -1,0 +1,62 @@
+"""The identities that one engine knows: agents, tokens and approvers.
+
+Host side, created by `compose`. Invariant: authority is looked up when it is used, so that a
+revoked token, or an agent that was taken away, has no effect any more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+from fumehood.core.identity import Principal
+from fumehood.identity.agents import Agents
+from fumehood.identity.approvers import Approvers
+from fumehood.identity.principals import require_agent, require_caller
+from fumehood.identity.tokens import Tokens
+from fumehood.storage.database import Database
+from fumehood.storage.errors import understood
+
+
+@dataclass(frozen=True, slots=True)
+class Identities:
+    """The identities in one database."""
+
+    agents: Agents
+    tokens: Tokens
+    approvers: Approvers
+
+    def present(
+        self, principal_id: str, token_id: str | None, now: datetime, *, is_program: bool
+    ) -> Principal | None:
+        """Return a caller with its current authority, or None if its token is no longer valid."""
+        agents = self.agents.spoken_for_by(principal_id)
+        return self.tokens.present_authority(
+            principal_id, token_id, agents, now, is_program=is_program
+        )
+
+    def presets_of(self, principal: Principal, agent_id: str | None) -> Sequence[str]:
+        """Return the presets to which an agent is bound, or none without an agent.
+
+        Raises:
+            PermissionDenied: the principal may not call tools.
+            ResourceNotFound: the principal may not act for the agent.
+        """
+        require_caller(principal)
+        if agent_id is None:
+            return ()
+        agent = self.agents.find(agent_id)
+        require_agent(principal, agent_id, agent)
+        return agent.presets if agent is not None else ()
+
+
+def read_identities(database: Database) -> Identities:
+    """Read the identities. Raises DamagedState if the database has invalid rows."""
+    with understood("agents"):
+        agents = Agents(database)
+    with understood("tokens"):
+        tokens = Tokens(database)
+    with understood("approvers"):
+        approvers = Approvers(database)
+    return Identities(agents, tokens, approvers)

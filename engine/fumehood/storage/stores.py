@@ -1,0 +1,85 @@
+"""The stores of one engine: its database, its places for files, and what the kernel keeps in them.
+
+Host side, created by `compose` and used by the pipeline. Creating them opens no file. `compose`
+opens, prunes and closes them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Literal
+
+from fumehood.core.limits import MB
+from fumehood.storage.blobs import BlobStore
+from fumehood.storage.calls import CallLog
+from fumehood.storage.database import Database, open_database
+from fumehood.storage.files import PROJECTS, SESSIONS, FilePlaces, SavedFiles
+from fumehood.storage.sessions import SessionTable
+from fumehood.storage.settings import FileSettings, RecordSettings
+
+
+@dataclass(frozen=True, slots=True)
+class Stores:
+    """The stores of one engine. If `is_own`, the engine closes the database when it ends."""
+
+    database: Database
+    is_own: bool
+    files: FilePlaces
+    calls: CallLog
+    blobs: BlobStore
+    sessions: SessionTable
+    saved: tuple[SavedFiles, ...]
+    """The stores with the saved files of sessions. Empty if the engine keeps no state."""
+
+
+def make_stores(
+    given: Database | None,
+    settings: FileSettings,
+    record: RecordSettings,
+    *,
+    recorded: Literal["all", "failed", "none"],
+    calls_kept: int,
+    calls_kept_days: int,
+    blobs_kept_mb: int,
+    blobs_kept_hours: float,
+    now: Callable[[], datetime],
+) -> Stores:
+    """Create the stores. `given` is the database, or None for a new one in memory.
+
+    Raises:
+        StoreError: the extra of the place of files is missing.
+    """
+    database = given if given is not None else open_database(None)
+    own = database.directory
+    # Without a state it is opened as well: a standby needs its extra before it is active.
+    remote = settings.remote()
+    files = FilePlaces() if own is None else FilePlaces(settings.directory or own, remote)
+    blobs = BlobStore(
+        database,
+        files.directory,
+        max_bytes=blobs_kept_mb * MB,
+        lifetime_s=max(1, int(blobs_kept_hours * 3600)),
+        now=now,
+        remote=files.remote,
+    )
+    saved: tuple[SavedFiles, ...] = ()
+    if files.directory is not None:
+        place = files.directory if files.remote is None else None
+        saved = tuple(SavedFiles(place, files.remote, folder) for folder in (SESSIONS, PROJECTS))
+    return Stores(
+        database,
+        given is None,
+        files,
+        CallLog(
+            database,
+            kept_days=calls_kept_days,
+            kept=calls_kept,
+            recorded=recorded,
+            record=record,
+        ),
+        blobs,
+        SessionTable(database, blobs.overdue.set),
+        saved,
+    )
