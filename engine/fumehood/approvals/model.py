@@ -10,9 +10,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from enum import StrEnum
+from types import MappingProxyType
 from typing import Any, Literal
 
 from pydantic import AwareDatetime, Field, model_validator
@@ -28,8 +29,15 @@ LONGEST_POLL_S = 25.0
 SESSION = "session"
 PROGRAM: Need = "program"
 TRIAL: Need = "trial"
-"""`SESSION`, `PROGRAM` and `TRIAL` are values in `Approval.changed`. They mean that something that
-a waiting call needs has ended: its session, the program whose request it is, or the effect of its
+OUTLIVED: Mapping[str, str] = MappingProxyType(
+    {
+        SESSION: "Its session ended before anybody decided",
+        PROGRAM: "The engine was restarted, and the program that wanted to send it has ended",
+        TRIAL: "The engine was restarted, and the effect of this trial is not kept",
+    }
+)
+"""Values in `Approval.changed` → why the call can no longer run. They mean that something that a
+waiting call needs has ended: its session, the program whose request it is, or the effect of its
 trial."""
 
 
@@ -137,7 +145,12 @@ class Approval(Value):
     @property
     def outlived(self) -> str | None:
         """`session`, `program` or `trial` if the call needs it and it has ended, else None."""
-        return next((one for one in self.changed if one in (SESSION, PROGRAM, TRIAL)), None)
+        return next((one for one in self.changed if one in OUTLIVED), None)
+
+    @property
+    def outlived_in_words(self) -> str:
+        """Why a waiting call can no longer run; empty if nothing that it needs has ended."""
+        return OUTLIVED[self.outlived] if self.outlived is not None else ""
 
     @property
     def yes_votes(self) -> frozenset[str]:

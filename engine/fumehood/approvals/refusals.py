@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fumehood.approvals.model import OPEN_STATES, PROGRAM, SESSION, Approval, ApprovalState
-from fumehood.approvals.wording import outlived_in_words
 from fumehood.call_options import read_stored
 from fumehood.core.call import Need
 from fumehood.core.errors import (
@@ -235,7 +234,7 @@ def too_late(approval: Approval) -> ApprovalExpired:
     at = approval.ended_at or approval.expires_at
     is_of_session = approval.outlived == SESSION
     what = "the session of this call ended" if is_of_session else "this approval expired"
-    why = "" if is_of_session else outlived_in_words(approval)
+    why = "" if is_of_session else approval.outlived_in_words
     return ApprovalExpired(
         f"Too late: {what} at {at:%Y-%m-%d %H:%M:%S} UTC.{why and f' {why}.'}",
         details={"state": approval.state.value, "version": approval.version},

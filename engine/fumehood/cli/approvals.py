@@ -40,25 +40,6 @@ from fumehood.approvals.model import (
     RememberedRule,
     RememberWish,
 )
-from fumehood.approvals.wording import (
-    OUTSIDE,
-    SIGNS,
-    ago,
-    argument_name,
-    context_in,
-    effect_heading,
-    entries_of,
-    entry_facts,
-    hidden_in,
-    is_outside,
-    is_shown,
-    network_in_words,
-    outlived_in_words,
-    place_in_words,
-    preview_in_words,
-    rest_of,
-    sends_heading,
-)
 from fumehood.cli.exits import ExitCode, fail
 from fumehood.cli.options import (
     AsJson,
@@ -74,6 +55,24 @@ from fumehood.cli.plain import plain
 from fumehood.cli.reach import APPROVE, calling, controlling
 from fumehood.cli.show import Column, as_document, as_table, show_json, wants_json
 from fumehood.client import ControlClient
+from fumehood.client.wording import (
+    OUTSIDE,
+    SIGNS,
+    ago,
+    argument_name,
+    context_in,
+    effect_heading,
+    entries_of,
+    entry_facts,
+    hidden_in,
+    is_outside,
+    is_shown,
+    network_in_words,
+    place_in_words,
+    preview_in_words,
+    rest_of,
+    sends_heading,
+)
 from fumehood.core.escaping import aligned, json_line, json_lines, visible
 from fumehood.core.json_types import JsonObject
 from fumehood.core.pages import MAX_ITEMS
@@ -560,7 +559,7 @@ def approval_lines(approval: Approval, now: datetime, columns: int) -> list[Line
     lines = [Line("arguments", "head"), *_arguments(approval.arguments, columns)]
     if is_outside(approval):
         lines = [*warning(f"{OUTSIDE}.", columns), Line(""), *lines]
-    if words := outlived_in_words(approval):
+    if words := approval.outlived_in_words:
         said = f"{words}, so this call can no longer run."
         lines += [Line(""), *warning(said, columns)]
     if approval.asked_arguments is not None:

@@ -15,7 +15,6 @@ from typing import Annotated, Any
 
 import typer
 
-from fumehood.approvals.wording import ago
 from fumehood.cli.call import say_how_to_approve
 from fumehood.cli.exits import ExitCode, exit_code_of, fail, say, write
 from fumehood.cli.options import (
@@ -46,6 +45,7 @@ from fumehood.cli.show import (
 )
 from fumehood.client import Client
 from fumehood.client.files import SaveFailed, Saving, plain_file
+from fumehood.client.wording import ago
 from fumehood.core.escaping import printable, visible
 from fumehood.core.json_types import JsonObject
 from fumehood.core.session import SessionRecord, SessionStatus, Snapshot

@@ -29,7 +29,7 @@ from pygments.lexer import Lexer
 from pygments.lexers import get_lexer_by_name
 from pygments.token import Comment, Keyword, Name, Number, String, _TokenType
 
-from fumehood.approvals.wording import (
+from fumehood.client.wording import (
     OUTSIDE,
     argument_name,
     context_in,
@@ -45,7 +45,7 @@ from fumehood.approvals.wording import (
     sends_heading,
     sends_in_words,
 )
-from fumehood.approvals.wording import ago as words_of_age
+from fumehood.client.wording import ago as words_of_age
 from fumehood.core.escaping import json_line, printable, visible
 from fumehood.core.json_types import JsonObject
 from fumehood.core.languages import LANGUAGES

@@ -12,14 +12,14 @@ import pytest
 
 from fumehood.approvals.model import StoredApproval, StoredRequest, own_view
 from fumehood.approvals.preview import definition_digest
-from fumehood.approvals.wording import (
+from fumehood.cli.approvals import MARK, approval_lines
+from fumehood.client.wording import (
     hidden_in,
     network_in_words,
     place_in_words,
     sends_heading,
     sends_in_words,
 )
-from fumehood.cli.approvals import MARK, approval_lines
 from fumehood.core.errors import ArgumentsRefused, EngineError, SandboxUnavailable
 from fumehood.core.json_types import JsonObject
 from fumehood.executors.kinds import EXECUTORS

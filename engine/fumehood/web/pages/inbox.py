@@ -24,13 +24,12 @@ from fumehood.approvals.model import (
     RememberedRule,
     RememberWish,
 )
-from fumehood.approvals.wording import (
+from fumehood.client.api_request import DaemonUnavailable, Refused
+from fumehood.client.wording import (
     context_in,
     network_in_words,
-    outlived_in_words,
     place_in_words,
 )
-from fumehood.client.api_request import DaemonUnavailable, Refused
 from fumehood.core.escaping import json_lines
 from fumehood.core.json_types import JsonObject
 from fumehood.core.pages import MAX_PAGE
@@ -295,7 +294,7 @@ async def _next(view: View, decided: Approval) -> Approval | None:
 
 def _who_was_first(view: View, approval: Approval) -> str:
     """Explain why a decision came too late."""
-    if words := outlived_in_words(approval):
+    if words := approval.outlived_in_words:
         return f"Too late. {words}. Nothing was decided."
     if approval.state in (ApprovalState.EXPIRED, ApprovalState.CANCELLED):
         return f"Too late: this approval was {approval.state}. Nothing was decided."

@@ -1,4 +1,4 @@
-"""An approval in words, for the people who decide on it; used wherever an approval is shown.
+"""An approval in words, for the people who decide on it; used by the command line and the console.
 
 The content of a call comes from a model or its prompt, so it is untrusted. Invariant: untrusted
 text in a sentence is escaped (`core/escaping.py`); unknown parts of a preview are always shown
@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from datetime import datetime
 from typing import Any
 
-from fumehood.approvals.model import PROGRAM, SESSION, TRIAL, Approval, ApprovalState
+from fumehood.approvals.model import Approval, ApprovalState
 from fumehood.core.errors import OutcomeUnknown
 from fumehood.core.escaping import json_line, misleading_in, visible
 from fumehood.core.json_types import JsonObject
@@ -160,21 +160,8 @@ def ending_in_words(approval: Approval) -> str:
     return ""
 
 
-_OUTLIVED: dict[str, str] = {
-    SESSION: "Its session ended before anybody decided",
-    PROGRAM: "The engine was restarted, and the program that wanted to send it has ended",
-    TRIAL: "The engine was restarted, and the effect of this trial is not kept",
-}
-"""Value of `Approval.outlived` → why the call can no longer run."""
-
-
-def outlived_in_words(approval: Approval) -> str:
-    """Return why a waiting call can no longer run; empty if nothing that it needs has ended."""
-    return _OUTLIVED[approval.outlived] if approval.outlived is not None else ""
-
-
 def _expiry_in_words(approval: Approval) -> str:
-    if words := outlived_in_words(approval):
+    if words := approval.outlived_in_words:
         return f"{words}."
     if approval.changed:
         names = dict.fromkeys(_PARTS.get(one, one.replace("_", " ")) for one in approval.changed)
