@@ -262,5 +262,12 @@ class PipelineServices:
         )
 
 
+def context_of(request: CallRequest, services: PipelineServices) -> CallContext:
+    """Return the context of a call that is answered without a run."""
+    name = request.tool.partition("@")[0]
+    trace = CallTrace(name, request.call_id, request.trace_id, services.clock, services.log)
+    return CallContext(request, trace, CallHandle())
+
+
 RunCall = Callable[[CallRequest, PipelineServices, CallHandle], Awaitable[Envelope]]
 """Runs a call through the pipeline: `run.run_call`, passed in to avoid an import cycle."""

@@ -24,8 +24,7 @@ from fumehood.core.identity import Principal
 from fumehood.executors.base import CallHandle
 from fumehood.observe.clock import Clock, IdSource, timestamp
 from fumehood.observe.trace_context import INCOMING, read_traceparent
-from fumehood.pipeline.context import PipelineServices
-from fumehood.pipeline.lost import context_of
+from fumehood.pipeline.context import PipelineServices, context_of
 from fumehood.pipeline.result import build_envelope
 from fumehood.pipeline.run import run_call
 

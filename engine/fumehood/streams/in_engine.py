@@ -21,10 +21,10 @@ from fumehood.core.limits import MB
 from fumehood.engine_part import EnginePart, Kernel
 from fumehood.observe.clock import timestamp
 from fumehood.observe.log import log_fault
-from fumehood.pipeline.lost import answer_of_lost
 from fumehood.storage.errors import StoreError
 from fumehood.storage.retention import retention
 from fumehood.streams.call import StreamedCall, last_record
+from fumehood.streams.lost import answer_of_lost
 from fumehood.streams.recordings import RecordedCall, RecordingReader, RecordingStore
 
 if TYPE_CHECKING:

@@ -1,9 +1,8 @@
 """The answer to a call whose engine ended before it had answered.
 
-Host side, for whatever keeps a call longer than a process lives. The answer comes from the state
-that there is: the call's approval, the answer kept for its idempotency key, the call log, and
-otherwise from whether its tool may be repeated. Used after the calls that wait for approval were
-recovered.
+Host side, for recorded calls, which outlive the process. The answer comes from the state that there
+is: the call's approval, the answer kept for its idempotency key, the call log, and otherwise from
+whether its tool may be repeated. Used after the calls that wait for approval were recovered.
 """
 
 from __future__ import annotations
@@ -18,8 +17,7 @@ from fumehood.core.errors import (
     ToolNotFound,
 )
 from fumehood.core.identity import Principal
-from fumehood.executors.base import CallHandle
-from fumehood.pipeline.context import CallContext, CallTrace, PipelineServices
+from fumehood.pipeline.context import PipelineServices, context_of
 from fumehood.pipeline.record import record_ending
 from fumehood.pipeline.result import build_envelope
 from fumehood.protocol.messages import decode_envelope
@@ -47,13 +45,6 @@ async def answer_of_lost(
     if found is None and code is None:  # otherwise its end is or will be recorded elsewhere
         record_ending(context, envelope, services)
     return envelope
-
-
-def context_of(request: CallRequest, services: PipelineServices) -> CallContext:
-    """Return the context of a call that is answered without a run."""
-    name = request.tool.partition("@")[0]
-    trace = CallTrace(name, request.call_id, request.trace_id, services.clock, services.log)
-    return CallContext(request, trace, CallHandle())
 
 
 async def _of_key(call_id: str, principal_id: str, services: PipelineServices) -> Envelope | None:
