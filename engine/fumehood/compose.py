@@ -15,7 +15,6 @@ import secrets
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
-from datetime import datetime
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeVar
@@ -49,8 +48,6 @@ from fumehood.pipeline.context import AnswerSettings, PipelineServices
 from fumehood.pipeline.retry import Retries
 from fumehood.pipeline.running import Calls, Intake
 from fumehood.policy.current import CurrentPolicy
-from fumehood.projects.service import Projects, ProjectStore, SessionProject
-from fumehood.projects.writing import Journals
 from fumehood.protocol.cursors import Cursors
 from fumehood.redaction.redactor import Redactor
 from fumehood.registry.discover import LoadFault, Tool, import_paths
@@ -63,10 +60,8 @@ from fumehood.sandbox.wall import SessionWall, Wall
 from fumehood.sandbox.walls import EngineWalls, logged
 from fumehood.storage.database import Database
 from fumehood.storage.errors import StoreError
-from fumehood.storage.files import PROJECTS, SavedFiles
 from fumehood.storage.idempotency import KEY_LIFETIME
 from fumehood.storage.retention import Prune, retention
-from fumehood.storage.sessions import SessionTable
 from fumehood.storage.stores import Stores, make_stores
 
 if TYPE_CHECKING:
@@ -89,7 +84,6 @@ class Composition:
     audit: AuditService
     walls: EngineWalls
     policy: CurrentPolicy
-    projects: Projects
     services: PipelineServices
     calls: Calls
     approvals: ApprovalService
@@ -129,14 +123,11 @@ def compose(
     sources = read_sources(registry, load_faults, kernel.database, config.tools_directory, log)
     walls = _make_walls(kernel, registry, parts, jail, container, walls_given)
     identities = read_identities(kernel.database)
-    saved, baselines = stores.saved or (None, None)
-    state = kernel.database.directory
-    projects = ProjectStore(baselines, Journals(state / PROJECTS if state else None))
     sessions = SessionKeeper(
         walls.container, stores.sessions, config.sessions, SessionClock(clock.now, clock.monotonic),
         partial(_check_maker, identities, intake), kept=stores.sessions.all_now(),
-        saver=SessionSaver(saved) if saved else None, presets=config.presets,
-        open_project=partial(SessionProject, projects), on_event=logged(log),
+        saver=SessionSaver(stores.saved) if stores.saved else None, presets=config.presets,
+        in_session=parts.in_sessions(), on_event=logged(log),
     )  # fmt: skip
     policy = _read_policy(kernel, registry, identities, parts)
     redactor = Redactor(config.redaction)
@@ -152,7 +143,7 @@ def compose(
         redactor=redactor, clock=clock, log=log, is_draining=intake.takes_none,
     )  # fmt: skip
     return Composition(
-        kernel, parts, sources, audit, walls, policy, Projects(projects, sessions), services,
+        kernel, parts, sources, audit, walls, policy, services,
         Calls(intake, services, ids, clock), ApprovalService(services, asker),
     )  # fmt: skip
 
@@ -278,8 +269,8 @@ class EngineLife:
         if services.stores.is_own:
             self._stack.callback(services.stores.database.close)
         await enter(made.audit.anchored())
-        for saved in services.stores.saved:
-            self._stack.push_async_callback(anyio.to_thread.run_sync, saved.close)
+        if services.stores.saved is not None:
+            self._stack.push_async_callback(anyio.to_thread.run_sync, services.stores.saved.close)
         await enter(made.walls)
         # Before a session can end because it was unused while no engine ran.
         services.sessions.keep_for_calls(await made.approvals.requests.awaited_sessions())
@@ -290,13 +281,12 @@ class EngineLife:
         self._stack.push_async_callback(services.upstreams.close)
         self._stack.push_async_callback(services.stores.blobs.room.aclose)
         self._stack.push_async_callback(made.calls.end_started)
-        outcomes = await self._put_projects_back()
+        outcomes = await made.parts.outcomes()
         await self._try("blobs", services.stores.blobs.open)
         await self._keep_within_bounds()
         await self._recover_keys()
         made.calls.intake.is_open = True
         await enter(made.approvals.scheduler.running(outcomes))
-        await anyio.to_thread.run_sync(made.projects.forget)
         # By now the scheduler has ended interrupted approved calls.
         await made.parts.recover()
 
@@ -324,17 +314,6 @@ class EngineLife:
         if self._made.sources.directory is not None:
             group.start_soon(self._made.sources.directory.follow)
 
-    async def _put_projects_back(self) -> dict[str, bool]:
-        """Restore project directories into which a killed engine was writing.
-
-        Return the outcome of each such call: call id → True if it wrote everything, False if
-        nothing.
-        """
-        failed, outcomes = await anyio.to_thread.run_sync(self._made.projects.recover)
-        for directory in failed:
-            self._log.error("project.not_put_back", directory=directory)
-        return outcomes
-
     async def _keep_within_bounds(self) -> None:
         """Delete expired rows and files, at once and then periodically."""
         config, stores = self._made.kernel.config, self._made.services.stores
@@ -345,8 +324,9 @@ class EngineLife:
             (self._made.services.keys.prune, KEY_LIFETIME.total_seconds(), None),
             (self._made.approvals.requests.table.prune, math.inf, None),
         )
-        for saved in stores.saved:
-            all_kept += ((partial(_sweep, saved, stores.sessions), math.inf, saved.overdue),)
+        if stores.saved is not None:
+            sweep = partial(stores.sessions.sweep, stores.saved)
+            all_kept += ((sweep, math.inf, stores.saved.overdue),)
         on_fault = partial(log_fault, self._log, "state.retention_failed")
         for prune, kept_s, overdue in all_kept:
             await self._stack.enter_async_context(
@@ -374,9 +354,3 @@ class EngineLife:
         except StoreError as fault:
             self._log.error(f"{name}.unavailable", reason=str(fault))
             return None
-
-
-async def _sweep(saved: SavedFiles, rows: SessionTable, now: datetime) -> int:
-    """Delete the saved files of sessions that are over. Return the number of files."""
-    live, over = await rows.ids()
-    return await saved.sweep(live, over, now)

@@ -134,7 +134,6 @@ class Engine:
         self.blobs = services.stores.blobs
         self.call_log = services.stores.calls
         self.sessions = services.sessions
-        self.projects = made.projects
         self.approvals = made.approvals
         self.policy = made.policy
         self.overview = Overview(made)

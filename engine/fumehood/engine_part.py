@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from sqlalchemy import Connection
 
+from fumehood.core.errors import EngineError
 from fumehood.core.json_types import JsonObject
 from fumehood.core.usage import EstimatingCounter, TokenCounter
 from fumehood.observe.clock import Clock
@@ -20,6 +21,7 @@ from fumehood.observe.log import Logger
 from fumehood.observe.subscriber import Subscriber, Subscribers, no_subscribers
 from fumehood.pipeline.gate import Gate
 from fumehood.pipeline.part import CallPart
+from fumehood.sandbox.session_use import KeptValues
 from fumehood.sandbox.wall import Wall
 from fumehood.sandbox.walls import OwnWalls
 from fumehood.storage.database import Database
@@ -105,6 +107,25 @@ class EnginePart(Subscriber, CallPart):
     async def running(self, made: Composition) -> AsyncIterator[None]:
         """Run the part's background work, from before the first call until after the last."""
         yield
+
+    def in_session(self, kept: KeptValues) -> object | None:
+        """Return what this part's executors use during a turn in a session, or None.
+
+        `kept` are the values that parts keep with the session. The executors find the object by its
+        class (`SessionLease.part`).
+        """
+        return None
+
+    async def outcomes(self) -> Mapping[str, EngineError | None]:
+        """Finish or undo actions that a killed process had begun, and return how these calls ended:
+        call id → None if the call did everything, or its error if it did nothing.
+
+        Called once, in `running`, before any call can start and before the kernel ends interrupted
+        calls, which it does with these outcomes. The outcome of any other interrupted call is
+        unknown. What is returned must be returned again by the next process, until `recovered` was
+        called.
+        """
+        return {}
 
     async def recovered(self) -> None:
         """End what an earlier process has left unfinished.

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import anyio.to_thread
 
-from fumehood.core.errors import FumehoodError
+from fumehood.core.errors import EngineError, FumehoodError
 from fumehood.core.limits import KERNEL_WALLS, least_limits
 from fumehood.core.part import Part, PartError, imported, named_faults
 from fumehood.engine_part import EnginePart, Kernel
@@ -23,6 +23,7 @@ from fumehood.parts import parts
 from fumehood.pipeline.part import CallParts
 from fumehood.policy.model import Policy
 from fumehood.registry.index import ToolIndex
+from fumehood.sandbox.session_use import InSession
 from fumehood.sandbox.wall import Wall
 from fumehood.sandbox.walls import OwnWalls
 
@@ -97,6 +98,26 @@ class EngineParts:
         for part in self:
             with self._starting(part):
                 await stack.enter_async_context(part.running(made))
+
+    def in_sessions(self) -> list[InSession]:
+        """Return the functions that make the parts' objects for a turn in a session."""
+        return [
+            part.in_session for part in self if type(part).in_session is not EnginePart.in_session
+        ]
+
+    async def outcomes(self) -> dict[str, EngineError | None]:
+        """Return the outcomes of interrupted calls that parts know (`EnginePart.outcomes`).
+
+        Raises PartError if two parts know the outcome of the same call.
+        """
+        known: dict[str, EngineError | None] = {}
+        for part in self:
+            with self._starting(part):
+                found = await part.outcomes()
+                if again := known.keys() & found.keys():
+                    raise PartError(f"Two parts know how the call {min(again)} ended.")
+                known.update(found)
+        return known
 
     async def recover(self) -> None:
         """Let each part end what an earlier process has left unfinished."""

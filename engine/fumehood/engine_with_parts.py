@@ -12,9 +12,10 @@ from fumehood.parts import with_methods
 
 if TYPE_CHECKING:
     from fumehood.formats.engine import EngineWithFormats as HandlingEngine
+    from fumehood.projects.engine import EngineWithProjects as CopyingEngine
     from fumehood.streams.engine import EngineWithStreams as StreamingEngine
 
-    class EngineOfParts(HandlingEngine, StreamingEngine): ...
+    class EngineOfParts(HandlingEngine, CopyingEngine, StreamingEngine): ...
 
 else:
     EngineOfParts = with_methods(KernelEngine)

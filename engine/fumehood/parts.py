@@ -13,11 +13,12 @@ configuration file, or FUMEHOOD_PARTS).
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from inspect import isfunction
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
+from fumehood.core.json_types import JsonObject
 from fumehood.core.part import Named, Part, PartError, ToolKind, imported, ordered
 from fumehood.protocol.engine_paths import config_file, read_config_file
 
@@ -30,6 +31,7 @@ VARIABLE = "FUMEHOOD_PARTS"
 
 _SINGLE = (
     "commands", "checks", "exports", "mounts", "executors", "policy", "excesses", "states", "files",
+    "session_fields",
 )  # fmt: skip
 """The fields of `Part` with names of which each can belong to one part only."""
 
@@ -53,6 +55,8 @@ def parts() -> tuple[Part, ...]:
         loaded = _loaded(others)
         if any(part.methods for part in loaded):
             raise PartError("Only the product's own parts can add methods.")
+        if any(part.session_fields for part in loaded):
+            raise PartError("Only the product's own parts can fill fields of sessions.")
         made += loaded
     if len({part.name for part in made}) < len(made):
         raise PartError("A named part has the name of one of the product's own.")
@@ -110,6 +114,17 @@ def tool_kinds() -> dict[str, ToolKind]:
 def places(kind: Literal["states", "files"]) -> dict[str, Named]:
     """Return what parts add for URLs, by the scheme of the URL."""
     return {scheme: place for part in parts() for scheme, place in getattr(part, kind).items()}
+
+
+def fields_of_parts(values: Mapping[str, JsonObject]) -> dict[str, Any]:
+    """Return the fields of a session's record that parts fill, from the values that parts keep with
+    the session: None for a field without a value.
+    """
+    return {
+        name: imported(place)(values[name]) if name in values else None
+        for part in parts()
+        for name, place in part.session_fields.items()
+    }
 
 
 def listed(names: Iterable[str]) -> str:

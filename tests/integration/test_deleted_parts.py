@@ -24,7 +24,7 @@ from fumehood.budgets.settings import BudgetRule
 from fumehood.core.identity import Principal, Scope
 from fumehood.core.usage_table import BudgetStanding
 from fumehood.storage.database import FILE_NAME, open_database
-from fumehood.testing import FakeWall
+from fumehood.testing import CONTAINER_LIMITS, FakeWall
 from support.definitions import rest_document
 from support.parts import PACKAGE, Code, Line, Part, module_of, read_parts
 from support.unplugged import Importer, Tree, Unfit, copy_of_checkout, importing
@@ -558,6 +558,110 @@ def test_trials_are_refused_or_asked_about_without_their_part(tree: Tree, home: 
         "stored": ["options.preview"],
         "runs": [],
     }
+
+
+WITHOUT_PROJECTS = """
+import json, sys
+from pathlib import Path
+import anyio
+from fumehood import AsyncClient, Client, Config, Engine
+from fumehood.core.errors import InvalidParams
+from fumehood.core.identity import TrustDomain
+from fumehood.core.session import NewSession
+from fumehood.http.bodies import parse_body
+from fumehood.storage.database import FILE_NAME, open_database
+from fumehood.storage.sessions import SessionTable
+from fumehood.testing import CONTAINER_LIMITS, FakePlace, FakeWall
+
+def refused(document):
+    try:
+        parse_body(NewSession, document)
+    except InvalidParams as error:
+        return error.fields
+
+async def main():
+    home = Path(sys.argv[1])
+    database = open_database(home / FILE_NAME)
+    (before,) = SessionTable(database).all_now()
+    wall = FakeWall(limits=CONTAINER_LIMITS, keeps_sessions=True)
+    wall.held.append(FakePlace(
+        wall, TrustDomain("", None, before.record.id), "python", 512, ("python",), lambda: None,
+        name=before.home.container,
+    ))
+    config = Config(home=home, sessions={"image": "python"})
+    async with Engine(config=config, database=database, container=wall) as engine:
+        found = engine.sessions.find(engine.owner, before.record.id)
+        called = {
+            name: await engine.call(name, arguments, session_id=found.id)
+            for name, arguments in (
+                ("workspace_diff", {}), ("apply_workspace", {}), ("run_python", {"code": "1"}),
+            )
+        }
+        print(json.dumps({
+            "state": found.state, "shown": found.project,
+            "called": {name: one.error and one.error.code for name, one in called.items()},
+            "refused": refused({"project": "proj_1"}), "twin": refused({"image": "python"}),
+            "faults": [fault.reason for fault in engine.load_faults],
+            "methods": [hasattr(engine, "projects")]
+            + [hasattr(one, "create_session_from") for one in (Client, AsyncClient)],
+        }))
+    (after,) = SessionTable(database).all_now()
+    assert after.home.of_parts == before.home.of_parts != {}
+    database.close()
+
+anyio.run(main)
+"""
+
+
+async def keep_project(home: Path, wall: FakeWall) -> str | None:
+    """Keep a project with a session, which is made if there is none, and return what is shown."""
+    config = Config.model_validate({"home": home, "sessions": {"image": "python"}})
+    database = open_database(home / FILE_NAME)
+    async with Engine(config=config, database=database, container=wall) as engine:
+        if not engine.sessions.every():
+            made = await engine.sessions.create(engine.owner)
+            await engine.sessions.keep(made.id, "project", {"directory": "/home/a/shop"})
+        (found,) = engine.sessions.list(engine.owner)
+    database.close()
+    return found.project
+
+
+def test_session_keeps_its_project_and_the_rest_is_refused_without_projects(
+    tree: Tree, home: Path
+) -> None:
+    wall = FakeWall(limits=CONTAINER_LIMITS, keeps_sessions=True)
+    assert anyio.run(keep_project, home, wall) == "shop"
+    journal = home / "projects" / "0.json"
+    journal.parent.mkdir(mode=0o700, exist_ok=True)
+    journal.write_text("of a killed engine with the part")
+    tree.delete(PARTS["projects"])
+    known = {
+        **CLEAN_ENVIRONMENT, "FUMEHOOD_HOME": str(home), "PYTHONPATH": ":".join(tree.import_path),
+    }  # fmt: skip
+
+    def python(*arguments: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, *arguments]
+        return subprocess.run(command, env=known, capture_output=True, text=True, timeout=600)
+
+    ran = python("-c", WITHOUT_PROJECTS, str(home))
+    assert ran.returncode == 0, ran.stderr
+    assert json.loads(ran.stdout) == {
+        "state": "active", "shown": None,
+        "called": {
+            "workspace_diff": "TOOL_NOT_FOUND", "apply_workspace": "TOOL_NOT_FOUND",
+            "run_python": None,
+        },
+        "refused": ["project"], "twin": None, "faults": [], "methods": [False] * 3,
+    }  # fmt: skip
+    assert journal.read_text() == "of a killed engine with the part"
+    for option, words in (
+        (("run", "--project", str(home), "--", "true"), "--project"),
+        (("sessions", "new", "--from", str(home)), "--from"),
+    ):
+        shown = python("-m", "fumehood.cli.main", *option)
+        assert (shown.returncode, shown.stdout) == (2, "")
+        assert f"{words} needs the part projects, which is not installed." in shown.stderr
+    assert anyio.run(keep_project, home, wall) == "shop"  # and here it is again
 
 
 def serve(

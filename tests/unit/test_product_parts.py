@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, nullcontext
 from importlib.metadata import EntryPoint
 from inspect import signature
@@ -18,7 +18,9 @@ from fumehood import ConfigError, Engine, engine_parts, load_config
 from fumehood import parts as module
 from fumehood.cli import doctor, main
 from fumehood.cli.findings import Finding
+from fumehood.core.errors import EngineError
 from fumehood.core.part import Check, Command, Options, Part, PartError, imported, ordered, placed
+from fumehood.core.session import SessionRecord
 from fumehood.engine_part import EnginePart, Kernel
 from fumehood.parts import parts, with_methods
 
@@ -99,6 +101,13 @@ COMMAND = Command("Help.", "m:f", "serve")
             {"a": Part(name="a", states={"s": "m:f"}), "b": Part(name="b", states={"s": "m:f"})},
             "'a' and 'b' both add 's' to states",
         ),
+        (
+            {
+                "a": Part(name="a", session_fields={"project": "m:f"}),
+                "b": Part(name="b", session_fields={"project": "m:f"}),
+            },
+            "'a' and 'b' both add 'project' to session_fields",
+        ),
     ],
 )
 def test_wrong_part_stops_the_engine(
@@ -171,6 +180,8 @@ def test_every_place_that_a_part_names_exists() -> None:
         places += [*part.mounts.values(), part.coming, part.call_options]
         places += [*part.states.values(), *part.files.values(), *part.policy.values()]
         places += [kind.executor for kind in part.executors.values()]
+        places += [*part.session_fields.values()]
+        assert part.session_fields.keys() <= SessionRecord.model_fields.keys()
         for place in filter(None, places):
             assert imported(place) is not None
 
@@ -238,6 +249,33 @@ async def test_part_that_cannot_start_is_named_and_the_engine_does_not_start(
     async with Engine():
         assert Well.took_calls == [False, True]
     assert Well.took_calls == [False, True, False]
+
+
+class Knowing(EnginePart):
+    """Knows how one call ended."""
+
+    async def outcomes(self) -> Mapping[str, EngineError | None]:
+        return {"call_1": None}
+
+
+class KnowingToo(Knowing):
+    pass
+
+
+@pytest.mark.anyio
+async def test_two_parts_that_know_the_outcome_of_one_call_stop_the_engine(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    here = "test_product_parts"
+    monkeypatch.setitem(sys.modules, here, sys.modules[__name__])
+    made = [Part(name=n, in_engine=f"{here}:{n}") for n in ("Knowing", "KnowingToo")]
+    monkeypatch.setattr(engine_parts, "parts", lambda: (made[0],))
+    async with Engine():
+        pass
+    monkeypatch.setattr(engine_parts, "parts", lambda: tuple(made))
+    with pytest.raises(PartError, match="Two parts know how the call call_1 ended"):
+        async with Engine():
+            pytest.fail("it has started")
 
 
 class Plain:
@@ -416,6 +454,10 @@ def test_two_packages_with_one_part_and_a_part_with_methods_are_refused(
         module, "foreign", lambda: [Fake._entry("a", Part(name="a", methods={"Engine": "m:E"}))]
     )
     with pytest.raises(PartError, match="own parts can add methods"):
+        parts_of(monkeypatch, b=Part(name="b"))
+    filler = Part(name="a", session_fields={"project": "m:f"})
+    monkeypatch.setattr(module, "foreign", lambda: [Fake._entry("a", filler)])
+    with pytest.raises(PartError, match="own parts can fill fields of sessions"):
         parts_of(monkeypatch, b=Part(name="b"))
 
 

@@ -21,7 +21,6 @@ from fumehood.core.errors import (
     RateLimited,
     RequiresHumanApproval,
     ResourceNotFound,
-    StateUnavailable,
 )
 from fumehood.core.json_types import JsonObject
 
@@ -182,17 +181,6 @@ def interrupted(approval: Approval) -> OutcomeUnknown:
         f"The engine ended while this call of {approval.tool} ran. It may have acted. "
         "Do not repeat it; a human has to check and resolve it.",
         extra={"approval_id": approval.id},
-    )
-
-
-def put_back() -> StateUnavailable:
-    """Return the error for a call that was writing a project when the engine ended.
-
-    The project was restored.
-    """
-    return StateUnavailable(
-        "The engine ended while it wrote the project, and everything was put back: nothing was "
-        "written. Make the call again to ask for a new approval."
     )
 
 

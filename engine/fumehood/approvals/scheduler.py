@@ -72,7 +72,10 @@ from fumehood.policy.model import Verdict
 from fumehood.storage.changes import stamp
 from fumehood.storage.errors import ReadFailed, WriteFailed, WriteUnavailable
 
-NOT_KNOWN: Mapping[str, bool] = MappingProxyType({})
+Outcomes = Mapping[str, EngineError | None]
+"""Id of an interrupted call → None if everything was done, or the call's error if nothing was."""
+
+NOT_KNOWN: Outcomes = MappingProxyType({})
 
 LOOK_S = 2.0
 """Seconds between two rounds of the loop while calls wait."""
@@ -89,11 +92,10 @@ class ApprovalScheduler:
         self._tasks: anyio.abc.TaskGroup | None = None
 
     @asynccontextmanager
-    async def running(self, outcomes: Mapping[str, bool]) -> AsyncIterator[None]:
+    async def running(self, outcomes: Outcomes) -> AsyncIterator[None]:
         """End the calls that a crash interrupted. While the context is open, run approved calls.
 
-        `outcomes` contains the interrupted calls whose outcome is known: call id → True if
-        everything was done, False if nothing was done.
+        `outcomes` contains the interrupted calls whose outcome is known.
         """
         requests = self._requests
         await requests.count_pending()
@@ -263,7 +265,7 @@ class ApprovalScheduler:
                 call.release()
             call.close()
 
-    async def _interrupt(self, approval_id: str, outcomes: Mapping[str, bool] = NOT_KNOWN) -> None:
+    async def _interrupt(self, approval_id: str, outcomes: Outcomes = NOT_KNOWN) -> None:
         """End a call whose start was stored: as `outcomes` reports it, otherwise as interrupted.
 
         Do nothing if the call's row cannot be read. Wait while the database is unavailable, because
@@ -273,25 +275,27 @@ class ApprovalScheduler:
             stored = await self._settled(approval_id)
             if stored.approval.state is not ApprovalState.STARTED:
                 return
-            has_acted = outcomes.get(stored.approval.call_id)
+            call_id = stored.approval.call_id
             with suppress(IdempotencyConflict):
-                if has_acted is None:
+                if call_id in outcomes:
+                    await self._end_known(stored, outcomes[call_id])
+                else:
                     interrupted = refusals.interrupted(stored.approval)
                     await self.calls.end(stored, interrupted, steps.interrupted)
-                else:
-                    await self._end_known(stored, has_acted=has_acted)
         except Exception as fault:
             self._requests.log_fault(approval_id, fault)
 
-    async def _end_known(self, stored: StoredApproval, *, has_acted: bool) -> None:
-        """End a call that a crash interrupted after it had done everything, or nothing."""
+    async def _end_known(self, stored: StoredApproval, error: EngineError | None) -> None:
+        """End a call that a crash interrupted after it had done everything, or, if there is an
+        error, nothing.
+        """
         note = "Everything was done before the engine ended; only the answer is lost."
         answer = (
             await self.calls.resolved(stored, Resolution(outcome="done", note=note), "engine")
-            if has_acted
-            else await self.calls.answer(stored, refusals.put_back())
+            if error is None
+            else await self.calls.answer(stored, error)
         )
-        to = ApprovalState.DONE if has_acted else ApprovalState.FAILED
+        to = ApprovalState.DONE if error is None else ApprovalState.FAILED
         step = steps.ended(to, answer, (), self._requests.now())
         (after,) = await self._requests.change((stored.approval.id, step))
         self.calls.record(after, answer)

@@ -9,22 +9,21 @@ from __future__ import annotations
 import base64
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TextIO
+from typing import TYPE_CHECKING, Annotated, TextIO
 
 import typer
 
 from fumehood.cli.call import options_of, say_how_to_approve
-from fumehood.cli.exits import ExitCode, document_of, exit_code_of, fail, say, write
+from fumehood.cli.exits import ExitCode, exit_code_of, fail, say, write
 from fumehood.cli.options import (
     Network,
     Packages,
     SocketPath,
     directory,
-    local,
     read_bytes,
     read_text,
     require_seconds,
@@ -32,20 +31,13 @@ from fumehood.cli.options import (
 from fumehood.cli.reach import (
     call_live,
     call_once,
-    caller_token,
     calling,
-    find_socket,
-    telling_what_waits,
 )
 from fumehood.cli.show import (
-    file_line,
     for_people,
     in_options,
-    notes,
     show_envelope,
-    write_diff,
 )
-from fumehood.core.errors import ApprovalDenied
 from fumehood.core.escaping import visible
 from fumehood.core.json_types import JsonObject
 from fumehood.core.languages import LANGUAGES
@@ -157,7 +149,7 @@ def run(
     4 engine or sandbox unavailable.
     """
     require_seconds(timeout, "--timeout")
-    _on_project(
+    _in_a_copy(
         directory(project),
         [program, *(words or ())],
         {
@@ -211,19 +203,19 @@ def run(
         if as_json:
             show_envelope(answer, as_json=True)
         else:
-            _show(answer, download, with_files=save is None, with_output=not stream)
+            show_program(answer, download, with_files=save is None, with_output=not stream)
         is_saved = _save(answer, download, save, receipt, force=force, quiet=as_json)
     say_how_to_approve(answer)
     code = exit_code_of(answer)
     raise typer.Exit(code if is_saved or code else ExitCode.TOOL_FAILED)
 
 
-def _on_project(
-    project: Path | None, command: list[str], wishes: JsonObject, others: tuple[object, ...],
+def _in_a_copy(
+    top: Path | None, command: list[str], wishes: JsonObject, others: tuple[object, ...],
     timeout: float | None, socket: Path | None, *, as_json: bool,
 ) -> None:  # fmt: skip
-    """Run a command in a copy of a project, and exit. Return if `project` is None."""
-    if project is None:
+    """Run a command in a copy of a directory, and exit. Return if `top` is None."""
+    if top is None:
         if len(command) > 1:
             fail("Words after the program are for --project DIR -- COMMAND.", ExitCode.USAGE)
         return
@@ -232,76 +224,11 @@ def _on_project(
             "--project goes with --preset, --image, --memory, --disk, --timeout and --agent.",
             ExitCode.USAGE,
         )
-    raise typer.Exit(_run_on_project(project, command, wishes, timeout, socket, as_json=as_json))
-
-
-def _run_on_project(
-    directory: Path, command: Sequence[str], wishes: JsonObject, timeout_s: float | None,
-    socket: Path | None, *, as_json: bool,
-) -> int:  # fmt: skip
-    """Run a command in a new session with a copy of a directory.
-
-    Show the command's changes, and request approval to apply them. Return the exit code. The
-    session is ended, unless it may have changes that were not applied.
-    """
-    with calling(socket, as_json=as_json, is_payload=True) as client:
-        with local(directory):
-            session = client.create_session_from(directory, **wishes).id
-        say(f"session: {session}", to_stderr=True)
-        options = options_of(session_id=session, agent_id=wishes["agent_id"])
-        is_done, denied = False, False
-        try:
-            asked, is_done = _ran_on_project(
-                client, options, command, timeout_s, socket, as_json=as_json
-            )
-            denied = asked["error"] is not None and asked["error"]["code"] == ApprovalDenied.code
-        finally:  # also after Ctrl-C
-            if is_done:
-                client.end_session(session)
-            else:
-                apply = "" if denied else f"Apply its changes: fumehood sessions apply {session}; "
-                say(
-                    f"The session stays. {apply}End it: fumehood sessions end {session}",
-                    to_stderr=True,
-                )
-        return exit_code_of(asked)
-
-
-def _ran_on_project(
-    client: Client, options: dict[str, Any], command: Sequence[str], timeout_s: float | None,
-    socket: Path | None, *, as_json: bool,
-) -> tuple[JsonObject, bool]:  # fmt: skip
-    """Run the command and request approval to apply its changes.
-
-    Return the answer that determines the exit code, and whether the session can be ended.
-    """
-    limits = options_of(timeout_seconds=timeout_s, cancel_on_disconnect=True)
-    arguments = {"argv": list(command)}
-    path, token, given = find_socket(socket), caller_token(), {**limits, **options}
-    with telling_what_waits(path, token, "run_shell", arguments, given) as traced:
-        ran = document_of(client.call("run_shell", arguments, **traced))
-    if as_json:
-        show_envelope(ran, as_json=True)
-    else:
-        _show(ran, client.download_blob, with_files=False, with_output=True)
-    found = client.session_diff(options["session_id"])
-    if not as_json:
-        write_diff(found.diff)
-    for line in notes(found):
-        say(line, to_stderr=True)
-    if not found.files or not ran["success"]:
-        return ran, not found.files
-    asked = document_of(client.call("apply_workspace", {}, **options))
-    if exit_code_of(asked) == ExitCode.WAITING_FOR_APPROVAL:
-        say_how_to_approve(asked)
-        say("Waiting for it. After Ctrl-C, the request stays.", to_stderr=True)
-        asked = document_of(client.call("apply_workspace", {}, wait_for_approval=True, **options))
-    if as_json or not asked["success"]:
-        show_envelope(asked, as_json=as_json)
-    else:
-        for one in asked["data"]["files"]:
-            say(f"applied: {file_line(one)}", to_stderr=True)
-    return asked, asked["success"]
+    try:
+        from fumehood.projects.run import run_on_project
+    except ModuleNotFoundError:
+        fail("--project needs the part projects, which is not installed.", ExitCode.USAGE)
+    raise typer.Exit(run_on_project(top, command, wishes, timeout, socket, as_json=as_json))
 
 
 def _require_new(receipt: Path | None, *, force: bool) -> None:
@@ -353,7 +280,9 @@ def _language(program: str, given: str | None) -> str:
     return given
 
 
-def _show(answer: JsonObject, download: Download, *, with_files: bool, with_output: bool) -> None:
+def show_program(
+    answer: JsonObject, download: Download, *, with_files: bool, with_output: bool
+) -> None:
     """Write the program's output to stdout and stderr, and the engine's messages to stderr."""
     error, fields = answer["error"], _fields(answer)
     stderr = fields.get("stderr") or ""

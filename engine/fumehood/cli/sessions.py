@@ -8,6 +8,7 @@ the targets of links.
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -36,12 +37,9 @@ from fumehood.cli.show import (
     as_fields,
     as_table,
     as_text,
-    file_line,
-    notes,
     show_envelope,
     show_json,
     wants_json,
-    write_diff,
 )
 from fumehood.client import Client
 from fumehood.client.files import SaveFailed, Saving, plain_file
@@ -149,12 +147,9 @@ def new_session(
         "env": pairs_of(env) if env else None, "durable": durable or None, "idle_seconds": idle,
         "lifetime_seconds": lifetime,
     }  # fmt: skip
+    made = _maker(top, everything=everything)
     with calling(socket, as_json=as_json, is_payload=True) as client:
-        if top is None:
-            record = client.create_session(**wishes)
-        else:
-            with local(top):
-                record = client.create_session_from(top, everything=everything, **wishes)
+        record = made(client, wishes)
     if as_json:
         show_json(record.model_dump(mode="json"))
     else:
@@ -166,6 +161,22 @@ def new_session(
                 f"fumehood sessions end {record.name or record.id}",
                 to_stderr=True,
             )
+
+
+def _maker(
+    top: Path | None, *, everything: bool
+) -> Callable[[Client, dict[str, Any]], SessionRecord]:
+    """Return the function that makes a session, with a copy of the directory `top` if it is given.
+
+    End the command if the part that copies directories is missing.
+    """
+    if top is None:
+        return lambda client, wishes: client.create_session(**wishes)
+    try:
+        from fumehood.projects.command import session_from
+    except ModuleNotFoundError:
+        fail("--from needs the part projects, which is not installed.", ExitCode.USAGE)
+    return partial(session_from, top, everything)
 
 
 plain(
@@ -277,53 +288,7 @@ plain(
 )
 
 
-@sessions.command("diff")
-def show_diff(
-    session: SessionId,
-    stat: Annotated[bool, typer.Option("--stat", help="List the files only.")] = False,
-    as_json: AsJson = False,
-    socket: SocketPath = None,
-) -> None:
-    """Show what has changed in a session since its project was copied in, as git diff does."""
-    with calling(socket, as_json=as_json) as client:
-        found = client.session_diff(session)
-    if as_json:
-        show_json(found.model_dump(mode="json"))
-        return
-    if stat:
-        for one in found.files:
-            say(file_line(one.model_dump()))
-    else:
-        write_diff(found.diff)
-    for line in notes(found, as_list=stat):
-        say(line, to_stderr=True)
-
-
-@sessions.command("apply")
-def apply_changes(
-    session: SessionId,
-    wait: Annotated[bool, typer.Option("--wait", help="Wait for the approval.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="The whole envelope as JSON.")] = False,
-    socket: SocketPath = None,
-) -> None:
-    """Ask for a session's changes to be written into the project. An approver sees the diff.
-
-    Exit status: 0 written, 1 not written, 3 waiting for approval, 4 engine unavailable.
-    """
-    options = _for_session(session, socket, as_json=as_json)
-    if wait:
-        options["wait_for_approval"] = True
-    answer = call_once("apply_workspace", {}, options, socket, as_json=as_json)
-    if wants_json(as_json) or not answer["success"]:
-        show_envelope(answer, as_json=wants_json(as_json))
-    else:
-        for one in answer["data"]["files"]:
-            say(file_line(one))
-    say_how_to_approve(answer)
-    raise typer.Exit(exit_code_of(answer))
-
-
-def _for_session(session: str, socket: Path | None, *, as_json: bool) -> JsonObject:
+def options_in(session: str, socket: Path | None, *, as_json: bool) -> JsonObject:
     """Return the options for a call in a session: its id, and the agent whose calls run in it."""
     with calling(socket, as_json=as_json, is_call=True) as client:
         found = client.session(session)
@@ -359,7 +324,7 @@ def start_process(
         arguments["env"] = [{"name": key, "value": value} for key, value in pairs]
     if restart:
         arguments["restart"] = True
-    options = _for_session(session, socket, as_json=as_json)
+    options = options_in(session, socket, as_json=as_json)
     answer = call_once("start_process", arguments, options, socket, as_json=as_json)
     if wants_json(as_json) or not answer["success"]:
         show_envelope(answer, as_json=wants_json(as_json))

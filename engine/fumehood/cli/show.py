@@ -11,7 +11,7 @@ import math
 import os
 import re
 import sys
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -28,11 +28,10 @@ from fumehood.core.errors import (
     SandboxUnavailable,
     ShuttingDown,
 )
-from fumehood.core.escaping import aligned, indented, json_document, json_line, printable, visible
+from fumehood.core.escaping import indented, json_document, json_line, printable, visible
 from fumehood.core.json_types import JsonObject
 
 if TYPE_CHECKING:
-    from fumehood.answers import ProjectDiff
     from fumehood.core.call_log import CallRecord
     from fumehood.core.envelope import Envelope
     from fumehood.core.status import CircuitStatus
@@ -334,48 +333,6 @@ def _what_ran(document: JsonObject) -> str:
     if issubclass(ERROR_CODES.get(code, EngineError), NOTHING_RAN):
         return "nothing ran"
     return "unknown whether it took effect"
-
-
-# -- changes of a project: names and contents are untrusted ------------------------------------
-
-
-def file_line(one: JsonObject) -> str:
-    """Describe one changed file on one line."""
-    source = f"{visible(one['old_path'])} → " if one.get("old_path") else ""
-    conflict = f"  CONFLICT: {one['conflict']}" if one.get("conflict") else ""
-    return f"{one['change']:<9} {source}{visible(one['path'])}{conflict}"
-
-
-def write_diff(diff: str) -> None:
-    """Write a diff to standard output. On a terminal it is escaped and coloured."""
-    if not sys.stdout.isatty():
-        sys.stdout.write(diff)
-        return
-    if not diff:
-        return
-    colours = {"+": "32", "-": "31", "@": "36", "d": "1"}
-    # Only at "\n", as git does: after any other line end, content could imitate the diff itself.
-    for line in aligned(diff).removesuffix("\n").split("\n"):
-        colour = colours.get(line[:1], "0")
-        print(f"\x1b[{colour}m{line}\x1b[0m")
-
-
-def notes(found: ProjectDiff, *, as_list: bool = False) -> Iterator[str]:
-    """Yield remarks that the diff, or with `as_list` the list of its files, does not contain."""
-    if not found.files:
-        yield "Nothing has changed."
-    for one in found.files:
-        if one.conflict and not as_list:
-            no_diff = "" if one.change == "added" else ", so no diff of it is shown"
-            yield f"{visible(one.path)}: CONFLICT: the host's file {one.conflict}{no_diff}"
-    for path in found.unseen:
-        yield f"{visible(path)} is never applied: it is special, or a link out of the project"
-    if found.truncated and not as_list:
-        is_applied = not any(one.conflict for one in found.files)
-        yield (
-            "Not all content is shown: of binary and very large files, and of files in conflict, "
-            f"only the names.{' All of it is applied.' if is_applied else ''}"
-        )
 
 
 # -- tables ----------------------------------------------------------------------------------

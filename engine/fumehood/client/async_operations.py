@@ -187,9 +187,9 @@ class AsyncCallerOperations:
         idle_seconds: float | None = None,
         lifetime_seconds: float | None = None,
         name: str | None = None,
-        project: str | None = None,
         agent_id: str | None = None,
         preset: str | None = None,
+        project: str | None = None,
     ) -> SessionRecord:
         """Create a session, which is a container for the caller's calls alone.
 
@@ -212,9 +212,9 @@ class AsyncCallerOperations:
                     idle_seconds=idle_seconds,
                     lifetime_seconds=lifetime_seconds,
                     name=name,
-                    project=project,
                     agent_id=agent_id,
                     preset=preset,
+                    project=project,
                 ),
                 work_s=300.0,
             )
@@ -366,33 +366,6 @@ class AsyncCallerOperations:
             )
         )
 
-    async def session_diff(self, session_id: str) -> ProjectDiff:
-        """Show the changes in a session since its project was copied into it.
-
-        Waits for the session's running and waiting calls to finish first.
-        """
-        return await self._transport.send(
-            ask("GET", data_of(ProjectDiff), "sessions", session_id, "diff", work_s=60.0)
-        )
-
-    async def claim_project(self, directory: str, everything: bool | None = None) -> Project:
-        """Claim a directory on the engine's host, so that its files can be copied into new sessions.
-
-        Only the engine's own user may claim a directory, over the Unix socket. To prove that it can
-        write to the directory, the caller creates an empty file in it, with the name in the answer's
-        field `proof`. Then it creates a session whose `project` is the `id` in the answer. The first
-        such session removes the file. Only the tool `apply_workspace` writes changes back into the
-        directory, after an approval.
-        """
-        return await self._transport.send(
-            ask(
-                "POST",
-                field_of("project", Project),
-                "projects",
-                body=given(directory=directory, everything=everything),
-            )
-        )
-
     async def session_files(
         self,
         session_id: str,
@@ -534,5 +507,32 @@ class AsyncCallerOperations:
                     "session": session,
                     "tool": tool,
                 },
+            )
+        )
+
+    async def session_diff(self, session_id: str) -> ProjectDiff:
+        """Show the changes in a session since its project was copied into it.
+
+        Waits for the session's running and waiting calls to finish first.
+        """
+        return await self._transport.send(
+            ask("GET", data_of(ProjectDiff), "sessions", session_id, "diff", work_s=60.0)
+        )
+
+    async def claim_project(self, directory: str, everything: bool | None = None) -> Project:
+        """Claim a directory on the engine's host, so that its files can be copied into new sessions.
+
+        Only the engine's own user may claim a directory, over the Unix socket. To prove that it can
+        write to the directory, the caller creates an empty file in it, with the name in the answer's
+        field `proof`. Then it creates a session whose `project` is the `id` in the answer. The first
+        such session removes the file. Only the tool `apply_workspace` writes changes back into the
+        directory, after an approval.
+        """
+        return await self._transport.send(
+            ask(
+                "POST",
+                field_of("project", Project),
+                "projects",
+                body=given(directory=directory, everything=everything),
             )
         )

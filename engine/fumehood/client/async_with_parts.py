@@ -9,9 +9,10 @@ from fumehood.parts import with_methods
 
 if TYPE_CHECKING:
     from fumehood.formats.async_client import AsyncClientWithFormats as AsyncHandlingClient
+    from fumehood.projects.async_client import AsyncClientWithProjects as AsyncCopyingClient
     from fumehood.streams.async_client import AsyncClientWithStreams as AsyncStreamingClient
 
-    class AsyncClientOfParts(AsyncHandlingClient, AsyncStreamingClient): ...
+    class AsyncClientOfParts(AsyncHandlingClient, AsyncCopyingClient, AsyncStreamingClient): ...
 
 else:
     AsyncClientOfParts = with_methods(AsyncKernelClient)

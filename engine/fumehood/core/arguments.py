@@ -412,8 +412,6 @@ ARGUMENTS: Mapping[str, type[Arguments]] = MappingProxyType(
         "workspace:write": WriteArguments,
         "workspace:list": ListArguments,
         "workspace:delete": DeleteArguments,
-        "workspace:diff": NoArguments,
-        "workspace:apply": NoArguments,
         "process:start": StartArguments,
         "process:list": NoArguments,
         "process:read": ReadProcessArguments,

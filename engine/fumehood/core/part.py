@@ -168,6 +168,10 @@ class Part:
     handovers: Named | None = None
     """A list of `Handovers` (`http/peer.py`): requests on the callers' socket that get their
     connection as a whole."""
+    session_fields: Mapping[str, Named] = field(default_factory=dict)
+    """Name of a value that the part keeps with sessions (`SessionKeeper.keep`) → a function that
+    takes the value and returns what the field of this name in `SessionRecord` shows. Only for the
+    product's own parts, because the record's fields are the kernel's."""
     methods: Mapping[str, Named] = field(default_factory=dict)
     """Name of a public class of the product (`Engine`, a client) → a subclass of the kernel's class
     of that name, with the methods that the part adds. Only for the product's own parts, because

@@ -169,16 +169,6 @@ class SavedCopy:
 
 
 @dataclass(frozen=True, slots=True)
-class ProjectHome:
-    """The project directory from which a session's files were copied."""
-
-    directory: str
-    manifest: str = ""
-    """The name, in the engine's file store, of the list of copied files."""
-    manifest_bytes: int = 0
-
-
-@dataclass(frozen=True, slots=True)
 class SessionHome:
     """What the next engine needs to continue an active session."""
 
@@ -197,7 +187,8 @@ class SessionHome:
     must_restore: bool = False
     """Whether the next engine must restore the files from the saved copy, because those in the
     container are incomplete, or have changes that nobody has approved."""
-    project: ProjectHome | None = None
+    of_parts: Mapping[str, JsonObject] = field(default_factory=dict)
+    """The values that parts keep with the session, by name."""
     processes: Mapping[str, JsonObject] = field(default_factory=dict, repr=False)
     """Name → start request, for processes that start again with the session."""
     env: Mapping[str, str] = field(default_factory=dict, repr=False)
@@ -265,30 +256,11 @@ class NewSession(SessionFields):
         pattern=SESSION_NAME,
         description="A name for the session, which can be used everywhere instead of its id.",
     )
-    project: Id | None = Field(
-        default=None,
-        description="The id of a claimed project directory, whose files are copied into the "
-        "session.",
-    )
     agent_id: Id | None = None
     preset: PresetName | None = Field(
         default=None,
         description="The name of a configured preset. The preset's fields are the defaults of the "
         "other fields here; `network` and `env` are added to those of the preset.",
-    )
-
-
-class NewProject(StrictValue):
-    """The body of `POST /v1/projects`."""
-
-    directory: str = Field(
-        pattern=r"^/[^\x00]*$",
-        max_length=4096,
-        description="The absolute path of a directory on the engine's host.",
-    )
-    everything: bool = Field(
-        default=False,
-        description="Also copy files that the directory's `.gitignore` files exclude.",
     )
 
 

@@ -1,9 +1,8 @@
-"""The executors of tools for a session's files, its project and its processes.
+"""The executors of tools for a session's files and processes.
 
 Host side, between `pipeline/execute` and the lease on a session. A call on files is one request to
 the guest's program `files`; no code of the caller runs. Invariants: paths are validated before they
-are sent; an answer that does not have the expected form is an error; `apply` writes only the
-approved changes, whose digest is `ToolRun.expected`.
+are sent; an answer that does not have the expected form is an error.
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ from fumehood.executors.workspace_guest import (
 )
 from fumehood.observe.clock import timestamp
 from fumehood.protocol.cursors import Cursors
-from fumehood.sandbox.session_use import Project, SessionLease
+from fumehood.sandbox.session_use import SessionLease
 from fumehood.sandbox.wall import Lease, RunEnding
 
 M = TypeVar("M", bound=Claim)
@@ -65,7 +64,8 @@ of the content.
 """
 
 
-def _in_session(why: str) -> Placement:
+def in_session(why: str) -> Placement:
+    """Return the placement of tools that run in the container of the call's session."""
     return Placement("container", "container", why, isolations=A_SESSION, is_of_session=True)
 
 
@@ -98,7 +98,7 @@ class _Place:
 class WorkspaceExecutor(Executor):
     """One action on the files of a session: read, write, list or delete."""
 
-    place = _in_session(
+    place = in_session(
         "executors 'workspace:…' always run in the guest, in the container of the call's session, "
         "as its unprivileged user"
     )
@@ -263,47 +263,7 @@ _ACTIONS: Mapping[str, Callable[[JsonObject, _Place], Awaitable[JsonObject]]] = 
 )
 
 
-# -- the project and the processes of a session ----------------------------------------------
-
-
-def project_of(lease: Lease) -> Project:
-    """Return the project of a leased session. Raises InvalidParams if it has no project."""
-    project = lease.project if isinstance(lease, SessionLease) else None
-    if project is None:
-        raise InvalidParams(
-            "This session was not made from a project directory.", fields=["options.session_id"]
-        )
-    return project
-
-
-class ProjectDiffExecutor(Executor):
-    """Returns the changes in a session's project. No code of the caller runs."""
-
-    place = _in_session(
-        "the changed files are read in the container of the call's session; the engine itself "
-        "compares them with the project directory, and writes there"
-    )
-
-    async def run(self, run: ToolRun) -> Outcome:
-        return _outcome(run, await project_of(run.lease).difference(run.lease))
-
-
-class ProjectApplyExecutor(ProjectDiffExecutor):
-    """Writes the approved changes into the project directory, and nothing else."""
-
-    has_preview = True
-
-    async def preview(
-        self, tool: ToolDefinition, arguments: JsonObject, limits: Limits, lease: Lease
-    ) -> Effect | None:
-        effect: Effect = await project_of(lease).effect(lease)
-        return effect
-
-    async def run(self, run: ToolRun) -> Outcome:
-        if run.expected is None:
-            raise InvalidParams("A project is written only after a human has seen the changes.")
-        project, call_id = project_of(run.lease), run.request.call_id
-        return _outcome(run, await project.apply(run.lease, run.expected, call_id))
+# -- the processes of a session --------------------------------------------------------------
 
 
 class ProcessExecutor(Executor):
@@ -313,7 +273,7 @@ class ProcessExecutor(Executor):
     filter and limits.
     """
 
-    place = _in_session(
+    place = in_session(
         "processes run in the guest, in the container of the call's session, as its unprivileged "
         "user"
     )
@@ -330,10 +290,11 @@ class ProcessExecutor(Executor):
             data = data["output"]
         for one in [*data.get("processes", ()), *filter(None, [data.get("process")])]:
             one["started_at"] = timestamp(datetime.fromtimestamp(one["started_at"], UTC))
-        return _outcome(run, data)
+        return outcome_in_session(run, data)
 
 
-def _outcome(run: ToolRun, data: JsonObject) -> Outcome:
+def outcome_in_session(run: ToolRun, data: JsonObject) -> Outcome:
+    """Return the outcome of a tool that has used its session without a run of a program."""
     session = {"id": run.domain.session_id, "state": None, "variables_bytes": None}
     return Outcome(
         EndedBy.OK, "session", data={**data, "session": session}, max_data_bytes=MAX_DATA_BYTES

@@ -1,6 +1,6 @@
 """Projects of sessions: claim a host directory, copy it into a session, and apply the changes.
 
-Host side, above the sessions, below the public interfaces. A program that embeds the engine can
+Host side, above the sessions. A program that embeds the engine can
 name any host directory. Other callers must create a file in it as the engine's user, which proves
 that they can write the directory themselves. Invariants: a project is written only by
 `SessionProject.apply`, only with the changes that were shown and approved, and only in the
@@ -36,9 +36,8 @@ from fumehood.core.json_types import JsonObject
 from fumehood.core.limits import MB, Limits, remember
 from fumehood.core.names import MAX_NAMED
 from fumehood.core.names import listed as listed_names
-from fumehood.core.session import Project, ProjectHome, SessionRecord
+from fumehood.core.session import Project, SessionRecord
 from fumehood.executors.effects import Effect
-from fumehood.executors.workspace import project_of
 from fumehood.executors.workspace_guest import (
     MAX_LISTED,
     SHOWN_CHARACTERS,
@@ -60,6 +59,7 @@ from fumehood.projects.changes import (
     shown,
     stage,
 )
+from fumehood.projects.home import NAME, ProjectHome
 from fumehood.projects.rules import (
     FILE_NAME,
     GIT_NAMES,
@@ -76,7 +76,6 @@ from fumehood.projects.writing import (
     Change,
     Conflicts,
     Journals,
-    Recovered,
     Writing,
     as_told,
 )
@@ -84,6 +83,7 @@ from fumehood.protocol.connections import ONLY, TAKEN, Segment
 from fumehood.protocol.framing import FrameError
 from fumehood.sandbox.connections import Connection, Connections
 from fumehood.sandbox.session import workspace_mb
+from fumehood.sandbox.session_use import SessionLease
 from fumehood.sandbox.sessions import SessionKeeper
 from fumehood.sandbox.streams import Stream, StreamKind, StreamPort
 from fumehood.sandbox.wall import Lease, RunSinks, try_later
@@ -187,9 +187,7 @@ class ProjectStore:
 
 @dataclass(slots=True)
 class SessionProject:
-    """The project of one session. It is used while the caller has the session's turn. Implements
-    `sandbox.session.Project`.
-    """
+    """The project of one session. It is used while the caller has the session's turn."""
 
     _store: ProjectStore
     _session_id: str
@@ -307,6 +305,16 @@ class SessionProject:
             return await changes_of(lease, baseline, self._store.comparing)
         except NotRead as error:
             raise InvalidParams(f"The project cannot be compared: {error}.") from None
+
+
+def project_of(lease: Lease) -> SessionProject:
+    """Return the project of a leased session. Raises InvalidParams if it has no project."""
+    project = lease.part(SessionProject) if isinstance(lease, SessionLease) else None
+    if project is None:
+        raise InvalidParams(
+            "This session was not made from a project directory.", fields=["options.session_id"]
+        )
+    return project
 
 
 def _judge(project: ProjectDirectory, found: Changes, baseline: Baseline) -> Judged:
@@ -434,14 +442,6 @@ class Projects:
         self._sessions = sessions
         self._claims: OrderedDict[str, Claim] = OrderedDict()
 
-    def recover(self) -> Recovered:
-        """Undo the unfinished writes of a killed engine. Blocks."""
-        return self._store.journals.recover()
-
-    def forget(self) -> None:
-        """Remove the recovered journals, once their outcomes are stored. Blocks."""
-        self._store.journals.forget()
-
     def claim(self, directory: str, *, everything: bool = False, proven: bool = False) -> Project:
         """Claim a host directory, so that sessions can be made from it. Unless `proven`, the first
         of these sessions requires the file `proof` in the directory.
@@ -482,7 +482,7 @@ class Projects:
         record = await self._sessions.create(principal, **wishes)
         try:
             home = await self._bring_in(principal, record, claim, found, rules)
-            return await self._sessions.set_project(record.id, home)
+            return await self._sessions.keep(record.id, NAME, home.value)
         except BaseException:
             with anyio.CancelScope(shield=True), suppress(EngineError):
                 await self._sessions.end(principal, record.id, "its project was not brought in")
@@ -497,17 +497,18 @@ class Projects:
             StateUnavailable: the baseline of the session's project cannot be read or stored.
             EngineError: for the same reasons as in `SessionKeeper.fork`.
         """
-        source, home = self._sessions.project_home(principal, session_id)
+        source, values = self._sessions.values_of(principal, session_id)
         forks = await self._sessions.fork(principal, source, **wishes)
-        if home is None:
+        if NAME not in values:
             return forks
+        home = ProjectHome(**values[NAME])
         try:
             baseline = await self._store.baseline(source, home)
             made = []
             for one in forks:
                 own = replace(baseline, versions={})
                 copied = await self._store.put(one.id, Path(home.directory), own)
-                made.append(await self._sessions.set_project(one.id, copied))
+                made.append(await self._sessions.keep(one.id, NAME, copied.value))
         except BaseException:
             with anyio.CancelScope(shield=True), suppress(EngineError):
                 for one in forks:

@@ -16,7 +16,6 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from enum import Enum
 from itertools import takewhile
-from pathlib import PurePath
 from typing import Any, Protocol
 
 import anyio
@@ -40,7 +39,6 @@ from fumehood.core.names import IMAGE_NAME, MAX_NAME_CHARACTERS, listed
 from fumehood.core.session import (
     SESSION_NAME,
     KeptSession,
-    ProjectHome,
     SavedCopy,
     SessionFields,
     SessionHome,
@@ -49,6 +47,7 @@ from fumehood.core.session import (
     Snapshot,
     Variables,
 )
+from fumehood.parts import fields_of_parts
 from fumehood.sandbox.session_states import Keeps, next_state, seen_change
 from fumehood.sandbox.settings import Preset, SessionSettings
 from fumehood.sandbox.wall import (
@@ -139,7 +138,8 @@ class Session:
     snapshots: tuple[Snapshot, ...] = ()
     copy: SavedCopy | None = None
     """The saved files, if the session is durable."""
-    project: ProjectHome | None = None
+    of_parts: Mapping[str, JsonObject] = field(default_factory=dict)
+    """The values that parts keep with the session, by name."""
     must_restore: bool = False
     """Whether the next engine must restore the files from the saved copy, because those in the
     container are incomplete, or have changes that may have to be undone."""
@@ -301,15 +301,15 @@ class Session:
             durable=self.copy is not None,
             saved_at=self.saved_at,
             restored_at=self.restored_at,
-            project=PurePath(self.project.directory).name if self.project is not None else None,
             env=tuple(self.spec.env),
             preset=self.preset,
+            **fields_of_parts(self.of_parts),
         )
         place, restored_at = self.container, self.restored_at
         home = SessionHome(
             place.name, self.epoch, self.spec.idle_s, self.spec.lifetime_s, place.lock, place.node,
             self.copy, restored_at.isoformat() if restored_at is not None else None,
-            self.must_restore, self.project, self.kept_processes, self.spec.env,
+            self.must_restore, self.of_parts, self.kept_processes, self.spec.env,
         )  # fmt: skip
         return KeptSession(self.principal_id, record, home=home)
 

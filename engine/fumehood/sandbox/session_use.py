@@ -8,11 +8,11 @@ that starts again with the session is stored before the process's start is repor
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Any, Protocol
+from typing import TypeVar
 
 import anyio
 import anyio.abc
@@ -35,22 +35,25 @@ from fumehood.sandbox.session import (
     source_of,
     with_env,
 )
-from fumehood.sandbox.wall import NO_SINKS, Lease, RunEnding, RunSinks
+from fumehood.sandbox.wall import NO_SINKS, RunEnding, RunSinks
+
+T = TypeVar("T")
 
 
-class Project(Protocol):
-    """The project directory of a session, used by callers that have the session's turn."""
+@dataclass(frozen=True, slots=True)
+class KeptValues:
+    """The values that parts keep with one session, for a caller that has the session's turn.
 
-    async def difference(self, lease: Lease) -> JsonObject:
-        """Return the changes in the session since the project's files were copied into it."""
+    `keep` sets and stores a value (`SessionKeeper.keep`).
+    """
 
-    async def effect(self, lease: Lease) -> Any:
-        """Return the changes that `apply` would make, as an executor's `Effect`."""
+    session_id: str
+    values: Mapping[str, JsonObject]
+    keep: Callable[[str, JsonObject], Awaitable[object]]
 
-    async def apply(self, lease: Lease, expected: str | None, call_id: str) -> JsonObject:
-        """Write the session's changes into the project directory. If `expected` is not None, the
-        digest of the changes must equal `expected`. `call_id` identifies the attempt after a crash.
-        """
+
+InSession = Callable[[KeptValues], object | None]
+"""Returns what one part's executors use during a turn in a session, or None."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,12 +86,16 @@ class SessionLease:
     is_call: bool = True
     saved: SavedFiles | None = None
     """The session's saved files, or None if the session is not durable."""
-    project: Project | None = None
-    """The session's project, or None if the session's files came from no project directory."""
+    of_parts: tuple[object, ...] = ()
+    """What parts give to their own executors (`EnginePart.in_session`)."""
     processes: Callable[[JsonObject], Awaitable[JsonObject]] | None = None
     """A function that carries out a request about the registered processes
     (`SessionProcesses.ask`), or None if the lease offers no such function.
     """
+
+    def part(self, kind: type[T]) -> T | None:
+        """Return what a part gives to its executors in this session, by its class."""
+        return next((one for one in self.of_parts if isinstance(one, kind)), None)
 
     async def run(
         self,

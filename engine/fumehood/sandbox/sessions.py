@@ -13,7 +13,6 @@ import secrets
 import time
 from collections.abc import (
     AsyncIterator,
-    Awaitable,
     Callable,
     Iterable,
     Iterator,
@@ -28,7 +27,7 @@ from contextlib import (
     contextmanager,
     suppress,
 )
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from datetime import datetime
 from functools import partial
 from typing import Any
@@ -49,13 +48,14 @@ from fumehood.core.json_types import JsonObject
 from fumehood.core.session import (
     MAX_SNAPSHOTS,
     KeptSession,
-    ProjectHome,
     SavedCopy,
+    SessionHome,
     SessionRecord,
     SessionStatus,
     Snapshot,
 )
 from fumehood.core.tasks import start_soon
+from fumehood.parts import fields_of_parts
 from fumehood.sandbox.session import (
     CopyLost,
     Leftovers,
@@ -77,7 +77,8 @@ from fumehood.sandbox.session import (
 )
 from fumehood.sandbox.session_states import TRANSITIONS, ImpossibleChange, next_state
 from fumehood.sandbox.session_use import (
-    Project,
+    InSession,
+    KeptValues,
     SavedFiles,
     SessionLease,
     SessionProcesses,
@@ -113,6 +114,9 @@ STOP_DEADLINE_S = 5.0
 """Maximum seconds for which a stopping engine waits until its sessions' containers are removed. The
 wall removes the rest."""
 
+OWN_NAMES = frozenset(one.name for one in fields(SessionHome))
+"""Names of what the kernel stores with a session. Values of parts are stored beside them."""
+
 NO_COPIES = "cannot be copied. Make one with a disk."
 
 Records = list[SessionRecord]
@@ -121,11 +125,6 @@ Check = Callable[[Principal, str | None], Sequence[str]]
 """Raises an error if a principal may not call tools, or may not act for an agent. Returns the
 presets to which the agent is bound; if there are none, its sessions need no preset.
 """
-
-
-OpenProject = Callable[[str, ProjectHome, Callable[[ProjectHome], Awaitable[None]]], Project]
-"""Returns a session's project, given the session's id, the project's home, and a function that
-stores a new home."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,19 +151,20 @@ class SessionKeeper:
         *,
         kept: Iterable[KeptSession] = (),
         saver: Saver | None = None,
-        open_project: OpenProject | None = None,
+        in_session: Sequence[InSession] = (),
         presets: Mapping[str, Preset] | None = None,
         on_event: OnEvent = lambda event, values: None,
     ) -> None:
         """`kept` are the stored sessions of earlier engines. Without a `saver`, no session can be
-        durable. `on_event` receives log events.
+        durable. `in_session` are called for each turn in a session. `on_event` receives log
+        events.
         """
         self._wall = wall
         self._settings = settings
         self._clock = clock
         self._check = check
         self._saver = saver
-        self._open_project = open_project
+        self._in_session = in_session
         self._presets = presets or {}
         self._on_event = on_event
         self._live: dict[str, Session] = {}
@@ -279,26 +279,34 @@ class SessionKeeper:
         self._tell("session.created", session)
         return self._record(session)
 
-    def project_home(self, principal: Principal, session_id: str) -> tuple[str, ProjectHome | None]:
-        """Return the id of a principal's session, even if it is lost, and the project from which
-        the session's files came, or None if they came from no project. Raises ResourceNotFound if
-        the principal has no such session.
+    def values_of(
+        self, principal: Principal, session_id: str
+    ) -> tuple[str, Mapping[str, JsonObject]]:
+        """Return the id of a principal's session, even if it is lost, and the values that parts
+        keep with the session, by name. Raises ResourceNotFound if the principal has no such
+        session.
         """
         record = self.find(principal, session_id)
         kept = self._kept(principal.id, record.id)
-        return record.id, kept.home.project if kept is not None and kept.home else None
+        return record.id, kept.home.of_parts if kept is not None and kept.home else {}
 
-    async def set_project(self, session_id: str, home: ProjectHome) -> SessionRecord:
-        """Set and store the project from which an active session's files came.
+    async def keep(self, session_id: str, name: str, value: JsonObject) -> SessionRecord:
+        """Set and store a value that a part keeps with an active session.
+
+        The value lasts as long as the session, also in later engines and in engines without the
+        part. A fork of the session does not have it.
 
         Raises:
             ResourceNotFound: the session is not active.
-            StoreError: the project could not be stored.
+            StoreError: the value could not be stored.
+            ValueError: the kernel itself stores something under this name.
         """
+        if name in OWN_NAMES:
+            raise ValueError(f"A part cannot keep the value {name!r}, which is the kernel's.")
         session = self._live.get(session_id)
         if session is None:
             raise _unknown()
-        session.project = home
+        session.of_parts = {**session.of_parts, name: value}
         await self._write(session)
         return self._record(session)
 
@@ -519,12 +527,12 @@ class SessionKeeper:
                                 "created_at": now_at, "last_used_at": now_at, "calls": 0,
                                 "is_busy": False, "snapshots": (),
                                 "durable": False, "saved_at": None, "restored_at": None,
-                                "project": None,
+                                **fields_of_parts({}),
                             }
                         )  # fmt: skip
                         home = replace(
                             source.home, container=place, epoch=FIRST_EPOCH, copy=None,
-                            restored_at=None, project=None, processes={},
+                            restored_at=None, of_parts={}, processes={},
                         )  # fmt: skip
                         forks.append(KeptSession(principal_id, fork, home=home))
                     await self._store(forks)
@@ -795,7 +803,7 @@ class SessionKeeper:
             has_place=record.state is not SessionStatus.STOPPED,
             snapshots=record.snapshots,
             copy=home.copy,
-            project=home.project,
+            of_parts=home.of_parts,
             kept_processes=home.processes,
             restored_at=record.restored_at,
             leftovers=Leftovers.UPLOADS,  # the engine may have been killed at any moment
@@ -1120,9 +1128,9 @@ class SessionKeeper:
                 waited_ms = (time.monotonic() - asked) * 1e3
                 save = partial(self._save_after, session)
                 saved = self._saved_of(session)
-                project, ask = self._project_of(session), self._processes_of(session).ask
+                of_parts, ask = self._of_parts(session), self._processes_of(session).ask
                 yield SessionLease(
-                    session, until_ready, save, waited_ms, is_call, saved, project, ask
+                    session, until_ready, save, waited_ms, is_call, saved, of_parts, ask
                 )
             finally:
                 session.calls += is_call
@@ -1167,14 +1175,9 @@ class SessionKeeper:
             if is_use:
                 session.note_use(self._clock.monotonic(), self._clock.now())
 
-    def _project_of(self, session: Session) -> Project | None:
-        if session.project is None or self._open_project is None:
-            return None
-
-        async def keep(home: ProjectHome) -> None:
-            await self.set_project(session.id, home)
-
-        return self._open_project(session.id, session.project, keep)
+    def _of_parts(self, session: Session) -> tuple[object, ...]:
+        kept = KeptValues(session.id, session.of_parts, partial(self.keep, session.id))
+        return tuple(one for made in self._in_session if (one := made(kept)) is not None)
 
     @asynccontextmanager
     async def _entered(self, session: Session) -> AsyncIterator[None]:

@@ -125,6 +125,13 @@ class FilePlaces:
     remote: RemoteFiles | None = None
     """The place of complete files, if this is not the directory."""
 
+    def saved(self, folder: str) -> SavedFiles | None:
+        """Return a folder for files of sessions, or None if the engine keeps no state."""
+        if self.directory is None:
+            return None
+        place = self.directory if self.remote is None else None
+        return SavedFiles(place, self.remote, folder)
+
 
 def remote_kind(url: str) -> type[RemoteFiles]:
     """Return the kind of files at a URL. Imports it.
@@ -194,11 +201,11 @@ class Directory:
         return random_file(self.path / name, size)[0]
 
 
-# -- the saved files of durable sessions ---------------------------------------------------
+# -- saved files of sessions ---------------------------------------------------------------
 
 
-SESSIONS, PROJECTS = "sessions", "projects"
-"""Folders for the workspaces of durable sessions, and for the projects copied into sessions."""
+SESSIONS = "sessions"
+"""Folder for the workspaces of durable sessions."""
 
 NAME = re.compile(r"(sess_[0-9a-f]{32})\.[0-9a-f]{8}\.([0-9a-f]{64})(\.new)?")
 """The form of a file's name: session id, a random number, and SHA-256 of the content. The suffix

@@ -8,9 +8,8 @@ The cost is small: starting a container takes a hundred times as long.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from datetime import datetime
-from pathlib import PurePath
 from typing import Any
 
 from sqlalchemy import Connection, delete, insert, select
@@ -18,17 +17,20 @@ from sqlalchemy.engine import RowMapping
 
 from fumehood.core.session import (
     KeptSession,
-    ProjectHome,
     SavedCopy,
     SessionHome,
     SessionRecord,
     SessionStatus,
     Snapshot,
 )
+from fumehood.parts import fields_of_parts
 from fumehood.storage.changes import stamp
 from fumehood.storage.database import Database
 from fumehood.storage.errors import understood
+from fumehood.storage.files import SavedFiles
 from fumehood.storage.schema import SESSIONS
+
+_OF_HOME = frozenset(one.name for one in fields(SessionHome)) - {"of_parts"}
 
 _SAME_NAME = (
     "id", "name", "why", "image", "agent_id", "memory_mb", "disk_mb", "cpus", "calls",
@@ -64,6 +66,16 @@ class SessionTable:
         rows = await self._database.read(lambda connection: list(connection.execute(found)))
         over = {session_id for session_id, state in rows if SessionStatus(state).is_over}
         return {session_id for session_id, _ in rows} - over, over
+
+    async def sweep(self, files: SavedFiles, now: datetime) -> int:
+        """Delete the files of sessions that are over. Return the number of files.
+
+        Raises:
+            ReadFailed: the database cannot be read.
+            OSError: the files cannot be used.
+        """
+        live, over = await self.ids()
+        return await files.sweep(live, over, now)
 
     async def change(self, put: list[KeptSession], delete: list[str]) -> None:
         """Write and delete rows in one transaction. The changes are durable when this method
@@ -104,14 +116,13 @@ def _row(kept: KeptSession) -> dict[str, Any]:
         "last_used_at": stamp(record.last_used_at),
         "expires_at": stamp(record.expires_at),
         "finished_at": stamp(finished_at) if finished_at is not None else None,
-        "home": asdict(kept.home) if kept.home is not None else None,
+        "home": _stored(kept.home) if kept.home is not None else None,
     }
 
 
 def _kept(row: RowMapping) -> KeptSession:
     finished_at, home = row["finished_at"], _home(row["home"])
     copy = home.copy if home is not None else None
-    project = home.project if home is not None else None
     restored_at = home.restored_at if home is not None else None
     record = SessionRecord(
         **{name: row[name] for name in _SAME_NAME},
@@ -128,22 +139,32 @@ def _kept(row: RowMapping) -> KeptSession:
         durable=copy is not None,
         saved_at=datetime.fromisoformat(copy.saved_at) if copy is not None else None,
         restored_at=datetime.fromisoformat(restored_at) if restored_at is not None else None,
-        project=PurePath(project.directory).name if project is not None else None,
+        **fields_of_parts(home.of_parts if home is not None else {}),
     )
     when = datetime.fromisoformat(finished_at) if finished_at is not None else None
     return KeptSession(row["principal_id"], record, when, home)
 
 
+def _stored(home: SessionHome) -> dict[str, Any]:
+    """Return an object with the kernel's fields and, beside them, the values of parts."""
+    own = asdict(home)
+    of_parts = own.pop("of_parts")
+    return {**of_parts, **own}
+
+
 def _home(stored: dict[str, Any] | None) -> SessionHome | None:
     if stored is None:
         return None
-    copy, project = stored.get("copy"), stored.get("project")
+    copy = stored.get("copy")
     earlier = {"must_restore": stored.pop("in_trial")} if "in_trial" in stored else {}
+    own = {name: value for name, value in stored.items() if name in _OF_HOME}
+    of_parts = {name: value for name, value in stored.items() if name not in own}
     return SessionHome(
         **{
-            **stored,
+            **own,
             **earlier,  # the name that earlier versions used
             "copy": SavedCopy(**copy) if copy is not None else None,
-            "project": ProjectHome(**project) if project is not None else None,
+            # Earlier versions stored null for a missing value.
+            "of_parts": {name: value for name, value in of_parts.items() if value is not None},
         }
     )

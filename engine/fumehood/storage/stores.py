@@ -15,7 +15,7 @@ from fumehood.core.limits import MB
 from fumehood.storage.blobs import BlobStore
 from fumehood.storage.calls import CallLog
 from fumehood.storage.database import Database, open_database
-from fumehood.storage.files import PROJECTS, SESSIONS, FilePlaces, SavedFiles
+from fumehood.storage.files import SESSIONS, FilePlaces, SavedFiles
 from fumehood.storage.sessions import SessionTable
 from fumehood.storage.settings import FileSettings, RecordSettings
 
@@ -30,8 +30,8 @@ class Stores:
     calls: CallLog
     blobs: BlobStore
     sessions: SessionTable
-    saved: tuple[SavedFiles, ...]
-    """The stores with the saved files of sessions. Empty if the engine keeps no state."""
+    saved: SavedFiles | None
+    """The saved files of durable sessions. None if the engine keeps no state."""
 
 
 def make_stores(
@@ -64,10 +64,6 @@ def make_stores(
         now=now,
         remote=files.remote,
     )
-    saved: tuple[SavedFiles, ...] = ()
-    if files.directory is not None:
-        place = files.directory if files.remote is None else None
-        saved = tuple(SavedFiles(place, files.remote, folder) for folder in (SESSIONS, PROJECTS))
     return Stores(
         database,
         given is None,
@@ -81,5 +77,5 @@ def make_stores(
         ),
         blobs,
         SessionTable(database, blobs.overdue.set),
-        saved,
+        files.saved(SESSIONS),
     )

@@ -19,8 +19,7 @@ from fumehood.core.call import BatchOptions, RawBatch
 from fumehood.core.envelope import Envelope
 from fumehood.executors.base import CallHandle
 from fumehood.pipeline.incoming import parse_own_call
-from fumehood.projects.service import Projects
-from fumehood.projects.writing import Recovered
+from fumehood.projects.writing import Journals, Recovered
 from support.asking import ALICE, CALLER, OTHER_CALLER, Asking, Deeds, asking
 
 pytestmark = [pytest.mark.anyio, pytest.mark.row("A2", "A5")]
@@ -232,7 +231,7 @@ async def test_interrupted_call_whose_outcome_is_known_needs_nobody_to_resolve_i
         stored = await requests.table.get(approval_id)
         await requests.begin(stored)
     recovered = Recovered([], {stored.approval.call_id: has_acted, "call_other": not has_acted})
-    monkeypatch.setattr(Projects, "recover", lambda _: recovered)
+    monkeypatch.setattr(Journals, "recover", lambda _: recovered)
     async with asking(tmp_path) as desk:
         to = ApprovalState.DONE if has_acted else ApprovalState.FAILED
         await desk.state(approval_id, to)

@@ -4,20 +4,27 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Sequence
+import sys
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
-from fumehood import Engine
+from fumehood import Engine, engine_parts
 from fumehood.approvals.model import (
     ApprovalSettings,
     ApprovalState,
     NewDecision,
 )
 from fumehood.approvals.store import ApprovalTable, Step
+from fumehood.compose import Composition
+from fumehood.core.errors import EngineError, StateUnavailable
 from fumehood.core.identity import Principal, Scope
+from fumehood.core.part import Part
+from fumehood.engine_part import EnginePart
+from fumehood.parts import parts
 from fumehood.storage.errors import WriteUnavailable
 from fumehood.testing import ManualClock
 from support.asking import CALLER, NO, YES, Deeds, asking
@@ -73,6 +80,59 @@ async def test_call_whose_start_was_stored_without_an_answer_ends_as_interrupted
         answer = await desk.ended(approval_id)
     assert lost
     assert (answer.error.code, deeds.done) == ("OUTCOME_UNKNOWN", [])
+
+
+class Knowing(EnginePart):
+    """Knows how interrupted calls ended."""
+
+    known: ClassVar[Mapping[str, EngineError | None]] = {}
+    took_calls: ClassVar[list[bool]] = []
+    """Whether the engine took calls when the part was asked, and when all was recovered."""
+
+    @asynccontextmanager
+    async def running(self, made: Composition) -> AsyncIterator[None]:
+        self._intake = made.intake
+        yield
+
+    async def outcomes(self) -> Mapping[str, EngineError | None]:
+        self.took_calls.append(self._intake.is_open)
+        return self.known
+
+    async def recovered(self) -> None:
+        self.took_calls.append(self._intake.is_open)
+
+
+@pytest.mark.parametrize(
+    ("outcome", "state", "code"),
+    [
+        (None, ApprovalState.DONE, "OK"),
+        (StateUnavailable("Nothing was done."), ApprovalState.FAILED, "STATE_UNAVAILABLE"),
+        ("unknown", ApprovalState.INTERRUPTED, "OUTCOME_UNKNOWN"),
+    ],
+    ids=["done", "not-done", "unknown"],
+)
+async def test_interrupted_call_ends_as_the_part_says_that_knows_its_outcome(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, outcome: Any, state: ApprovalState, code: str
+) -> None:
+    deeds = Deeds()
+    async with asking(tmp_path, deeds=deeds) as desk:
+        approval_id = await desk.parked("a")
+        desk.engine.drain()
+        await desk.decide(approval_id)
+        requests = desk.engine._made.approvals.requests
+        stored = await requests.table.get(approval_id)
+        await requests.begin(stored)  # and then it was killed
+    call_id = stored.approval.call_id
+    monkeypatch.setattr(Knowing, "known", {} if outcome == "unknown" else {call_id: outcome})
+    monkeypatch.setattr(Knowing, "took_calls", [])
+    monkeypatch.setitem(sys.modules, "knowing", sys.modules[__name__])
+    knowing = Part(name="knowing", in_engine="knowing:Knowing")
+    monkeypatch.setattr(engine_parts, "parts", lambda: (*parts(), knowing))
+    async with asking(tmp_path, deeds=deeds) as desk:
+        approval = await desk.engine.approvals.show(approval_id)
+        assert (approval.state, approval.code) == (state, code)
+    assert deeds.done == []
+    assert Knowing.took_calls == [False, True]
 
 
 @pytest.mark.parametrize("how", ["denied", "expired", "cancelled"])

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from fumehood.cli.run import MAX_DRAWN_BYTES, PNG_START, _show, draw, drawing_of
+from fumehood.cli.run import MAX_DRAWN_BYTES, PNG_START, draw, drawing_of, show_program
 from fumehood.cli.show import in_options
 from support.answers import envelope_bytes
 
@@ -34,7 +34,7 @@ def shown(
 
     def show(data: dict[str, Any], *, with_files: bool = True) -> str:
         answer = json.loads(envelope_bytes(data))
-        _show(answer, download, with_files=with_files, with_output=True)
+        show_program(answer, download, with_files=with_files, with_output=True)
         return capfd.readouterr().err
 
     def download(url: str, write: Any) -> None:

@@ -7,7 +7,6 @@ import csv
 import io
 import json
 import re
-import sys
 import time
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -17,7 +16,6 @@ import typer
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fumehood.answers import ProjectDiff, ProjectFile
 from fumehood.approvals.refusals import denial, no_approvers, too_few_approvers, waits
 from fumehood.cli import show
 from fumehood.cli.calls import show_usage, write_csv
@@ -27,13 +25,11 @@ from fumehood.cli.show import (
     Column,
     circuit_words,
     fitting,
-    notes,
     show_call_line,
     show_envelope,
     show_json,
     show_table,
     show_tools,
-    write_diff,
 )
 from fumehood.core.call_log import CallRecord
 from fumehood.core.envelope import Envelope, ErrorInfo, FallbackReport, Performance, UsageReport
@@ -461,28 +457,3 @@ def test_tools_that_cannot_run_now_are_marked(
 
 
 # -- The changes of a project --------------------------------------------------------
-
-
-def test_content_cannot_imitate_lines_of_the_diff(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
-    ends = "\r\x0b\x0c\x1c\x85\u2028\u2029"
-    ended = "".join(f"{end} as it was" for end in ends)
-    write_diff(f"@@ -0,0 +1 @@\n+one{ended}\n+two\tthree\n")
-    shown = re.sub(r"\x1b\[[0-9]*m", "", capsys.readouterr().out).split("\n")
-    assert [line[:4] for line in shown] == ["@@ -", "+one", "+two", ""]
-    assert shown[2] == "+two    three"  # a terminal does not move a tab at its right edge
-    assert not set(ends) & set("".join(shown))
-
-
-def test_notes_of_a_diff_promise_to_apply_all_only_without_a_conflict() -> None:
-    conflict = ProjectFile(path="a", change="modified", bytes=1, conflict="is not as it was copied")
-    well = conflict.model_copy(update={"conflict": None})
-    found = ProjectDiff(diff="", files=(conflict, well), truncated=True, unseen=())
-    told = list(notes(found))
-    assert told[0] == (
-        "a: CONFLICT: the host's file is not as it was copied, so no diff of it is shown"
-    )
-    assert "applied" not in "".join(told)
-    assert "All of it is applied." in "".join(notes(found.model_copy(update={"files": (well,)})))

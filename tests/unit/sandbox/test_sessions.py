@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from datetime import timedelta
 from typing import Any
@@ -24,6 +24,7 @@ from fumehood.core.identity import Principal, TrustDomain
 from fumehood.core.json_types import JsonObject
 from fumehood.core.limits import Limits
 from fumehood.core.session import KeptSession, SessionRecord, SessionStatus
+from fumehood.sandbox.session_use import InSession, KeptValues, SessionLease
 from fumehood.sandbox.sessions import SessionClock, SessionKeeper
 from fumehood.sandbox.settings import SessionSettings
 from fumehood.sandbox.wall import FIRST_EPOCH, RunEnding
@@ -39,7 +40,11 @@ LIMITS = Limits(wall_s=5, cpu_s=5, memory_mb=512, output_bytes=1000)
 
 class Bench:
     def __init__(
-        self, rows: SessionRows | None = None, wall: FakeWall | None = None, **rules: Any
+        self,
+        rows: SessionRows | None = None,
+        wall: FakeWall | None = None,
+        in_session: Sequence[InSession] = (),
+        **rules: Any,
     ) -> None:
         self.clock = ManualClock()
         self.wall = wall or FakeWall(limits=CONTAINER_LIMITS)
@@ -53,6 +58,7 @@ class Bench:
             SessionClock(self.clock.now, self.clock.monotonic),
             self._check,
             kept=list(self.rows.kept.values()),
+            in_session=in_session,
             on_event=lambda event, values: self.events.append((event, values)),
         )
 
@@ -713,6 +719,50 @@ async def test_next_engine_continues_the_sessions_with_a_higher_epoch(how: str) 
         calls = again.keeper.find(ALICE, record.id).calls
         assert calls == (2 if how == "an orderly stop" else 1)
         assert again.keeper.counts["active"] == 1
+
+
+async def test_value_of_a_part_lasts_as_long_as_its_session_and_a_fork_has_none() -> None:
+    rows, wall = SessionRows(), FakeWall(limits=CONTAINER_LIMITS, keeps_sessions=True)
+    async with Bench(rows, wall).keeper as keeper:
+        record = await keeper.create(ALICE, disk_mb=100)
+        shop = {"directory": "/home/a/shop"}
+        assert (await keeper.keep(record.id, "project", shop)).project == "shop"
+        await keeper.keep(record.id, "lunch", {"at": 11})
+        assert (await keeper.keep(record.id, "lunch", {"at": 12})).project == "shop"
+        with pytest.raises(ResourceNotFound):
+            await keeper.keep("sess_unknown", "lunch", {})
+        for own in ("must_restore", "env", "of_parts"):
+            with pytest.raises(ValueError, match="which is the kernel's"):
+                await keeper.keep(record.id, own, {})
+    async with Bench(rows, wall).keeper as keeper:
+        kept = {"project": shop, "lunch": {"at": 12}}
+        assert keeper.values_of(ALICE, record.id) == (record.id, kept)
+        assert keeper.find(ALICE, record.id).project == "shop"
+        with pytest.raises(ResourceNotFound):
+            keeper.values_of(BOB, record.id)
+        (fork,) = await keeper.fork(ALICE, record.id)
+        assert (keeper.values_of(ALICE, fork.id), fork.project) == ((fork.id, {}), None)
+        await keeper.end(ALICE, record.id)
+        assert rows.kept[record.id].home is None
+
+
+async def test_part_gives_its_executors_an_object_for_each_turn() -> None:
+    seen: list[KeptValues] = []
+
+    def count(kept: KeptValues) -> list[int] | None:
+        seen.append(kept)
+        return [kept.values["count"]["n"]] if "count" in kept.values else None
+
+    async with bench(in_session=[lambda kept: None, count]) as made:
+        session = await made.keeper.create(ALICE)
+        async with await made.keeper.files(ALICE, session.id) as lease:
+            assert isinstance(lease, SessionLease)
+            assert lease.part(list) is None
+            await seen[0].keep("count", {"n": 4})
+        async with await made.keeper.files(ALICE, session.id) as lease:
+            assert isinstance(lease, SessionLease)
+            assert (lease.part(list), lease.part(dict)) == ([4], None)
+    assert [one.session_id for one in seen] == [session.id] * 2
 
 
 async def test_stopped_session_of_an_earlier_engine_takes_no_place() -> None:

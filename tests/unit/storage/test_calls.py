@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import update
+from sqlalchemy import select, update
 
 from fumehood.core.call_log import AllCallsQuery, CallPage, CallQuery, SeriesQuery
 from fumehood.core.errors import ResourceNotFound
@@ -339,6 +339,12 @@ DURABLE = KeptSession(
         restored_at=NOW_SESSIONS.isoformat(), env={"A": "1"},
     ),
 )  # fmt: skip
+SHOP = {"directory": "/home/a/shop", "manifest": "list", "manifest_bytes": 7}
+COPY_OF_SHOP = KeptSession(
+    "alice",
+    RECORD.model_copy(update={"id": "sess_4", "project": "shop"}),
+    home=SessionHome("box", 1, 60.0, 3600.0, of_parts={"project": SHOP, "lunch": {"at": 12}}),
+)
 OVER = KeptSession(
     "bob",
     RECORD.model_copy(
@@ -377,6 +383,25 @@ async def test_session_rows_survive_reopening_and_are_changed_and_deleted_in_one
     assert earlier.home is not None
     assert earlier.home.must_restore
     await rows.change([], ["sess_3"])
+    await rows.change([COPY_OF_SHOP], [])
+    stored = again.read_now(
+        lambda connection: connection.execute(
+            select(SESSIONS.c.home).where(SESSIONS.c.id == "sess_4")
+        ).scalar_one()
+    )
+    # Beside the kernel's fields, as in earlier versions, which stored null if there was no value.
+    assert (stored["project"], stored["lunch"]) == (SHOP, {"at": 12})
+    assert COPY_OF_SHOP in rows.all_now()
+    again.write_now(
+        lambda connection: connection.execute(
+            update(SESSIONS).where(SESSIONS.c.id == "sess_4").values(home={**old, "project": None})
+        )
+    )
+    (earlier,) = [one for one in rows.all_now() if one.record.id == "sess_4"]
+    assert (earlier.record.project, earlier.home) == (
+        None, SessionHome("box", 1, 60.0, 3600.0)
+    )  # fmt: skip
+    await rows.change([], ["sess_4"])
     ended = KeptSession(
         "alice", RECORD.model_copy(update={"state": SessionStatus.ENDED}), NOW_SESSIONS
     )

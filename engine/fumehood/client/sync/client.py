@@ -44,8 +44,6 @@ from fumehood.client.files import (
     new_file,
     opened,
     packed,
-    proof,
-    resolved,
     size_of,
 )
 from fumehood.client.sync.operations import CallerOperations, CommonOperations
@@ -59,7 +57,7 @@ from fumehood.core.keyword_types import BatchKeywords, CallKeywords, DecisionKey
 from fumehood.core.names import checked_keywords
 from fumehood.core.pages import MAX_ITEMS, Pages
 from fumehood.core.returned_file import parse_blob_url
-from fumehood.core.session import MAX_FORKS, TURN_S, SessionRecord
+from fumehood.core.session import MAX_FORKS, TURN_S
 from fumehood.core.tool import ToolDefinition
 from fumehood.core.workspace_path import path_fault
 from fumehood.protocol.messages import decode_envelope
@@ -433,23 +431,6 @@ class Client(BaseClient, CallerOperations):
             return
         with new_file(Path(target)) as file:
             self._transport.download(request, file.write)
-
-    def create_session_from(
-        self, directory: Path | str, *, everything: bool = False, **wishes: Any
-    ) -> SessionRecord:
-        """Create a session with a copy of a local directory.
-
-        Files that the directory's `.gitignore` files exclude are left out, unless `everything` is
-        True. `wishes` are the arguments of `create_session`. The tool `apply_workspace` writes
-        changes back into the directory.
-
-        Raises:
-            OSError: this program cannot write to the directory.
-        """
-        path = resolved(directory)
-        project = self.claim_project(str(path), everything=everything)
-        with proof(path, project.proof):
-            return self.create_session(project=project.id, **wishes)
 
     def put_directory(self, session_id: str, source: Path | str, path: str = "") -> UnpackedArchive:
         """Copy a local directory into the directory `path` of a session's workspace.

@@ -10,9 +10,10 @@ from fumehood.parts import with_methods
 
 if TYPE_CHECKING:
     from fumehood.formats.sync.client import ClientWithFormats as HandlingClient
+    from fumehood.projects.sync.client import ClientWithProjects as CopyingClient
     from fumehood.streams.sync.client import ClientWithStreams as StreamingClient
 
-    class ClientOfParts(HandlingClient, StreamingClient): ...
+    class ClientOfParts(HandlingClient, CopyingClient, StreamingClient): ...
 
 else:
     ClientOfParts = with_methods(KernelClient)

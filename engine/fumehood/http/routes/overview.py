@@ -23,7 +23,6 @@ from fumehood.answers import (
     CancelledCall,
     Pagination,
     ProcessOutput,
-    ProjectDiff,
     SessionFileList,
     SessionProcess,
 )
@@ -361,27 +360,6 @@ async def get_file_of_session(
 
 
 @endpoint(
-    "GET",
-    "/v1/sessions/{session_id}/diff",
-    Needs.ADMIN,
-    errors=FILE_ERRORS,
-    work_s=TURN_S,
-    client="sessions.diff",
-)
-async def show_diff_of_session(
-    engine: Engine, caller: Principal, session_id: SessionId
-) -> ProjectDiff:
-    """Show the changes in any principal's session since its project was copied into it.
-
-    The engine's log records who read the changes.
-    """
-    session = engine.overview.session(session_id)
-    found = await engine.projects.difference(Principal(session.principal_id), session.id)
-    engine.log.info("session.diff_read", session_id=session.id, by=caller.id)
-    return ProjectDiff.model_validate(found)
-
-
-@endpoint(
     "POST",
     "/v1/policy/try",
     Needs.APPROVER,
@@ -490,7 +468,6 @@ CONTROL_OPERATIONS = [
     stop_process_of_session,
     list_files_of_session,
     get_file_of_session,
-    show_diff_of_session,
     try_rules,
     list_audit,
     verify_audit,

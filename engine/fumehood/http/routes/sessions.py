@@ -25,7 +25,6 @@ from fumehood.answers import (
     Deleted,
     Pagination,
     ProcessOutput,
-    ProjectDiff,
     SessionFileList,
     SessionProcess,
     UnpackedArchive,
@@ -48,10 +47,8 @@ from fumehood.core.session import (
     MAKING_S,
     TURN_S,
     ForkWish,
-    NewProject,
     NewSession,
     NewSnapshot,
-    Project,
     Restoration,
     SessionRecord,
     Snapshot,
@@ -69,7 +66,6 @@ from fumehood.http.bodies import (
     require_plain_bytes,
     require_room,
 )
-from fumehood.http.caller import require_own_user
 from fumehood.http.endpoint import ANY_MEDIA, As, Given, Needs, endpoint
 
 ESCAPE = re.compile(rb"%(?![0-9A-Fa-f]{2})")
@@ -149,7 +145,8 @@ def _files(request: Request, caller: Principal) -> SessionFiles:
     return engine_of(request).session_files(request.path_params["session_id"], caller)
 
 
-def _refuse_while_draining(request: Request) -> None:
+def refuse_while_draining(request: Request) -> None:
+    """Raise ShuttingDown if the engine is stopping."""
     if engine_of(request).is_draining:
         raise ShuttingDown("The engine is stopping. Retry when it runs again.")
 
@@ -223,14 +220,14 @@ async def list_sessions(
     Needs.CALLER,
     errors=[QuotaExceeded, ResourceNotFound, SandboxUnavailable, ShuttingDown, InternalError],
     work_s=MAKING_S,
-    before_reading=_refuse_while_draining,
+    before_reading=refuse_while_draining,
 )
 async def create_session(engine: Engine, body: NewSession, caller: Principal) -> SessionAnswer:
     """Create a session, which is a container for the caller's calls alone.
 
     Every field is optional. A call runs in the session if the call's option `session_id` names it.
     """
-    return await engine.projects.create(caller, **body.model_dump(exclude_unset=True))
+    return await engine.sessions.create(caller, **body.model_dump(exclude_unset=True))
 
 
 @endpoint(
@@ -316,7 +313,7 @@ async def list_snapshots(
     Needs.CALLER,
     errors=COPY_ERRORS,
     work_s=MAKING_S,
-    before_reading=_refuse_while_draining,
+    before_reading=refuse_while_draining,
 )
 async def snapshot_session(
     engine: Engine, body: NewSnapshot, caller: Principal, session_id: SessionId
@@ -352,7 +349,7 @@ async def delete_snapshot(
     Needs.CALLER,
     errors=COPY_ERRORS,
     work_s=MAKING_S,
-    before_reading=_refuse_while_draining,
+    before_reading=refuse_while_draining,
 )
 async def restore_session(
     engine: Engine, body: Restoration, caller: Principal, session_id: SessionId
@@ -372,7 +369,7 @@ async def restore_session(
     Needs.CALLER,
     errors=COPY_ERRORS,
     work_s=MAKING_S,
-    before_reading=_refuse_while_draining,
+    before_reading=refuse_while_draining,
 )
 async def fork_session(
     engine: Engine, body: ForkWish, caller: Principal, session_id: SessionId
@@ -382,42 +379,7 @@ async def fork_session(
     The new sessions are stopped until their first use. Variables are not copied. The snapshots of a
     lost session can be forked for a day.
     """
-    forks = await engine.projects.fork(caller, session_id, **body.model_dump())
-    return tuple(forks)
-
-
-@endpoint(
-    "GET",
-    "/v1/sessions/{session_id}/diff",
-    Needs.CALLER,
-    errors=FILE_ERRORS,
-    work_s=TURN_S,
-    client="session_diff",
-)
-async def show_session_diff(
-    engine: Engine, caller: Principal, session_id: SessionId
-) -> ProjectDiff:
-    """Show the changes in a session since its project was copied into it.
-
-    Waits for the session's running and waiting calls to finish first.
-    """
-    return ProjectDiff.model_validate(await engine.projects.difference(caller, session_id))
-
-
-@endpoint("POST", "/v1/projects", Needs.CALLER)
-async def claim_project(
-    request: Request, engine: Engine, caller: Principal, body: NewProject
-) -> Annotated[Project, As("project", "ProjectAnswer", "The claimed directory.")]:
-    """Claim a directory on the engine's host, so that its files can be copied into new sessions.
-
-    Only the engine's own user may claim a directory, over the Unix socket. To prove that it can
-    write to the directory, the caller creates an empty file in it, with the name in the answer's
-    field `proof`. Then it creates a session whose `project` is the `id` in the answer. The first
-    such session removes the file. Only the tool `apply_workspace` writes changes back into the
-    directory, after an approval.
-    """
-    require_own_user(request)
-    return engine.projects.claim(body.directory, everything=body.everything)
+    return tuple(await engine.sessions.fork(caller, session_id, **body.model_dump()))
 
 
 @endpoint(
@@ -471,7 +433,7 @@ async def get_session_file(
     Needs.CALLER,
     errors=FILE_ERRORS | {ShuttingDown},
     client=None,
-    before_reading=_refuse_while_draining,
+    before_reading=refuse_while_draining,
 )
 async def put_session_file(
     request: Request, files: Files, path: FilePath, query: PutQuery, body: IncomingBody
@@ -534,7 +496,7 @@ async def _after(first: bytes, pieces: AsyncIterator[bytes]) -> AsyncIterator[by
     Needs.CALLER,
     errors=FILE_ERRORS | {ShuttingDown},
     client=None,
-    before_reading=_refuse_while_draining,
+    before_reading=refuse_while_draining,
 )
 async def put_session_archive(
     request: Request, files: Files, query: ArchiveQuery, body: IncomingBody
@@ -679,8 +641,6 @@ OPERATIONS = [
     delete_snapshot,
     restore_session,
     fork_session,
-    show_session_diff,
-    claim_project,
     list_session_files,
     get_session_file,
     put_session_file,

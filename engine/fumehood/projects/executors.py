@@ -1,0 +1,46 @@
+"""The executors of tools for a session's project. No code of the caller runs.
+
+Host side. Invariant: `apply` writes only the approved changes, whose digest is `ToolRun.expected`.
+"""
+
+from __future__ import annotations
+
+from fumehood.core.errors import InvalidParams
+from fumehood.core.json_types import JsonObject
+from fumehood.core.limits import Limits
+from fumehood.core.tool import ToolDefinition
+from fumehood.executors.base import Executor, ToolRun
+from fumehood.executors.effects import Effect
+from fumehood.executors.outcome import Outcome
+from fumehood.executors.workspace import in_session, outcome_in_session
+from fumehood.projects.service import project_of
+from fumehood.sandbox.wall import Lease
+
+
+class ProjectDiffExecutor(Executor):
+    """Returns the changes in a session's project."""
+
+    place = in_session(
+        "the changed files are read in the container of the call's session; the engine itself "
+        "compares them with the project directory, and writes there"
+    )
+
+    async def run(self, run: ToolRun) -> Outcome:
+        return outcome_in_session(run, await project_of(run.lease).difference(run.lease))
+
+
+class ProjectApplyExecutor(ProjectDiffExecutor):
+    """Writes the approved changes into the project directory, and nothing else."""
+
+    has_preview = True
+
+    async def preview(
+        self, tool: ToolDefinition, arguments: JsonObject, limits: Limits, lease: Lease
+    ) -> Effect | None:
+        return await project_of(lease).effect(lease)
+
+    async def run(self, run: ToolRun) -> Outcome:
+        if run.expected is None:
+            raise InvalidParams("A project is written only after a human has seen the changes.")
+        project, call_id = project_of(run.lease), run.request.call_id
+        return outcome_in_session(run, await project.apply(run.lease, run.expected, call_id))

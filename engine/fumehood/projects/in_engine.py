@@ -1,0 +1,93 @@
+"""The projects of one engine.
+
+If the engine is killed while it writes a project, the next engine puts everything back before any
+call can start, or finds that everything was written.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
+from typing import TYPE_CHECKING
+
+import anyio.to_thread
+
+from fumehood.core.errors import EngineError, StateUnavailable
+from fumehood.engine_part import EnginePart, Kernel
+from fumehood.observe.log import log_fault
+from fumehood.projects.home import NAME, ProjectHome
+from fumehood.projects.service import Projects, ProjectStore, SessionProject
+from fumehood.projects.writing import Journals
+from fumehood.sandbox.session_use import KeptValues
+from fumehood.storage.retention import retention
+
+if TYPE_CHECKING:
+    from fumehood.compose import Composition
+
+FOLDER = "projects"
+"""Folder of the lists of copied files, and folder of the journals in the engine's own state."""
+
+
+class ProjectsPart(EnginePart):
+    """Opens the projects of sessions, and puts back what a killed engine was writing."""
+
+    def __init__(self, kernel: Kernel) -> None:
+        super().__init__(kernel)
+        state = kernel.database.directory
+        self._saved = kernel.files.saved(FOLDER)
+        self._journals = Journals(None if state is None else state / FOLDER)
+        self._store = ProjectStore(self._saved, self._journals)
+        self.projects: Projects
+
+    def in_session(self, kept: KeptValues) -> SessionProject | None:
+        """Return the session's project, or None if its files came from no project directory."""
+        value = kept.values.get(NAME)
+        if value is None:
+            return None
+
+        async def keep(home: ProjectHome) -> None:
+            await kept.keep(NAME, home.value)
+
+        return SessionProject(self._store, kept.session_id, ProjectHome(**value), keep)
+
+    @asynccontextmanager
+    async def running(self, made: Composition) -> AsyncIterator[None]:
+        """Delete the lists of copied files of sessions that are over, until the engine ends."""
+        self.projects = Projects(self._store, made.services.sessions)
+        async with AsyncExitStack() as stack:
+            if self._saved is not None:
+                sweep = partial(made.services.stores.sessions.sweep, self._saved)
+                on_fault = partial(log_fault, self.kernel.log, "state.retention_failed")
+                await stack.enter_async_context(
+                    retention(
+                        sweep, self.kernel.clock.now, on_fault,
+                        kept_s=math.inf, overdue=self._saved.overdue,
+                    )
+                )  # fmt: skip
+            yield
+
+    async def outcomes(self) -> Mapping[str, EngineError | None]:
+        """Undo the unfinished writes of a killed engine."""
+        failed, outcomes = await anyio.to_thread.run_sync(self._journals.recover)
+        for directory in failed:
+            self.kernel.log.error("project.not_put_back", directory=directory)
+        return {
+            call_id: None if has_acted else _put_back() for call_id, has_acted in outcomes.items()
+        }
+
+    async def recovered(self) -> None:
+        """Remove the journals whose outcomes are stored now."""
+        await anyio.to_thread.run_sync(self._journals.forget)
+
+    def close(self) -> None:
+        if self._saved is not None:
+            self._saved.close()
+
+
+def _put_back() -> StateUnavailable:
+    return StateUnavailable(
+        "The engine ended while it wrote the project, and everything was put back: nothing was "
+        "written. Make the call again to ask for a new approval."
+    )
