@@ -179,11 +179,11 @@ def _make_walls(
     settings = WallSettings(
         jail=config.jail,
         container=config.container,
-        packages=config.packages,
         own_images=config.own_images,
         longest_session_s=config.sessions.lifetime_seconds,
         longest_with_disk_s=config.sessions.disk_lifetime_seconds,
         orphan_s=config.sessions.orphan_seconds,
+        image_maker=parts.image_maker(),
     )
     return EngineWalls(
         settings,

@@ -78,7 +78,6 @@ from fumehood.sandbox.settings import (
     AllPresets,
     ContainerSettings,
     JailSettings,
-    PackageSettings,
     SessionSettings,
     require_presets_within,
 )
@@ -142,7 +141,6 @@ class KernelConfig(BaseSettings):
     presets: AllPresets = Field(default_factory=dict)
     state: StateSettings = StateSettings()
     files: FileSettings = FileSettings()
-    packages: PackageSettings = PackageSettings()
     prices: Prices = Prices()
     environment: str = Field(default="production", pattern=r"^[a-z][a-z0-9_-]{0,31}$")
     policy_file: Path | None = None

@@ -21,6 +21,7 @@ from fumehood.observe.log import Logger
 from fumehood.observe.subscriber import Subscriber, Subscribers, no_subscribers
 from fumehood.pipeline.gate import Gate
 from fumehood.pipeline.part import CallPart
+from fumehood.sandbox.container.additions import NewImageMaker
 from fumehood.sandbox.session_use import KeptValues
 from fumehood.sandbox.wall import Wall
 from fumehood.sandbox.walls import OwnWalls
@@ -95,6 +96,13 @@ class EnginePart(Subscriber, CallPart):
         asynchronous context managers are open as long as the engine's own walls.
         """
         return {}
+
+    def image_maker(self) -> NewImageMaker | None:
+        """Return what creates the `ImageMaker` of the engine's containers, or None.
+
+        Called once, before `walls`. One part of an engine at most may have one.
+        """
+        return None
 
     def figures(self) -> Iterable[Figure]:
         """Return the part's own metrics."""

@@ -23,6 +23,7 @@ from fumehood.parts import parts
 from fumehood.pipeline.part import CallParts
 from fumehood.policy.model import Policy
 from fumehood.registry.index import ToolIndex
+from fumehood.sandbox.container.additions import NewImageMaker
 from fumehood.sandbox.session_use import InSession
 from fumehood.sandbox.wall import Wall
 from fumehood.sandbox.walls import OwnWalls
@@ -52,6 +53,17 @@ class EngineParts:
     def approvers(self) -> Iterable[str]:
         """Return the principals that make the decisions of parts."""
         return {part.approver for part in self if part.approver}
+
+    def image_maker(self) -> NewImageMaker | None:
+        """Return what creates the image maker of this engine, or None if no part has one.
+
+        Raises PartError if two parts have one.
+        """
+        found = [(part, new) for part in self if (new := part.image_maker()) is not None]
+        if len(found) > 1:
+            names = " and ".join(type(part).__name__ for part, _ in found)
+            raise PartError(f"{names} both make images. Only one part may.")
+        return found[0][1] if found else None
 
     def walls(self, own: OwnWalls) -> Mapping[str, Wall]:
         """Return the walls of parts by name.

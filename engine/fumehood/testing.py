@@ -158,7 +158,7 @@ class FakeWall:
         memory_mb: int,
         cpus: float | None = None,
         disk_mb: int | None = None,
-        packages: Sequence[str] = (),
+        additions: Sequence[str] = (),
         lock: str = "",
         on_lost: Callable[[], None],
     ) -> FakePlace:

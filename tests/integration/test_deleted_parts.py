@@ -664,6 +664,24 @@ def test_session_keeps_its_project_and_the_rest_is_refused_without_projects(
     assert anyio.run(keep_project, home, wall) == "shop"  # and here it is again
 
 
+def test_images_are_not_built_and_packages_not_allowed_without_their_part(
+    tree: Tree, home: Path
+) -> None:
+    tree.delete(PARTS["images"])
+    (home / "config.toml").write_text('[packages]\nallow = ["*"]\n')
+    refused = serve(tree, home, FUMEHOOD_CONFIG=str(home / "config.toml"))
+    assert refused.returncode == 2, refused.stderr
+    assert "packages: there is no such key in " in refused.stderr
+    assert not (home / "state.db").exists()
+    known = {
+        **CLEAN_ENVIRONMENT, "FUMEHOOD_HOME": str(home), "PYTHONPATH": ":".join(tree.import_path),
+    }  # fmt: skip
+    command = [sys.executable, "-m", "fumehood.cli.main", "images", "build"]
+    ran = subprocess.run(command, env=known, capture_output=True, text=True, timeout=600)
+    assert ran.returncode == 2
+    assert "No such command 'images'" in ran.stderr
+
+
 def serve(
     tree: Tree, home: Path, *arguments: str, **variables: str
 ) -> subprocess.CompletedProcess[str]:

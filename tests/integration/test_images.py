@@ -15,12 +15,13 @@ import docker
 import pytest
 from docker.errors import ImageNotFound
 
+from fumehood.images import build, rootfs
+from fumehood.images.build import DEADLINE_S, Built, build_image
+from fumehood.images.rootfs import ImageBuildError
 from fumehood.sandbox.container.docker_api import open_docker
-from fumehood.sandbox.images import build, recipe, rootfs
-from fumehood.sandbox.images.build import DEADLINE_S, Built, build_image
+from fumehood.sandbox.images import recipe
 from fumehood.sandbox.images.catalog import Image, list_images
 from fumehood.sandbox.images.recipe import guest_files, images_folder, read_recipe
-from fumehood.sandbox.images.rootfs import ImageBuildError
 from support.docker_images import run_inside, write_whole
 from support.registry import serving
 from support.wait import wait_until
@@ -85,10 +86,11 @@ def built(client: docker.APIClient, name: str, **how: Any) -> Built:
 def change_guest(monkeypatch: pytest.MonkeyPatch) -> None:
     """Simulate another version of the engine."""
     files = (*guest_files(), ("guest/zz_new.py", b"NEW = True\n"))
-    monkeypatch.setattr(recipe, "guest_files", lambda: files)
+    for module in ("sandbox.images.recipe", "images.archive"):
+        monkeypatch.setattr(f"fumehood.{module}.guest_files", lambda: files)
     digest = recipe.guest_digest.__wrapped__()
-    for module in ("build", "catalog"):
-        monkeypatch.setattr(f"fumehood.sandbox.images.{module}.guest_digest", lambda: digest)
+    for module in ("images.build", "images.removal", "sandbox.images.catalog"):
+        monkeypatch.setattr(f"fumehood.{module}.guest_digest", lambda: digest)
 
 
 @pytest.mark.row("S10")
@@ -141,7 +143,7 @@ def test_guest_with_syntax_error_fails_the_build_and_leaves_no_image(
     client: docker.APIClient, other: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     files = (*guest_files(), ("guest/broken.py", b"def\n"))
-    monkeypatch.setattr(recipe, "guest_files", lambda: files)
+    monkeypatch.setattr("fumehood.images.archive.guest_files", lambda: files)
     with pytest.raises(ImageBuildError, match="does not compile"):
         built(client, other)
     assert list_images(client, other) == []

@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from fumehood.sandbox.images import index
-from fumehood.sandbox.images.index import fetch, resolve
-from fumehood.sandbox.images.recipe import Lock, Pinned, digest_of_file
-from fumehood.sandbox.images.rootfs import ImageBuildError
+from fumehood.images import index
+from fumehood.images.index import fetch, resolve
+from fumehood.images.requirements import digest_of_file
+from fumehood.images.rootfs import ImageBuildError
+from fumehood.sandbox.images.recipe import Lock, Pinned
 from support.wheels import only_from, write_wheel
 
 MACHINE = platform.machine()

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import os
+import pickle
 import secrets
 import ssl
 import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +39,8 @@ from fumehood.core.status import NodeState
 from fumehood.gateway.authority import Authority
 from fumehood.gateway.service import Gateway
 from fumehood.gateway.settings import GatewaySettings
+from fumehood.images.packages import new_layers
+from fumehood.images.settings import PackageSettings
 from fumehood.observe.log import quiet_logger
 from fumehood.policy.model import Decision, Verdict
 from fumehood.projects.service import feed
@@ -45,9 +49,10 @@ from fumehood.redaction.redactor import Redactor
 from fumehood.registry.secrets import SecretBindings, SecretSettings
 from fumehood.sandbox.container.pool import Kind
 from fumehood.sandbox.session import CopySource
-from fumehood.sandbox.wall import NO_SINKS, HostSize, RunEnding, RunSinks
+from fumehood.sandbox.wall import NO_SINKS, HostSize, RunEnding, RunSinks, pins_of
 from support.nodes import LocalMembership, LocalPort, make_cluster
 from support.wait import DEADLINE_S
+from support.wheels import only_from, write_wheel
 from upstream import Reply, running_upstream
 
 pytestmark = [
@@ -414,6 +419,41 @@ async def test_large_output_stops_the_program_while_the_engine_does_not_read(
     assert ending.ended_by is EndedBy.OK
     assert received >= 20_000_000
     assert max(waiting) <= 6 * MB
+
+
+async def test_packages_are_added_on_the_node_of_their_call_or_session(
+    members: LocalMembership, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_wheel(tmp_path / "index", "tool")
+    for name, value in only_from(tmp_path / "index").items():
+        monkeypatch.setenv(name, value)
+    own = partial(new_layers, PackageSettings(allow=("tool",)))
+    members.add()
+    async with make_cluster(members, image_maker=pickle.loads(pickle.dumps(own))) as wall:
+        await wall.until_host_is_known()
+        image = await wall.with_additions("python", ["tool"], "uid:1")
+        assert (await wall.facts_of(image))["packages"] == ["tool==1.0"]
+        async with wall.lease(ME, fresh=False, memory_mb=MEMORY_MB, image=image) as lease:
+            code = program("import tool\ntool.VERSION")
+            ending = await lease.run("python", code, LIMITS, NO_SINKS)
+        assert (ending.result or {})["value"] == "1.0"
+        with pytest.raises(InvalidParams, match="does not allow other"):
+            await wall.with_additions("python", ["other"], "uid:1")
+        place = await wall.hold(
+            replace(ME, session_id="sess_1"), image="python", memory_mb=MEMORY_MB,
+            additions=["tool"], on_lost=lambda: None,
+        )  # fmt: skip
+        assert pins_of(place.lock) == ("tool==1.0",)
+        assert await run_in(place, "import tool\ntool.VERSION") == "1.0"
+
+
+async def test_nothing_is_added_on_a_node_of_an_engine_that_cannot_add(
+    members: LocalMembership, port: LocalPort
+) -> None:
+    async with make_cluster(members) as wall:
+        await wall.until_host_is_known()
+        with pytest.raises(InvalidParams, match="Nothing can be added to images here"):
+            await wall.with_additions("python", ["tool"], "uid:1")
 
 
 async def test_image_that_a_node_lacks_comes_from_another(

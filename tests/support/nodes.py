@@ -8,6 +8,7 @@ import random
 import secrets
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from fumehood.cluster.wall import ClusterWall, NodeGone, NodePort
 from fumehood.config import Config
 from fumehood.core.errors import EngineError
 from fumehood.core.json_types import JsonObject
+from fumehood.sandbox.container.additions import NewImageMaker
 from fumehood.sandbox.settings import WallSettings
 from fumehood.sandbox.walls import container_wall
 
@@ -27,7 +29,7 @@ def wall_settings() -> WallSettings:
     config = Config.model_validate({"container": {"images": images, "pool_min": 0}})
     return WallSettings(
         jail=config.jail, container=config.container,
-        packages=config.packages, own_images=config.own_images, longest_session_s=600,
+        own_images=config.own_images, longest_session_s=600,
         longest_with_disk_s=600, orphan_s=60,
     )  # fmt: skip
 
@@ -124,9 +126,10 @@ def make_cluster(
     epoch: int = 1,
     lost_s: float = 30,
     told: list[tuple[str, JsonObject]] | None = None,
+    image_maker: NewImageMaker | None = None,
 ) -> ClusterWall:
     return ClusterWall(
-        Terms(wall_settings()), membership, owner=owner or secrets.token_hex(16),
+        Terms(replace(wall_settings(), image_maker=image_maker)), membership, owner=owner or secrets.token_hex(16),
         epoch=epoch, lost_s=lost_s, keeps_sessions=True, open_program=lambda: None,
         on_event=lambda event, values: (told if told is not None else []).append((event, values)),
     )  # fmt: skip

@@ -64,9 +64,9 @@ NEEDED = {
         ["acceptance/test_web", "acceptance/test_budgets"],
     ),
     "part-in-a-folder-of-the-kernel": (
-        ["engine/fumehood/sandbox/container/packages.py"],
-        ["acceptance/test_packages", "contract/test_kernel"],
-        ["acceptance/test_code_mode"],
+        ["engine/fumehood/guest/streams/calls.py"],
+        ["acceptance/test_workshop", "contract/test_kernel"],
+        ["adversarial/test_zygotes"],
     ),
     "test": (
         ["tests/acceptance/test_web.py"],

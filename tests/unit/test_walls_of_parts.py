@@ -228,3 +228,14 @@ def test_part_whose_walls_cannot_be_made_is_named(
     monkeypatch.setattr(engine_parts, "parts", lambda: made)
     with pytest.raises(error, match=words):
         engine_in(home)
+
+
+async def test_one_part_of_an_engine_makes_images(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(GivingAlso, "image_maker", lambda _: lambda *_: None)
+    async with engine_in(tmp_path):
+        pass
+    monkeypatch.setattr(Giving, "image_maker", lambda _: lambda *_: None)
+    with pytest.raises(PartError, match="Giving and GivingAlso both make images"):
+        engine_in(tmp_path)

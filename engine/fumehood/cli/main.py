@@ -35,7 +35,6 @@ COMMANDS = {
     "audit": "The audit chain: verify, export, rotate its key.",
     "calls": "The call log of the running engine.",
     "sessions": "Sessions: files and variables that persist between calls.",
-    "images": "The images that containers run.",
 }
 """Name → help line of the kernel's commands. A test compares them with each command's own help."""
 

@@ -123,9 +123,9 @@ class RunOrder:
     fresh: bool = False
     kind: Kind | None = None
     digest: str = ""
-    """Digest of the image without the added packages. An approval may be bound to it."""
+    """Digest of the image without additions. An approval may be bound to it."""
     lock: str = ""
-    """The lock of the packages in the image's name, with their hashes."""
+    """The lock of what is added to the image, or ""."""
     session_id: str | None = None
     """The session in whose container the program runs. None: a container of the pool, as described
     by `kind`."""

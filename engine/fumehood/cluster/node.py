@@ -48,7 +48,7 @@ from fumehood.core.identity import TrustDomain
 from fumehood.core.limits import remember
 from fumehood.core.session import FileKind, SessionHome, SessionRecord
 from fumehood.protocol.connections import MAX_CONNECTIONS
-from fumehood.sandbox.container.packages import PLUS
+from fumehood.sandbox.container.additions import PLUS
 from fumehood.sandbox.container.wall import ContainerWall, HeldContainer
 from fumehood.sandbox.settings import WallSettings
 from fumehood.sandbox.streams import Stream, StreamKind, StreamPort
@@ -444,15 +444,15 @@ class Node:
         await joined.wall.look_again()
         joined.on_change()
 
-    async def with_packages(
-        self, ticket: Ticket, image: str, packages: tuple[str, ...], principal_id: str
+    async def with_additions(
+        self, ticket: Ticket, image: str, wanted: tuple[str, ...], principal_id: str
     ) -> tuple[str, str]:
-        """Return the name of an image with packages, and the lock of the packages.
+        """Return the name of an image with additions, and its lock.
 
-        Raises the same errors as the wall's `with_packages`.
+        Raises the same errors as the wall's `with_additions`.
         """
         wall = self._of(ticket).wall
-        name = await wall.with_packages(image, packages, principal_id)
+        name = await wall.with_additions(image, wanted, principal_id)
         return name, wall.lock_text(name)
 
     async def save_image(self, ticket: Ticket, transfer: str, image: str) -> int:
@@ -647,7 +647,7 @@ class Node:
         memory_mb: int,
         cpus: float | None,
         disk_mb: int | None,
-        packages: tuple[str, ...],
+        additions: tuple[str, ...],
         lock: str,
     ) -> HeldState:
         """Take a container for a session, and return its state.
@@ -659,7 +659,7 @@ class Node:
         try:
             held = await joined.wall.hold(
                 domain, image=image, memory_mb=memory_mb, cpus=cpus, disk_mb=disk_mb,
-                packages=packages, lock=lock, on_lost=lambda: joined.on_change(session_id),
+                additions=additions, lock=lock, on_lost=lambda: joined.on_change(session_id),
             )  # fmt: skip
         finally:
             is_wanted = joined.holding.get(session_id) is mine
@@ -834,7 +834,7 @@ class Node:
             return await held.run(order.program, arguments, limits, sinks)
         assert order.kind is not None
         if order.lock:
-            wall.add_packages(order.kind.image, order.lock)
+            wall.add_lock(order.kind.image, order.lock)
         async with wall.lease(
             order.domain, fresh=order.fresh, memory_mb=order.kind.memory_mb, image=order.kind.image
         ) as lease:

@@ -51,9 +51,8 @@ from fumehood.core.session import SessionHome, SessionRecord, SessionStatus
 from fumehood.core.status import NodeRecord, NodeState
 from fumehood.core.tasks import start_soon
 from fumehood.protocol.framing import FrameError
-from fumehood.sandbox.container.packages import PLUS
+from fumehood.sandbox.container.additions import PLUS
 from fumehood.sandbox.container.pool import Kind
-from fumehood.sandbox.session import pins_of
 from fumehood.sandbox.streams import Dial, StreamEnd
 from fumehood.sandbox.wall import (
     FIRST_EPOCH,
@@ -65,6 +64,7 @@ from fumehood.sandbox.wall import (
     RunEnding,
     RunSinks,
     WallStatus,
+    pins_of,
     try_later,
 )
 
@@ -234,7 +234,7 @@ class ClusterWall(HasImages):
         self._copying: set[str] = set()
         """Copies of disks that are being made."""
         self._locks: OrderedDict[str, str] = OrderedDict()
-        """Image name with packages → the lock of the packages."""
+        """Name of an image with additions → its lock."""
         self._newest: dict[str, ImageFacts] | None = None
         """What `_images` returns, or None if the nodes or their images have changed."""
         self._away: str | None = None
@@ -397,10 +397,10 @@ class ClusterWall(HasImages):
         await self._ask_all("look_again")
 
     async def facts_of(self, image: str) -> JsonObject:
-        """Return an image's name, digest, runtime and added packages.
+        """Return an image's name, digest, runtime and additions.
 
-        With packages, the digest of the image without packages is returned, because each node adds
-        the packages itself, from the same lock.
+        With additions, the digest of the image without them is returned, because each node adds
+        them itself, from the same lock.
         """
         below, plus, _ = image.partition(PLUS)
         found = await self._find(below)
@@ -412,13 +412,13 @@ class ClusterWall(HasImages):
             **({"packages": list(pins_of(lock))} if plus else {}),
         }
 
-    async def with_packages(self, image: str, packages: Sequence[str], principal_id: str) -> str:
-        """Return the name of the image with these packages. One node determines their versions."""
+    async def with_additions(self, image: str, wanted: Sequence[str], principal_id: str) -> str:
+        """Return the name of the image with these additions. One node determines the lock."""
         await self._find(image)
         link = next((one for one in self._links.values() if image in one.placed.images), None)
         if link is None:  # the image's node is lost, or no longer ready
             raise try_later(f"No node has the image {image} now. Repeat the call.")
-        name, lock = await self._ask(link, "with_packages", image, tuple(packages), principal_id)
+        name, lock = await self._ask(link, "with_additions", image, tuple(wanted), principal_id)
         remember(self._locks, name, lock)
         return str(name)
 
@@ -507,7 +507,7 @@ class ClusterWall(HasImages):
         memory_mb: int,
         cpus: float | None = None,
         disk_mb: int | None = None,
-        packages: Sequence[str] = (),
+        additions: Sequence[str] = (),
         lock: str = "",
         on_lost: Callable[[], None],
     ) -> RemoteContainer:
@@ -522,7 +522,7 @@ class ClusterWall(HasImages):
         try:
             state = await self._ask(
                 link, "hold", domain, image=image, memory_mb=memory_mb, cpus=cpus,
-                disk_mb=disk_mb, packages=tuple(packages), lock=lock,
+                disk_mb=disk_mb, additions=tuple(additions), lock=lock,
             )  # fmt: skip
         except BaseException:  # the node may have created the container
             link.promised_mb.pop(session_id, None)

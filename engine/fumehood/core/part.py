@@ -242,8 +242,12 @@ def imported(place: Named | None, default: Any = ()) -> Any:
 
 
 def placed(kernel: Sequence[str], added: Mapping[str, str]) -> list[str]:
-    """Return all names in order: each added name after the kernel name that it follows."""
-    names = list(kernel)
-    for name, after in added.items():
+    """Return all names in order: each added name after the name that it follows, which may also be
+    an added one. If that name is missing, the added name comes last.
+    """
+    names, left = list(kernel), dict(added)
+    while left:
+        name = next((name for name, after in left.items() if after in names), next(iter(left)))
+        after = left.pop(name)
         names.insert(names.index(after) + 1 if after in names else len(names), name)
     return names

@@ -80,7 +80,7 @@ async def _with_packages(plan: Plan, permitted: PermittedCall) -> Plan:
             "Packages are for programs that run in containers.", fields=["options.packages"]
         )
     return replace(
-        plan, image=await plan.wall.with_packages(plan.image, packages, permitted.principal.id)
+        plan, image=await plan.wall.with_additions(plan.image, packages, permitted.principal.id)
     )
 
 

@@ -67,11 +67,6 @@ MAX_OF_PRINCIPAL = 100
 """Maximum number of ended sessions that are kept for one principal. The oldest are deleted."""
 
 
-def pins_of(lock: str) -> tuple[str, ...]:
-    """Return the packages in a lock's text, each as NAME==VERSION."""
-    return tuple(line.split()[0] for line in lock.splitlines() if "==" in line)
-
-
 def sentence(clause: str) -> str:
     """Return a clause, such as "its owner ended it", as a sentence."""
     return f"{clause[0].upper()}{clause[1:]}."

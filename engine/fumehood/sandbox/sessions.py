@@ -69,7 +69,6 @@ from fumehood.sandbox.session import (
     find_preset,
     make_request,
     merged,
-    pins_of,
     require_bound,
     require_within,
     sentence,
@@ -93,6 +92,7 @@ from fumehood.sandbox.wall import (
     SessionContainer,
     SessionWall,
     WallDown,
+    pins_of,
     require_enforcing,
     try_later,
 )
@@ -848,7 +848,7 @@ class SessionKeeper:
             memory_mb=request.memory_mb,
             cpus=request.cpus,
             disk_mb=request.disk_mb,
-            packages=request.packages,
+            additions=request.packages,
             on_lost=lambda: self._follow(self._live.get(session_id)),
         )
         now, now_at = self._clock.monotonic(), self._clock.now()

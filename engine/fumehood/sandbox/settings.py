@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, ClassVar, Self
+from typing import TYPE_CHECKING, Annotated, ClassVar, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -20,6 +20,9 @@ from fumehood.core.limits import (
 )
 from fumehood.core.names import IMAGE_NAME
 from fumehood.core.session import PresetName, SessionFields
+
+if TYPE_CHECKING:
+    from fumehood.sandbox.container.additions import NewImageMaker
 
 GUEST_MB = 32
 """MB of memory for the guest of an image without preloaded modules, in addition to a program's
@@ -215,19 +218,6 @@ class ContainerSettings(BaseModel):
         return self.limits.memory_class(min(self.memory_mb, self.max_memory_mb))
 
 
-class PackageSettings(BaseModel):
-    """Packages of the Python index that may be requested for sessions and calls."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    allow: tuple[str, ...] = ()
-    """Names of the allowed packages; `"*"` allows all. Their dependencies are allowed as well."""
-    max_mb: int = Field(default=10_240, ge=1, le=10_000_000)
-    """Maximum total size of all layers of packages, and also of all downloaded wheels. Above this
-    size, the oldest unused layers or wheels are removed.
-    """
-
-
 @dataclass(frozen=True, slots=True)
 class WallSettings:
     """The settings of all walls.
@@ -239,7 +229,6 @@ class WallSettings:
 
     jail: JailSettings
     container: ContainerSettings
-    packages: PackageSettings
     own_images: Path
     longest_session_s: float
     longest_with_disk_s: float
@@ -247,6 +236,8 @@ class WallSettings:
     part_of_one: float = 0.75
     """The fraction of all containers, rounded up, that one principal's calls may use. It is 1 on a
     node, because there the engine divides the slots."""
+    image_maker: NewImageMaker | None = None
+    """Creates what adds to images, or None if nothing can be added to them."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -365,22 +365,27 @@ class HasImages(ABC):
         """
 
     @abstractmethod
-    async def with_packages(self, image: str, packages: Sequence[str], principal_id: str) -> str:
-        """Return the name of an image that has these packages in addition to those of `image`. The
-        versions of `packages` are resolved on behalf of the principal.
+    async def with_additions(self, image: str, wanted: Sequence[str], principal_id: str) -> str:
+        """Return the name of an image to which something is added. A part of the engine decides on
+        behalf of the principal what exactly fulfils these wishes.
 
         Raises:
-            InvalidParams: a package is not allowed or not available.
-            SandboxUnavailable: the versions could not be resolved now.
+            InvalidParams: a wish is not allowed or cannot be fulfilled.
+            SandboxUnavailable: it cannot be decided now.
         """
 
     @abstractmethod
     async def facts_of(self, image: str) -> JsonObject:
-        """Return an image's name and digest, the runtime, and the packages that were added to it.
+        """Return an image's name and digest, the runtime, and what was added to it.
 
         Raises:
             SandboxUnavailable: the image does not exist, or Docker cannot be queried.
         """
+
+
+def pins_of(lock: str) -> tuple[str, ...]:
+    """Return the packages in a lock's text, each as NAME==VERSION."""
+    return tuple(line.split()[0] for line in lock.splitlines() if "==" in line)
 
 
 class Walls:
@@ -418,9 +423,7 @@ class SessionContainer(Protocol):
 
     @property
     def lock(self) -> str:
-        """The packages that were added to the image, as a lock with hashes, or "" if no packages
-        were added.
-        """
+        """A lock of what was added to the image, or "" if nothing was."""
 
     async def facts(self) -> JsonObject:
         """Return the facts of the image that the next run uses, in the form that
@@ -565,19 +568,19 @@ class SessionWall(Wall, Protocol):
         memory_mb: int,
         cpus: float | None = None,
         disk_mb: int | None = None,
-        packages: Sequence[str] = (),
+        additions: Sequence[str] = (),
         lock: str = "",
         on_lost: Callable[[], None],
     ) -> SessionContainer:
         """Wait a bounded time for an unused container, and reserve it for this domain. With
-        `disk_mb`, the working directory is a separate disk. `packages`, or the packages of a
-        `lock`, are added to the image.
+        `disk_mb`, the working directory is a separate disk. `additions`, or those of a `lock`,
+        are added to the image.
 
         `on_lost` is called once the container has ended for any reason. If the container has a
         disk, `on_lost` is also called each time that the container is stopped.
 
         Raises:
-            InvalidParams: a package is not allowed or not available.
+            InvalidParams: an addition is not allowed or not available.
             SandboxUnavailable: no container was available in time, there is no such image, or no
                 disk can be made.
         """

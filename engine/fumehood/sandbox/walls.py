@@ -19,9 +19,9 @@ from fumehood.core.limits import ESSENTIAL_WALLS
 from fumehood.core.part import PartError, named_faults
 from fumehood.core.status import WallReadiness
 from fumehood.observe.log import Logger
+from fumehood.sandbox.container.additions import Additions
 from fumehood.sandbox.container.disks import Disks
 from fumehood.sandbox.container.docker_api import Docker
-from fumehood.sandbox.container.packages import PackageLayers
 from fumehood.sandbox.container.supply import Making, image_finder
 from fumehood.sandbox.container.wall import ContainerWall
 from fumehood.sandbox.host import Host
@@ -202,8 +202,14 @@ def container_wall(
     With `eager`, the wall queries Docker when it starts, because an earlier engine of the same
     state may have left containers behind. Otherwise it does so at the first call that needs a
     container.
+
+    Raises:
+        PartError: the image maker cannot be created.
     """
-    docker = Docker(os.environ)
+    docker, maker = Docker(os.environ), None
+    if settings.image_maker is not None:
+        with named_faults("What adds to images could not be made"):
+            maker = settings.image_maker(docker, settings.own_images, state, on_event)
     return ContainerWall(
         settings.container,
         docker,
@@ -214,13 +220,7 @@ def container_wall(
             held_with_disk_s=settings.longest_with_disk_s,
             orphan_s=settings.orphan_s,
         ),
-        layers=PackageLayers(
-            docker,
-            settings.packages,
-            settings.own_images,
-            state / "wheels" if state is not None else None,
-            on_event,
-        ),
+        additions=Additions(docker, maker),
         disks=Disks(state / "disks" if state is not None else None, docker, on_event),
         eager=eager,
         part_of_one=settings.part_of_one,

@@ -91,7 +91,7 @@ class Knowing(EnginePart):
 
     @asynccontextmanager
     async def running(self, made: Composition) -> AsyncIterator[None]:
-        self._intake = made.intake
+        self._intake = made.calls.intake
         yield
 
     async def outcomes(self) -> Mapping[str, EngineError | None]:

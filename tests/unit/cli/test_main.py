@@ -17,12 +17,13 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from fumehood import Config, load_config
-from fumehood.cli import images, overview
+from fumehood.cli import overview
 from fumehood.cli.exits import document_of, read_answer
 from fumehood.cli.main import OPEN, all_commands, app, load_command, with_commands, with_options
 from fumehood.cli.serve import in_foreground
 from fumehood.core.envelope import Envelope
 from fumehood.core.part import Command, Options
+from fumehood.images import command as images
 from fumehood.parts import parts
 from support.answers import envelope_bytes
 from support.docker_images import ListedImages, image_row

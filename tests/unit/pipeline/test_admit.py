@@ -194,8 +194,8 @@ class ReturningWall(FakeWall, HasImages):
         if self.comes_back:
             self.enforced, self.is_missing = self.required, False
 
-    async def with_packages(self, image: str, packages: Sequence[str], principal_id: str) -> str:
-        return f"{image}+{len(packages)}"
+    async def with_additions(self, image: str, wanted: Sequence[str], principal_id: str) -> str:
+        return f"{image}+{len(wanted)}"
 
     async def facts_of(self, image: str) -> JsonObject:
         return {}

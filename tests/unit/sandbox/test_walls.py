@@ -38,7 +38,7 @@ async def test_wall_that_has_started_ends_if_a_later_one_does_not_start(fails: b
     config = Config()
     settings = WallSettings(
         jail=config.jail, container=config.container,
-        packages=config.packages, own_images=config.own_images, longest_session_s=60,
+        own_images=config.own_images, longest_session_s=60,
         longest_with_disk_s=60, orphan_s=60,
     )  # fmt: skip
     noted = list[str]()

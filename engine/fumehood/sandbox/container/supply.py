@@ -34,6 +34,7 @@ import anyio
 from fumehood.core.errors import SandboxUnavailable
 from fumehood.core.json_types import JsonObject
 from fumehood.core.limits import MB, Limit
+from fumehood.sandbox.container.additions import PLUS, Additions
 from fumehood.sandbox.container.container import (
     START_DEADLINE_S,
     Container,
@@ -52,7 +53,6 @@ from fumehood.sandbox.container.docker_api import (
     may_swap,
     why_unfit,
 )
-from fumehood.sandbox.container.packages import PLUS, PackageLayers
 from fumehood.sandbox.container.pool import Kind
 from fumehood.sandbox.container.spec import (
     GUEST_COMMAND,
@@ -169,7 +169,7 @@ class ContainerSupply:
         settings: ContainerSettings,
         identity: EngineIdentity,
         making: Making,
-        layers: PackageLayers,
+        additions: Additions,
         in_use: Callable[[], Iterable[str]],
         start_soon: Callable[..., object],
         on_look: Callable[[], None],
@@ -181,7 +181,7 @@ class ContainerSupply:
         self._by_language: dict[str, str] = settings.images.model_dump()
         self._identity = identity
         self._making = making
-        self._layers = layers
+        self._additions = additions
         self._in_use = in_use
         self._start_soon = start_soon
         self._on_look = on_look
@@ -267,18 +267,18 @@ class ContainerSupply:
     # -- looking --------------------------------------------------------------------
 
     async def find(self, name: str) -> Image:
-        """Return an image by its name. Query Docker if the image is not yet known. If the name
-        includes packages, they are installed if necessary.
+        """Return an image by its name. Query Docker if the image is not yet known. An image with
+        additions is made if necessary.
 
         Raises:
             ImageMissing: the image does not exist.
-            InvalidParams: the packages are no longer available.
-            SandboxUnavailable: Docker cannot be used, or the packages cannot be added now.
+            InvalidParams: what is added to the image is no longer available.
+            SandboxUnavailable: Docker cannot be used, or the image cannot be made now.
         """
         below, plus, _ = name.partition(PLUS)
         if plus:  # each time: the layer may have been removed, or the image below replaced
             base = await self.find(below)
-            self.images[name] = await self._layers.find(base, name)
+            self.images[name] = await self._additions.find(base, name)
             return self.images[name]
         if self.down is not None or name not in self.images:
             await self.look()
@@ -333,7 +333,7 @@ class ContainerSupply:
                 below, plus, _ = name.partition(PLUS)
                 if plus:
                     base = self.images.get(below)
-                    known = self._layers.lock_of(name) is not None
+                    known = self._additions.lock_text(name) != ""
                     if base is None or base.id != self.images[name].base or not known:
                         del self.images[name]
                     continue

@@ -38,6 +38,7 @@ from fumehood.core.json_types import JsonObject
 from fumehood.core.limits import CONTAINER_MEMORY_CLASSES, Limits
 from fumehood.core.session import SessionHome, SessionRecord, SessionStatus
 from fumehood.core.tasks import start_soon
+from fumehood.sandbox.container.additions import PLUS, Additions
 from fumehood.sandbox.container.channel import (
     DIRTY,
     NOT_CLEAN_IN_TIME,
@@ -47,7 +48,6 @@ from fumehood.sandbox.container.channel import (
 from fumehood.sandbox.container.container import Container
 from fumehood.sandbox.container.disks import Disks
 from fumehood.sandbox.container.docker_api import Docker, DockerConflict, DockerError
-from fumehood.sandbox.container.packages import PLUS, PackageLayers
 from fumehood.sandbox.container.pool import Kind, Pool
 from fumehood.sandbox.container.supply import (
     AS_USUAL,
@@ -59,7 +59,7 @@ from fumehood.sandbox.container.supply import (
     unavailable,
 )
 from fumehood.sandbox.ports import PORTS
-from fumehood.sandbox.settings import ContainerSettings, EngineIdentity, PackageSettings
+from fumehood.sandbox.settings import ContainerSettings, EngineIdentity
 from fumehood.sandbox.wall import (
     FIRST_EPOCH,
     NO_SINKS,
@@ -70,6 +70,7 @@ from fumehood.sandbox.wall import (
     RunEnding,
     RunSinks,
     WallStatus,
+    pins_of,
     try_later,
 )
 
@@ -124,7 +125,7 @@ class ContainerWall(HasImages):
         identity: EngineIdentity,
         *,
         making: Making = AS_USUAL,
-        layers: PackageLayers | None = None,
+        additions: Additions | None = None,
         disks: Disks | None = None,
         eager: bool = True,
         part_of_one: float = 0.75,
@@ -136,7 +137,7 @@ class ContainerWall(HasImages):
         self._expected: set[str] = set()
         """Names of containers of an earlier engine's sessions."""
         self.disks = disks or Disks(None, docker)
-        self._layers = layers or PackageLayers(docker, PackageSettings(), None, None)
+        self._additions = additions or Additions(docker)
         self._disks_in_use: set[str] = set()
         self._ending_disks: set[str] = set()
         """Disks of ended sessions that are not removed yet."""
@@ -159,7 +160,7 @@ class ContainerWall(HasImages):
             settings,
             identity,
             making,
-            self._layers,
+            self._additions,
             self._names_in_use,
             self.start_soon,
             self._looked,
@@ -241,11 +242,9 @@ class ContainerWall(HasImages):
         """
         return self._pool.warm()
 
-    def add_packages(self, image: str, lock: str) -> None:
-        """Register the packages to which the digest in an image's name refers. `lock` is their
-        lock.
-        """
-        self._layers.add_text(image.partition(PLUS)[0], lock)
+    def add_lock(self, image: str, lock: str) -> None:
+        """Register the lock to which the digest in an image's name refers."""
+        self._additions.add(image.partition(PLUS)[0], lock)
 
     async def save_image(self, image: str, file: IO[bytes]) -> None:
         """Write an image with its tag to a file, for another Docker daemon. Raises
@@ -301,7 +300,7 @@ class ContainerWall(HasImages):
         await self._supply.look()
 
     async def facts_of(self, image: str) -> JsonObject:
-        """Return an image's name and digest, the runtime, and the packages that were added to it.
+        """Return an image's name and digest, the runtime, and what was added to it.
 
         Raises:
             ImageMissing: the image does not exist.
@@ -311,17 +310,17 @@ class ContainerWall(HasImages):
 
     def facts(self, image: str, digest: str) -> JsonObject:
         """Return the same facts as `facts_of`, for an image whose digest is already known."""
-        lock = self._layers.lock_of(image)
+        lock = self.lock_text(image)
         return {
             "image": image,
             "image_digest": digest,
             "runtime": self._runtime or "default",
-            **({"packages": list(lock.pins)} if lock is not None else {}),
+            **({"packages": list(pins_of(lock))} if lock else {}),
         }
 
-    async def with_packages(self, image: str, packages: Sequence[str], principal_id: str) -> str:
-        """Return the name of an image with these packages (`PackageLayers.name_for`)."""
-        return await self._layers.name_for(await self._find(image), packages, principal_id)
+    async def with_additions(self, image: str, wanted: Sequence[str], principal_id: str) -> str:
+        """Return the name of an image with these additions (`Additions.name_for`)."""
+        return await self._additions.name_for(await self._find(image), wanted, principal_id)
 
     @asynccontextmanager
     async def lease(
@@ -355,7 +354,7 @@ class ContainerWall(HasImages):
         memory_mb: int,
         cpus: float | None = None,
         disk_mb: int | None = None,
-        packages: Sequence[str] = (),
+        additions: Sequence[str] = (),
         lock: str = "",
         on_lost: Callable[[], None],
     ) -> HeldContainer:
@@ -363,14 +362,14 @@ class ContainerWall(HasImages):
         `disk_mb`, create a container with a disk instead.
 
         Raises:
-            InvalidParams: a package is not allowed or not available.
+            InvalidParams: an addition is not allowed or not available.
             SandboxUnavailable: no container was available in time, the image is missing, or no disk
                 can be made.
         """
         if lock:
-            image = self._layers.add_text(image, lock)
-        elif packages:
-            image = await self.with_packages(image, packages, domain.principal_id)
+            image = self._additions.add(image, lock)
+        elif additions:
+            image = await self.with_additions(image, additions, domain.principal_id)
         found = await self._find(image)
         kind = Kind(image, memory_mb, cpus or 0.0)
         if disk_mb is not None:
@@ -413,19 +412,16 @@ class ContainerWall(HasImages):
         return held
 
     def image_of(self, held: HeldContainer) -> str:
-        """Return the name of a session's image. Register the image's packages again first, because
-        packages of later requests may have displaced them.
+        """Return the name of a session's image. Register the image's lock again first, because the
+        locks of later requests may have displaced it.
         """
         if held.lock:
-            self._layers.add_text(held.image.partition(PLUS)[0], held.lock)
+            self.add_lock(held.image, held.lock)
         return held.image
 
     def lock_text(self, image: str) -> str:
-        """Return the lock, with hashes, of the packages that were added to an image, or "" if no
-        packages were added.
-        """
-        lock = self._layers.lock_of(image)
-        return lock.text if lock is not None else ""
+        """Return the lock of what was added to an image, or "" if nothing was."""
+        return self._additions.lock_text(image)
 
     def _use(self, held: HeldContainer, container: Container) -> None:
         """Give a session the new container that was made for its disk."""
@@ -532,7 +528,7 @@ class ContainerWall(HasImages):
         """Return the container of an earlier engine's session. The container is taken over in the
         background, or at the latest before its first use.
         """
-        image = self._layers.add_text(record.image, home.lock) if home.lock else record.image
+        image = self._additions.add(record.image, home.lock)
         name, kind = home.container, Kind(image, record.memory_mb, record.cpus or 0.0)
         held = HeldContainer(
             self,
@@ -609,7 +605,7 @@ class ContainerWall(HasImages):
                     sweeps = (
                         self._find_dead,
                         self._supply.sweep,
-                        self._layers.sweep,
+                        self._additions.sweep,
                         self._sweep_disks,
                     )
                     for sweep in sweeps:
@@ -736,7 +732,7 @@ class HeldContainer:
         self.node = ""
         self.container: Container | None = None
         self.image = image
-        """The name of the image, including the digest of added packages."""
+        """The name of the image, including the digest of what is added."""
         self.languages = languages
         self.lock = ""
         self.lost: str | None = None

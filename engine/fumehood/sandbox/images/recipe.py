@@ -12,17 +12,14 @@ misspelling never leads to an incomplete image.
 from __future__ import annotations
 
 import hashlib
-import io
 import json
 import os
 import re
-import tarfile
 import tomllib
-from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import IO, Annotated
+from typing import Annotated
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
@@ -43,16 +40,6 @@ ABOUT = "opt/fumehood/image.json"
 
 SITE = "opt/fumehood/site"
 """Path of the folder of Python packages in an image."""
-
-LAYER = "opt/fumehood/packages"
-"""Path of the folder of Python packages that are requested for calls and sessions, in the layer on
-top of an image."""
-
-LOCKED = "opt/fumehood/requirements.lock"
-"""Path of the list of an image's own Python packages, which is for information only."""
-
-FONTS = "opt/fumehood/matplotlib"
-"""Path of Matplotlib's font cache in an image."""
 
 ENVIRONMENT = {
     # A container has the CPU time of about one processor, and the zygote, which preloads modules
@@ -214,16 +201,6 @@ def is_debian_package(name: str) -> bool:
     return _DEBIAN_PACKAGE.fullmatch(name) is not None
 
 
-def is_own_name(name: str) -> bool:
-    """Whether an operator may give this name to an image. The names of built-in images, and those
-    that this package uses for layers in Docker, are reserved.
-    """
-    taken = name in image_names() or name in (COMMON, "root", "base", "building", "packages")
-    return _IMAGE_NAME.fullmatch(name) is not None and not (
-        taken or name.startswith(("base-", "building-"))
-    )
-
-
 def _content(name: str, files: tuple[tuple[str, bytes], ...], wanted: str) -> bytes:
     content = dict(files).get(wanted)
     if content is None:
@@ -256,44 +233,6 @@ def guest_files(package: Path = PACKAGE) -> tuple[tuple[str, bytes], ...]:
     found += (path for path in (package / "guest").rglob("*") if path.suffix in (".py", ".js"))
     pairs = [(path.relative_to(package).as_posix(), path.read_bytes()) for path in found]
     return tuple(sorted(pairs))
-
-
-def guest_archive(about: bytes = b"{}") -> bytes:
-    """Return a tar archive of the guest and the image's description `about`, to be unpacked at the
-    root of a file system.
-
-    The files are owned by root and writable only by root.
-    """
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w") as archive:
-        folders = {GUEST_HOME, str(Path(ABOUT).parent)}
-        for path, _ in guest_files():
-            folders.update(f"{GUEST_HOME}/{parent}" for parent in Path(path).parents[:-1])
-        for folder in sorted(folders):
-            add_folder(archive, folder)
-        for path, content in guest_files():
-            add_file(archive, f"{GUEST_HOME}/{path}", content)
-        add_file(archive, ABOUT, about)
-    return buffer.getvalue()
-
-
-def add_file(archive: tarfile.TarFile, path: str, content: bytes) -> None:
-    """Add a file that is owned by root and writable only by root."""
-    add_stream(archive, path, io.BytesIO(content), len(content))
-
-
-def add_stream(archive: tarfile.TarFile, path: str, content: IO[bytes], size: int) -> None:
-    """Add a file of `size` bytes. Its owner and mode are those of files added with `add_file`."""
-    member = tarfile.TarInfo(path)
-    member.size = size
-    archive.addfile(member, content)
-
-
-def add_folder(archive: tarfile.TarFile, path: str) -> None:
-    """Add a folder that is owned by root and writable only by root."""
-    member = tarfile.TarInfo(path)
-    member.type, member.mode = tarfile.DIRTYPE, 0o755
-    archive.addfile(member)
 
 
 def listed(text: str) -> tuple[str, ...]:
@@ -376,24 +315,10 @@ def _settings(name: str, text: str) -> ImageSettings:
     raise WrongRecipe(f"image.toml of the image {name}: {fault}.")
 
 
-_NAME = r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,98}[A-Za-z0-9])?"
-_EXTRAS = rf"\[\s*{_NAME}(?:\s*,\s*{_NAME})*\s*\]"
-_VERSION = r"(?:~=|==|!=|<=|>=|<|>)\s*[A-Za-z0-9][A-Za-z0-9.!+*_-]{0,63}"
-_MARKER = r"(?!-|.*[ ;]-)[A-Za-z0-9_.'\"<>=!~() -]{1,300}"
-"""An environment marker. No word may begin with a hyphen, because pip would interpret it as an
-option, even within quotes, and some of pip's options build packages, which runs their code here.
-"""
-_REQUIREMENT = re.compile(
-    rf"({_NAME})\s*(?:{_EXTRAS})?\s*(?:{_VERSION}(?:\s*,\s*{_VERSION})*)?\s*(?:;{_MARKER})?"
-)
-"""A requirement. *Source*: PEP 508, without the form `NAME @ URL`."""
+PACKAGE_NAME = r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,98}[A-Za-z0-9])?"
+"""Regular expression for the name of a Python package."""
 
-_ARCHIVES = (
-    ".whl", ".zip", ".tar", ".gz", ".tgz", ".bz2", ".tbz", ".xz", ".txz", ".tlz", ".lz", ".lzma",
-)  # fmt: skip
-"""Suffixes that make pip interpret a requirement as a file's path."""
-
-_PINNED = re.compile(rf"({_NAME})==([A-Za-z0-9][A-Za-z0-9.!+_-]{{0,63}})(.*)")
+_PINNED = re.compile(rf"({PACKAGE_NAME})==([A-Za-z0-9][A-Za-z0-9.!+_-]{{0,63}})(.*)")
 _HASH = re.compile(r"--hash=sha256:([0-9a-f]{64})")
 
 
@@ -427,19 +352,6 @@ class Lock:
         )
         return "".join(f"{line}\n" for line in lines)
 
-    @property
-    def pins(self) -> tuple[str, ...]:
-        """The packages without their hashes, as NAME==VERSION."""
-        return tuple(f"{each.name}=={each.version}" for each in self.packages)
-
-    def without(self, other: Lock) -> Lock:
-        """Return the packages that another lock does not name."""
-        names = {each.name for each in other.packages}
-        return Lock(tuple(each for each in self.packages if each.name not in names))
-
-
-EMPTY_LOCK = Lock()
-
 
 def parse_lock(text: str) -> Lock:
     """Parse `requirements.lock`.
@@ -447,50 +359,7 @@ def parse_lock(text: str) -> Lock:
     Raises:
         WrongRequirements: a line is not a package with a version and hashes.
     """
-    return Lock(tuple(_pinned(line) for line in _lines(text)))
-
-
-def parse_requirements(text: str) -> dict[str, str]:
-    """Parse a requirements file: normalized name of each package → its line.
-
-    Raises:
-        WrongRequirements: a line is not a name with optional extras, versions and marker, or two
-            lines name the same package.
-    """
-    found: dict[str, str] = {}
-    for line in _lines(text):
-        match = _REQUIREMENT.fullmatch(line)
-        if match is None or _may_be_a_file(match[1]) or _may_be_a_file(line.partition(";")[0]):
-            raise WrongRequirements(f"{_shown(line)} {_why_refused(line)}")
-        name = normalized(match[1])
-        if name in found:
-            raise WrongRequirements(
-                f"{name} is named twice: write all its versions together, as in {name}>4,<5."
-            )
-        found[name] = line
-    return found
-
-
-def lock_of(wheels: Iterable[Path]) -> Lock:
-    """Return the lock that accepts exactly these files.
-
-    Raises:
-        WrongRequirements: a file's name is not a wheel's name, or cannot be written in a lock.
-    """
-    packages = []
-    for wheel in wheels:
-        parts = wheel.name.removesuffix(".whl").split("-")
-        if not wheel.name.endswith(".whl") or len(parts) not in (5, 6):
-            raise WrongRequirements(f"{_shown(wheel.name)} is no wheel.")
-        packages.append(Pinned(normalized(parts[0]), parts[1], (digest_of_file(wheel),)))
-    lock = Lock(tuple(sorted(packages, key=lambda package: package.name)))
-    return parse_lock(lock.text)  # ensures that the stored lock can be read again
-
-
-def digest_of_file(path: Path) -> str:
-    """Return the SHA-256 of a file as hexadecimal digits."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    return Lock(tuple(_pinned(line) for line in lines_of(text)))
 
 
 def normalized(name: str) -> str:
@@ -498,14 +367,10 @@ def normalized(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
-def merged(ours: Mapping[str, str], theirs: Mapping[str, str]) -> str:
-    """Merge two parsed lists, and return the text of the merged list. If both name a package, the
-    line in `theirs` is used.
+def lines_of(text: str) -> list[str]:
+    """Return the lines of a requirements file, without comments and blank lines. A line that
+    continues another one is joined to it.
     """
-    return "".join(f"{line}\n" for _, line in sorted({**ours, **theirs}.items()))
-
-
-def _lines(text: str) -> list[str]:
     joined = text.replace("\\\n", " ")
     lines = (re.sub(r"(^|\s)#.*", "", line).strip() for line in joined.splitlines())
     return [line for line in lines if line]
@@ -514,7 +379,7 @@ def _lines(text: str) -> list[str]:
 def _pinned(line: str) -> Pinned:
     match = _PINNED.fullmatch(line)
     if match is None:
-        raise WrongRequirements(f"{_shown(line)} is not NAME==VERSION with hashes.")
+        raise WrongRequirements(f"{shown(line)} is not NAME==VERSION with hashes.")
     words = match[3].split()
     hashes = [_HASH.fullmatch(word) for word in words]
     if not words or None in hashes:
@@ -524,20 +389,6 @@ def _pinned(line: str) -> Pinned:
     )
 
 
-def _may_be_a_file(words: str) -> bool:
-    """Whether pip would look for a file with this name, as it does for `name==1.0.zip`."""
-    return words.rstrip().lower().endswith(_ARCHIVES)
-
-
-def _why_refused(line: str) -> str:
-    if line.startswith("-"):
-        return "is an option: the list holds packages only."
-    if "@" in line or "://" in line:
-        return "is an address: packages come from the configured index only."
-    if line.startswith((".", "/", "~")) or _may_be_a_file(line.partition(";")[0]):
-        return "is a path: packages come from the configured index only."
-    return "is not a package: write NAME, NAME[EXTRA] or NAME==VERSION, and a marker after ';'."
-
-
-def _shown(line: str) -> str:
+def shown(line: str) -> str:
+    """Return the beginning of a line, quoted for a message."""
     return repr(line[:80])

@@ -20,11 +20,12 @@ from fumehood.guest.container.run import Run
 from fumehood.guest.container.streams import Place
 from fumehood.guest.core.limits import Limits
 from fumehood.guest.streams import calls, feed
+from fumehood.images.archive import guest_archive
 from fumehood.projects.service import FEED, FEED_BYTES
 from fumehood.protocol.connections import DATA, ONLY, TAKEN, Segment
 from fumehood.protocol.framing import HEADER, MAX_CALLS
 from fumehood.protocol.streams import StreamFrame, pieces_of
-from fumehood.sandbox.images.recipe import GUEST_HOME, guest_archive
+from fumehood.sandbox.images.recipe import GUEST_HOME
 from fumehood.sandbox.ports import PORTS
 
 

@@ -82,35 +82,6 @@ def test_image_derived_from_an_engine_image_is_not_used(
     assert find_image(ListedImages(derived, ours), "python").id == "sha256:ours"
 
 
-def test_too_large_layers_go_from_the_oldest_but_not_before_a_container_can_use_them(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    now = 1_800_000_000
-    monkeypatch.setattr("time.time", lambda: float(now))
-
-    def layer(identifier: str, age_s: int, *tags: str) -> dict[str, Any]:
-        labels = {catalog.LAYER_BASE: "sha256:base"}
-        tags = tags or (f"{catalog.LAYERS}:{identifier}",)
-        return {
-            "Id": identifier, "Size": 100, "Created": now - age_s, "Labels": labels,
-            "RepoTags": [*filter(None, tags)],
-        }  # fmt: skip
-
-    docker = ListedImages(
-        layer("old", catalog.FRESH_S + 2),
-        layer("others", 9),
-        layer("own", 0),
-        layer("in making", 0, ""),
-        layer("untagged", catalog.FRESH_S + 1, ""),
-    )
-    assert catalog.old_layers(docker, 100) == {"old", "untagged"}
-    assert catalog.old_layers(docker, 500) == {"untagged"}
-    now += catalog.FRESH_S  # the control: later all but the newest go
-    assert catalog.old_layers(docker, 100) == {"old", "others", "untagged"}
-    now += 1
-    assert catalog.old_layers(docker, 100) == {"old", "others", "untagged", "in making"}
-
-
 @pytest.mark.parametrize(
     "label",
     [

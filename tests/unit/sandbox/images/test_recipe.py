@@ -12,7 +12,6 @@ from fumehood.sandbox.images.recipe import (
     WrongRecipe,
     guest_files,
     image_names,
-    is_own_name,
     read_recipe,
 )
 from support.docker_images import write_image_folder
@@ -160,28 +159,6 @@ def test_own_image_with_a_link_or_without_a_file_is_refused(tmp_path: Path) -> N
     (folder / "packages.txt").symlink_to(tmp_path / "elsewhere")
     with pytest.raises(WrongRecipe, match="symbolic link"):
         read_recipe("mine", own=tmp_path)
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        "python",
-        "node",
-        "common",
-        "root",
-        "packages",
-        "base-x",
-        "building-x",
-        "",
-        "A",
-        "a_b",
-        "../a",
-        "a" * 32,
-    ],
-)
-def test_reserved_or_invalid_name_is_refused_for_an_own_image(name: str) -> None:
-    assert not is_own_name(name)
-    assert is_own_name("a" * 31)
 
 
 @pytest.mark.parametrize("package", ["--allow-x", "a,b", "a b", "A", "x;rm", "$(x)"])

@@ -18,7 +18,7 @@ import zlib
 from collections.abc import Iterable
 from pathlib import Path, PurePosixPath
 
-from fumehood.sandbox.images.recipe import add_folder, add_stream
+from fumehood.images.archive import add_folder, add_stream
 
 REFUSED = 3
 """Exit status if a wheel is refused."""

@@ -7,15 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from fumehood.sandbox.images.recipe import (
-    Lock,
-    Pinned,
-    WrongRequirements,
-    lock_of,
-    merged,
-    parse_lock,
-    parse_requirements,
-)
+from fumehood.images.requirements import lock_of, merged, parse_requirements
+from fumehood.sandbox.images.recipe import Lock, Pinned, WrongRequirements, parse_lock
 
 HASH, OTHER = "a" * 64, "b" * 64
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from fumehood.sandbox.images import rootfs
+from fumehood.images import rootfs
+from fumehood.images.rootfs import ImageBuildError
 from fumehood.sandbox.images.recipe import read_recipe
-from fumehood.sandbox.images.rootfs import ImageBuildError
 
 FAKE = """#!/bin/sh
 echo "I: running apt-get update..."

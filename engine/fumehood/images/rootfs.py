@@ -25,7 +25,8 @@ from pathlib import Path
 import docker
 from docker.errors import APIError, BuildError, ImageNotFound
 
-from fumehood.sandbox.images.recipe import Recipe, add_file
+from fumehood.images.archive import add_file
+from fumehood.sandbox.images.recipe import Recipe
 
 OnStep = Callable[[str], None]
 """Receives a short description of each step as it begins."""

@@ -6,7 +6,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-from fumehood.sandbox.images.catalog import KEPT_S, idle_roots, useless
+import pytest
+
+from fumehood.images.removal import FRESH_S, KEPT_S, idle_roots, old_layers, useless
+from fumehood.sandbox.images.catalog import LAYER_BASE, LAYERS
 from fumehood.sandbox.images.recipe import guest_digest, read_recipe
 from support.docker_images import ListedImages, image_row
 
@@ -55,3 +58,32 @@ def test_root_image_of_a_recipe_is_kept_for_the_next_build() -> None:
         root("sha256:being-built-on", "e" * 64, created=NEW),
     )
     assert idle_roots(store, Path("/nonexistent")) == {"sha256:idle"}
+
+
+def test_too_large_layers_go_from_the_oldest_but_not_before_a_container_can_use_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = 1_800_000_000
+    monkeypatch.setattr("time.time", lambda: float(now))
+
+    def layer(identifier: str, age_s: int, *tags: str) -> dict[str, Any]:
+        labels = {LAYER_BASE: "sha256:base"}
+        tags = tags or (f"{LAYERS}:{identifier}",)
+        return {
+            "Id": identifier, "Size": 100, "Created": now - age_s, "Labels": labels,
+            "RepoTags": [*filter(None, tags)],
+        }  # fmt: skip
+
+    docker = ListedImages(
+        layer("old", FRESH_S + 2),
+        layer("others", 9),
+        layer("own", 0),
+        layer("in making", 0, ""),
+        layer("untagged", FRESH_S + 1, ""),
+    )
+    assert old_layers(docker, 100) == {"old", "untagged"}
+    assert old_layers(docker, 500) == {"untagged"}
+    now += FRESH_S  # the control: later all but the newest go
+    assert old_layers(docker, 100) == {"old", "others", "untagged"}
+    now += 1
+    assert old_layers(docker, 100) == {"old", "others", "untagged", "in making"}

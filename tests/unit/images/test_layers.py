@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from fumehood.sandbox.images import build, unpacking
-from fumehood.sandbox.images.index import PackagesRefused
-from fumehood.sandbox.images.unpacking import Refused, write_site
+from fumehood.images import build, unpacking
+from fumehood.images.index import PackagesRefused
+from fumehood.images.unpacking import Refused, write_site
 from support.wheels import write_wheel
 
 SITE = "opt/fumehood/site"

@@ -36,8 +36,21 @@ from pathlib import Path
 
 import docker
 
+from fumehood.core.names import IMAGE_NAME
+from fumehood.images import unpacking
+from fumehood.images.archive import add_file, guest_archive
+from fumehood.images.index import PackagesRefused, fetch, resolve
+from fumehood.images.removal import remove_unused, replaced_by
+from fumehood.images.requirements import merged, parse_requirements
+from fumehood.images.rootfs import (
+    ImageBuildError,
+    OnStep,
+    build_error,
+    make_root,
+    make_root_from_base,
+    run_program,
+)
 from fumehood.sandbox.container.docker_api import DockerError, typed_errors
-from fumehood.sandbox.images import unpacking
 from fumehood.sandbox.images.catalog import (
     BASE,
     GUEST,
@@ -54,38 +67,20 @@ from fumehood.sandbox.images.catalog import (
     Image,
     layer_tag,
     list_images,
-    remove_unused,
-    replaced_by,
 )
-from fumehood.sandbox.images.index import PackagesRefused, fetch, resolve
 from fumehood.sandbox.images.recipe import (
     ABOUT,
-    FONTS,
-    LAYER,
-    LOCKED,
+    COMMON,
     SITE,
     ImageSettings,
     Lock,
     Recipe,
     WrongRecipe,
     WrongRequirements,
-    add_file,
-    guest_archive,
     guest_digest,
     image_names,
     is_debian_package,
-    is_own_name,
-    merged,
-    parse_requirements,
     read_recipe,
-)
-from fumehood.sandbox.images.rootfs import (
-    ImageBuildError,
-    OnStep,
-    build_error,
-    make_root,
-    make_root_from_base,
-    run_program,
 )
 
 DEADLINE_S = 300
@@ -106,6 +101,16 @@ Docker's copy."""
 
 MANIFEST = "opt/fumehood/manifest.txt"
 """Path of the list of Debian packages in a root file system, with one package in each line."""
+
+LAYER = "opt/fumehood/packages"
+"""Path of the folder of Python packages that are requested for calls and sessions, in the layer on
+top of an image."""
+
+LOCKED = "opt/fumehood/requirements.lock"
+"""Path of the list of an image's own Python packages, which is for information only."""
+
+FONTS = "opt/fumehood/matplotlib"
+"""Path of Matplotlib's font cache in an image."""
 
 PATH = "/usr/local/bin:/usr/bin:/bin"
 SETTINGS = (f"ENV PATH={PATH} LANG=C.UTF-8", "WORKDIR /workspace")
@@ -381,7 +386,7 @@ def add_layer(
     with builder(client, base.id, command, run_s=LAYER_DEADLINE_S) as container:
         _put_wheels(client, container, wheels, LAYER, files, LAYER_DEADLINE_S)
         run(client, container, run_s=LAYER_DEADLINE_S, failed="The packages cannot be compiled")
-        tag = (LAYERS, layer_tag(base.id, lock))
+        tag = (LAYERS, layer_tag(base.id, lock.text))
         return _commit(client, container, tag, {LAYER_BASE: base.id})
 
 
@@ -523,6 +528,16 @@ class ImageRequest:
     debian_packages: tuple[str, ...] = ()
     below: str = "python-data"
     """The name of the built-in image to extend."""
+
+
+def is_own_name(name: str) -> bool:
+    """Whether an operator may give this name to an image. The names of built-in images, and those
+    that this package uses for layers in Docker, are reserved.
+    """
+    taken = name in image_names() or name in (COMMON, "root", "base", "building", "packages")
+    return re.fullmatch(IMAGE_NAME, name) is not None and not (
+        taken or name.startswith(("base-", "building-"))
+    )
 
 
 def check_request(request: ImageRequest, home: Path, *, replace: bool = False) -> None:

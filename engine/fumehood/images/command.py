@@ -20,38 +20,31 @@ from fumehood.cli.show import Column, show_json, show_table, wants_json
 from fumehood.core.escaping import visible
 from fumehood.core.json_types import JsonObject
 from fumehood.core.names import did_you_mean
-from fumehood.protocol.strict_json import BYTE_ORDER_MARK
-from fumehood.sandbox.container.docker_api import DockerError, open_docker, typed_errors
-from fumehood.sandbox.images.build import (
+from fumehood.images.build import (
     DEADLINE_S,
     Built,
     ImageRequest,
     build_image,
     check_request,
+    is_own_name,
     make_aside,
     publish,
     wheel_cache,
 )
-from fumehood.sandbox.images.catalog import (
-    Image,
-    idle_roots,
-    images_of,
-    list_images,
-    remove_unused,
-    useless,
-    users_of,
-)
+from fumehood.images.removal import idle_roots, images_of, remove_unused, useless, users_of
+from fumehood.images.rootfs import ImageBuildError, build_error
+from fumehood.protocol.strict_json import BYTE_ORDER_MARK
+from fumehood.sandbox.container.docker_api import DockerError, open_docker, typed_errors
+from fumehood.sandbox.images.catalog import Image, list_images
 from fumehood.sandbox.images.recipe import (
     Recipe,
     UnknownImage,
     WrongRecipe,
     image_names,
-    is_own_name,
     read_own_files,
     read_recipe,
     recipe_of,
 )
-from fumehood.sandbox.images.rootfs import ImageBuildError, build_error
 from fumehood.sandbox.trusted_files import Untrusted
 
 if TYPE_CHECKING:

@@ -18,14 +18,15 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from fumehood.sandbox.images import pip_for_image
-from fumehood.sandbox.images.recipe import EMPTY_LOCK, Lock, Pinned, digest_of_file, lock_of
-from fumehood.sandbox.images.rootfs import (
+from fumehood.images import pip_for_image
+from fumehood.images.requirements import EMPTY_LOCK, digest_of_file, lock_of, without
+from fumehood.images.rootfs import (
     ImageBuildError,
     OnStep,
     build_error,
     run_program,
 )
+from fumehood.sandbox.images.recipe import Lock, Pinned
 
 DEADLINE_S = 600
 """Maximum seconds for one run of pip, unless the caller sets another deadline."""
@@ -76,9 +77,9 @@ def resolve(
         ImageBuildError: pip failed; the message names the remedy.
     """
     on_step("looking packages up in the Python index")
-    there = "".join(f"{each}\n" for each in below.pins)
+    there = "".join(f"{each.name}=={each.version}\n" for each in below.packages)
     texts = {"requirement": requirements, "constraint": there}
-    return lock_of(_download(cache, release, texts, deadline_s=deadline_s)).without(below)
+    return without(lock_of(_download(cache, release, texts, deadline_s=deadline_s)), below)
 
 
 def fetch(lock: Lock, release: str, cache: Path, on_step: OnStep) -> list[Path]:

@@ -1,22 +1,18 @@
-"""Packages that are requested for a session or a call: layers on top of the images.
+"""Packages of the Python index that are requested for a session or a call: layers on images.
 
-Host side, for the container wall. The names are resolved to a lock with hashes, and the wheels are
-unpacked once into a layer, which every later request with the same lock uses. An image with such
-packages has a separate name, IMAGE+DIGEST, by which the wall treats it like any other image.
+Host side. The names are resolved to a lock with hashes, and the wheels are unpacked once into a
+layer, which every later request with the same lock uses.
 Invariants: only packages that the operator allows are installed on request; no code of a package
-runs before a program imports it; a layer is made on the current image, so after an upgrade of the
-image, a new layer is made.
+runs before a program imports it.
 """
 
 from __future__ import annotations
 
-import hashlib
 import sys
 import time
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, closing
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,7 +21,9 @@ import anyio
 from fumehood.core.errors import InvalidParams, SandboxUnavailable
 from fumehood.core.fair_share import FairShare
 from fumehood.core.limits import MB, remember
+from fumehood.images.settings import PackageSettings
 from fumehood.sandbox.bounded_threads import Answer, BoundedThreads
+from fumehood.sandbox.container.additions import ImageMaker
 from fumehood.sandbox.container.docker_api import (
     QUICK_S,
     Docker,
@@ -33,17 +31,11 @@ from fumehood.sandbox.container.docker_api import (
     open_docker,
     typed_errors,
 )
-from fumehood.sandbox.settings import PackageSettings
 from fumehood.sandbox.wall import OnEvent, try_later
 
 if TYPE_CHECKING:
     from fumehood.sandbox.images.catalog import Image
     from fumehood.sandbox.images.recipe import Lock
-
-PLUS = "+"
-"""Separates the name of an image and the digest of the packages added to it. Names of other images
-do not contain it.
-"""
 
 EVERY = "*"
 """Entry in the list of allowed packages that allows all of them."""
@@ -61,43 +53,48 @@ MAKING_S = 240.0
 """Maximum seconds to resolve a request or to make a layer, and to wait while others do so."""
 
 
-class PackageLayers:
-    """Resolves requests for packages, and makes layers of packages, one at a time."""
+def new_layers(
+    settings: PackageSettings, docker: Docker, own: Path, state: Path | None, on_event: OnEvent
+) -> PackageLayers:
+    """Create the maker of a wall's layers. With `settings` given, this is a `NewImageMaker`."""
+    cache = state / "wheels" if state is not None else None
+    return PackageLayers(settings, docker, own, cache, on_event)
+
+
+class PackageLayers(ImageMaker):
+    """Resolves requests for packages, and makes layers of packages, one at a time.
+
+    `own` is the folder of the operator's own recipes, and `cache` is the directory of wheels, or
+    None for that of the user.
+    """
 
     def __init__(
         self,
-        docker: Docker,
         settings: PackageSettings,
-        own: Path | None,
+        docker: Docker,
+        own: Path,
         cache: Path | None,
-        on_event: OnEvent = lambda event, values: None,
+        on_event: OnEvent,
     ) -> None:
-        """`own` is the folder of the operator's own recipes, and `cache` is the directory of
-        wheels.
-        """
-        self._docker = docker
         self._settings = settings
+        self._docker = docker
         self._own = own
         self._cache = cache
         self._on_event = on_event
         self._threads = BoundedThreads(2, "packages")
         self._turn = anyio.Lock()
         self._waiting = FairShare(sys.maxsize, MAX_OF_ONE)
-        self._locks: OrderedDict[str, Lock] = OrderedDict()
-        """Name of an image with packages → the added packages."""
-        self._resolved: OrderedDict[tuple[str, str], tuple[Lock, float]] = OrderedDict()
-        """Image id and request → the resolved packages, and when the result expires, by the
-        monotonic clock."""
+        self._resolved: OrderedDict[tuple[str, str], tuple[str, float]] = OrderedDict()
+        """Image id and request → the lock, and when it expires, by the monotonic clock."""
 
-    async def name_for(self, image: Image, packages: Sequence[str], principal_id: str) -> str:
-        """Return the name of an image that has these packages in addition to those of `image`. The
-        versions of `packages` are resolved on behalf of the principal.
+    async def lock(self, image: Image, wanted: Sequence[str], principal_id: str) -> str:
+        """Return the lock of these packages and all that they need, in the versions of today.
 
         Raises:
             InvalidParams: a package is not allowed or not available.
             SandboxUnavailable: the index or pip failed, or too many requests wait.
         """
-        asked = self._checked(packages)
+        asked = self._checked(wanted)
         if "python" not in image.languages:
             raise _refused(f"The image {image.name} has no Python.")
         lock = self._known(image.id, asked)
@@ -105,84 +102,44 @@ class PackageLayers:
             async with self._one_at_a_time(principal_id):
                 lock = self._known(image.id, asked)
                 if lock is None:
-                    lock = await self._in_thread(
+                    found = await self._in_thread(
                         lambda: _resolve(image, asked, self._own, self._cache)
                     )
-                    found = lock, time.monotonic() + LOCK_S
-                    remember(self._resolved, (image.id, asked), found)
-        return self.add(image.name, lock)
+                    lock = found.text
+                    remember(self._resolved, (image.id, asked), (lock, time.monotonic() + LOCK_S))
+        return lock
 
-    def add(self, image: str, lock: Lock) -> str:
-        """Return the name of an image with the packages of a lock added, and remember the lock."""
-        if not lock.packages:
-            return image
-        name = f"{image}{PLUS}{hashlib.sha256(lock.text.encode()).hexdigest()[:32]}"
-        remember(self._locks, name, lock)
-        return name
-
-    def add_text(self, image: str, text: str) -> str:
-        """Do the same as `add` for a lock that is given as text."""
-        from fumehood.sandbox.images.recipe import parse_lock
-
-        return self.add(image, parse_lock(text))
-
-    def lock_of(self, name: str) -> Lock | None:
-        """Return the packages that were added to the image with this name, or None if there are
-        none or they are no longer known.
-        """
-        return self._locks.get(name)
-
-    async def find(self, base: Image, name: str) -> Image:
-        """Return the image with this name, which adds packages to `base`. Make it if necessary.
+    async def make(self, base: Image, lock: str) -> None:
+        """Add the packages of a lock to an image, unless this was done meanwhile.
 
         Raises:
             InvalidParams: the packages are no longer available.
-            SandboxUnavailable: the image cannot be made now.
+            SandboxUnavailable: the layer cannot be made now.
         """
-        lock = self._locks.get(name)
-        if lock is None:
-            raise try_later("The packages are not known any more. Repeat the call.")
-        layer = await self._find(base.id, lock)
-        if layer is None:
-            async with self._one_at_a_time(""):
-                layer = await self._find(base.id, lock)
-                if layer is None:
-                    layer = await self._in_thread(lambda: self._make(base, lock))
-        return replace(base, name=name, id=layer, base=base.id)
+        async with self._one_at_a_time(""):
+            await self._in_thread(lambda: self._make(base, lock))
 
-    async def _find(self, base: str, lock: Lock) -> str | None:
+    def _make(self, base: Image, text: str) -> None:
+        from fumehood.images import build, index, removal
         from fumehood.sandbox.images.catalog import find_layer
-
-        try:
-            return await self._docker.ask(
-                "find an image", lambda client: find_layer(client, base, lock), QUICK_S
-            )
-        except DockerError as error:
-            raise try_later(f"{error.message} {error.remedy}") from None
-
-    def _make(self, base: Image, lock: Lock) -> str:
-        from fumehood.sandbox.images import build, catalog, index
-        from fumehood.sandbox.images.recipe import read_recipe
+        from fumehood.sandbox.images.recipe import parse_lock, read_recipe
 
         most_bytes = self._settings.max_mb * MB
         cache = self._cache or build.wheel_cache()
         with closing(open_docker(timeout_s=MAKING_S)) as client, typed_errors():
+            if find_layer(client, base.id, text) is not None:
+                return
             build.sweep_builders(client)
             recipe = read_recipe(base.name, base=base.base, own=self._own)
-            layer = build.add_layer(client, base, recipe, lock, cache)
-            old = catalog.old_layers(client, most_bytes, own=self._own)
-            catalog.remove_unused(client, old - {layer})
+            layer = build.add_layer(client, base, recipe, parse_lock(text), cache)
+            old = removal.old_layers(client, most_bytes, own=self._own)
+            removal.remove_unused(client, old - {layer})
         index.trim(cache, most_bytes)
-        return layer
 
     def _checked(self, packages: Sequence[str]) -> str:
         """Return the requested packages as a requirements file's text. Raises InvalidParams."""
-        from fumehood.sandbox.images.recipe import (
-            WrongRequirements,
-            merged,
-            normalized,
-            parse_requirements,
-        )
+        from fumehood.images.requirements import merged, parse_requirements
+        from fumehood.sandbox.images.recipe import WrongRequirements, normalized
 
         try:
             asked = parse_requirements("\n".join(packages))
@@ -197,7 +154,7 @@ class PackageLayers:
             )
         return merged(asked, {})
 
-    def _known(self, image_id: str, asked: str) -> Lock | None:
+    def _known(self, image_id: str, asked: str) -> str | None:
         lock, until = self._resolved.get((image_id, asked), (None, 0.0))
         return lock if time.monotonic() < until else None
 
@@ -222,9 +179,9 @@ class PackageLayers:
         """Run blocking work in a thread and return its result. Convert its errors to errors for
         callers.
         """
-        from fumehood.sandbox.images.index import PackagesRefused
+        from fumehood.images.index import PackagesRefused
+        from fumehood.images.rootfs import CAUSE_UNKNOWN, ImageBuildError
         from fumehood.sandbox.images.recipe import UnknownImage, WrongRecipe, WrongRequirements
-        from fumehood.sandbox.images.rootfs import CAUSE_UNKNOWN, ImageBuildError
 
         try:
             return await self._threads.run(work, MAKING_S)
@@ -249,13 +206,13 @@ class PackageLayers:
     async def sweep(self) -> None:
         """Remove the containers of killed builds. Raises DockerError."""
         if self._settings.allow:
-            from fumehood.sandbox.images.build import sweep_builders
+            from fumehood.images.build import sweep_builders
 
             await self._docker.ask("list containers", sweep_builders, QUICK_S)
 
 
-def _resolve(image: Image, asked: str, own: Path | None, cache: Path | None) -> Lock:
-    from fumehood.sandbox.images import build, index
+def _resolve(image: Image, asked: str, own: Path, cache: Path | None) -> Lock:
+    from fumehood.images import build, index
     from fumehood.sandbox.images.recipe import read_recipe
 
     recipe = read_recipe(image.name, base=image.base, own=own)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fumehood.sandbox.images.rootfs import build_error
+from fumehood.images.rootfs import build_error
 
 
 @pytest.mark.parametrize(

@@ -6,10 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from fumehood.sandbox.images import build
-from fumehood.sandbox.images.build import ImageRequest, check_request, make_aside, publish
+from fumehood.images import build
+from fumehood.images.build import (
+    ImageRequest,
+    check_request,
+    is_own_name,
+    make_aside,
+    publish,
+)
+from fumehood.images.rootfs import ImageBuildError
 from fumehood.sandbox.images.recipe import Lock, Pinned, WrongRecipe, read_recipe
-from fumehood.sandbox.images.rootfs import ImageBuildError
 
 LOCK = Lock((Pinned("tool", "1.0", ("a" * 64,)),))
 
@@ -103,3 +109,25 @@ def test_image_directory_is_not_writable_by_others_under_any_umask(
     entries = [folder.parent, folder, *folder.iterdir()]
     assert [str(e) for e in entries if e.stat().st_mode & 0o022] == []
     assert read_recipe("mine", own=tmp_path / "images")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "python",
+        "node",
+        "common",
+        "root",
+        "packages",
+        "base-x",
+        "building-x",
+        "",
+        "A",
+        "a_b",
+        "../a",
+        "a" * 32,
+    ],
+)
+def test_reserved_or_invalid_name_is_refused_for_an_own_image(name: str) -> None:
+    assert not is_own_name(name)
+    assert is_own_name("a" * 31)

@@ -1,0 +1,48 @@
+"""Archives whose members are owned by root and writable only by root, such as that of the guest."""
+
+from __future__ import annotations
+
+import io
+import tarfile
+from pathlib import Path
+from typing import IO
+
+from fumehood.sandbox.images.recipe import ABOUT, GUEST_HOME, guest_files
+
+
+def guest_archive(about: bytes = b"{}") -> bytes:
+    """Return a tar archive of the guest and the image's description `about`, to be unpacked at the
+    root of a file system.
+
+    The files are owned by root and writable only by root.
+    """
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as archive:
+        folders = {GUEST_HOME, str(Path(ABOUT).parent)}
+        for path, _ in guest_files():
+            folders.update(f"{GUEST_HOME}/{parent}" for parent in Path(path).parents[:-1])
+        for folder in sorted(folders):
+            add_folder(archive, folder)
+        for path, content in guest_files():
+            add_file(archive, f"{GUEST_HOME}/{path}", content)
+        add_file(archive, ABOUT, about)
+    return buffer.getvalue()
+
+
+def add_file(archive: tarfile.TarFile, path: str, content: bytes) -> None:
+    """Add a file that is owned by root and writable only by root."""
+    add_stream(archive, path, io.BytesIO(content), len(content))
+
+
+def add_stream(archive: tarfile.TarFile, path: str, content: IO[bytes], size: int) -> None:
+    """Add a file of `size` bytes. Its owner and mode are those of files added with `add_file`."""
+    member = tarfile.TarInfo(path)
+    member.size = size
+    archive.addfile(member, content)
+
+
+def add_folder(archive: tarfile.TarFile, path: str) -> None:
+    """Add a folder that is owned by root and writable only by root."""
+    member = tarfile.TarInfo(path)
+    member.type, member.mode = tarfile.DIRTYPE, 0o755
+    archive.addfile(member)

@@ -1,0 +1,16 @@
+"""Images as a part of the product."""
+
+from __future__ import annotations
+
+from fumehood.core.part import Command, Part
+
+PART = Part(
+    name="images",
+    settings="fumehood.images.settings:SETTINGS",
+    commands={
+        "images": Command(
+            "The images that containers run.", "fumehood.images.command:images", after="sessions"
+        )
+    },
+    in_engine="fumehood.images.in_engine:Images",
+)
