@@ -51,6 +51,10 @@ def with_options(added: Mapping[str, CallOption[Any]]) -> Any:
     )
 
 
+FORMER: Mapping[str, Any] = {"packages": None}
+"""Options that an earlier version of the kernel had, and a part has now → the value that was stored
+for calls without the option. These calls run without the part as well."""
+
 OF_PARTS = options_of(parts())
 """The options that parts add, by name."""
 
@@ -110,6 +114,8 @@ def is_deciding(name: str, value: object) -> bool:
     if name in kernel.CallOptions.model_fields:
         return name in kernel.DECIDING_OPTIONS and value not in (None, False)
     option = OF_PARTS.get(name)
+    if _is_former(name, value):
+        return False
     return option is None or (option.decides and value != option.default)
 
 
@@ -128,9 +134,15 @@ def read_stored(document: JsonObject) -> tuple[CallOptions, list[str]]:
 
     The call must not run without these options.
     """
+    document = {name: value for name, value in document.items() if not _is_former(name, value)}
     try:
         return CallOptions.model_validate(document), []
     except ValidationError as error:
         lost = sorted({str(fault["loc"][0]) for fault in error.errors()})
     known = {name: value for name, value in document.items() if name not in lost}
     return CallOptions.model_validate(known), lost
+
+
+def _is_former(name: str, value: object) -> bool:
+    """Whether this was stored for a call that does not have the option."""
+    return name in FORMER and value == FORMER[name]

@@ -664,6 +664,47 @@ def test_session_keeps_its_project_and_the_rest_is_refused_without_projects(
     assert anyio.run(keep_project, home, wall) == "shop"  # and here it is again
 
 
+WITHOUT_IMAGES = """
+import json, sys
+from pathlib import Path
+import anyio
+from fumehood import Config, Engine
+from fumehood.approvals.refusals import require_known_options
+from fumehood.core.errors import InvalidParams
+from fumehood.testing import CONTAINER_LIMITS, FakeWall
+
+def refused(options):
+    try:
+        require_known_options(options)
+    except InvalidParams as error:
+        return error.fields
+
+async def main():
+    wall = FakeWall(limits=CONTAINER_LIMITS)
+    async with Engine(config=Config(home=Path(sys.argv[1])), container=wall) as engine:
+        asked = await engine.call("run_python", {"code": "1"}, packages=["humanize"])
+        twin = await engine.call("run_python", {"code": "1"})
+        print(json.dumps({
+            "asked": [asked.error.code, asked.error.fields], "twin": twin.error, "runs": len(wall.runs),
+            "stored": refused({"packages": ["humanize"]}), "stored twin": refused({"packages": None}),
+        }))
+
+anyio.run(main)
+"""
+
+
+def test_calls_with_packages_are_refused_by_name_without_images(tree: Tree, home: Path) -> None:
+    tree.delete(PARTS["images"])
+    known = {**CLEAN_ENVIRONMENT, "PYTHONPATH": ":".join(tree.import_path)}
+    command = [sys.executable, "-c", WITHOUT_IMAGES, str(home)]
+    ran = subprocess.run(command, env=known, capture_output=True, text=True, timeout=600)
+    assert ran.returncode == 0, ran.stderr
+    assert json.loads(ran.stdout) == {
+        "asked": ["INVALID_PARAMS", ["options.packages"]], "twin": None, "runs": 1,
+        "stored": ["options.packages"], "stored twin": None,
+    }  # fmt: skip
+
+
 def test_images_are_not_built_and_packages_not_allowed_without_their_part(
     tree: Tree, home: Path
 ) -> None:

@@ -73,14 +73,22 @@ def test_attack_option_that_replaces_one_of_the_kernel_is_refused(options: str) 
 
 
 def test_kernel_names_no_option_of_the_parts() -> None:
-    assert OF_PARTS.keys() == {"enable_cache", "enable_streaming", "receipt", "replay", "preview"}
+    assert OF_PARTS.keys() == {
+        "enable_cache", "enable_streaming", "packages", "preview", "receipt", "replay",
+    }  # fmt: skip
     assert OF_PARTS.keys().isdisjoint(kernel.CallOptions.model_fields)
     assert CallOptions.model_fields.keys() == {*kernel.CallOptions.model_fields, *OF_PARTS}
 
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("enable_cache", False), ("receipt", True), ("replay", {"exchanges": []}), ("preview", True)],
+    [
+        ("enable_cache", False),
+        ("receipt", True),
+        ("replay", {"exchanges": []}),
+        ("preview", True),
+        ("packages", ["humanize"]),
+    ],
 )
 def test_option_of_an_absent_part_is_refused_under_its_name(name: str, value: Any) -> None:
     others = {other: option for other, option in OF_PARTS.items() if other != name}
@@ -112,6 +120,32 @@ def test_stored_option_that_nobody_knows_is_named() -> None:
     options, lost = read_stored({"timeout_seconds": 3, "receipt": True, "colour": "red", "a": 1})
     assert (options, lost) == (CallOptions(timeout_seconds=3, receipt=True), ["a", "colour"])
     assert read_stored({"receipt": 3}) == (CallOptions(), ["receipt"])
+
+
+@pytest.fixture
+def without_packages(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """Takes the option `packages` away, as without its part."""
+
+    def take_away() -> None:
+        others = {name: option for name, option in OF_PARTS.items() if name != "packages"}
+        monkeypatch.setattr(call_options, "OF_PARTS", others)
+        monkeypatch.setattr(call_options, "CallOptions", with_options(others))
+
+    return take_away
+
+
+def test_option_that_the_kernel_had_is_missed_only_by_calls_that_have_it(
+    without_packages: Callable[[], None],
+) -> None:
+    """An earlier version stored it with every call."""
+    absent, given = {"debug": True, "packages": None}, {"debug": True, "packages": ["humanize"]}
+    assert read_stored(absent) == (CallOptions(debug=True), [])
+    assert read_stored(given) == (CallOptions(debug=True, packages=["humanize"]), [])
+    assert stored(CallOptions(packages=[])) == stored(CallOptions())
+    without_packages()
+    assert [read_stored(one)[1] for one in (absent, given)] == [[], ["packages"]]
+    assert not is_deciding("packages", None)
+    assert is_deciding("packages", ["humanize"])
 
 
 def test_options_that_decide_are_those_of_the_kernel_and_what_parts_or_nobody_here_knows(
@@ -222,6 +256,23 @@ async def test_stored_call_without_the_option_of_an_absent_part_runs(
         model = added(COLOUR)
         approval_id = await waiting(made.engine, model())
         added()
+        assert (await answer(made.engine, approval_id, "approve")).success
+    assert ran == ["a"]
+
+
+@pytest.mark.parametrize("is_absent", [False, True])
+async def test_call_stored_by_a_version_whose_kernel_had_the_option_runs(
+    home: Path, monkeypatch: pytest.MonkeyPatch, note: Any, ran: list[str],
+    without_packages: Callable[[], None], is_absent: bool,
+) -> None:  # fmt: skip
+    def stored_before(options: Any) -> dict[str, Any]:
+        return {**stored(options), "packages": None}
+
+    monkeypatch.setattr("fumehood.approvals.stored_calls.stored_options", stored_before)
+    async with bench(home, [note]) as made:
+        approval_id = await waiting(made.engine, CallOptions())
+        if is_absent:
+            without_packages()
         assert (await answer(made.engine, approval_id, "approve")).success
     assert ran == ["a"]
 

@@ -86,7 +86,6 @@ class CacheGate(Gate):
             or not ENABLE_CACHE.of(options)
             or options.debug
             or options.session_id is not None
-            or options.packages is not None
             or any(option.decides for option in chosen_options(options))
             or permitted.validated.resolved.network
         ):

@@ -83,12 +83,11 @@ class CallOptions(StrictValue):
     cancel_on_disconnect: bool = False
     isolation: Literal["call", "session", "container_per_call"] | None = None
     new_call: bool = False
-    packages: Packages | None = None
     network: NetworkHosts | None = None
 
 
 DECIDING_OPTIONS = (
-    "timeout_seconds", "memory_limit_mb", "isolation", "packages", "network",
+    "timeout_seconds", "memory_limit_mb", "isolation", "network",
 )  # fmt: skip
 """The kernel's call options that change what a call does. `agent_id` and `session_id` also do
 so."""

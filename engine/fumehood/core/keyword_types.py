@@ -18,6 +18,7 @@ if TYPE_CHECKING:
         """Options of one call. For an absent limit, that of the tool or of the wall applies."""
 
         enable_cache: bool = True
+        packages: list[str] | None = None
         receipt: bool = False
         replay: Cassette | None = None
         enable_streaming: bool = True
@@ -42,9 +43,9 @@ class CallKeywords(TypedDict, total=False):
     cancel_on_disconnect: bool
     isolation: Literal["call", "session", "container_per_call"] | None
     new_call: bool
-    packages: list[str] | None
     network: list[str] | None
     enable_cache: bool
+    packages: list[str] | None
     receipt: bool
     replay: Cassette | None
     enable_streaming: bool
@@ -79,9 +80,9 @@ class HandleKeywords(TypedDict, total=False):
     cancel_on_disconnect: bool
     isolation: Literal["call", "session", "container_per_call"] | None
     new_call: bool
-    packages: list[str] | None
     network: list[str] | None
     enable_cache: bool
+    packages: list[str] | None
     receipt: bool
     replay: Cassette | None
     enable_streaming: bool

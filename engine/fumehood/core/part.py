@@ -49,6 +49,9 @@ class CallOption(Generic[V]):
     never answered with the result of an identical call."""
     inherited: bool = False
     """Whether the calls that a program makes get the value of the program's call."""
+    adds_to_image: bool = False
+    """Whether the value lists what is added to the image of the call's container, as wishes to the
+    engine's `ImageMaker` (`sandbox/container/additions.py`)."""
     check: Callable[[Any, Any], None] | None = None
     """Called with a permitted call and its plan if the option's value is not the default. Raises
     EngineError if the value does not fit the call or the plan."""

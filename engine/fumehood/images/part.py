@@ -12,5 +12,6 @@ PART = Part(
             "The images that containers run.", "fumehood.images.command:images", after="sessions"
         )
     },
+    call_options="fumehood.images.options:OPTIONS",
     in_engine="fumehood.images.in_engine:Images",
 )

@@ -364,10 +364,9 @@ def fingerprint(permitted: PermittedCall) -> str:
     Raises:
         InvalidParams: the arguments have no canonical form.
     """
-    given = deciding(permitted.request.options)
-    for name in ("packages", "network"):
-        if not given[name]:  # stored fingerprints may be older than these options
-            del given[name]
+    options = deciding(permitted.request.options)
+    # Stored fingerprints may be older than this option.
+    given = {name: value for name, value in options.items() if value or name != "network"}
     return _digest(_action(permitted) | {"options": given})
 
 

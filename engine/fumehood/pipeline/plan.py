@@ -56,7 +56,7 @@ async def plan_now(
     Raises the same errors as `make_plan`.
     """
     try:
-        return await _with_packages(make_plan(permitted, walls, sessions), permitted)
+        return await _with_additions(make_plan(permitted, walls, sessions), permitted)
     except (WallDown, ImageMissing):
         tool, options = permitted.tool.definition, permitted.request.options
         in_session = options.session_id is not None
@@ -64,40 +64,36 @@ async def plan_now(
         if not isinstance(wall, HasImages):
             raise
         await wall.look_again()
-    return await _with_packages(make_plan(permitted, walls, sessions), permitted)
+    return await _with_additions(make_plan(permitted, walls, sessions), permitted)
 
 
-async def _with_packages(plan: Plan, permitted: PermittedCall) -> Plan:
-    """Return the plan with an image that has the packages of the call's options.
+async def _with_additions(plan: Plan, permitted: PermittedCall) -> Plan:
+    """Return the plan with an image to which the call's options have added something.
 
-    Raises InvalidParams if the call does not run in a container.
+    Raises InvalidParams if nothing can be added for a single call.
     """
-    packages = permitted.request.options.packages
-    if not packages:
+    options = permitted.request.options
+    adding = [option for option in chosen_options(options) if option.adds_to_image]
+    if not adding:
         return plan
-    if plan.image is None or not isinstance(plan.wall, HasImages):
+    if plan.image is None or plan.placement.is_of_session or not isinstance(plan.wall, HasImages):
         raise InvalidParams(
-            "Packages are for programs that run in containers.", fields=["options.packages"]
+            "Something can be added only to the image of a call's own container.",
+            fields=[f"options.{option.name}" for option in adding],
         )
-    return replace(
-        plan, image=await plan.wall.with_additions(plan.image, packages, permitted.principal.id)
-    )
+    wanted = [wish for option in adding for wish in option.of(options)]
+    image = await plan.wall.with_additions(plan.image, wanted, permitted.principal.id)
+    return replace(plan, image=image)
 
 
-def _check_options(permitted: PermittedCall, executor: Executor, placement: Placement) -> None:
+def _check_options(permitted: PermittedCall, executor: Executor) -> None:
     """Raise InvalidParams if the call requests something that its tool cannot have."""
-    options, language = permitted.request.options, executor.language
-    for field, is_wrong, words in (
-        ("network", options.network and language is None,
-         "Network is for programs that run in containers."),
-        ("packages", options.packages and placement.is_of_session,
-         "A session has the packages that it was made with: sessions new --package."),
-        ("packages", options.packages and language == "javascript",
-         "Packages are those of Python, and JavaScript cannot use them."),
-    ):  # fmt: skip
-        if is_wrong:
-            raise InvalidParams(words, fields=[f"options.{field}"])
-    for host in options.network or ():
+    wishes = permitted.request.options.network or ()
+    if wishes and executor.language is None:
+        raise InvalidParams(
+            "Network is for programs that run in containers.", fields=["options.network"]
+        )
+    for host in wishes:
         try:
             network_wish(host)
         except ValueError as error:
@@ -128,7 +124,7 @@ def with_options(
         return None
     found = permitted.with_request(replace(request, options=changed))
     try:
-        _check_options(found, plan.executor, plan.placement)
+        _check_options(found, plan.executor)
         _check_plan(found, plan)
     except EngineError:
         return None
@@ -201,7 +197,7 @@ def make_plan(
     _check_isolation(placement, options)
     offered, language = wall.limits, executor.language
     session = _session(permitted, placement, language, offered, sessions)
-    _check_options(permitted, executor, placement)
+    _check_options(permitted, executor)
     place = session if placement.is_of_session else None
     wall_s = smallest(
         offered.default_wall_s, offered.max_wall_s, tool.timeout_seconds, options.timeout_seconds

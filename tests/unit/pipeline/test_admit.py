@@ -11,8 +11,9 @@ from typing import Any
 import anyio
 import pytest
 
-from fumehood import Config, Engine, tool
+from fumehood import Config, Engine, call_options, tool
 from fumehood.approvals.model import ApprovalQuery
+from fumehood.call_options import OF_PARTS
 from fumehood.core.envelope import Envelope
 from fumehood.core.errors import InvalidParams, SandboxUnavailable
 from fumehood.core.identity import TrustDomain
@@ -204,6 +205,31 @@ class ReturningWall(FakeWall, HasImages):
 def _program() -> PermittedCall:
     parameters = {"properties": {"code": {}}}
     return _permitted(_expression(executor="code:python", parameters=parameters))
+
+
+PACKAGES = OF_PARTS["packages"]
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("is_checked", [True, False])
+async def test_option_adds_to_the_image_of_a_call_or_the_call_is_refused(
+    monkeypatch: pytest.MonkeyPatch, is_checked: bool
+) -> None:
+    """Also if the option's part checks nothing."""
+    option = PACKAGES if is_checked else replace(PACKAGES, check=None)
+    monkeypatch.setattr(call_options, "OF_PARTS", {**OF_PARTS, "packages": option})
+    wall = ReturningWall(is_down=False, is_missing=False, comes_back=True)
+    code = {"parameters": {"properties": {"code": {}}}}
+
+    async def image(executor: str, **options: Any) -> str | None:
+        asked = _permitted(_expression(executor=executor, **code), **options)
+        return (await plan_now(asked, Walls(container=wall, interpreter=FakeWall()))).image
+
+    assert await image("code:python", packages=["a", "b"]) == "python+2"
+    assert await image("code:python") == await image("code:python", packages=[]) == "python"
+    with pytest.raises(InvalidParams, match=r"Packages|Something") as refused:
+        await image("restricted_python", packages=["a"])
+    assert refused.value.fields == ("options.packages",)
 
 
 @pytest.mark.anyio

@@ -436,6 +436,7 @@ CHANGES: dict[str, dict[str, Any]] = {
     "timeout": {"timeout_seconds": 3},
     "memory": {"memory_limit_mb": 64},
     "isolation": {"isolation": "container_per_call"},
+    "packages": {"packages": ["humanize>=4"]},
     "receipt": {"receipt": True},
     "replay": {"replay": {"exchanges": []}},
 }
@@ -450,12 +451,16 @@ def test_fingerprint_changes_with_every_deciding_option(change: str) -> None:
 def test_fingerprint_is_that_of_earlier_versions() -> None:
     known = {
         "plain": {},
+        "no packages": {"packages": []},
+        "packages": {"packages": ["humanize>=4"]},
         "receipt": {"receipt": True},
         "replay": {"replay": {"exchanges": []}},
     }
     found = {name: fingerprint(permitted({"text": "a"}, **one))[:12] for name, one in known.items()}
     assert found == {
         "plain": "b10f59641f83",
+        "no packages": "b10f59641f83",
+        "packages": "49cb74f2b61d",
         "receipt": "685fdb9adecd",
         "replay": "c715085142f7",
     }
@@ -493,7 +498,9 @@ def test_generated_key_depends_on_action_and_caller_but_not_limits(change: str) 
     changed = permitted(**{"arguments": {"text": "a"}, **CHANGES[change]})
     is_same = key_made_of(changed) == key_made_of(permitted({"text": "a"}))
     # Another limit is no other action: the repeat is a conflict, and runs nothing.
-    assert is_same is (change in ("timeout", "memory", "isolation", "receipt", "replay"))
+    assert is_same is (
+        change in ("timeout", "memory", "isolation", "packages", "receipt", "replay")
+    )
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), "\ud800", {"\udfff": 1}, object()])
