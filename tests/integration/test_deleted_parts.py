@@ -25,6 +25,7 @@ from fumehood.core.identity import Principal, Scope
 from fumehood.core.usage_table import BudgetStanding
 from fumehood.storage.database import FILE_NAME, open_database
 from fumehood.testing import CONTAINER_LIMITS, FakeWall
+from support.asking import add_approvers
 from support.definitions import rest_document
 from support.parts import PACKAGE, Code, Line, Part, module_of, read_parts
 from support.unplugged import Importer, Tree, Unfit, copy_of_checkout, importing
@@ -662,6 +663,91 @@ def test_session_keeps_its_project_and_the_rest_is_refused_without_projects(
         assert (shown.returncode, shown.stdout) == (2, "")
         assert f"{words} needs the part projects, which is not installed." in shown.stderr
     assert anyio.run(keep_project, home, wall) == "shop"  # and here it is again
+
+
+WITHOUT_CODE_MODE = """
+import json, sys
+from pathlib import Path
+import anyio
+from fumehood import Config, Engine
+from fumehood.approvals.model import ApprovalQuery, NewDecision
+from fumehood.core.identity import Principal, Scope
+from fumehood.storage.database import FILE_NAME, open_database
+from fumehood.testing import CONTAINER_LIMITS, FakeWall
+
+async def main():
+    home = Path(sys.argv[1])
+    wall, database = FakeWall(limits=CONTAINER_LIMITS), open_database(home / FILE_NAME)
+    config = Config(home=home, policy_file=home / "policy.toml")
+    async with Engine(
+        config=config, container=wall, interpreter=FakeWall(), database=database
+    ) as engine:
+        approver = Principal("approver:alice", frozenset({Scope.APPROVE}))
+        desk, yes = engine.approvals, NewDecision(decision="approve")
+        approval = await desk.decide(sys.argv[2], yes, approver, channel="test")
+        with anyio.fail_after(120):
+            seen = 0
+            while approval.code is None:
+                seen = await desk.next_change(seen, within_s=1)
+                approval = await desk.show(approval.id)
+        called = [
+            await engine.call("run_python", {"code": code, "tools": ["calculator"]})
+            for code in ("1", "asked")
+        ]
+        twin = await engine.call("run_python", {"code": "twin", "tools": []})
+        print(json.dumps({
+            "approved": approval.code, "called": [one.error.code for one in called],
+            "messages": [one.error.message for one in called],
+            "retryable": [one.error.retryable for one in called], "twin": twin.success,
+            "stored": len((await desk.list(ApprovalQuery())).items),
+            "runs": [run.arguments["code"] for run in wall.runs],
+        }))
+    database.close()
+
+anyio.run(main)
+"""
+
+ASKS = """[[rules]]
+id = "look"
+decision = "ask"
+tools = ["run_python"]
+when = [{argument = "/code", equals = "asked"}]
+"""
+
+
+async def ask_for_program(home: Path) -> str:
+    """Call for a program with tools, and return the id of the approval that waits."""
+    database = open_database(home / FILE_NAME)
+    config = Config(home=home, policy_file=home / "policy.toml")
+    wall = FakeWall(limits=CONTAINER_LIMITS)
+    async with Engine(
+        config=config, container=wall, interpreter=FakeWall(), database=database
+    ) as engine:
+        await add_approvers(engine)
+        answer = await engine.call("run_python", {"code": "asked", "tools": ["calculator"]})
+    database.close()
+    assert answer.error is not None
+    assert answer.error.approval_id is not None
+    return answer.error.approval_id
+
+
+def test_programs_with_tools_are_refused_without_code_mode_also_after_a_yes(
+    tree: Tree, home: Path
+) -> None:
+    (home / "policy.toml").write_text(ASKS)
+    (home / "policy.toml").chmod(0o600)
+    approval_id = anyio.run(ask_for_program, home)
+    tree.delete(PARTS["code_mode"])
+    known = {**CLEAN_ENVIRONMENT, "PYTHONPATH": ":".join(tree.import_path)}
+    command = [sys.executable, "-c", WITHOUT_CODE_MODE, str(home), approval_id]
+    ran = subprocess.run(command, env=known, capture_output=True, text=True, timeout=600)
+    assert ran.returncode == 0, ran.stderr
+    found = json.loads(ran.stdout)
+    assert all("what the call asks for (tools)" in message for message in found.pop("messages"))
+    assert found == {
+        "approved": "SANDBOX_UNAVAILABLE", "called": ["SANDBOX_UNAVAILABLE"] * 2,
+        "retryable": [False] * 2, "twin": True, "stored": 1, "runs": ["twin"],
+    }  # fmt: skip
 
 
 WITHOUT_IMAGES = """

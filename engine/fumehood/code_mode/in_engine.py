@@ -1,31 +1,55 @@
-"""Code mode in one engine: a program gets the tools that its call names.
-
-Host side. The program's calls pass the whole pipeline (`pipeline/child_calls.py`).
-"""
+"""Code mode in one engine: a program gets the tools that its call names."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
 
+from fumehood.code_mode.calls import ToolCalls
 from fumehood.code_mode.stream import CALLS, CallStream
+from fumehood.code_mode.tools import tools_of
 from fumehood.core.json_types import JsonObject
 from fumehood.engine_part import EnginePart
-from fumehood.executors.around import Given, Ran, Share
+from fumehood.executors.around import Given, Ran, Share, needs_of
 from fumehood.executors.base import ToolRun
+from fumehood.pipeline.authorize import PermittedCall
+from fumehood.pipeline.context import PipelineServices
 from fumehood.sandbox.streams import Stream
+
+if TYPE_CHECKING:
+    from fumehood.compose import Composition
 
 
 class CodeMode(EnginePart):
     """Lets programs call tools."""
 
+    _services: PipelineServices
+
+    @asynccontextmanager
+    async def running(self, made: Composition) -> AsyncIterator[None]:
+        """Store the engine's services for `around`, while the engine runs."""
+        self._services = made.services
+        yield
+
+    def require_possible(self, permitted: PermittedCall, services: PipelineServices) -> None:
+        """Refuse a call that names tools that its program cannot have."""
+        if "tools" in needs_of(permitted.tool.definition, permitted.arguments, ()):
+            binding = permitted.validated.binding
+            tools_of(
+                permitted.request, permitted.arguments["tools"], services,
+                are_fixed=binding is not None and "tools" in binding.fixed,
+            )  # fmt: skip
+
     @asynccontextmanager
     async def around(self, run: ToolRun, before: Sequence[Given]) -> AsyncIterator[Given | None]:
         """Give the program the tools that its call names, and report its calls in the outcome."""
-        calls = run.calls
-        if calls is None or not calls.tools:
+        if "tools" not in needs_of(run.tool.definition, run.arguments, ()):
             yield None
             return
+        assert run.calls is not None
+        tools = tools_of(run.request, run.arguments["tools"], self._services)
+        calls = ToolCalls(tools, run.calls)
 
         def share(ran: Ran) -> Share:
             fields: JsonObject = {}
@@ -34,7 +58,7 @@ class CodeMode(EnginePart):
 
         yield Given(
             needs=frozenset({"tools"}),
-            arguments={"tools": calls.tools},
+            arguments={"tools": tools},
             streams=(Stream(CALLS, lambda port: CallStream(calls.on_call, port)),),
             share=share,
         )

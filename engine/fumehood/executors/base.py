@@ -18,6 +18,7 @@ from types import MappingProxyType
 from typing import ClassVar, Protocol
 
 from fumehood.core.call import CallRequest, Need
+from fumehood.core.envelope import Envelope
 from fumehood.core.errors import ApprovalExpired, EngineError
 from fumehood.core.identity import TrustDomain
 from fumehood.core.json_types import JsonObject
@@ -74,29 +75,18 @@ A_SESSION = MappingProxyType({"session": False})
 
 
 class ProgramCalls(Protocol):
-    """The calls to other tools, and the requests to hosts, that one program makes."""
+    """The calls that parts make for one program while it runs."""
 
-    @property
-    def tools(self) -> list[JsonObject]:
-        """The tools that the program may call, in the guest's format."""
-
-    @property
-    def report(self) -> JsonObject:
-        """The numbers of the program's calls as `{"made": …, "failed": …}`. Both numbers include
-        refused calls.
-        """
-
-    def on_call(
+    def start(
         self,
-        number: int,
         tool: str,
         arguments: JsonObject,
-        answer: Callable[[bytes], None],
+        answer: Callable[[Envelope | EngineError], None],
         clock: RunClock,
     ) -> None:
-        """Start or refuse the program's call with this number. Must not block. `answer` receives
-        the answer, as JSON that includes the number. `clock` is the program's, and is paused while
-        the call waits for a human.
+        """Start a call of a tool, as a call of the program's caller. Must not block. `answer`
+        receives the answer. `clock` is the program's, and is paused while the call waits for a
+        human.
         """
 
     async def ask(
@@ -110,7 +100,7 @@ class ProgramCalls(Protocol):
         `clock` is the program's, and is paused meanwhile.
         """
 
-    def spend(self, *, requests: int = 0, network_bytes: int = 0) -> bool:
+    def spend(self, *, requests: int = 0, passed_bytes: int = 0) -> bool:
         """Deduct requests, and bytes that the program sends or receives, from the budgets. Return
         False if too little is left.
         """
@@ -145,7 +135,7 @@ class ToolRun:
     """`Effect.base` of the preview that a human approved. The run fails if the value has changed.
     """
     calls: ProgramCalls | None = None
-    """Set for a program that may call other tools, or has network."""
+    """Set for a program that needs features that only parts provide (`needs_of`)."""
     around: tuple[Around, ...] = ()
     """The hooks of parts around a program's run, in the parts' order."""
     must_hold_back: bool = False

@@ -49,10 +49,10 @@ or None if it succeeded.
 class Spend(Protocol):
     """Charges a program's requests and bytes to budgets. Returns False if too little is left."""
 
-    def __call__(self, *, requests: int = 0, network_bytes: int = 0) -> bool: ...
+    def __call__(self, *, requests: int = 0, passed_bytes: int = 0) -> bool: ...
 
 
-def free(*, requests: int = 0, network_bytes: int = 0) -> bool:
+def free(*, requests: int = 0, passed_bytes: int = 0) -> bool:
     """Return True, because without budgets nothing is charged."""
     return True
 
@@ -375,7 +375,7 @@ class Door:
                 "QUOTA_EXCEEDED",
                 f"This call may pass no more than {self._settings.max_mb} MB.",
             )
-        if not self.is_answered and not self._spend(network_bytes=count):
+        if not self.is_answered and not self._spend(passed_bytes=count):
             raise self.refused(429, "QUOTA_EXCEEDED", "A budget has too few bytes left.")
 
 

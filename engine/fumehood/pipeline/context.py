@@ -18,7 +18,6 @@ from fumehood.circuits.breaker import Circuits
 from fumehood.core.call import CallRequest
 from fumehood.core.envelope import Envelope
 from fumehood.core.identity import Principal
-from fumehood.core.json_types import JsonObject
 from fumehood.core.usage import Prices, TokenCounter
 from fumehood.executors.base import CallHandle
 from fumehood.executors.upstreams import Upstreams
@@ -70,8 +69,6 @@ class CallContext:
     """Set if the call was stored to wait for a decision, and now continues or ends."""
     resolved: ResolvedCall | None = None
     validated: ValidatedCall | None = None
-    tools: list[JsonObject] | None = None
-    """The tools that the call's program may call, as its guest receives them."""
     claim: Claim | None = None
     """The claim on the call's idempotency key, held until `settle`."""
     repeat_key: str | None = None

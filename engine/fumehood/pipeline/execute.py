@@ -31,15 +31,16 @@ from fumehood.core.errors import (
 from fumehood.core.json_types import JsonObject
 from fumehood.core.limits import WallLimits, smallest
 from fumehood.core.usage import money
+from fumehood.executors.around import needs_of
 from fumehood.executors.base import ToolRun
 from fumehood.executors.outcome import Outcome
 from fumehood.executors.program import ProgramExecutor
 from fumehood.pipeline.approve import ApprovedCall
 from fumehood.pipeline.authorize import PermittedCall
-from fumehood.pipeline.child_calls import ChildCalls
 from fumehood.pipeline.context import CallContext, PipelineServices, RunCall
 from fumehood.pipeline.pass_gates import refuses
 from fumehood.pipeline.plan import Plan, plan_now
+from fumehood.pipeline.program_calls import CallsOfProgram
 from fumehood.pipeline.result import shortened
 from fumehood.pipeline.retry import CIRCUIT_OPENED, may_retry, most_retries
 from fumehood.policy.model import Verdict
@@ -133,13 +134,13 @@ async def execute(
 ) -> Outcome:
     """Run the call in its tool's executor, and retry as often as `retry` allows.
 
-    Return the outcome of the last attempt. `run_call` is the pipeline's entry, for the calls that a
-    program makes.
+    Return the outcome of the last attempt. `run_call` is the pipeline's entry, for the calls that
+    parts make for a program.
     """
-    permitted, tools = admitted.permitted, call.tools
+    permitted = admitted.permitted
     if admitted.must_hold_back and not isinstance(admitted.plan.executor, ProgramExecutor):
         raise InternalError("Only the effects of programs can be held back. Nothing ran.")
-    has_calls = tools is not None or admitted.plan.network
+    needs = needs_of(permitted.tool.definition, permitted.arguments, admitted.plan.network)
     run = ToolRun(
         tool=permitted.tool,
         arguments=permitted.arguments,
@@ -154,7 +155,7 @@ async def execute(
         request=permitted.request,
         network=admitted.plan.network,
         expected=admitted.expected,
-        calls=ChildCalls(call, tools or [], services, run_call) if has_calls else None,
+        calls=CallsOfProgram(call, services, run_call) if needs else None,
         around=services.parts.around,
         must_hold_back=admitted.must_hold_back,
     )

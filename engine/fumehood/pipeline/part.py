@@ -1,7 +1,8 @@
-"""The parts of an engine in the pipeline: their gates, and their hooks around a run and an answer.
+"""The parts of an engine in the pipeline: their gates and hooks.
 
 Host side. `EnginePart` has these methods. `compose` passes to the pipeline the methods that a part
-overrides. Invariant: the hook around a run is only entered for a call that every gate has admitted.
+overrides. Invariants: the hook before a call can only refuse it; the hook around a run is only
+entered for a call that every gate has admitted.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from fumehood.pipeline.gate import Excess, Gate
 from fumehood.pipeline.validate import ValidatedCall
 
 if TYPE_CHECKING:
+    from fumehood.pipeline.authorize import PermittedCall
     from fumehood.pipeline.context import CallContext, PipelineServices, RunCall
 
 
@@ -30,6 +32,14 @@ class CallPart:
     holds_back_with: Mapping[str, Any] = {}
     """The call options with which this part holds back the effect of a run until a human has
     decided on it. Empty if it holds back none. A call that needs approval may then run first."""
+
+    def require_possible(self, permitted: PermittedCall, services: PipelineServices) -> None:
+        """Raise EngineError if a call requests something from this part that its program cannot
+        have.
+
+        Called for each call that the policy permits, before approval is requested. Must change
+        nothing.
+        """
 
     @asynccontextmanager
     async def around(self, run: ToolRun, before: Sequence[Given]) -> AsyncIterator[Given | None]:
@@ -66,6 +76,7 @@ class CallParts:
     """The parts of an engine as the pipeline uses them, always in the order of the parts."""
 
     around: tuple[Around, ...] = ()
+    requiring: tuple[CallPart, ...] = ()
     answering: tuple[CallPart, ...] = ()
     holding: CallPart | None = None
     """The part that holds back the effects of runs, or None."""
@@ -79,7 +90,7 @@ class CallParts:
         gates: Iterable[Gate] = (),
         subscribers: Subscribers | None = None,
     ) -> CallParts:
-        """Return the parts that override `around`, and those that override `answered`.
+        """Return the parts, each with the hooks that it overrides.
 
         Raises:
             PartError: two parts hold back the effects of runs, or one that is not the product's.
@@ -93,11 +104,14 @@ class CallParts:
             names = " and ".join(type(one).__name__ for one in holding)
             raise PartError(f"{names} both hold back the effects of runs.")
         return cls(
-            tuple(one.around for one in found if type(one).around is not CallPart.around),
-            tuple(one for one in found if type(one).answered is not CallPart.answered),
-            holding[0] if holding else None,
-            tuple(gates),
-            subscribers or no_subscribers(),
+            around=tuple(one.around for one in found if type(one).around is not CallPart.around),
+            requiring=tuple(
+                one for one in found if type(one).require_possible is not CallPart.require_possible
+            ),
+            answering=tuple(one for one in found if type(one).answered is not CallPart.answered),
+            holding=holding[0] if holding else None,
+            gates=tuple(gates),
+            subscribers=subscribers or no_subscribers(),
         )
 
     def excesses(

@@ -1,16 +1,17 @@
 """Permit: the first three stages of a call, which let it in or refuse it.
 
-A call that a program makes may only name tools that programs can call. Rules in shadow mode are
-logged.
+A call that a program makes may only name tools that programs can call. So such calls never nest,
+and never wait for the sandbox that their program's call holds. Rules in shadow mode are logged.
 """
 
 from __future__ import annotations
 
 import anyio.to_thread
 
+from fumehood.core.errors import PermissionDenied
 from fumehood.core.long_text import is_long
+from fumehood.core.tool import ToolDefinition
 from fumehood.pipeline.authorize import PermittedCall, authorize
-from fumehood.pipeline.child_calls import require_for_program, tools_of
 from fumehood.pipeline.context import CallContext, PipelineServices
 from fumehood.pipeline.resolve import ResolvedCall, resolve
 from fumehood.pipeline.validate import ValidatedCall, validate
@@ -43,6 +44,15 @@ def _resolved(call: CallContext, services: PipelineServices) -> ResolvedCall:
     return resolved
 
 
+def require_for_program(tool: ToolDefinition) -> None:
+    """Raise PermissionDenied if programs cannot call the tool."""
+    if tool.executor.startswith(("code:", "workspace:")):
+        raise PermissionDenied(
+            f"{tool.name} cannot be called from a program: it runs programs, or works on a "
+            "session's files, which the program itself can do. Do not retry."
+        )
+
+
 def _authorized(
     call: CallContext, validated: ValidatedCall, services: PipelineServices
 ) -> PermittedCall:
@@ -57,8 +67,8 @@ def _authorized(
         "authorize",
         authorize(validated, services.policy, exceeds, services.sessions.own_env),
     )
-    if "tools" in validated.arguments:
-        call.tools = tools_of(permitted, services)
+    for part in services.parts.requiring:
+        part.require_possible(permitted, services)
     return permitted
 
 

@@ -88,7 +88,7 @@ class StreamKind:
     told: str = ""
     """A text for the guest's end, which the guest receives when the run starts."""
     modules: tuple[str, ...] = ()
-    """The Python modules that the guest gives to the program because of this stream."""
+    """The modules in `guest/given/` that a Python program gets because of this stream."""
     max_unread_bytes: int = MAX_UNREAD_BYTES
     """Maximum number of bytes that the guest may leave unread when a frame is sent."""
 

@@ -295,7 +295,7 @@ def _serve_session(request: dict[str, Any], memory_bytes: int) -> None:
         try:
             restore = set_up(request["arguments"])
             arguments = request["arguments"]
-            exit_code, claim = program.run(arguments["code"], arguments.get("tools"))
+            exit_code, claim = program.run(arguments["code"], arguments)
             restore()
         except SetUpFailed as fault:
             exit_code = REQUEST_FAILED
@@ -311,7 +311,7 @@ def _serve_session(request: dict[str, Any], memory_bytes: int) -> None:
 def _run_python(arguments: dict[str, Any], memory_bytes: int) -> tuple[int, dict[str, Any]]:
     set_up(arguments)
     program = python.Program(memory_bytes, _report)
-    ending = program.run(arguments["code"], arguments.get("tools"))
+    ending = program.run(arguments["code"], arguments)
     program.finish()
     return ending
 

@@ -8,8 +8,6 @@ that the host has named for its run.
 
 from __future__ import annotations
 
-import importlib
-import os
 import selectors
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,6 +16,7 @@ from typing import Any
 from fumehood.guest import streams
 from fumehood.guest.container.host import Host
 from fumehood.guest.container.run import Run
+from fumehood.guest.core.modules import modules_of
 from fumehood.protocol.streams import StreamFrame
 
 
@@ -74,7 +73,8 @@ class Streams:
     """All ends of this container."""
 
     def __init__(self, place: Place) -> None:
-        self._ends = {kind: _class_of(kind)(kind, place) for kind in _kinds()}
+        found = modules_of(streams)
+        self._ends: dict[str, End] = {kind: one.End(kind, place) for kind, one in found.items()}
 
     @property
     def kinds(self) -> list[str]:
@@ -122,13 +122,3 @@ class Streams:
     def _of(self, run: Run) -> list[End]:
         """Return the ends of a run's streams, or none if the host that began the run is gone."""
         return [] if run.is_left else [self._ends[kind] for kind in run.streams]
-
-
-def _kinds() -> list[str]:
-    found = (os.path.splitext(name) for name in os.listdir(os.path.dirname(streams.__file__)))
-    return sorted(name for name, suffix in found if suffix == ".py" and name != "__init__")
-
-
-def _class_of(kind: str) -> type[End]:
-    found: type[End] = importlib.import_module(f"{streams.__name__}.{kind}").End
-    return found

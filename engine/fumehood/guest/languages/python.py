@@ -30,13 +30,13 @@ import sys
 import threading
 import traceback
 import types
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
 from fumehood.guest.languages import figures
 from fumehood.guest.languages.figures import MAX_NOTES, Figures, catch_show, late_modules
-from fumehood.guest.languages.tools import ToolCalls, make_module
+from fumehood.guest.languages.given import GivenModules
 from fumehood.protocol import strict_json
 from fumehood.protocol.framing import MAX_KEY_CHARACTERS, MAX_REPORTS, OF_WORDS, whole_words
 
@@ -163,18 +163,18 @@ class Program:
         catch_show(lambda: self._figures)
         self._code = ""
         _catch_spawn(lambda: self._code)
-        self._calls: ToolCalls | None = None
+        self._given = GivenModules()
 
-    def run(self, code: str, tools: Sequence[dict[str, Any]] | None = None) -> tuple[int, Claim]:
-        """Run one program, which may call `tools` if they are not None. Returns its exit code and
-        claim. Threads of the program may still be running.
+    def run(self, code: str, arguments: Mapping[str, Any] | None = None) -> tuple[int, Claim]:
+        """Run one program, and give it the modules that the host's `arguments` name. Returns its
+        exit code and claim. Threads of the program may still be running.
         """
         self._programs += 1
         self._code = code
         with contextlib.suppress(OSError):  # the working directory was deleted
             # Programs build paths from it. The file does not exist.
             self._names["__file__"] = os.path.join(os.getcwd(), "main.py")
-        self._offer(tools)
+        self._given.give(arguments or {})
         self._reports = 0
         self._figures = Figures(self._memory_bytes)
         builtins.progress = self._progress  # type: ignore[attr-defined]
@@ -193,7 +193,7 @@ class Program:
     def finish(self) -> None:
         """Shut down as the interpreter does at its end. No program may run afterwards."""
         _finish(self._names)
-        self._end_calls()
+        self._given.close()
 
     def pause(self) -> None:
         """Prepare for another process to continue the session: wait for all threads that are not
@@ -204,35 +204,15 @@ class Program:
                 step()
             except BaseException as error:
                 _print_briefly(f"{type(error).__name__} while the program ended\n")
-        self._end_calls()
+        self._given.close()
         _flush_streams()
-
-    def _offer(self, tools: Sequence[dict[str, Any]] | None) -> None:
-        """Create the module `tools` for the next program, or remove it if `tools` is None."""
-        if tools is None:
-            if self._calls is not None and hasattr(builtins, "tools"):
-                sys.modules.pop("tools", None)
-                del builtins.tools
-            return
-        self._calls = self._calls or ToolCalls()
-        self._calls.open()
-        # Also a built-in name, so that a program that forgets the import does not fail.
-        sys.modules["tools"] = builtins.tools = make_module(  # type: ignore[attr-defined]
-            tools, self._calls.call
-        )
-
-    def _end_calls(self) -> None:
-        if self._calls is not None:
-            self._calls.close()
 
     def _progress(self, percent: float, message: str = "") -> None:
         """Report the progress of this program: 0 to 100, and a short message."""
         self._reports += 1
         # Further reports would be ignored. The pipe could fill up unread, and block the program.
         if self._reports <= MAX_REPORTS:
-            calls = self._calls
-            # The report must not be written into the middle of a call's frame.
-            with calls.writing if calls and calls.is_open else contextlib.nullcontext():
+            with self._given.writing:
                 self._report(float(percent), str(message))
 
 

@@ -51,10 +51,13 @@ def run_of(*kinds: str) -> Run:
 LOADED = """
 import json, sys
 sys.path.append(sys.argv[1])
-from fumehood.guest.container import streams, supervisor
-kinds = streams._kinds()
-ends = [streams._class_of(kind).__name__ for kind in kinds]
-print(json.dumps([kinds, ends, [name for name in sys.modules if name.startswith("fumehood.prot")]]))
+from fumehood.guest import given, streams
+from fumehood.guest.container import supervisor
+from fumehood.guest.core.modules import modules_of
+ends = {kind: module.End.__name__ for kind, module in modules_of(streams).items()}
+makers = {name: module.Maker.__name__ for name, module in modules_of(given).items()}
+protocol = [name for name in sys.modules if name.startswith("fumehood.prot")]
+print(json.dumps([ends, makers, protocol]))
 """
 
 
@@ -66,10 +69,10 @@ def test_guest_in_an_image_knows_exactly_the_kinds_that_the_host_opens(tmp_path:
         [sys.executable, "-I", "-S", "-B", "-c", LOADED, home],
         env={}, capture_output=True, check=True, timeout=60,
     )  # fmt: skip
-    kinds, ends, protocol = json.loads(loaded.stdout)
+    ends, makers, protocol = json.loads(loaded.stdout)
     host = [CALLS, FEED, network_kind(""), PORTS.kind]
-    assert kinds == sorted(kind.name for kind in host)
-    assert ends == ["End"] * len(kinds)
+    assert ends == {kind.name: "End" for kind in host}
+    assert makers == {module: "Maker" for kind in host for module in kind.modules}
     assert "fumehood.protocol.messages" not in protocol
 
 

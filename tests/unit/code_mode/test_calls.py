@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,11 +19,15 @@ import pytest
 from fumehood import Config, Engine, tool
 from fumehood.approvals.model import ApprovalQuery, ApprovalState, NewDecision
 from fumehood.call_options import CallBody, CallOptions
+from fumehood.code_mode import calls
 from fumehood.core.call_log import CallQuery
 from fumehood.core.envelope import Envelope
+from fumehood.core.errors import PermissionDenied
 from fumehood.core.identity import Principal, Scope
-from fumehood.pipeline import child_calls
-from fumehood.pipeline.child_calls import MAX_RESULT_BYTES
+from fumehood.executors.around import Given
+from fumehood.executors.base import ToolRun
+from fumehood.pipeline.part import CallPart, CallParts
+from fumehood.pipeline.result import MAX_RESULT_BYTES
 from fumehood.protocol.streams import Joiner
 from fumehood.sandbox.wall import RunSinks
 from fumehood.testing import CONTAINER_LIMITS, FakeWall, ManualClock, SeenRun
@@ -199,6 +203,29 @@ async def test_invalid_python_names_are_mangled_and_duplicates_refused(home: Pat
         twice = await on.run(_nothing, "note", "note@1.0.0")
     assert made == ["a_b", "class_", "ToolError_", "__doc___"]
     assert failure(twice)[0::2] == ("INVALID_PARAMS", ("tools.1",))
+
+
+async def test_request_that_waits_for_approval_is_not_a_call_of_a_tool(home: Path) -> None:
+    asked: list[Any] = []
+
+    class Asks(CallPart):
+        @asynccontextmanager
+        async def around(self, run: ToolRun, before: Sequence[Given]) -> AsyncIterator[None]:
+            assert run.calls is not None
+            clock: Any = None
+            asked.append(await run.calls.ask({}, never_sent, clock))
+            yield None
+
+    async def never_sent() -> None:
+        raise AssertionError
+
+    async with stage(home) as on:
+        both = CallParts.of([*on.engine._made.parts, Asks()])
+        object.__setattr__(on.engine._made.services, "parts", both)
+        play = lambda guest: guest.call("note", {"text": "a"})  # noqa: E731
+        envelope = await on.run(play, "note", wait_for_approval=True)
+    assert [type(one) for one in asked] == [PermissionDenied]
+    assert envelope.data["tool_calls"] == {"made": 1, "failed": 0}
 
 
 # -- tools that a program cannot have ----------------------------------------------------------
@@ -452,7 +479,7 @@ async def test_result_over_program_size_limit_is_an_error(
         over_the_walls = {"size": 0, "parts": MAX_RESULT_BYTES // 1000 + 200}
         await on.run(lambda guest: guest.code("much", over_the_walls), "much")
         assert on.seen == "OUTPUT_LIMIT_EXCEEDED"
-        monkeypatch.setattr(child_calls, "MAX_RESULT_BYTES", 10_000)
+        monkeypatch.setattr(calls, "MAX_RESULT_BYTES", 10_000)
         for parts, begins in ((13, "The tool has run, but"), (9, None)):
             arguments = {"size": 0, "parts": parts}
             await on.run(lambda guest: guest.call("much", arguments), "much")  # noqa: B023

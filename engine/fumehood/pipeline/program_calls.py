@@ -1,169 +1,62 @@
-"""Child calls: the calls of other tools that a program in a container makes ("code mode").
+"""Calls that parts make for a running program, such as a tool's or a request for approval.
 
-Host side. A call leaves the container as a frame, passes the whole pipeline as a call of the same
-caller, agent and session, and is recorded with the program's call as its parent. Invariants:
-everything from the program is untrusted, so its list of tools is enforced on the host, not in the
-container; each call has the authority that the caller has at that moment; tools that run programs
-or work on a session's files cannot be called, so calls never nest and never wait for the sandbox
-that their parent holds; when the program's call ends, all its calls have ended.
+Host side. Each call passes the whole pipeline as a call of the same caller, agent and session, and
+is recorded with the program's call as its parent. Invariants: each call has the authority that the
+caller has at that moment; while a call waits for a human, the program's clock is paused; when the
+program's call ends, all its calls have ended.
 """
 
 from __future__ import annotations
 
 import asyncio
-import keyword
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
 from fumehood.call_options import CallOptions, inherited
 from fumehood.core.call import CallRequest
-from fumehood.core.envelope import Envelope, ErrorInfo
+from fumehood.core.envelope import Envelope
 from fumehood.core.errors import (
     EndedBy,
     EngineError,
     InternalError,
-    InvalidParams,
-    OutputLimitExceeded,
     PermissionDenied,
-    QuotaExceeded,
     RateLimited,
-    ToolDisabled,
-    ToolNotFound,
 )
 from fumehood.core.json_types import JsonObject
 from fumehood.core.names import NET_TOOL
 from fumehood.core.tasks import run_to_completion
-from fumehood.core.tool import ToolDefinition
 from fumehood.executors.base import CallHandle, HeldAction, Placement, ToolRun
 from fumehood.executors.outcome import Outcome
-from fumehood.identity.agents import seen_by_agent
 from fumehood.observe.log import log_fault
-from fumehood.pipeline.authorize import PermittedCall
 from fumehood.pipeline.context import CallContext, PipelineServices, RunCall
-from fumehood.pipeline.resolve import resolve
-from fumehood.pipeline.result import MAX_RESULT_BYTES, shape_error
-from fumehood.pipeline.validate import MISFIT
-from fumehood.protocol import strict_json
-from fumehood.protocol.framing import MAX_CALLS, MAX_OPEN_CALLS
+from fumehood.pipeline.result import MAX_RESULT_BYTES
+from fumehood.protocol.framing import MAX_OPEN_CALLS
 from fumehood.sandbox.streams import RunClock
 
-ANSWER_BYTES = 1024
-"""Bytes reserved for everything in an answer except its result."""
 
-_TAKEN = frozenset({"ToolError", "ABSENT"})
-"""Names in the guest's module `tools` that are not tools."""
-
-Answer = Callable[[bytes], None]
-"""Sends the answer to a call, as JSON, to the program."""
-
-
-def require_for_program(tool: ToolDefinition) -> None:
-    """Raise PermissionDenied if programs cannot call the tool."""
-    if tool.executor.startswith(("code:", "workspace:")):
-        raise PermissionDenied(
-            f"{tool.name} cannot be called from a program: it runs programs, or works on a "
-            "session's files, which the program itself can do. Do not retry."
-        )
-
-
-def tools_of(permitted: PermittedCall, services: PipelineServices) -> list[JsonObject] | None:
-    """Return the tools that a program may call, as its guest receives them, or None without tools.
-
-    Raises:
-        InvalidParams: the caller cannot use one of the tools, or two of them would get the same
-            function name.
-        ToolDisabled: the agent's configuration names a tool that the agent cannot use.
-    """
-    asked = permitted.validated.arguments.get("tools")
-    if not asked or permitted.tool.definition.executor != "code:python":
-        return None
-    tools: dict[str, JsonObject] = {}
-    for index, reference in enumerate(asked):
-        path = f"tools.{index}"
-        try:
-            definition = _visible(permitted.request, reference, services)
-        except EngineError as refusal:
-            binding = permitted.validated.binding
-            if binding is not None and "tools" in binding.fixed:
-                raise ToolDisabled(MISFIT) from None
-            raise InvalidParams(
-                f"The program cannot have the tool {reference[:80]!r}: {refusal.message}",
-                fields=[path],
-            ) from None
-        function = _function_name(definition.name)
-        if function in tools:
-            raise InvalidParams(f"{path} is a second tool {function!r}.", fields=[path])
-        tools[function] = {
-            "name": reference,
-            "function": function,
-            "description": definition.description,
-            "parameters": definition.parameters,
-        }
-    return list(tools.values())
-
-
-def _visible(request: CallRequest, reference: str, services: PipelineServices) -> ToolDefinition:
-    """Return the tool as this caller and agent see it.
-
-    Raises:
-        EngineError: the caller or the agent may not use the tool.
-    """
-    found = resolve(
-        replace(request, tool=reference, arguments={}),
-        services.registry,
-        services.identities.agents,
-        services.clock.now,
-    )
-    tool = found.tool.definition
-    require_for_program(tool)
-    return tool if found.binding is None else seen_by_agent(tool, found.binding)
-
-
-def _function_name(tool: str) -> str:
-    name = tool.replace("-", "_")
-    is_taken = keyword.iskeyword(name) or name in _TAKEN or name.startswith("__")
-    return f"{name}_" if is_taken else name
-
-
-class ChildCalls:
+class CallsOfProgram:
     """The calls of one program, from its start to its end."""
 
-    def __init__(
-        self,
-        parent: CallContext,
-        tools: list[JsonObject],
-        services: PipelineServices,
-        run_call: RunCall,
-    ) -> None:
-        self.tools = tools
+    def __init__(self, parent: CallContext, services: PipelineServices, run_call: RunCall) -> None:
         self._parent = parent
-        self._names = frozenset(tool["name"] for tool in tools)
         self._services = services
         self._run_call = run_call
         self._open: dict[asyncio.Task[None], CallHandle] = {}
-        self._made = self._failed = self._unanswered = 0
+        self._made = 0
         self._is_over = False
         self._waiting = 0
         self._waiting_since = self._waited_s = 0.0
 
-    @property
-    def report(self) -> JsonObject:
-        """The calls so far as `{"made": …, "failed": …}`. Both numbers include refused calls."""
-        return {"made": self._made, "failed": self._failed}
-
-    def on_call(
-        self, number: int, tool: str, arguments: JsonObject, answer: Answer, clock: RunClock
+    def start(
+        self,
+        tool: str,
+        arguments: JsonObject,
+        answer: Callable[[Envelope | EngineError], None],
+        clock: RunClock,
     ) -> None:
-        """Start a call, or refuse it. `answer` receives the answer."""
-        self._made += 1
-        refusal = self._refusal(tool)
-        if refusal is not None:
-            self._answer(number, refusal, answer)
-            return
-        self._unanswered += 1
+        """Start a call of a tool. `answer` receives the answer."""
         handle = CallHandle(waiting=lambda is_waiting: self._on_waiting(clock, is_waiting))
-        request = self._request(self._made, tool, arguments)
-        task = asyncio.create_task(self._run(number, request, handle, answer))
+        task = asyncio.create_task(self._run(self._request(tool, arguments), handle, answer))
         self._open[task] = handle
         task.add_done_callback(self._open.pop)
 
@@ -186,8 +79,7 @@ class ChildCalls:
         patience_s = self._patience_s(wanted=True)
         if patience_s <= 0:
             return PermissionDenied("It needs a human's approval, and its call waits for none.")
-        self._made += 1
-        request = self._request(self._made, NET_TOOL, arguments)
+        request = self._request(NET_TOOL, arguments)
         # Every request is a call of its own, even if it equals an earlier one.
         own: JsonObject = {"new_call": True, "wait_for_approval": patience_s}
         one = _HeldRequest(send, lambda is_waiting: self._on_waiting(clock, is_waiting))
@@ -214,13 +106,13 @@ class ChildCalls:
             return PermissionDenied("Nobody has decided about it in time.")
         return PermissionDenied(answer.error.message if answer.error else "It was not sent.")
 
-    def spend(self, *, requests: int = 0, network_bytes: int = 0) -> bool:
+    def spend(self, *, requests: int = 0, passed_bytes: int = 0) -> bool:
         """Charge the program's requests and bytes to the gates.
 
         Return False if a gate refuses them.
         """
         return all(
-            hold.take(requests=requests, passed_bytes=network_bytes)
+            hold.take(requests=requests, passed_bytes=passed_bytes)
             for _, hold in self._parent.holds
         )
 
@@ -241,23 +133,8 @@ class ChildCalls:
         while self._open:
             await asyncio.wait(self._open)
 
-    def _refusal(self, tool: str) -> EngineError | None:
-        if self._made > MAX_CALLS:
-            return QuotaExceeded(
-                f"One program can make {MAX_CALLS} calls. Finish it, and go on in another one."
-            )
-        if self._unanswered >= MAX_OPEN_CALLS:
-            return RateLimited(
-                f"One program can have {MAX_OPEN_CALLS} calls open.", retry_after_ms=100
-            )
-        if tool not in self._names:
-            return ToolNotFound(
-                f"The program has no tool {tool[:80]!r}; the argument `tools` of its call says "
-                "which it has. Do not retry."
-            )
-        return None
-
-    def _request(self, count: int, tool: str, arguments: JsonObject) -> CallRequest:
+    def _request(self, tool: str, arguments: JsonObject) -> CallRequest:
+        self._made += 1
         parent = self._parent.request
         options = parent.options
         return CallRequest(
@@ -272,7 +149,7 @@ class ChildCalls:
                 **inherited(options),
             ),
             principal=self._services.present(parent.principal),
-            call_id=f"{parent.call_id}_{count}",
+            call_id=f"{parent.call_id}_{self._made}",
             trace_id=parent.trace_id,
             parent_id=parent.call_id,
             traceparent=parent.traceparent,
@@ -303,7 +180,10 @@ class ChildCalls:
             clock.pause(is_paused=False)
 
     async def _run(
-        self, number: int, request: CallRequest, handle: CallHandle, answer: Answer
+        self,
+        request: CallRequest,
+        handle: CallHandle,
+        answer: Callable[[Envelope | EngineError], None],
     ) -> None:
         if self._is_over:  # `close` ran before this task started and could not cancel it
             return
@@ -313,32 +193,7 @@ class ChildCalls:
         except Exception as fault:
             log_fault(self._services.log, "call.child_failed", fault)
             ended = InternalError("The engine failed internally.")
-        self._unanswered -= 1
-        self._answer(number, ended, answer)
-
-    def _answer(self, number: int, ended: Envelope | EngineError, send: Answer) -> None:
-        """Send the data or the error to the program."""
-        data: JsonObject = {}
-        if isinstance(ended, EngineError):
-            error: ErrorInfo | None = shape_error(ended)
-        else:
-            data, error = ended.data, ended.error
-        answer = _encoded(number, data, error)
-        if len(answer) > MAX_RESULT_BYTES + ANSWER_BYTES:
-            error = shape_error(
-                OutputLimitExceeded(
-                    f"The tool has run, but its result has {len(answer)} bytes, and a program "
-                    f"takes {MAX_RESULT_BYTES}. Ask for less."
-                )
-            )
-            answer = _encoded(number, data, error)
-        self._failed += error is not None
-        send(answer)
-
-
-def _encoded(number: int, data: JsonObject, error: ErrorInfo | None) -> bytes:
-    told = {"data": data} if error is None else {"error": error.model_dump(mode="json")}
-    return strict_json.dumps({"call": number, **told})
+        answer(ended)
 
 
 class _HeldRequest(HeldAction):

@@ -6,6 +6,7 @@ import inspect
 import json
 import os
 import struct
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -14,8 +15,8 @@ from typing import Any
 import pytest
 
 from fumehood.guest.core.pipes import MAX_CLAIM_BYTES
-from fumehood.guest.languages import tools
-from fumehood.guest.languages.tools import ABSENT, ToolCalls, ToolError, make_module
+from fumehood.guest.given import tools
+from fumehood.guest.given.tools import ABSENT, ToolCalls, ToolError, make_module
 from fumehood.protocol import framing
 from fumehood.protocol.framing import MAX_OPEN_CALLS
 
@@ -132,7 +133,7 @@ def supervisor(monkeypatch: pytest.MonkeyPatch) -> Iterator[Supervisor]:
 @pytest.fixture
 def calls() -> ToolCalls:
     made = ToolCalls()
-    made.open()
+    made.open(threading.Lock())
     return made
 
 

@@ -63,8 +63,6 @@ class ToolCalls:
     """The calls of one program. `open` resets them for each program of a session."""
 
     def __init__(self) -> None:
-        self.writing = threading.Lock()
-        """The lock that is held while a frame is written to the reply pipe."""
         self._pid = 0
         self._number = 0
 
@@ -73,9 +71,9 @@ class ToolCalls:
         """Whether this process may call tools now."""
         return self._pid == os.getpid()
 
-    def open(self) -> None:
-        """Allow calls from this process."""
-        self.writing = threading.Lock()  # a thread of the last program may hold the old lock
+    def open(self, writing: threading.Lock) -> None:
+        """Allow calls from this process. `writing` is held while a frame is written."""
+        self._writing = writing
         self._slots = threading.BoundedSemaphore(framing.MAX_OPEN_CALLS)
         self._changed = threading.Condition()
         self._decoder = framing.Decoder(sys.maxsize)  # the engine limits its answers
@@ -87,7 +85,7 @@ class ToolCalls:
     def close(self) -> None:
         """Refuse further calls. Waits until no frame is being written."""
         if self._pid:
-            with self.writing:
+            with self._writing:
                 self._pid = 0
 
     def call(self, tool: str, arguments: dict[str, Any]) -> Any:
@@ -109,7 +107,7 @@ class ToolCalls:
         return answer.get("data")
 
     def _send(self, tool: str, arguments: dict[str, Any]) -> int:
-        with self.writing:
+        with self._writing:
             if not self.is_open:
                 raise _refused("The program is over.")
             self._number = number = self._number + 1
@@ -256,3 +254,19 @@ def _documentation(tool: dict[str, Any]) -> str:
         if isinstance(schema, dict) and "description" in schema
     ]
     return "\n".join([tool["description"], *(["", *lines] if lines else [])])
+
+
+class Maker:
+    """Makes the module for one program after the other."""
+
+    def __init__(self) -> None:
+        self._calls = ToolCalls()
+
+    def make(self, sent: Any, writing: threading.Lock) -> types.ModuleType:
+        """Return the module with the tools of a program, which may call them from now on."""
+        self._calls.open(writing)
+        return make_module(sent, self._calls.call)
+
+    def close(self) -> None:
+        """Refuse further calls."""
+        self._calls.close()
