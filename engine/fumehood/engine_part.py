@@ -6,7 +6,7 @@ Host side, used by `engine_parts`, and by the parts.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Collection, Iterable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -15,6 +15,7 @@ from sqlalchemy import Connection
 from fumehood.core.errors import EngineError
 from fumehood.core.json_types import JsonObject
 from fumehood.core.usage import EstimatingCounter, TokenCounter
+from fumehood.executors.around import Given, LastingProgram, Surroundings, not_given
 from fumehood.observe.clock import Clock
 from fumehood.observe.figures import Figure
 from fumehood.observe.log import Logger
@@ -104,6 +105,14 @@ class EnginePart(Subscriber, CallPart):
         """
         return None
 
+    @asynccontextmanager
+    async def around_lasting(self, program: LastingProgram) -> AsyncIterator[Given | None]:
+        """Surround a program that serves many calls. Yield what this part adds to it, or None.
+
+        Raises EngineError if the program must not run, or if the part has ended it.
+        """
+        yield None
+
     def figures(self) -> Iterable[Figure]:
         """Return the part's own metrics."""
         return ()
@@ -141,3 +150,25 @@ class EnginePart(Subscriber, CallPart):
         Called once, in `running`, after the kernel has recovered interrupted calls. The engine has
         started when this method has returned.
         """
+
+
+@asynccontextmanager
+async def around_lasting(
+    program: LastingProgram, parts: Iterable[EnginePart]
+) -> AsyncIterator[Surroundings]:
+    """Enter the hooks of all parts around a program that serves many calls.
+
+    Raises:
+        SandboxUnavailable: the program needs a feature that no part provides.
+        EngineError: a part refuses to let the program run, or has ended it.
+    """
+    needs, given = frozenset({"network"} if program.hosts else ()), list[Given]()
+    async with AsyncExitStack() as stack:
+        for part in parts:
+            one = await stack.enter_async_context(part.around_lasting(program))
+            if one is not None:
+                given.append(one)
+                needs -= one.needs
+        if needs:
+            raise not_given(needs)
+        yield Surroundings(given)

@@ -12,15 +12,15 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import anyio
 
-from fumehood.core.envelope import NetworkReport
 from fumehood.core.errors import EndedBy, EngineError, InternalError, SandboxUnavailable
 from fumehood.core.json_types import JsonObject
 from fumehood.core.tool import ToolDefinition
 from fumehood.observe.trace_context import VARIABLE
+from fumehood.redaction.redactor import Redactor
 from fumehood.sandbox.streams import Stream, StreamEnd
 from fumehood.sandbox.wall import Lease, RunEnding, RunSinks
 
@@ -61,7 +61,8 @@ class Share:
     fault: Callable[[JsonObject], EngineError] | None = None
     """Set if the part makes the run fail. Returns the error, given all fields of the outcome."""
     warnings: tuple[str, ...] = ()
-    network: NetworkReport | None = None
+    sandbox: Mapping[str, Any] = field(default_factory=dict)
+    """Fields of the answer's `SandboxReport` that the part fills in."""
     kept: object | None = None
     """A value that the part gets back when the call is answered (`Outcome.kept`)."""
     held_back: HeldBack | None = None
@@ -104,6 +105,23 @@ class Given:
     """Called after the run, even after a cancelled run that has a partial outcome. Returns the
     part's additions to the outcome.
     """
+    used: Callable[[], Share] = lambda: NO_SHARE
+    """For a `LastingProgram`: called after each call that the program has served, even if the
+    program has ended. Returns the part's additions to the outcome of the call.
+    """
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LastingProgram:
+    """A program that the operator configured and that serves many calls, as shown to parts."""
+
+    id: str
+    """Its name in the audit log, as the call and as the caller."""
+    tool: str
+    """The tool whose secrets the program may use."""
+    hosts: tuple[str, ...]
+    """Hosts that the program may reach, as far as the operator allows them."""
+    redactor: Redactor
 
 
 Around = Callable[["ToolRun", Sequence[Given]], AbstractAsyncContextManager[Given | None]]
@@ -142,19 +160,33 @@ class Surroundings:
         """Whether a part requires that files are hashed."""
         return any(one.with_digests for one in self._given)
 
+    @property
+    def environment(self) -> dict[str, str]:
+        """The environment variables that parts give."""
+        given: dict[str, str] = {}
+        for one in self._given:
+            for name, value in one.environment.items():
+                given.setdefault(name, value)
+        return given
+
+    @property
+    def streams(self) -> tuple[Stream[StreamEnd], ...]:
+        """The streams that parts give."""
+        return tuple(stream for one in self._given for stream in one.streams)
+
     def arguments(self, own: JsonObject, traceparent: str) -> JsonObject:
         """Return the guest's arguments: `own`, and those that parts give. Raises InternalError if a
         part gives environment variables as an argument.
         """
         # If a name is given twice, the first value is used here, and the caller's in the guest.
         environment = {VARIABLE: traceparent}
+        for name, value in self.environment.items():
+            environment.setdefault(name, value)
         arguments = dict(own)
         for one in self._given:
             if "env" in one.arguments:
                 raise InternalError("A part gives variables as an argument.")
             arguments = {**one.arguments, **arguments}
-            for name, value in one.environment.items():
-                environment.setdefault(name, value)
         named = [{"name": name, "value": value} for name, value in environment.items()]
         return {**arguments, "env": [*named, *own.get("env", [])]}
 
@@ -164,7 +196,7 @@ class Surroundings:
         Raises:
             InternalError: two streams are of the same kind.
         """
-        streams = [*own.streams, *(stream for one in self._given for stream in one.streams)]
+        streams = [*own.streams, *self.streams]
         if len({stream.kind.name for stream in streams}) < len(streams):
             raise InternalError("Two parts give a program streams of the same kind.")
         return replace(own, streams=tuple(streams))
@@ -212,6 +244,10 @@ class Surroundings:
     def shares(self, ran: Ran) -> list[Share]:
         """Return the additions of all parts to the outcome, in the parts' order."""
         return [one.share(ran) for one in self._given]
+
+    def used(self) -> list[Share]:
+        """Return the additions of all parts to a call that a `LastingProgram` has served."""
+        return [one.used() for one in self._given]
 
 
 def _holds_back(one: Given) -> bool:

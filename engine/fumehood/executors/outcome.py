@@ -4,11 +4,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Any
 
-from fumehood.core.envelope import NetworkReport
 from fumehood.core.errors import Cancelled, EndedBy, EngineError
 from fumehood.core.json_types import JsonObject
 
@@ -61,8 +61,8 @@ class Outcome:
     """Fields of `data` that hold a file's content and are never shortened."""
     redacted: int = 0
     """Number of matches that redaction has already replaced in the output."""
-    network: NetworkReport | None = None
-    """The program's use of the gateway, if it had network."""
+    sandbox: Mapping[str, Any] = field(default_factory=dict)
+    """Fields of the answer's `SandboxReport` that parts fill in."""
     held: object | None = None
     """The effect of the run, if a part holds it back until a human has decided on it. The part
     knows its type (`CallPart.decide`)."""

@@ -215,7 +215,7 @@ def _outcome(
             + (state_words(ending) if session_id is not None else ())
             + tuple(warning for share in shares for warning in share.warnings)
         ),
-        network=next((one.network for one in shares if one.network is not None), None),
+        sandbox={name: value for one in reversed(shares) for name, value in one.sandbox.items()},
         kept=tuple(share.kept for share in shares if share.kept is not None),
         max_data_bytes=MAX_DATA_BYTES,
         cuts=tuple(stream.cut for stream in kept.values() if stream.cut is not None),

@@ -10,8 +10,10 @@ from __future__ import annotations
 import ssl
 from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
+
+import anyio
 
 from fumehood.core.errors import (
     EndedBy,
@@ -22,17 +24,17 @@ from fumehood.core.errors import (
 )
 from fumehood.core.json_types import JsonObject
 from fumehood.core.part import PartError
-from fumehood.engine_part import EnginePart
-from fumehood.executors.around import Given, Ran, Share
+from fumehood.engine_part import EnginePart, Kernel
+from fumehood.executors.around import Given, LastingProgram, Ran, Share
 from fumehood.executors.base import ToolRun
-from fumehood.gateway.door import Door, NetworkUse, shown_request
+from fumehood.gateway.door import Door, NetworkUse, Send, shown_request
 from fumehood.gateway.placeholders import HeldRequest
 from fumehood.gateway.request import Refusal
 from fumehood.gateway.service import ENVIRONMENT, Gateway
 from fumehood.gateway.settings import GatewaySettings
 from fumehood.gateway.tape import Tape
 from fumehood.sandbox.connections import Connections
-from fumehood.sandbox.streams import Stream
+from fumehood.sandbox.streams import RunClock, Stream
 
 if TYPE_CHECKING:
     from fumehood.compose import Composition
@@ -44,6 +46,10 @@ class GatewayPart(EnginePart):
     gateway: Gateway
     tls: ssl.SSLContext | None = None
     """TLS settings for connections to hosts, instead of the default. Set before the engine runs."""
+
+    def __init__(self, kernel: Kernel) -> None:
+        super().__init__(kernel)
+        self._lasting: dict[str, _LastingUse] = {}
 
     @asynccontextmanager
     async def running(self, made: Composition) -> AsyncIterator[None]:
@@ -93,6 +99,38 @@ class GatewayPart(EnginePart):
             agent_id=options.agent_id, session_id=run.domain.session_id,
         )  # fmt: skip
 
+    @asynccontextmanager
+    async def around_lasting(self, program: LastingProgram) -> AsyncIterator[Given | None]:
+        """Open the door of a program that serves many calls, and give it the network. A program
+        that misuses a secret is ended if the secret is configured that way.
+        """
+        if not program.hosts:
+            yield None
+            return
+        if not self.gateway.is_open:
+            raise PermissionDenied("it needs a network, and gateway.hosts names no host")
+        kept = self._lasting.setdefault(program.id, _LastingUse())
+        async with self.gateway.door(
+            program.hosts, _refuse, program.redactor, tool=program.tool, call_id=program.id,
+            principal_id=program.id, agent_id=None, session_id=None,
+        ) as (door, stream):  # fmt: skip
+            kept.door = door
+            with anyio.CancelScope() as scope:
+                door.use = replace(kept.use, scope=scope)
+                try:
+                    yield Given(
+                        needs=frozenset({"network"}),
+                        environment={**ENVIRONMENT, **door.placeholders.environment},
+                        streams=(stream,),
+                        used=kept.share,
+                    )
+                finally:
+                    kept.door, kept.use = None, replace(door.use, ended_for=None)
+        if scope.cancelled_caught:
+            raise SandboxViolation(
+                "it put the placeholder of a secret where it must not be, and was ended"
+            )
+
     async def send(self, run: ToolRun, requests: Sequence[HeldRequest]) -> EngineError | None:
         """Send the requests of a trial in order until one fails. Return the error of the failed
         request, or None if all succeeded.
@@ -110,6 +148,33 @@ class GatewayPart(EnginePart):
                         retryable=False,
                     )
         return None
+
+
+@dataclass(slots=True)
+class _LastingUse:
+    """The network use of a program that serves many calls, through all its starts."""
+
+    door: Door | None = None
+    """The program's door while it runs."""
+    use: NetworkUse = field(default_factory=NetworkUse)
+    """The use since the end of the last call, by earlier starts."""
+
+    def share(self) -> Share:
+        """Return the use since the last call ended, and reset the count. Limits on the use also
+        start again.
+        """
+        if self.door is not None:
+            used = self.door.take_use()
+        else:
+            used, self.use = self.use, NetworkUse()
+        return Share(sandbox={"network": used.report()}, warnings=used.warnings())
+
+
+async def _refuse(arguments: JsonObject, send: Send, clock: RunClock) -> EngineError | None:
+    return PermissionDenied(
+        "A request of a server belongs to no call, so no human can be asked. A rule of the policy "
+        "for net can allow it."
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +206,7 @@ def _share(ran: Ran, use: NetworkUse, requests: _Requests) -> Share:
     return Share(
         fault=violation if is_misuse else None,
         warnings=use.warnings(),
-        network=use.report(),
+        sandbox={"network": use.report()},
         held_back=requests,
     )
 

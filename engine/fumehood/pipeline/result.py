@@ -680,14 +680,15 @@ def _tool_names(call: CallContext) -> tuple[str, str | None]:
 def _sandbox(outcome: Outcome | None, plan: Plan | None) -> SandboxReport | None:
     if outcome is None or plan is None or plan.placement.is_outside:
         return None
-    return SandboxReport(
-        placement=plan.placement.kind,
-        isolation=outcome.isolation,
-        ended_by=outcome.ended_by,
-        limits=LimitsApplied(timeout_seconds=plan.limits.wall_s, memory_mb=plan.limits.memory_mb),
-        node=outcome.node,
-        network=outcome.network,
-    )
+    limits = LimitsApplied(timeout_seconds=plan.limits.wall_s, memory_mb=plan.limits.memory_mb)
+    own = {
+        "placement": plan.placement.kind,
+        "isolation": outcome.isolation,
+        "ended_by": outcome.ended_by,
+        "limits": limits,
+        "node": outcome.node,
+    }
+    return SandboxReport(**{**outcome.sandbox, **own})
 
 
 def _resources(outcome: Outcome | None) -> Resources:

@@ -114,7 +114,9 @@ async def test_part_adds_variables_arguments_sinks_and_a_share_of_the_outcome() 
 
     def share(ran: Ran) -> Share:
         seen.append(ran)
-        return Share(fields={"more": 1}, warnings=("told",), network=REPORT, kept="kept")
+        return Share(
+            fields={"more": 1}, warnings=("told",), sandbox={"network": REPORT}, kept="kept"
+        )
 
     given = Given(
         arguments={"tools": []}, environment={"OWN": "part"}, streams=(stream,), share=share
@@ -126,7 +128,7 @@ async def test_part_adds_variables_arguments_sinks_and_a_share_of_the_outcome() 
     assert [ran.ending for ran in seen] == [wall.ending]
     assert outcome.data["more"] == 1
     assert (outcome.warnings[-1], outcome.kept) == ("told", ("kept",))
-    assert outcome.network == REPORT
+    assert outcome.sandbox == {"network": REPORT}
 
 
 async def test_part_that_holds_an_effect_back_runs_the_program_and_makes_the_outcome() -> None:

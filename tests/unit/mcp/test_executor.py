@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from fumehood.core.call import TraceParent
+from fumehood.executors.around import Share
 from fumehood.executors.base import CallHandle
 from fumehood.executors.outcome import Outcome
 from fumehood.mcp.client.executor import MAX_UNREAD, call_tool
@@ -29,7 +30,8 @@ class Server:
         self.asked.append(request)
         return self._result
 
-    def take_use(self) -> None: ...
+    def used(self) -> list[Share]:
+        return []
 
 
 async def called(server: Server, span: str = "") -> Outcome:

@@ -115,9 +115,12 @@ async def call_tool(run: ToolRun, server: McpServer) -> Outcome:
         outcome = replace(outcome, data=data, max_data_bytes=most, warnings=unread)
     except EngineError as error:
         outcome = concluded(outcome, error, request.attempt, tool)
-    if (use := server.take_use()) is not None:
-        warnings = (*outcome.warnings, *use.warnings())
-        outcome = replace(outcome, network=use.report(), warnings=warnings)
+    for share in server.used():
+        outcome = replace(
+            outcome,
+            sandbox={**share.sandbox, **outcome.sandbox},
+            warnings=outcome.warnings + share.warnings,
+        )
     return replace(outcome, network_ms=(time.monotonic() - started) * 1e3)
 
 

@@ -7,7 +7,6 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 from fumehood.engine_part import EnginePart
-from fumehood.gateway.in_engine import gateway_of
 from fumehood.mcp.client.servers import McpServer, McpServers
 
 if TYPE_CHECKING:
@@ -26,7 +25,7 @@ class McpClient(EnginePart):
         services = made.services
         all_servers = McpServers(
             settings, services.registry, made.sources.registrations, services.upstreams,
-            services.redactor, made.walls.container, services.log, gateway_of(made.parts),
+            services.redactor, made.walls.container, services.log, made.parts,
         )  # fmt: skip
         self.servers = all_servers.servers
         async with all_servers.run():

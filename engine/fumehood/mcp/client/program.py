@@ -85,12 +85,12 @@ class NetworkedProgram:
     connections to the gateway, which are the stream `network`.
     """
 
-    def __init__(self, program: ContainerProgram, network: Stream[StreamEnd]) -> None:
+    def __init__(self, program: ContainerProgram, stream: Stream[StreamEnd]) -> None:
         self._program = program
         self._decoder = framing.Decoder(MAX_HEAD_BYTES + MAX_SEGMENT_BYTES)
-        kind = network.kind
+        kind = stream.kind
         self._ends: dict[str, StreamEnd] = {
-            kind.name: network.open(_Port(program, kind.name)),
+            kind.name: stream.open(_Port(program, kind.name)),
             STANDARD: Connections(_Port(program, STANDARD), self._on_streams),
         }
         self._streams: Connection | None = None

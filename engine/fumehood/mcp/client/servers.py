@@ -13,7 +13,7 @@ import asyncio
 import contextlib
 import re
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -24,15 +24,14 @@ import anyio.to_thread
 from fumehood.core.errors import (
     EngineError,
     NetworkError,
-    PermissionDenied,
     SandboxUnavailable,
 )
 from fumehood.core.json_types import JsonObject
 from fumehood.core.names import named_apart
 from fumehood.core.tool import SECRET_REFERENCE, ToolDefinition, ToolType
+from fumehood.engine_part import EnginePart, around_lasting
+from fumehood.executors.around import LastingProgram, Share, Surroundings
 from fumehood.executors.upstreams import BodyTooLarge, UpstreamRequest, Upstreams
-from fumehood.gateway.door import Door, NetworkUse, Send
-from fumehood.gateway.service import ENVIRONMENT, Gateway
 from fumehood.mcp.client.program import ContainerProgram, NetworkedProgram
 from fumehood.mcp.client.settings import SEPARATOR, McpServerSettings
 from fumehood.mcp.client.wire import (
@@ -60,8 +59,6 @@ from fumehood.registry.definitions import (
 from fumehood.registry.index import RegisteredTool, ToolIndex, tool_of_document
 from fumehood.registry.json_schema import without_nils, without_wrong_defaults
 from fumehood.registry.registrations import Registrations
-from fumehood.sandbox.connections import Connections
-from fumehood.sandbox.streams import RunClock, Stream
 from fumehood.sandbox.wall import OpensPrograms, Wall
 
 SOURCE = "mcp"
@@ -119,14 +116,14 @@ class McpServers:
         redactor: Redactor,
         container: Wall,
         log: Logger,
-        gateway: Gateway,
+        parts: Iterable[EnginePart],
     ) -> None:
         self._registry = registry
         self._registrations = registrations
         self._log = log
         self._tools: dict[str, list[RegisteredTool]] = {}
         self.servers = {
-            name: McpServer(name, each, upstreams, redactor, container, self._put, log, gateway)
+            name: McpServer(name, each, upstreams, redactor, container, self._put, log, parts)
             for name, each in settings.items()
         }
 
@@ -183,7 +180,7 @@ class McpServer:
         container: Wall,
         put: Callable[[str, list[RegisteredTool], dict[str, str]], None],
         log: Logger,
-        gateway: Gateway,
+        parts: Iterable[EnginePart],
     ) -> None:
         self.name = name
         self._settings = settings
@@ -192,11 +189,10 @@ class McpServer:
         self._container = container
         self._put = put
         self._log = log
-        self._gateway = gateway
+        self._parts = parts
         self._wire: Wire | None = None
-        self._door: Door | None = None
-        self._use = NetworkUse()
-        """Network use since the end of the last call, by earlier runs of the server's program."""
+        self._around = Surroundings()
+        """What parts gave to the server's program when it was last started."""
         self._own_names: dict[str, str] = {}
         self._found: list[Any] | None = None
         """The list of tools that the server sent last, unparsed."""
@@ -255,17 +251,9 @@ class McpServer:
             when = "during" if request.attempt.was_sent else "before"
             raise NetworkError(f"The MCP server {self.name} ended {when} the call.") from None
 
-    def take_use(self) -> NetworkUse | None:
-        """Return the server's network use since the last call ended, and reset the count.
-
-        Return None if the server has no network. Limits on the network use also start again.
-        """
-        if not self._settings.network:
-            return None
-        if self._door is not None:
-            return self._door.take_use()
-        used, self._use = self._use, NetworkUse()
-        return used
+    def used(self) -> list[Share]:
+        """Return what parts add to the outcome of a call that has ended."""
+        return self._around.used()
 
     async def follow(self) -> None:
         """Start the server, list its tools and follow their changes, forever."""
@@ -305,9 +293,15 @@ class McpServer:
             while True:
                 await anyio.sleep(POLL_S)
                 await self._list(wire)
-        async with self._network() as (network, variables):
-            await self._run_program(await self._start(network, variables))
-        raise Lost("it put the placeholder of a secret where it must not be, and was ended")
+        program = LastingProgram(
+            id=f"mcp:{self.name}",
+            tool=self.name.replace("-", "_"),
+            hosts=self._settings.network,
+            redactor=self._redactor,
+        )
+        async with around_lasting(program, self._parts) as self._around:
+            await self._run_program(await self._start(self._around))
+        raise Lost("it was ended")
 
     async def _run_program(self, streams: Streams) -> None:
         """Serve a program until it ends. Raises Lost."""
@@ -326,47 +320,21 @@ class McpServer:
             self._skip_probe = stream_wire.version is None and not self._skip_probe
             raise Lost(f"{why}; it said: {said}" if said else why)
 
-    @asynccontextmanager
-    async def _network(self) -> AsyncIterator[tuple[Stream[Connections] | None, Mapping[str, str]]]:
-        """Yield the configured network of the program, or None, and the variables for using it.
-
-        A program that misuses a secret is ended if the secret is configured that way.
-        """
-        given, gateway = self._settings.network, self._gateway
-        if not given:
-            yield None, {}
-            return
-        if not gateway.is_open:
-            raise Lost("it needs a network, and gateway.hosts names no host")
-        async with gateway.door(
-            given, _refuse, self._redactor, tool=self.name.replace("-", "_"),
-            call_id=f"mcp:{self.name}", principal_id=f"mcp:{self.name}", agent_id=None,
-            session_id=None,
-        ) as (door, network):  # fmt: skip
-            self._door = door
-            with anyio.CancelScope() as scope:
-                door.use = replace(self._use, scope=scope)
-                try:
-                    yield network, {**ENVIRONMENT, **door.placeholders.environment}
-                finally:
-                    self._door, self._use = None, replace(door.use, ended_for=None)
-
-    async def _start(
-        self, network: Stream[Connections] | None, variables: Mapping[str, str]
-    ) -> Streams:
+    async def _start(self, around: Surroundings) -> Streams:
         env = {name: value.get_secret_value() for name, value in self._settings.env.items()}
         if self._settings.place == "host":
             return await HostProgram.start(self._settings.command, env)
         if not isinstance(self._container, OpensPrograms):
             raise Lost("this engine has no containers")
         given = self._settings
+        (stream,) = around.streams or (None,)
         program = ContainerProgram(
             await self._container.open_program(
-                given.command, {**variables, **env}, image=given.image, memory_mb=given.memory_mb,
-                has_network=network is not None,
+                given.command, {**around.environment, **env}, image=given.image,
+                memory_mb=given.memory_mb, has_network=stream is not None,
             )
         )  # fmt: skip
-        return NetworkedProgram(program, network) if network is not None else program
+        return program if stream is None else NetworkedProgram(program, stream)
 
     async def _follow_changes(self, wire: Wire) -> None:
         await self._greet(wire)
@@ -507,13 +475,6 @@ class McpServer:
             for name, value in headers.items()
         )
         return filled, SecretValues(secrets.values())
-
-
-async def _refuse(arguments: JsonObject, send: Send, clock: RunClock) -> EngineError | None:
-    return PermissionDenied(
-        "A request of a server belongs to no call, so no human can be asked. A rule of the policy "
-        "for net can allow it."
-    )
 
 
 def engine_name(server: str, own: str) -> str:
