@@ -8,7 +8,8 @@ approval, in their order, each at most once.
 from __future__ import annotations
 
 import ssl
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections import Counter
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
@@ -33,6 +34,8 @@ from fumehood.gateway.request import Refusal
 from fumehood.gateway.service import ENVIRONMENT, Gateway
 from fumehood.gateway.settings import GatewaySettings
 from fumehood.gateway.tape import Tape
+from fumehood.observe.ended_call import EndedCall
+from fumehood.observe.figures import Figure
 from fumehood.sandbox.connections import Connections
 from fumehood.sandbox.streams import RunClock, Stream
 
@@ -50,6 +53,26 @@ class GatewayPart(EnginePart):
     def __init__(self, kernel: Kernel) -> None:
         super().__init__(kernel)
         self._lasting: dict[str, _LastingUse] = {}
+        self._sums: Counter[str] = Counter()
+        """Field of `NetworkReport` → its sum over all calls."""
+
+    def on_call(self, call: EndedCall) -> None:
+        """Count the requests of a call that has ended."""
+        if call.network is not None:
+            self._sums.update(call.network.model_dump(exclude={"hosts"}))
+
+    def figures(self) -> Iterator[Figure]:
+        """Yield the metrics of programs' requests."""
+        for name, words in (
+            ("requests", "Requests of programs, refused ones, too."),
+            ("denied", "Requests of programs that the gateway refused."),
+            ("held", "Requests of programs that waited for a human."),
+            ("misused", "Requests with the placeholder of a secret where it must not be."),
+        ):
+            yield Figure(f"gateway_{name}", words, self._sums[name], kind="counter")
+        passed = {"in": float(self._sums["bytes_in"]), "out": float(self._sums["bytes_out"])}
+        words = "Bytes of the requests of programs and of their answers."
+        yield Figure("gateway_bytes", words, passed, "direction", "counter")
 
     @asynccontextmanager
     async def running(self, made: Composition) -> AsyncIterator[None]:

@@ -16,7 +16,7 @@ from fumehood.engine_part import EnginePart, Kernel
 from fumehood.observe.ended_call import EndedCall
 from fumehood.observe.figures import Figure
 from fumehood.sight.alerts import Alerts
-from fumehood.sight.metrics import CallMetrics, network_figures
+from fumehood.sight.metrics import CallMetrics
 from fumehood.sight.settings import AlertSettings
 from fumehood.sight.spans import CallSpans, close_provider, otlp_provider
 
@@ -57,7 +57,7 @@ class Sight(EnginePart):
             self.spans.record(call.trace())
 
     def figures(self) -> Iterator[Figure]:
-        """Yield the metrics of alerts, traces and programs' requests."""
+        """Yield the metrics of alerts and traces."""
         alerts = self.alerts.look().alerts
         firing: dict[str, float] = {
             one.name: float(one.firing) for one in alerts if one.tool is None
@@ -66,7 +66,6 @@ class Sight(EnginePart):
         if self.spans is not None:
             yield Figure("traces_left_out", "Calls without spans, because there were too many.",
                          self.spans.left_out, kind="counter")  # fmt: skip
-        yield from network_figures(self.metrics.network)
 
     @asynccontextmanager
     async def running(self, made: Composition) -> AsyncIterator[None]:

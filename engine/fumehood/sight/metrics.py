@@ -85,8 +85,6 @@ class CallMetrics:
         self.tools: dict[str, ToolMetrics] = {}
         self.endings: Counter[str] = Counter()
         self.approvals = Histogram(APPROVAL_BUCKETS_S)
-        self.network: Counter[str] = Counter()
-        """Field of `NetworkReport` → its sum over all calls."""
 
     def add(self, call: EndedCall) -> None:
         """Count one call. This method runs for every call, so it must be fast."""
@@ -101,22 +99,6 @@ class CallMetrics:
             self.endings[call.ended_by] += 1
         if call.approval_s is not None:
             self.approvals.add(call.approval_s)
-        if call.network is not None:
-            self.network.update(call.network.model_dump(exclude={"hosts"}))
-
-
-def network_figures(sums: Mapping[str, int]) -> Iterator[Figure]:
-    """Yield the metrics of programs' network requests, given their sums."""
-    for name, words in (
-        ("requests", "Requests of programs, refused ones, too."),
-        ("denied", "Requests of programs that the gateway refused."),
-        ("held", "Requests of programs that waited for a human."),
-        ("misused", "Requests with the placeholder of a secret where it must not be."),
-    ):
-        yield Figure(f"gateway_{name}", words, sums.get(name, 0), kind="counter")
-    passed = {"in": float(sums.get("bytes_in", 0)), "out": float(sums.get("bytes_out", 0))}
-    words = "Bytes of the requests of programs and of their answers."
-    yield Figure("gateway_bytes", words, passed, "direction", "counter")
 
 
 def exposition(calls: CallMetrics, figures: Sequence[Figure]) -> tuple[bytes, str]:
