@@ -90,14 +90,11 @@ class ProgramCalls(Protocol):
         """
 
     async def ask(
-        self,
-        arguments: JsonObject,
-        send: Callable[[], Awaitable[EngineError | None]],
-        clock: RunClock,
+        self, tool: str, arguments: JsonObject, action: HeldAction, clock: RunClock
     ) -> EngineError | None:
-        """Ask a human to approve a request of the program, with these `arguments`. After approval,
-        `send` sends the request. Return why the request was not sent, or None if it was sent.
-        `clock` is the program's, and is paused meanwhile.
+        """Request approval of an action that a part does for the program, as a call of `tool`.
+        Return why the action was not done, or None if it was done. `clock` is the program's, and is
+        paused until the action begins.
         """
 
     def spend(self, *, requests: int = 0, passed_bytes: int = 0) -> bool:
@@ -235,6 +232,8 @@ class HeldAction(Executor):
         """
         self.over = asyncio.Event()
         """Set when the action has ended."""
+        self.on_begun: Callable[[], None] = lambda: None
+        """Called when the action begins."""
 
     def withdraw(self) -> None:
         """Prevent the action from being done, unless it has begun."""
@@ -250,6 +249,7 @@ class HeldAction(Executor):
             raise ApprovalExpired(self.gone)
         self.has_begun = True
         try:
+            self.on_begun()
             self.result = outcome = await self.carry_out(run)
         except EngineError as error:
             self.result = error
@@ -257,6 +257,17 @@ class HeldAction(Executor):
         finally:
             self.over.set()
         return outcome
+
+    async def ended(self) -> EngineError | None:
+        """Wait until the action, which has begun, has ended. Return its error, or None.
+
+        Raises:
+            CancelledError: the action was interrupted, so it is unknown what was done.
+        """
+        await self.over.wait()
+        if self.result is None:
+            raise asyncio.CancelledError
+        return self.result.error if isinstance(self.result, Outcome) else self.result
 
     @abstractmethod
     async def carry_out(self, run: ToolRun) -> Outcome:

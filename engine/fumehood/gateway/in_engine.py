@@ -24,10 +24,12 @@ from fumehood.core.errors import (
     SandboxViolation,
 )
 from fumehood.core.json_types import JsonObject
+from fumehood.core.names import NET_TOOL
 from fumehood.core.part import PartError
 from fumehood.engine_part import EnginePart, Kernel
 from fumehood.executors.around import Given, LastingProgram, Ran, Share
-from fumehood.executors.base import ToolRun
+from fumehood.executors.base import HeldAction, Placement, ToolRun
+from fumehood.executors.outcome import Outcome
 from fumehood.gateway.door import Door, NetworkUse, Send, shown_request
 from fumehood.gateway.placeholders import HeldRequest
 from fumehood.gateway.request import Refusal
@@ -115,8 +117,12 @@ class GatewayPart(EnginePart):
                 "This engine gives programs no network: the operator has set no gateway.hosts. Do "
                 "not retry."
             )
+
+        async def ask(arguments: JsonObject, send: Send, clock: RunClock) -> EngineError | None:
+            return await calls.ask(NET_TOOL, arguments, _WaitingRequest(send), clock)
+
         return self.gateway.door(
-            run.network, calls.ask, run.redactor, cancel=calls.cancel, spend=calls.spend,
+            run.network, ask, run.redactor, cancel=calls.cancel, spend=calls.spend,
             tape=tape, held_back=held, tool=run.tool.definition.name,
             call_id=run.request.call_id, principal_id=run.domain.principal_id,
             agent_id=options.agent_id, session_id=run.domain.session_id,
@@ -171,6 +177,26 @@ class GatewayPart(EnginePart):
                         retryable=False,
                     )
         return None
+
+
+class _WaitingRequest(HeldAction):
+    """A program's network request that a human decides on. The gateway sends it; no tool runs."""
+
+    needs = "program"
+    gone = "The program that wanted to send this request has ended, so nothing was sent."
+    place = Placement(
+        "host", "host", "the gateway sends a program's requests from the engine's own process"
+    )
+
+    def __init__(self, send: Send) -> None:
+        super().__init__()
+        self._send = send
+
+    async def carry_out(self, run: ToolRun) -> Outcome:
+        """Send the request."""
+        error = await self._send()
+        data = {"sent": True} if error is None else None
+        return Outcome(EndedBy.OK, "none", data=data, error=error)
 
 
 @dataclass(slots=True)

@@ -9,24 +9,16 @@ program's call ends, all its calls have ended.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import replace
 
 from fumehood.call_options import CallOptions, inherited
 from fumehood.core.call import CallRequest
 from fumehood.core.envelope import Envelope
-from fumehood.core.errors import (
-    EndedBy,
-    EngineError,
-    InternalError,
-    PermissionDenied,
-    RateLimited,
-)
+from fumehood.core.errors import EngineError, InternalError, PermissionDenied, RateLimited
 from fumehood.core.json_types import JsonObject
-from fumehood.core.names import NET_TOOL
 from fumehood.core.tasks import run_to_completion
-from fumehood.executors.base import CallHandle, HeldAction, Placement, ToolRun
-from fumehood.executors.outcome import Outcome
+from fumehood.executors.base import CallHandle, HeldAction
 from fumehood.observe.log import log_fault
 from fumehood.pipeline.context import CallContext, PipelineServices, RunCall
 from fumehood.pipeline.result import MAX_RESULT_BYTES
@@ -61,14 +53,11 @@ class CallsOfProgram:
         task.add_done_callback(self._open.pop)
 
     async def ask(
-        self,
-        arguments: JsonObject,
-        send: Callable[[], Awaitable[EngineError | None]],
-        clock: RunClock,
+        self, tool: str, arguments: JsonObject, action: HeldAction, clock: RunClock
     ) -> EngineError | None:
-        """Request approval of a program's network request, and then send it with `send`.
+        """Request approval of an action, as a call of `tool`, and wait until the action is done.
 
-        Return None if the request was sent, otherwise the error.
+        Return None if it was done, otherwise the error.
         """
         if len(self._open) >= MAX_OPEN_CALLS:
             return RateLimited(
@@ -79,32 +68,32 @@ class CallsOfProgram:
         patience_s = self._patience_s(wanted=True)
         if patience_s <= 0:
             return PermissionDenied("It needs a human's approval, and its call waits for none.")
-        request = self._request(NET_TOOL, arguments)
-        # Every request is a call of its own, even if it equals an earlier one.
+        request = self._request(tool, arguments)
+        # Every action is a call of its own, even if it equals an earlier one.
         own: JsonObject = {"new_call": True, "wait_for_approval": patience_s}
-        one = _HeldRequest(send, lambda is_waiting: self._on_waiting(clock, is_waiting))
         request = replace(
             request,
             options=request.options.model_copy(update=own),
             context={"parent": self._parent.request.call_id},
-            held=one,
+            held=action,
         )
-        handle = CallHandle(waiting=one.on_waiting)
+        wait = _Wait(action, lambda is_waiting: self._on_waiting(clock, is_waiting))
+        handle = CallHandle(waiting=wait.on_waiting)
         task = asyncio.current_task()
         assert task is not None
         self._open[task] = handle
-        timer = asyncio.get_running_loop().call_later(patience_s, one.give_up, handle)
+        timer = asyncio.get_running_loop().call_later(patience_s, wait.give_up, handle)
         try:
             answer = await self._run_call(request, self._services, handle)
-            if one.has_begun:  # even if the call was cancelled meanwhile
-                return await one.sent()
+            if action.has_begun:  # even if the call was cancelled meanwhile
+                return await action.ended()
         finally:
             timer.cancel()
             del self._open[task]
-            one.withdraw()
-        if one.is_given_up:
+            action.withdraw()
+        if wait.is_given_up:
             return PermissionDenied("Nobody has decided about it in time.")
-        return PermissionDenied(answer.error.message if answer.error else "It was not sent.")
+        return PermissionDenied(answer.error.message if answer.error else "It was not done.")
 
     def spend(self, *, requests: int = 0, passed_bytes: int = 0) -> bool:
         """Charge the program's requests and bytes to the gates.
@@ -196,52 +185,24 @@ class CallsOfProgram:
         answer(ended)
 
 
-class _HeldRequest(HeldAction):
-    """A program's network request that a human decides on. The gateway sends it; no tool runs."""
+class _Wait:
+    """A program's wait for the approval of an action."""
 
-    needs = "program"
-    gone = "The program that wanted to send this request has ended, so nothing was sent."
-    place = Placement(
-        "host", "host", "the gateway sends a program's requests from the engine's own process"
-    )
-
-    def __init__(
-        self,
-        send: Callable[[], Awaitable[EngineError | None]],
-        on_waiting: Callable[[bool], None],
-    ) -> None:
-        super().__init__()
-        self._send = send
+    def __init__(self, action: HeldAction, on_waiting: Callable[[bool], None]) -> None:
+        self._action = action
         self._on_waiting = on_waiting
-        self.is_given_up = False
         self._is_waiting = False
+        self.is_given_up = False
+        action.on_begun = lambda: self.on_waiting(False)
 
     def give_up(self, handle: CallHandle) -> None:
-        """Stop waiting for the approval, unless the request is already being sent."""
-        if not self.has_begun:
+        """Stop waiting for the approval, unless the action has begun."""
+        if not self._action.has_begun:
             self.is_given_up = handle.cancel()
 
     def on_waiting(self, is_waiting: bool) -> None:
-        """Pause the program's clock while the request waits for approval."""
-        is_waiting = is_waiting and not self.has_begun
+        """Pause the program's clock until the action begins."""
+        is_waiting = is_waiting and not self._action.has_begun
         if is_waiting is not self._is_waiting:
             self._is_waiting = is_waiting
             self._on_waiting(is_waiting)
-
-    async def carry_out(self, run: ToolRun) -> Outcome:
-        """Resume the program's clock, and send the request."""
-        self.on_waiting(False)
-        error = await self._send()
-        data = {"sent": True} if error is None else None
-        return Outcome(EndedBy.OK, "none", data=data, error=error)
-
-    async def sent(self) -> EngineError | None:
-        """Wait until the request has been sent. Return the error, or None.
-
-        Raises:
-            CancelledError: sending was interrupted, so it is unknown what was sent.
-        """
-        await self.over.wait()
-        if self.result is None:
-            raise asyncio.CancelledError
-        return self.result.error if isinstance(self.result, Outcome) else self.result

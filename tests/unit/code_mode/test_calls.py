@@ -25,7 +25,8 @@ from fumehood.core.envelope import Envelope
 from fumehood.core.errors import PermissionDenied
 from fumehood.core.identity import Principal, Scope
 from fumehood.executors.around import Given
-from fumehood.executors.base import ToolRun
+from fumehood.executors.base import HeldAction, Placement, ToolRun
+from fumehood.executors.outcome import Outcome
 from fumehood.pipeline.part import CallPart, CallParts
 from fumehood.pipeline.result import MAX_RESULT_BYTES
 from fumehood.protocol.streams import Joiner
@@ -208,16 +209,21 @@ async def test_invalid_python_names_are_mangled_and_duplicates_refused(home: Pat
 async def test_request_that_waits_for_approval_is_not_a_call_of_a_tool(home: Path) -> None:
     asked: list[Any] = []
 
+    class NeverDone(HeldAction):
+        needs = "program"
+        gone = "gone"
+        place = Placement("host", "host", "test")
+
+        async def carry_out(self, run: ToolRun) -> Outcome:
+            raise AssertionError
+
     class Asks(CallPart):
         @asynccontextmanager
         async def around(self, run: ToolRun, before: Sequence[Given]) -> AsyncIterator[None]:
             assert run.calls is not None
             clock: Any = None
-            asked.append(await run.calls.ask({}, never_sent, clock))
+            asked.append(await run.calls.ask("net", {}, NeverDone(), clock))
             yield None
-
-    async def never_sent() -> None:
-        raise AssertionError
 
     async with stage(home) as on:
         both = CallParts.of([*on.engine._made.parts, Asks()])

@@ -12,22 +12,28 @@ import anyio
 import pytest
 
 from fumehood import Config, Engine, tool
+from fumehood.approvals.model import Approval, ApprovalQuery, ApprovalState
 from fumehood.core.call_log import CallQuery
-from fumehood.core.errors import EngineError, InvalidParams
+from fumehood.core.errors import EndedBy, EngineError, InvalidParams, PermissionDenied
 from fumehood.executors.around import Given
-from fumehood.executors.base import ToolRun
+from fumehood.executors.base import HeldAction, Placement, ToolRun
+from fumehood.executors.outcome import Outcome
 from fumehood.pipeline.authorize import PermittedCall
 from fumehood.pipeline.context import PipelineServices
 from fumehood.pipeline.part import CallPart, CallParts
 from fumehood.testing import CONTAINER_LIMITS, FakeWall
 from support.answers import code_of
+from support.asking import add_approvers, approve
 
 pytestmark = [pytest.mark.anyio, pytest.mark.row("B3")]
 
 
 class Clock:
+    def __init__(self) -> None:
+        self.pauses: list[bool] = []
+
     def pause(self, *, is_paused: bool) -> None:
-        raise AssertionError
+        self.pauses.append(is_paused)
 
 
 class Calls(CallPart):
@@ -123,3 +129,79 @@ async def test_part_refuses_a_permitted_call_before_a_human_is_asked(name: str, 
     assert (code_of(answer), wall.runs) == (code, [])
     assert bool(part.asked) is is_asked
     assert code_of(planned) == ("OK" if code == "REQUIRES_HUMAN_APPROVAL" else code)
+
+
+# -- actions that a part holds for a program ----------------------------------------------------
+
+
+class Action(HeldAction):
+    needs = "program"
+    gone = "Its program has ended."
+    place = Placement("host", "host", "test")
+
+    def __init__(self, clock: Clock) -> None:
+        super().__init__()
+        self.clock = clock
+        self.seen: list[list[bool]] = []
+        """The pauses of the clock so far, each time that this is done."""
+
+    async def carry_out(self, run: ToolRun) -> Outcome:
+        self.seen.append(list(self.clock.pauses))
+        return Outcome(EndedBy.OK, "none")
+
+
+class Asks(CallPart):
+    """Asks about an action for each program, which may end before there is an answer."""
+
+    def __init__(self, *, is_patient: bool) -> None:
+        self.is_patient = is_patient
+        self.clock = Clock()
+        self.action = Action(self.clock)
+        self.answers: list[EngineError | None] = []
+
+    async def _ask(self, run: ToolRun) -> None:
+        assert run.calls is not None
+        self.answers.append(await run.calls.ask("net", {}, self.action, self.clock))
+
+    @asynccontextmanager
+    async def around(self, run: ToolRun, before: Sequence[Given]) -> AsyncIterator[Given]:
+        asking = asyncio.ensure_future(self._ask(run))
+        if self.is_patient:
+            await asking
+        while not self.clock.pauses:
+            await anyio.sleep(0.001)
+        yield Given(needs=frozenset({"tools"}))
+        await asking
+
+
+async def test_action_is_done_after_a_yes_while_the_clock_runs(home: Path) -> None:
+    part = Asks(is_patient=True)
+    async with engine_with(part, home) as (engine, _), anyio.create_task_group() as group:
+        await add_approvers(engine)
+        group.start_soon(engine.call, "run_python", {"code": "1", "tools": ["note"]})
+        approval = await pending(engine)
+        assert (approval.tool, part.clock.pauses, part.action.seen) == ("net", [True], [])
+        await approve(engine, approval.id)
+    assert part.answers == [None]
+    assert part.action.seen == [[True, False]]
+    assert part.clock.pauses == [True, False]
+
+
+async def test_attack_action_of_a_program_that_has_ended_is_never_done(home: Path) -> None:
+    part = Asks(is_patient=False)
+    async with engine_with(part, home) as (engine, _):
+        await add_approvers(engine)
+        answer = await engine.call("run_python", {"code": "1", "tools": ["note"]})
+        (approval,) = (await engine.approvals.list(ApprovalQuery())).items
+    assert answer.success
+    assert [type(one) for one in part.answers] == [PermissionDenied]
+    assert (approval.state, part.action.seen) == (ApprovalState.CANCELLED, [])
+    assert part.clock.pauses == [True, False]
+
+
+async def pending(engine: Engine) -> Approval:
+    """Wait for an approval to be pending, and return it."""
+    with anyio.fail_after(20):
+        while not (found := (await engine.approvals.list(ApprovalQuery())).items):
+            await anyio.sleep(0.001)
+    return found[0]
