@@ -30,8 +30,8 @@ DISTRIBUTION = "fumehood"
 VARIABLE = "FUMEHOOD_PARTS"
 
 _SINGLE = (
-    "commands", "checks", "exports", "mounts", "executors", "policy", "excesses", "states", "files",
-    "session_fields",
+    "commands", "checks", "exports", "mounts", "executors", "policy", "excesses", "conditions",
+    "states", "files", "session_fields",
 )  # fmt: skip
 """The fields of `Part` with names of which each can belong to one part only."""
 

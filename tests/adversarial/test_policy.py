@@ -20,8 +20,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fumehood.policy.model import CallFacts, Verdict
-from fumehood.policy.runners import OPAQUE, WRAPPERS
-from fumehood.policy.shell import runs
+from fumehood.shell.reading import runs
+from fumehood.shell.runners import OPAQUE, WRAPPERS
 from support.attacks import Harm
 from support.policies import decide, facts, rule, tool, verdict
 

@@ -23,6 +23,7 @@ from fumehood import Config, Engine
 from fumehood.budgets.settings import BudgetRule
 from fumehood.core.identity import Principal, Scope
 from fumehood.core.usage_table import BudgetStanding
+from fumehood.policy.service import HARMLESS_PASSES
 from fumehood.storage.database import FILE_NAME, open_database
 from fumehood.testing import CONTAINER_LIMITS, FakeWall
 from support.asking import add_approvers
@@ -807,6 +808,102 @@ def test_images_are_not_built_and_packages_not_allowed_without_their_part(
     ran = subprocess.run(command, env=known, capture_output=True, text=True, timeout=600)
     assert ran.returncode == 2
     assert "No such command 'images'" in ran.stderr
+
+
+WITHOUT_SHELL = """
+import json, sys
+from pathlib import Path
+import anyio
+from fumehood import Config, Engine
+from fumehood.core.errors import InvalidParams
+from fumehood.policy.loader import version_of
+from fumehood.policy.model import ExplainWish, NewPolicy, PolicyError
+from fumehood.testing import CONTAINER_LIMITS, FakeWall
+
+def engine(home, file):
+    return Engine(config=Config(home=home, policy_file=file), container=FakeWall(limits=CONTAINER_LIMITS))
+
+def explained(engine, command):
+    wish = ExplainWish(tool="run_shell", arguments={"command": command})
+    explanation = engine.policy.explain(wish)
+    return [explanation.verdict, explanation.rule]
+
+async def main():
+    home, found = Path(sys.argv[1]), {}
+    for file in sorted(home.glob("runs-*.toml")):
+        try:
+            async with engine(home, file) as one:
+                found[file.stem] = explained(one, "sudo rm x")
+        except PolicyError as refused:
+            found[file.stem] = list(refused.shown)
+    file = home / "twin.toml"
+    async with engine(home, file) as one:
+        new = NewPolicy(text=(home / "runs-rule.toml").read_text(), version=version_of(file.read_bytes()))
+        try:
+            await one.policy.replace(new, one.owner)
+        except InvalidParams as refused:
+            found["replaced"] = refused.details["faults"]
+        found["twin"] = [explained(one, command) for command in ("rm x", "ls")]
+    print(json.dumps(found))
+
+anyio.run(main)
+"""
+
+POLICY = '[[rules]]\nid = "r"\ndecision = "{}"\ntools = ["run_shell"]\n{}\n'
+RUNS_RULES = {
+    # a policy: with the part, what it decides for `sudo rm x`; without it, the key that is unknown
+    "rule": (("deny", 'runs = ["rm"]'), ["deny", "r"], "runs"),
+    "when": (("ask", '[[rules.when]]\nruns = ["rm"]'), ["ask", "r"], "when[0].runs"),
+    "any": (("allow", 'any = [{ runs = ["sudo", "rm"] }]'), ["allow", "r"], "any[0].runs"),
+    "shadow": (("deny", 'mode = "shadow"\nruns = ["rm"]'), ["allow", HARMLESS_PASSES], "runs"),
+}
+
+
+def test_policy_that_reads_commands_is_refused_without_shell(
+    whole: Tree, tree: Tree, home: Path
+) -> None:
+    twin = POLICY.format("deny", '[[rules.when]]\nargument = "/command"\nglob = "*rm*"')
+    texts = {f"runs-{name}": POLICY.format(*row[0]) for name, row in RUNS_RULES.items()}
+    for name, text in {**texts, "twin": twin}.items():
+        (home / f"{name}.toml").write_text(text)
+        (home / f"{name}.toml").chmod(0o600)
+
+    def python(used: Tree, *arguments: str) -> subprocess.CompletedProcess[str]:
+        known = {
+            **CLEAN_ENVIRONMENT, "FUMEHOOD_HOME": str(home),
+            "PYTHONPATH": ":".join(used.import_path),
+        }  # fmt: skip
+        command = [sys.executable, *arguments]
+        return subprocess.run(command, env=known, capture_output=True, text=True, timeout=600)
+
+    tree.delete(PARTS["shell"])
+    told = {name: f"rule 'r': {row[2]}: unknown key; " for name, row in RUNS_RULES.items()}
+    ran = python(tree, "-c", WITHOUT_SHELL, str(home))
+    assert ran.returncode == 0, ran.stderr
+    found = json.loads(ran.stdout)
+    assert found.pop("twin") == [["deny", "r"], ["allow", HARMLESS_PASSES]]
+    (replaced,) = found.pop("replaced")
+    assert told["rule"] in replaced
+    assert found.keys() == texts.keys()
+    for name, words in told.items():
+        assert found[f"runs-{name}"][0].startswith(f"runs-{name}.toml: {words}")
+    for file, code in (("runs-rule", 1), ("twin", 0)):
+        checked = python(
+            tree, "-m", "fumehood.cli.main", "policy", "check", str(home / f"{file}.toml")
+        )
+        assert checked.returncode == code, checked.stderr
+        assert (told["rule"] in checked.stderr) is (code == 1)
+    refused = serve(tree, home, FUMEHOOD_POLICY_FILE=str(home / "runs-rule.toml"))
+    assert refused.returncode != 0
+    assert told["rule"] in refused.stderr
+
+    control = python(whole, "-c", WITHOUT_SHELL, str(home))
+    assert control.returncode == 0, control.stderr
+    decided = json.loads(control.stdout)
+    assert {name: decided[f"runs-{name}"] for name in RUNS_RULES} == {
+        name: row[1] for name, row in RUNS_RULES.items()
+    }
+    assert "replaced" not in decided
 
 
 def serve(

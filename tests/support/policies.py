@@ -45,7 +45,9 @@ def rule(decision: str, **fields: Any) -> dict[str, Any]:
     return {"id": fields.pop("id", f"a-{decision}"), "decision": decision, **fields}
 
 
-def decide(call: CallFacts, *rules: dict[str, Any], environment: str = "production") -> Decision:
+def decide(
+    call: CallFacts, *rules: Rule | dict[str, Any], environment: str = "production"
+) -> Decision:
     """The decision of these rules on a call."""
     return PolicyGate(policy_of(*rules), environment).decide(call)
 

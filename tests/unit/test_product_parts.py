@@ -462,7 +462,10 @@ def test_two_packages_with_one_part_and_a_part_with_methods_are_refused(
 
 
 def test_two_parts_with_one_key_of_the_policy_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    for field, key in (({"policy": {"k": "m:f"}}, "policy"), ({"excesses": {"k"}}, "excesses")):
+    for field, key in (
+        ({"policy": {"k": "m:f"}}, "policy"), ({"excesses": {"k"}}, "excesses"),
+        ({"conditions": {"k": "m:f"}}, "conditions"),
+    ):  # fmt: skip
         a, b = Part(name="a", **field), Part(name="b", **field)  # type: ignore[arg-type]
         with pytest.raises(PartError, match=f"'a' and 'b' both add 'k' to {key}"):
             parts_of(monkeypatch, a=a, b=b)

@@ -144,7 +144,7 @@ def _described(part: Part) -> JsonObject:
         "operations": [f"{one.method} {one.path}" for one in operations],
         "mounts": sorted(part.mounts),
         "executors": sorted(part.executors),
-        "keys of the policy": sorted((*part.policy, *part.excesses)),
+        "keys of the policy": sorted((*part.policy, *part.excesses, *part.conditions)),
         "in the engine": [] if part.in_engine is None else [part.in_engine.rpartition(":")[2]],
     }
     return {"name": part.name, "adds": {kind: names for kind, names in adds.items() if names}}

@@ -196,6 +196,9 @@ class Part:
     excesses: frozenset[str] = frozenset()
     """Keys of rules in the policy. A rule with such a key matches if the gate of this part with the
     same key has an `Excess`."""
+    conditions: Mapping[str, Named] = field(default_factory=dict)
+    """Key of conditions in the policy → a subclass of `PartCondition` (`policy/model.py`). A rule
+    itself may also have the key, which is then short for a condition in `when`."""
     coming: Named | None = None
     """Takes the configuration, and returns name prefixes of tools that are registered later. A
     policy may name such tools before they are registered."""

@@ -1,6 +1,5 @@
 """The policy: rules that allow, ask about or deny calls.
 
 Host side. `loader.py` reads the operator's file into the values of `model.py`, `rules.py` evaluates
-them, `shell.py` analyses shell commands, and `service.py` decides. Deny wins over ask, and ask over
-allow.
+them, and `service.py` decides. Deny wins over ask, and ask over allow.
 """

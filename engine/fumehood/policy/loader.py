@@ -12,9 +12,9 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from threading import RLock
-from typing import Any, Literal, NoReturn
+from typing import Annotated, Any, Literal, NoReturn
 
-from pydantic import BaseModel, TypeAdapter, ValidationError, create_model
+from pydantic import BaseModel, Field, TypeAdapter, ValidationError, create_model
 from pydantic_core import ErrorDetails
 
 from fumehood.core.names import EXTERNAL, NET_TOOL, compile_glob, suggestion
@@ -23,6 +23,7 @@ from fumehood.core.tool import ToolDefinition
 from fumehood.core.value import table_of
 from fumehood.parts import parts
 from fumehood.policy.model import (
+    MAX_CONDITIONS,
     MAX_RULES,
     Condition,
     Policy,
@@ -318,15 +319,37 @@ def keys_of(found: Iterable[Part]) -> Mapping[str, Any]:
     return keys
 
 
-def rule_of(found: Iterable[Part]) -> type[Rule]:
-    """Return the model of a rule that can test for the excesses of these parts' gates.
+def condition_of(found: Iterable[Part]) -> type[Condition]:
+    """Return the model of a condition that can have the keys of these parts.
 
     Raises:
         PartError: a key is the kernel's.
     """
+    kinds = {key: imported(place) for part in found for key, place in part.conditions.items()}
+    if taken := kinds.keys() & {*dir(Condition), *_keys(Condition)}:
+        raise PartError(f"A part adds the key {min(taken)!r} to conditions, which is the kernel's.")
+    keys: dict[str, Any] = {key: (kind | None, None) for key, kind in kinds.items()}
+    doc = Condition.__doc__
+    return create_model("Condition", __base__=Condition, __module__=__name__, __doc__=doc, **keys)
+
+
+def rule_of(found: Collection[Part]) -> type[Rule]:
+    """Return the model of a rule that can test for the excesses of these parts' gates, and has the
+    parts' conditions.
+
+    Raises:
+        PartError: a key is the kernel's, or two parts have it.
+    """
+    condition: Any = condition_of(found)
     keys: dict[str, Any] = {key: (Literal[True] | None, None) for p in found for key in p.excesses}
-    if taken := keys.keys() & {*dir(Rule), *Rule.model_fields, "runs"}:
+    short = set(condition.keys_of_parts())
+    if taken := (keys.keys() | short) & {*dir(Rule), *Rule.model_fields}:
         raise PartError(f"A part adds the key {min(taken)!r} to rules, which is the kernel's.")
+    if twice := keys.keys() & short:
+        raise PartError(f"Two parts add the key {min(twice)!r} to rules.")
+    some: Any = tuple[condition, ...]
+    keys["when"] = (Annotated[some, Field(max_length=MAX_CONDITIONS)], ())
+    keys["any"] = (Annotated[some, Field(min_length=1, max_length=MAX_CONDITIONS)] | None, None)
     return create_model("Rule", __base__=Rule, __module__=__name__, __doc__=Rule.__doc__, **keys)
 
 
@@ -334,8 +357,8 @@ _OF_PARTS = keys_of(parts())
 RuleOfFile = rule_of(parts())
 """A rule with the keys that parts add."""
 
-_RULE_KEYS = _keys(RuleOfFile, "runs")
-_CONDITION_KEYS = _keys(Condition)
+_RULE_KEYS = _keys(RuleOfFile, *RuleOfFile.short_keys())
+_CONDITION_KEYS = _keys(condition_of(parts()))
 _PREDICATE_KEYS = _keys(Predicate)
 
 
@@ -459,8 +482,9 @@ def _check_arguments(
                 continue
             known = {name for tool in matching for name in tool.parameters.get("properties", {})}
             asked, end = f"the argument {condition.argument[:80]!a}", "argument"
-            if condition.runs is not None:
-                asked, end = "a 'command' or 'argv'", "runs"
+            if condition.of_part is not None:
+                asked = f"a {' or '.join(map(repr, condition.of_part.arguments))}"
+                (end,) = condition.question
             hint = suggestion(condition.segments[0], known)
             words = f"no tool that the rule matches takes {asked}{hint}"
             found.add(number, (key, position, end), words)

@@ -10,11 +10,12 @@ An absent key means any value; an empty list would never match, and is refused.
 from __future__ import annotations
 
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from decimal import Decimal
 from enum import StrEnum
-from typing import Annotated, Any, Literal, NamedTuple, Self
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
 
 from pydantic import (
     BeforeValidator,
@@ -29,7 +30,7 @@ from fumehood.core.errors import FumehoodError
 from fumehood.core.hosts import host_pattern_fault
 from fumehood.core.json_types import JsonObject
 from fumehood.core.tool import ToolDefinition
-from fumehood.core.value import Value
+from fumehood.core.value import Value, table_of
 from fumehood.core.workspace_path import absolute_path
 
 
@@ -148,8 +149,8 @@ Flag = Annotated[bool, Field(strict=True)]
 Names = Annotated[tuple[Text, ...], Field(min_length=1, max_length=MAX_NAMES)]
 """A list of texts. The list must not be empty, because an empty list would never match."""
 
-PROGRAM_PATTERN = re.compile(r"[A-Za-z0-9_.+:@%-]+( +[A-Za-z0-9_.,+:@%=/^-]+)*", re.ASCII)
-"""A program's name and the words after it, without characters that a shell would interpret."""
+Answer = bool | None
+"""The result of a test: True, False, or None if in doubt."""
 
 PREDICATES = ("prefix", "equals", "in", "glob", "min", "max", "path_inside", "host_in", "missing")
 
@@ -205,17 +206,38 @@ class Predicate(_Written):
         return frozenset(names.get(name, name) for name in given)
 
 
+class PartCondition(ABC):
+    """The value of a key that a part adds to conditions, and the condition's test.
+
+    Such a condition tests what the part reads from a call's arguments. A subclass is also a model,
+    from which the value is parsed. What it reads is hostile.
+    """
+
+    subject: ClassVar[str]
+    """What the condition tests, as a noun for messages."""
+    arguments: ClassVar[tuple[str, ...]]
+    """The names of the arguments that it reads. One of the rule's tools must take one of them."""
+
+    @abstractmethod
+    def compiled(self, *, for_every: bool) -> Callable[[JsonObject], Answer]:
+        """Return the test as a function of the arguments.
+
+        It holds if one of the things that the part reads meets the condition or, with `for_every`,
+        if all do. If anything may be read in two ways, or nothing can be read, it is in doubt.
+        """
+
+    @abstractmethod
+    def why_in_doubt(self, arguments: JsonObject) -> str:
+        """Return a clause that says why the test of these arguments is in doubt."""
+
+
 class Condition(Predicate):
-    """A test of the argument at a JSON pointer, or of the programs that a shell command runs.
+    """A test of the argument at a JSON pointer, or of what a part reads from arguments.
 
     A segment `*` stands for every element. *Source*: RFC 6901; `*` is our extension.
     """
 
     argument: Text = ""
-    runs: Names | None = None
-    """Programs, each a name and optional words after it. The call's `command` or `argv` is
-    searched.
-    """
 
     @field_validator("argument")
     @classmethod
@@ -227,35 +249,34 @@ class Condition(Predicate):
             )
         return value
 
-    @field_validator("runs")
-    @classmethod
-    def _check_programs(cls, value: tuple[str, ...] | None) -> tuple[str, ...] | None:
-        for pattern in value or ():
-            if not PROGRAM_PATTERN.fullmatch(pattern) or pattern.startswith("-"):
-                raise ValueError(
-                    f"{pattern[:80]!a} is not the name of a program, without a path, and plain "
-                    "words that follow it, such as 'git push'"
-                )
-        return value
-
     @model_validator(mode="after")
     def _tests_one_thing(self) -> Self:
-        if (self.runs is None) == (not self.argument):
-            raise ValueError("argument is needed, or runs without it")
+        if (self.of_part is None) == (not self.argument):
+            others = "".join(f", or {key} without it" for key in self.keys_of_parts())
+            raise ValueError(f"argument is needed{others}")
         return self
+
+    @classmethod
+    def keys_of_parts(cls) -> list[str]:
+        """Return the keys that parts add, sorted."""
+        return sorted(cls.model_fields.keys() - Condition.model_fields.keys())
+
+    @property
+    def of_part(self) -> PartCondition | None:
+        """The value of the part's key that the condition has instead of `argument`."""
+        values = (getattr(self, key) for key in self.keys_of_parts())
+        return next((value for value in values if value is not None), None)
 
     @property
     def name(self) -> str:
-        """A name for messages of the tested object: an argument or the shell command."""
-        return f"argument {self.argument}" if self.runs is None else "shell command"
+        """A name for messages of the tested object: an argument, or what a part reads."""
+        return f"argument {self.argument}" if self.of_part is None else self.of_part.subject
 
     @property
     def places(self) -> tuple[tuple[str, ...], ...]:
-        """The paths of the tested arguments, unescaped. For `runs`, these are `command` and
-        `argv`.
-        """
-        if self.runs is not None:
-            return (("command",), ("argv",))
+        """The paths of the tested arguments, unescaped."""
+        if self.of_part is not None:
+            return tuple((name,) for name in self.of_part.arguments)
         parts = self.argument.split("/")[1:]
         return (tuple(part.replace("~1", "/").replace("~0", "~") for part in parts),)
 
@@ -263,11 +284,6 @@ class Condition(Predicate):
     def segments(self) -> tuple[str, ...]:
         """The first of the tested paths."""
         return self.places[0]
-
-    @property
-    def programs(self) -> tuple[tuple[str, ...], ...]:
-        """The words of each pattern in `runs`."""
-        return tuple(tuple(pattern.split()) for pattern in self.runs or ())
 
 
 class Rule(_Written):
@@ -300,14 +316,15 @@ class Rule(_Written):
 
     @model_validator(mode="before")
     @classmethod
-    def _move_runs(cls, document: Any) -> Any:
-        """Move a rule's own `runs`, which is shorthand for a condition, into `when`."""
-        if not isinstance(document, dict) or document.get("runs") is None:
+    def _move_conditions(cls, document: Any) -> Any:
+        """Move a rule's own keys that are short for conditions into `when`."""
+        if not isinstance(document, dict):
             return document
+        short = {key: document[key] for key in cls.short_keys() if document.get(key) is not None}
         when = document.get("when", [])
-        moved = {key: value for key, value in document.items() if key != "runs"}
-        if isinstance(when, list | tuple):
-            moved["when"] = [*when, {"runs": document["runs"]}]
+        moved = {key: value for key, value in document.items() if key not in short}
+        if short and isinstance(when, list | tuple):
+            moved["when"] = [*when, *({key: value} for key, value in short.items())]
         return moved
 
     @field_validator("tools")
@@ -345,6 +362,13 @@ class Rule(_Written):
             key = self.exceeds[0]
             raise ValueError(f"{key} needs 'ask' or 'deny'; 'allow' lets no call exceed a limit")
         return self
+
+    @classmethod
+    def short_keys(cls) -> list[str]:
+        """Return the keys of conditions that the rule itself may have: those that parts add."""
+        condition: Any = table_of(cls.model_fields["when"].annotation)
+        keys: list[str] = condition.keys_of_parts()
+        return keys
 
     @property
     def exceeds(self) -> tuple[str, ...]:

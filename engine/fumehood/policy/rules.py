@@ -25,6 +25,7 @@ from fumehood.core.names import compile_glob
 from fumehood.core.tool import ToolDefinition
 from fumehood.core.workspace_path import absolute_path
 from fumehood.policy.model import (
+    Answer,
     CallFacts,
     CheckedPart,
     Condition,
@@ -36,9 +37,6 @@ from fumehood.policy.model import (
 from fumehood.registry.arguments import arguments_of
 
 T = TypeVar("T")
-
-Answer = bool | None
-"""The result of a test: True, False, or None if in doubt."""
 
 MAX_LOOKED_AT = 1_000
 """Maximum number of elements that a condition with `*` tests. With more, the condition is in
@@ -273,16 +271,11 @@ def _listed(names: Iterable[str]) -> str:
 def compile_condition(condition: Condition, *, for_every: bool) -> Callable[[JsonObject], Answer]:
     """Compile a condition to a function of the arguments.
 
-    A condition on several elements (`*`) or programs (`runs`) holds if one element or program meets
-    the condition or, with `for_every`, if all do. If there is no element or program, the condition
-    is in doubt.
+    A condition on several elements (`*`) holds if one element meets the condition or, with
+    `for_every`, if all do. If there is no element, the condition is in doubt.
     """
-    if condition.runs is not None:
-        # Imported here because it loads a parser, which most policies do not need.
-        from fumehood.policy.shell import runs
-
-        programs = condition.programs
-        return lambda arguments: runs(programs, arguments, for_every=for_every)
+    if condition.of_part is not None:
+        return condition.of_part.compiled(for_every=for_every)
     ask, segments = compile_predicate(condition), condition.segments
     if "*" not in segments:
         if len(segments) == 1:
@@ -300,10 +293,8 @@ def compile_condition(condition: Condition, *, for_every: bool) -> Callable[[Jso
 
 def why_in_doubt(condition: Condition, tool: ToolDefinition, arguments: JsonObject) -> str:
     """Describe why a condition is in doubt."""
-    if condition.runs is not None:
-        from fumehood.policy.shell import read_call
-
-        return read_call(arguments).doubt or "an argument of the command is not written out"
+    if condition.of_part is not None:
+        return condition.of_part.why_in_doubt(arguments)
     if "*" not in condition.segments:
         value = _one(arguments, condition.segments)
         if value is ABSENT:

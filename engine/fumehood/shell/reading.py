@@ -1,9 +1,9 @@
 """The programs that a shell command runs, as far as the command's text shows them.
 
-Host side, used by `policy/rules`, which imports this module only for rules with `runs`. It uses
-`policy/shell_syntax`, which reads a text, and the tables in `policy/runners`. The text is hostile.
-Invariants: anything unknown makes the reading doubtful; each reading is bounded in size and time;
-no text makes a function of this module raise an error.
+Host side, used by `condition`, which imports this module only for rules with `runs`. It uses
+`syntax`, which reads a text, and the tables in `runners`. The text is hostile. Invariants: anything
+unknown makes the reading doubtful; each reading is bounded in size and time; no text makes a
+function of this module raise an error.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from itertools import pairwise
 from typing import Any
 
 from fumehood.core.json_types import JsonObject
-from fumehood.policy.runners import (
+from fumehood.shell.runners import (
     ASSIGNED,
     DIRECTORIES,
     EXPANDED,
@@ -34,7 +34,7 @@ from fumehood.policy.runners import (
     VARIABLES,
     Wrapper,
 )
-from fumehood.policy.shell_syntax import (
+from fumehood.shell.syntax import (
     OTHERWISE,
     SEVERAL,
     TOO_LONG,

@@ -1,9 +1,8 @@
 """Programs that run other programs, and the other ways in which bash runs a text.
 
-Host side, used by `policy/shell`. The tables are for GNU bash 5 and the programs of Linux
-distributions. Invariant: if bash may run a text that `policy/shell` does not read, one of these
-tables makes the command doubtful; bash options that are not known to be harmless also make it
-doubtful.
+Host side, used by `reading`. The tables are for GNU bash 5 and the programs of Linux distributions.
+Invariant: if bash may run a text that `reading` does not read, one of these tables makes the
+command doubtful; bash options that are not known to be harmless also make it doubtful.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """The syntax of a shell command: its tree, its words, and the differences between the grammar and
 bash.
 
-Host side, used by `policy/shell`, which collects the programs that are found here. The text is
-hostile, and its parser is a C library whose grammar is not bash's own. Invariants: anything that
-the grammar or this module does not know makes the reading doubtful; the parser gets only ASCII text
-of a bounded size, and is stopped at a deadline.
+Host side, used by `reading`, which collects the programs that are found here. The text is hostile,
+and its parser is a C library whose grammar is not bash's own. Invariants: anything that the grammar
+or this module does not know makes the reading doubtful; the parser gets only ASCII text of a
+bounded size, and is stopped at a deadline.
 """
 
 from __future__ import annotations
