@@ -13,7 +13,6 @@ from typing import Literal
 from pydantic import AwareDatetime, RootModel
 
 from fumehood.approvals.model import Approval, ApprovalPage
-from fumehood.audit.model import AuditRecord
 from fumehood.core.call_log import CallPage, CallRecord
 from fumehood.core.envelope import Envelope
 from fumehood.core.identity import Scope
@@ -293,6 +292,55 @@ class ApprovalChanges(Value):
 
     changes: int
     pending: int
+
+
+class AuditRecord(Value):
+    """One row of the audit chain.
+
+    `mac` authenticates the exact bytes of `body`, which is JSON. `before` is the previous row's
+    `mac`.
+    """
+
+    seq: int
+    key_id: str
+    before: str | None
+    mac: str
+    body: str
+
+
+class AuditFinding(Value):
+    """One place at which the audit chain is not intact."""
+
+    seq: int
+    problem: str
+    message: str
+
+
+class AuditVerdict(Value):
+    """The result of verifying the whole audit chain.
+
+    `anchored_to` is the number of the newest row that an anchor confirms. Only the first findings
+    are listed; `problems` is the number of all findings.
+    """
+
+    intact: bool
+    rows: int
+    first_seq: int | None
+    last_seq: int | None
+    head: str | None
+    key_ids: tuple[str, ...]
+    anchors: int
+    anchored_to: int | None
+    problems: int
+    findings: tuple[AuditFinding, ...]
+
+
+class AuditRotation(Value):
+    """The change to a new key of the audit chain. Its row is the last row with the previous key."""
+
+    seq: int
+    key_id: str
+    previous_key_id: str
 
 
 class AuditPage(Value):

@@ -26,7 +26,6 @@ import anyio.to_thread
 from fumehood.approvals.requests import read_requests
 from fumehood.approvals.service import ApprovalService
 from fumehood.approvals.stored_calls import HumanAsker
-from fumehood.audit.service import AuditService
 from fumehood.circuits.breaker import Circuits
 from fumehood.config import Config, config_file, load_config
 from fumehood.core.call import ResultChecker
@@ -81,7 +80,6 @@ class Composition:
     kernel: Kernel
     parts: EngineParts
     sources: ToolSources
-    audit: AuditService
     walls: EngineWalls
     policy: CurrentPolicy
     services: PipelineServices
@@ -119,7 +117,6 @@ def compose(
     stores = _make_stores(config, clock, given)
     kernel = Kernel(config, stores.database, clock, log, counter, tracer_provider, stores.files)
     parts = EngineParts(kernel)
-    audit = AuditService(kernel.database, config.audit, log, clock.now, kernel.subscribers)
     sources = read_sources(registry, load_faults, kernel.database, config.tools_directory, log)
     walls = _make_walls(kernel, registry, parts, jail, container, walls_given)
     identities = read_identities(kernel.database)
@@ -143,7 +140,7 @@ def compose(
         redactor=redactor, clock=clock, log=log, is_draining=intake.takes_none,
     )  # fmt: skip
     return Composition(
-        kernel, parts, sources, audit, walls, policy, services,
+        kernel, parts, sources, walls, policy, services,
         Calls(intake, services, ids, clock), ApprovalService(services, asker),
     )  # fmt: skip
 
@@ -268,7 +265,7 @@ class EngineLife:
         made, services, enter = self._made, self._made.services, self._stack.enter_async_context
         if services.stores.is_own:
             self._stack.callback(services.stores.database.close)
-        await enter(made.audit.anchored())
+        await made.parts.open(self._stack)
         if services.stores.saved is not None:
             self._stack.push_async_callback(anyio.to_thread.run_sync, services.stores.saved.close)
         await enter(made.walls)

@@ -60,7 +60,6 @@ from pydantic_settings import (
 )
 
 from fumehood.approvals.model import ApprovalSettings
-from fumehood.audit.model import AuditSettings
 from fumehood.circuits.breaker import CircuitSettings
 from fumehood.core.names import did_you_mean
 from fumehood.core.part import PartError, imported
@@ -146,7 +145,6 @@ class KernelConfig(BaseSettings):
     policy_file: Path | None = None
     approvals: ApprovalSettings = ApprovalSettings()
     circuits: CircuitSettings = CircuitSettings()
-    audit: AuditSettings = AuditSettings()
     principals: AllPrincipals = ()
     result_checkers: Annotated[tuple[str, ...], NoDecode] = ()
     redaction: RedactionSettings = RedactionSettings()

@@ -125,7 +125,6 @@ class Engine:
         self.log = made.kernel.log
         self.load_faults = made.sources.load_faults
         self.database = made.kernel.database
-        self.audit = made.audit
         self.registry = services.registry
         self.registrations = made.sources.registrations
         self.agents = identities.agents

@@ -26,6 +26,7 @@ from fumehood.sandbox.container.additions import NewImageMaker
 from fumehood.sandbox.session_use import KeptValues
 from fumehood.sandbox.wall import Wall
 from fumehood.sandbox.walls import OwnWalls
+from fumehood.storage.changes import stamp
 from fumehood.storage.database import Database
 from fumehood.storage.files import FilePlaces
 
@@ -49,6 +50,11 @@ class Kernel:
     files: FilePlaces = field(default_factory=FilePlaces)
     subscribers: Subscribers = field(default_factory=no_subscribers)
     """All parts of the engine, once they have been created."""
+
+    async def record(self, kind: str, fields: JsonObject) -> None:
+        """Append a row of this kind with these fields to the audit chain. Raises WriteFailed."""
+        at, chain = stamp(self.clock.now()), self.database.audit
+        await self.database.write(lambda connection: chain.append(connection, kind, at, fields))
 
     async def notify(self, event: str, document: JsonObject) -> None:
         """Pass an event to the parts that notify people. Raises WriteFailed."""
@@ -112,6 +118,13 @@ class EnginePart(Subscriber, CallPart):
         Raises EngineError if the program must not run, or if the part has ended it.
         """
         yield None
+
+    @asynccontextmanager
+    async def while_open(self) -> AsyncIterator[None]:
+        """Work while the database is open: from before anything else of the engine is started until
+        everything else has stopped.
+        """
+        yield
 
     def figures(self) -> Iterable[Figure]:
         """Return the part's own metrics."""

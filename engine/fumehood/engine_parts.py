@@ -27,6 +27,7 @@ from fumehood.sandbox.container.additions import NewImageMaker
 from fumehood.sandbox.session_use import InSession
 from fumehood.sandbox.wall import Wall
 from fumehood.sandbox.walls import OwnWalls
+from fumehood.storage.needed_parts import require_parts
 
 if TYPE_CHECKING:
     from fumehood.compose import Composition
@@ -36,13 +37,15 @@ class EngineParts:
     """The parts of one engine, in their order.
 
     Raises:
-        PartError: a part itself fails. The message has its name.
+        PartError: a part itself fails, or the state needs a part that is not there. The message
+            has its name.
         ConfigError: a setting of a part cannot be used.
     """
 
     def __init__(self, kernel: Kernel) -> None:
         found = tuple(part for part in parts() if part.in_engine is not None)
         self._all = tuple(_make(part, kernel) for part in found)
+        require_parts(kernel.database, {part.name for part in parts()})
         self._keys = frozenset(key for part in parts() for key in part.excesses)
         self._kernel = kernel
         kernel.subscribers = Subscribers(self._all, kernel.log)
@@ -104,6 +107,12 @@ class EngineParts:
         if missing := self._keys - {gate.key for gate in gates}:
             raise PartError(f"A part adds the key {min(missing)!r} to rules, and no gate has it.")
         return CallParts.of(self, gates, self._kernel.subscribers)
+
+    async def open(self, stack: AsyncExitStack) -> None:
+        """Start what the parts do while the database is open, which ends with `stack`."""
+        for part in self:
+            with self._starting(part):
+                await stack.enter_async_context(part.while_open())
 
     async def start(self, made: Composition, stack: AsyncExitStack) -> None:
         """Start the parts' background work, which ends with `stack`."""

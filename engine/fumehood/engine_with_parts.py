@@ -11,11 +11,12 @@ from fumehood.engine import Engine as KernelEngine
 from fumehood.parts import with_methods
 
 if TYPE_CHECKING:
+    from fumehood.audit.engine import EngineWithAudit as AuditedEngine
     from fumehood.formats.engine import EngineWithFormats as HandlingEngine
     from fumehood.projects.engine import EngineWithProjects as CopyingEngine
     from fumehood.streams.engine import EngineWithStreams as StreamingEngine
 
-    class EngineOfParts(HandlingEngine, CopyingEngine, StreamingEngine): ...
+    class EngineOfParts(AuditedEngine, HandlingEngine, CopyingEngine, StreamingEngine): ...
 
 else:
     EngineOfParts = with_methods(KernelEngine)

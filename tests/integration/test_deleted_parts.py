@@ -906,6 +906,89 @@ def test_policy_that_reads_commands_is_refused_without_shell(
     assert "replaced" not in decided
 
 
+WITHOUT_AUDIT = """
+import json, sys
+from pathlib import Path
+import anyio
+from fumehood import Config, Engine, tool
+from fumehood.core.part import PartError
+from fumehood.storage.audit_chain import all_rows
+from fumehood.storage.database import FILE_NAME, open_database
+
+@tool(sandboxed=False)
+async def act() -> dict:
+    "Act."
+    return {}
+
+async def main():
+    home = Path(sys.argv[1])
+    database, refused = open_database(home / FILE_NAME), None
+    try:
+        async with Engine([act], config=Config(home=home), database=database) as engine:
+            assert (await engine.call("act")).success
+    except PartError as error:
+        refused = str(error)
+    await database.flush()
+    rows = [json.loads(row.body)["kind"] for row in database.read_now(lambda c: list(all_rows(c)))]
+    print(json.dumps({"refused": refused, "rows": rows}))
+    database.close()
+
+anyio.run(main)
+"""
+
+
+async def verify_chain(home: Path) -> tuple[bool, int | None]:
+    """Verify the chain. Return whether it is intact, and the newest row that an anchor confirms."""
+    database = open_database(home / FILE_NAME)
+    config = Config(home=home)
+    async with Engine(config=config, database=database, interpreter=FakeWall()) as engine:
+        verdict = await engine.audit.verify()
+    database.close()
+    return verdict.intact, verdict.anchored_to
+
+
+def test_chain_goes_on_without_audit_unless_anchors_were_promised(tree: Tree, home: Path) -> None:
+    tree.delete(PARTS["audit"])
+    known = {
+        **CLEAN_ENVIRONMENT, "FUMEHOOD_HOME": str(home), "PYTHONPATH": ":".join(tree.import_path),
+    }  # fmt: skip
+
+    def run() -> Any:
+        command = [sys.executable, "-c", WITHOUT_AUDIT, str(home)]
+        ran = subprocess.run(command, env=known, capture_output=True, text=True, timeout=600)
+        assert ran.returncode == 0, ran.stderr
+        return json.loads(ran.stdout)
+
+    assert run() == {"refused": None, "rows": ["call.ended"]}
+    assert run() == {"refused": None, "rows": ["call.ended"] * 2}
+    assert anyio.run(verify_chain, home) == (True, 3)  # the first anchor covers them
+    again = run()
+    assert again["rows"] == [*["call.ended"] * 2, *["audit.anchored"] * 2]
+    assert again["refused"].startswith("The state needs the part 'audit', which is not installed.")
+    refused = serve(tree, home)
+    assert refused.returncode not in (0, 1), refused.stderr
+    assert "The state needs the part 'audit'" in refused.stderr
+    assert anyio.run(verify_chain, home) == (True, 5)  # and here it is again
+
+
+def test_anchors_are_not_configured_and_chains_not_verified_without_audit(
+    tree: Tree, home: Path
+) -> None:
+    tree.delete(PARTS["audit"])
+    (home / "config.toml").write_text("[audit]\nanchor_rows = 10\n")
+    refused = serve(tree, home, FUMEHOOD_CONFIG=str(home / "config.toml"))
+    assert refused.returncode == 2, refused.stderr
+    assert "audit: there is no such key in " in refused.stderr
+    assert not (home / "state.db").exists()
+    known = {
+        **CLEAN_ENVIRONMENT, "FUMEHOOD_HOME": str(home), "PYTHONPATH": ":".join(tree.import_path),
+    }  # fmt: skip
+    command = [sys.executable, "-m", "fumehood.cli.main", "audit", "verify"]
+    ran = subprocess.run(command, env=known, capture_output=True, text=True, timeout=600)
+    assert ran.returncode == 2
+    assert "No such command 'audit'" in ran.stderr
+
+
 def serve(
     tree: Tree, home: Path, *arguments: str, **variables: str
 ) -> subprocess.CompletedProcess[str]:

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from fumehood.audit.service import add_anchor, own_anchors, verify_state
-from fumehood.protocol.audit_verify import Anchor, AuditRow, Verdict
+from fumehood.audit.verify import Anchor, Verdict
 from fumehood.storage.audit_keys import keep_key, make_current, new_key
+from fumehood.storage.audit_rows import AuditRow
 from fumehood.storage.changes import stamp
 from fumehood.storage.database import Database, open_database
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from fumehood import Engine
 from fumehood.config import Config
 from fumehood.core.identity import Principal, Scope
-from fumehood.engine import Engine
 from fumehood.storage.database import open_database
 from fumehood.testing import FakeWall
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager, nullcontext
+from contextlib import asynccontextmanager, closing, nullcontext
 from importlib.metadata import EntryPoint
 from inspect import signature
 from pathlib import Path
@@ -14,7 +15,7 @@ import anyio
 import anyio.lowlevel
 import pytest
 
-from fumehood import ConfigError, Engine, engine_parts, load_config
+from fumehood import Config, ConfigError, Engine, engine_parts, load_config
 from fumehood import parts as module
 from fumehood.cli import doctor, main
 from fumehood.cli.findings import Finding
@@ -23,6 +24,8 @@ from fumehood.core.part import Check, Command, Options, Part, PartError, importe
 from fumehood.core.session import SessionRecord
 from fumehood.engine_part import EnginePart, Kernel
 from fumehood.parts import parts, with_methods
+from fumehood.storage.audit_chain import all_rows
+from fumehood.storage.database import FILE_NAME, open_database
 
 
 class Fake:
@@ -249,6 +252,53 @@ async def test_part_that_cannot_start_is_named_and_the_engine_does_not_start(
     async with Engine():
         assert Well.took_calls == [False, True]
     assert Well.took_calls == [False, True, False]
+
+
+class Watching(EnginePart):
+    """Writes down what it can do while the database is open."""
+
+    seen: ClassVar[list[str]] = []
+
+    @asynccontextmanager
+    async def while_open(self) -> AsyncIterator[None]:
+        await self.kernel.record("watching.began", {"by": "part"})
+        self.seen.append("open")
+        try:
+            yield
+        finally:
+            await self.kernel.record("watching.ended", {})
+            self.seen.append("closing")
+
+    @asynccontextmanager
+    async def running(self, made: Any) -> AsyncIterator[None]:
+        self.seen.append("running")
+        yield
+        self.seen.append("stopped")
+
+
+@pytest.mark.anyio
+async def test_part_works_from_the_first_row_of_an_engine_to_its_last(
+    monkeypatch: pytest.MonkeyPatch, home: Path
+) -> None:
+    here = "test_product_parts"
+    monkeypatch.setitem(sys.modules, here, sys.modules[__name__])
+    monkeypatch.setattr(Watching, "seen", [])
+    made = tuple(Part(name=one, in_engine=f"{here}:{one}") for one in ("Unstarted", "Watching"))
+    monkeypatch.setattr(engine_parts, "parts", lambda: made[1:])
+    with closing(open_database(home / FILE_NAME)) as database:
+        config = Config(home=home)
+        async with Engine(config=config, database=database):
+            assert Watching.seen == ["open", "running"]
+        assert Watching.seen == ["open", "running", "stopped", "closing"]
+        monkeypatch.setattr(engine_parts, "parts", lambda: made)
+        with pytest.raises(PartError, match="Unstarted could not be started: no"):
+            async with Engine(config=config, database=database):
+                pytest.fail("it has started")
+        assert Watching.seen[4:] == ["open", "closing"]
+        rows = database.read_now(lambda connection: list(all_rows(connection)))
+    bodies = [json.loads(row.body) for row in rows]
+    assert [body["kind"] for body in bodies] == ["watching.began", "watching.ended"] * 2
+    assert bodies[0]["by"] == "part"
 
 
 class Knowing(EnginePart):

@@ -1,11 +1,11 @@
 """The audit chain of an engine: anchor it, and verify it or rotate its key on request.
 
-Host side, used by `compose` and HTTP; it uses the chain, its keys, and the database. Anchors are
-appended to a file next to the database, one line each. Whoever can write to the state directory can
-also change that file, so keep copies of anchors elsewhere to detect such a person's changes. The
-functions at the end only read a state directory, with or without a running engine. Invariant: an
-anchor is written after the row that it names is on disk, so a power failure never leaves an anchor
-beyond the end of the chain.
+Host side, used by the part's object and routes; it uses the chain, its keys, and the database.
+Anchors are appended to a file next to the database, one line each. Whoever can write to the state
+directory can also change that file, so keep copies of anchors elsewhere to detect such a person's
+changes. The functions at the end only read a state directory, with or without a running engine.
+Invariant: an anchor is written after the row that it names is on disk, so a power failure never
+leaves an anchor beyond the end of the chain.
 """
 
 from __future__ import annotations
@@ -25,18 +25,22 @@ import anyio
 import anyio.to_thread
 from sqlalchemy import Connection
 
-from fumehood.audit.model import AuditRecord, AuditRotation, AuditSettings, AuditVerdict
+from fumehood.answers import AuditRecord, AuditRotation, AuditVerdict
+from fumehood.audit.settings import AuditSettings
+from fumehood.audit.verify import Anchor, Verdict, read_anchors, verify
 from fumehood.core.identity import Principal
-from fumehood.core.json_types import JsonObject
-from fumehood.observe.log import Logger
-from fumehood.observe.subscriber import Subscribers, no_subscribers
-from fumehood.protocol.audit_verify import Anchor, AuditRow, Verdict, read_anchors, verify
+from fumehood.engine_part import Kernel
 from fumehood.storage.audit_chain import all_rows, head_of, rows_after
 from fumehood.storage.audit_keys import all_keys, keep_key, make_current, new_key
+from fumehood.storage.audit_rows import AuditRow
 from fumehood.storage.changes import stamp
-from fumehood.storage.database import Database, reading
+from fumehood.storage.database import reading
 from fumehood.storage.directory import private
 from fumehood.storage.errors import AuditKeyLost, ReadFailed, StoreError, WriteFailed
+from fumehood.storage.needed_parts import need_part
+
+NAME = "audit"
+"""The part's name. A state that was anchored once is refused by an engine without the part."""
 
 ANCHORED = "audit.anchored"
 
@@ -54,21 +58,14 @@ class AuditService:
     A chain in memory is not anchored, because it ends with the engine.
     """
 
-    def __init__(
-        self,
-        database: Database,
-        settings: AuditSettings,
-        log: Logger,
-        now: Callable[[], datetime],
-        subscribers: Subscribers | None = None,
-    ) -> None:
-        self._database = database
-        self._chain = database.audit
-        self._state = database.directory
+    def __init__(self, kernel: Kernel, settings: AuditSettings) -> None:
+        self._kernel = kernel
+        self._database = kernel.database
+        self._chain = kernel.database.audit
+        self._state = kernel.database.directory
         self._settings = settings
-        self._log = log
-        self._now = now
-        self._subscribers = subscribers or no_subscribers()
+        self._log = kernel.log
+        self._now = kernel.clock.now
         self._lock = anyio.Lock()
         self._grown = 0
         self._is_due = asyncio.Event()
@@ -114,7 +111,8 @@ class AuditService:
                 head = head_of(connection)
                 assert head is not None
                 anchor = Anchor(head.seq, head.key_id, head.mac, stamp(now))
-                for one in self._subscribers:
+                need_part(connection, NAME)
+                for one in self._kernel.subscribers:
                     one.on_anchor(connection, shown(anchor), now)
                 return anchor
 
@@ -128,15 +126,8 @@ class AuditService:
                 return None
             except OSError as error:
                 self._log.error("audit.anchor_failed", reason=error.strerror)
-        self._subscribers.committed()
+        self._kernel.subscribers.committed()
         return anchor
-
-    async def note(self, kind: str, fields: JsonObject) -> None:
-        """Append a row of this kind with these fields. Raises WriteFailed."""
-        at = stamp(self._now())
-        await self._database.write(
-            lambda connection: self._chain.append(connection, kind, at, fields)
-        )
 
     async def page(self, after: int, limit: int) -> tuple[AuditRecord, ...]:
         """Return the rows that follow row `after`, oldest first. Raises ReadFailed."""

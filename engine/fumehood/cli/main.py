@@ -32,7 +32,6 @@ COMMANDS = {
     "approvers": "People who may approve calls or administer.",
     "policy": "The policy: rules that allow, ask or deny calls.",
     "tokens": "Tokens: principals with scopes and agents.",
-    "audit": "The audit chain: verify, export, rotate its key.",
     "calls": "The call log of the running engine.",
     "sessions": "Sessions: files and variables that persist between calls.",
 }

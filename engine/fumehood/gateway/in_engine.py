@@ -84,7 +84,7 @@ class GatewayPart(EnginePart):
         services = made.services
         self.gateway = Gateway(
             settings, services.policy.decide_request, self.kernel.database.directory,
-            services.registry.secrets, made.audit.note, services.log, self.tls,
+            services.registry.secrets, self.kernel.record, services.log, self.tls,
         )  # fmt: skip
         yield
 

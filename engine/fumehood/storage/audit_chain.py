@@ -1,10 +1,10 @@
 """The audit chain: rows that cannot be changed, removed or reordered unnoticed.
 
 Host side. Each row's mac is an HMAC-SHA-256 over the mac of the previous row, its own number and
-its body, with a key that is kept outside the database (`audit_keys`). `protocol/audit_verify`
-checks the chain. The database's only writer appends rows in the transaction of the change that they
-record, so the order of rows is the order of commits. Only keys are kept in memory; the newest row,
-the head, is read from the database.
+its body, with a key that is kept outside the database (`audit_keys`). The part `audit` checks the
+chain. The database's only writer appends rows in the transaction of the change that they record, so
+the order of rows is the order of commits. Only keys are kept in memory; the newest row, the head,
+is read from the database.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from sqlalchemy import Connection, Engine, LargeBinary, cast, delete, event, ins
 
 from fumehood.core.json_types import JsonObject
 from fumehood.protocol import strict_json
-from fumehood.protocol.audit_verify import (
+from fumehood.storage.audit_rows import (
     GENESIS,
     ROTATED,
     AuditKey,

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from fumehood.protocol.audit_verify import (
+from fumehood.storage.audit_rows import (
     KEY_ID_DIGITS,
     SECRET_BYTES,
     AuditKey,

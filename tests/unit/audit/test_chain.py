@@ -15,19 +15,10 @@ import pytest
 from sqlalchemy import Connection
 
 from fumehood.audit.service import add_anchor, own_anchors
-from fumehood.protocol import audit_verify
-from fumehood.protocol.audit_verify import (
-    GENESIS,
-    Anchor,
-    AuditKey,
-    AuditRow,
-    mac_of,
-    read_anchors,
-    read_export,
-    verify,
-)
+from fumehood.audit.verify import MAX_FINDINGS, Anchor, read_anchors, read_export, verify
 from fumehood.storage.audit_chain import all_rows
 from fumehood.storage.audit_keys import all_keys, keep_key, new_key, open_key
+from fumehood.storage.audit_rows import GENESIS, AuditKey, AuditRow, Unreadable, mac_of
 from fumehood.storage.calls import CallLog
 from fumehood.storage.changes import recorded, stamp
 from fumehood.storage.database import open_database
@@ -334,7 +325,7 @@ def test_many_findings_are_counted_and_the_first_listed() -> None:
     altered = [replace(row, mac=bytes(32)) for row in chain_of_rows(500)]
     verdict = verify(altered, {SECRETS[0].id: SECRETS[0].secret})
     assert verdict.problems == 500
-    assert len(verdict.findings) == audit_verify.MAX_FINDINGS
+    assert len(verdict.findings) == MAX_FINDINGS
 
 
 @pytest.mark.parametrize(
@@ -348,7 +339,7 @@ def test_many_findings_are_counted_and_the_first_listed() -> None:
      '{"seq": 1, "key_id": "", "before": null, "mac": "", "body": "\\ud800"}'],
 )  # fmt: skip
 def test_malformed_export_line_is_named(line: str) -> None:
-    with pytest.raises(audit_verify.Unreadable, match="line 1"):
+    with pytest.raises(Unreadable, match="line 1"):
         list(read_export([line]))
     assert read_anchors([line]) == []
 

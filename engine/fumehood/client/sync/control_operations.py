@@ -11,6 +11,8 @@ from fumehood.answers import (
     AgentDetails,
     ApprovalList,
     AuditPage,
+    AuditRotation,
+    AuditVerdict,
     CallDetails,
     CallList,
     CancelledCall,
@@ -29,7 +31,6 @@ from fumehood.approvals.model import (
     RememberedRule,
     RememberWish,
 )
-from fumehood.audit.model import AuditRotation, AuditVerdict
 from fumehood.client.api_request import ask, data_of, field_of, given, json_of, listed
 from fumehood.client.sync.transport import Transport
 from fumehood.core.call_log import CallPage, CallSeries, ToolFiguresList, TriedRules

@@ -4,8 +4,7 @@ Requests for calls, sessions and metrics need `approve` or `admin`. Only `admin`
 files and the output of its processes, or end the session or its processes. These rights give
 administrators no additional access, because they could create a token for the session's owner.
 
-The state of the engine: health, readiness, the OpenAPI document and usage on both sockets, and the
-audit chain on the control socket.
+The state of the engine: health, readiness, the OpenAPI document and usage, on both sockets.
 """
 
 from __future__ import annotations
@@ -17,7 +16,6 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from fumehood.answers import (
-    AuditPage,
     CallDetails,
     CallList,
     CancelledCall,
@@ -26,7 +24,6 @@ from fumehood.answers import (
     SessionFileList,
     SessionProcess,
 )
-from fumehood.audit.model import AuditQuery, AuditRotation, AuditVerdict
 from fumehood.core.call_log import (
     AllCallsQuery,
     CallSeries,
@@ -379,9 +376,6 @@ async def try_rules(engine: Engine, caller: Principal, body: RulesToTry) -> Trie
 
 # -- the engine about itself ----------------------------------------------------------------
 
-VERIFY_S = 600.0
-"""Seconds to verify the audit chain, enough for about ten million rows."""
-
 
 @endpoint("GET", "/v1/health", Needs.NOBODY, data=Health, plain=(200,))
 async def health() -> Response:
@@ -425,30 +419,6 @@ async def show_all_usage(engine: Engine, query: AllUsageQuery) -> UsageTable:
     return await engine.all_usage(query)
 
 
-@endpoint("GET", "/v1/audit", Needs.ADMIN, client="audit.page")
-async def list_audit(engine: Engine, query: AuditQuery) -> AuditPage:
-    """List the rows of the audit chain that follow row `after`, oldest first."""
-    found = await engine.audit.page(query.after, query.limit + 1)
-    items = found[: query.limit]
-    has_more = len(found) > query.limit
-    pagination = Pagination(
-        has_more=has_more, next_cursor=str(items[-1].seq) if has_more else None, total_count=None
-    )
-    return AuditPage(items=items, pagination=pagination)
-
-
-@endpoint("GET", "/v1/audit/verify", Needs.ADMIN, work_s=VERIFY_S, client="audit.verify")
-async def verify_audit(engine: Engine) -> AuditVerdict:
-    """Verify the whole audit chain with the keys and anchors in the state directory."""
-    return await engine.audit.verify()
-
-
-@endpoint("POST", "/v1/audit/rotate", Needs.ADMIN, client="audit.rotate")
-async def rotate_audit_key(engine: Engine, caller: Principal) -> AuditRotation:
-    """Continue the audit chain with a new key. The old key is kept for verification."""
-    return await engine.audit.rotate(caller)
-
-
 COMMON = [health, ready, openapi]
 OPERATIONS = [show_usage, *COMMON]
 CONTROL_OPERATIONS = [
@@ -469,9 +439,6 @@ CONTROL_OPERATIONS = [
     list_files_of_session,
     get_file_of_session,
     try_rules,
-    list_audit,
-    verify_audit,
-    rotate_audit_key,
     show_all_usage,
     *COMMON,
 ]

@@ -12,10 +12,10 @@ import anyio
 import pytest
 
 from fumehood import Config, Engine
-from fumehood.audit.model import AuditSettings
 from fumehood.audit.service import own_anchors
+from fumehood.audit.settings import AuditSettings
+from fumehood.audit.verify import Anchor
 from fumehood.core.identity import Principal, Scope
-from fumehood.protocol.audit_verify import Anchor
 from fumehood.storage.database import open_database
 from fumehood.storage.errors import ReadFailed, WriteFailed
 from fumehood.testing import FakeWall

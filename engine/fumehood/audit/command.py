@@ -7,17 +7,20 @@ engine. The result of `verify` therefore does not depend on the engine that wrot
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from inspect import getsource
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from fumehood.audit.model import AuditRotation
+from fumehood.answers import AuditRotation
+from fumehood.audit import verify as verifier
 from fumehood.audit.service import (
     ANCHORS_NAME,
     exported,
@@ -26,6 +29,7 @@ from fumehood.audit.service import (
     shown_verdict,
     verify_state,
 )
+from fumehood.audit.verify import Anchor, Verdict, export_line, read_export, report
 from fumehood.cli.exits import ExitCode, fail, say
 from fumehood.cli.options import AsJson, Until, moment
 from fumehood.cli.plain import plain
@@ -36,22 +40,16 @@ from fumehood.cli.show import (
     wants_json,
 )
 from fumehood.core.escaping import visible
-from fumehood.protocol import audit_verify
-from fumehood.protocol.audit_verify import (
-    Anchor,
-    Unreadable,
-    Verdict,
-    export_line,
-    read_export,
-    read_key,
-    report,
-)
+from fumehood.storage import audit_rows
 from fumehood.storage.audit_keys import all_keys
+from fumehood.storage.audit_rows import Unreadable, read_key
 from fumehood.storage.errors import StoreError
 
 audit = typer.Typer(help="The audit chain: verify, export, rotate its key.", no_args_is_help=True)
 
 Files = list[Path] | None
+
+IMPORT_OF_ROWS = re.compile(r"from fumehood\.storage\.audit_rows import \(.*?\)\n", re.DOTALL)
 
 
 @audit.command("verify")
@@ -147,7 +145,7 @@ def _verdict(anchor: list[Path], export: Path | None, key: list[Path], *, part: 
         return verify_state(state, [*own_anchors(state), *anchors], keys, url)
     with export.open(encoding="utf-8") as lines:
         known = keys if keys is not None else all_keys(state)
-        return audit_verify.verify(read_export(lines), known, anchors, whole=not part)
+        return verifier.verify(read_export(lines), known, anchors, whole=not part)
 
 
 def _some(anchors: list[Anchor], path: Path) -> list[Anchor]:
@@ -158,9 +156,12 @@ def _some(anchors: list[Anchor], path: Path) -> list[Anchor]:
 
 
 def _put_verifier(state: Path, directory: Path) -> None:
-    """Copy the code of `audit verify`, which needs only Python, and the anchors to a directory."""
+    """Write the code of `audit verify`, which needs only Python, and the anchors to a directory."""
     directory.mkdir(parents=True, exist_ok=True)
-    shutil.copyfile(audit_verify.__file__, directory / "audit_verify.py")
+    # As one file: the import of `audit_rows` is replaced by the text of that module.
+    _, _, rows = getsource(audit_rows).partition("from __future__ import annotations\n")
+    program = IMPORT_OF_ROWS.sub(lambda _: rows, getsource(verifier))
+    (directory / "audit_verify.py").write_text(program, encoding="utf-8")
     own = state / ANCHORS_NAME
     if own.exists():
         shutil.copyfile(own, directory / ANCHORS_NAME)

@@ -1,15 +1,13 @@
 """Verify an audit chain: check that every row follows from the row before it.
 
-This module needs only Python's standard library, on purpose: the engine uses it, and a copy of this
-file can check an export without an engine (`audit export --with-verifier`):
+This module and `storage/audit_rows.py` need only Python's standard library, on purpose: the engine
+uses them, and one file with the text of both can check an export without an engine
+(`audit export --with-verifier`):
 
     python3 audit_verify.py audit.jsonl --key audit.key --anchors audit-anchors.jsonl
 
-A row's mac is an HMAC-SHA-256 with the chain's key over the mac of the row before it (32 zero bytes
-for the first row), the row's number (8 bytes, big endian) and the bytes of the row's body. A key's
-id is the beginning of the SHA-256 over `fumehood audit key`, a zero byte and the key. The last row
-under a key has the kind `audit.rotated` and names the next key. An anchor is a copy of a row's mac
-that is kept outside the chain.
+`audit_rows` says how a row follows from the row before it. An anchor is a copy of a row's mac that
+is kept outside the chain.
 
 Verification finds where a chain breaks. Rows whose key is missing cannot be checked. Only an anchor
 shows that the end was cut off, or that somebody who has the key forged the whole chain.
@@ -17,57 +15,26 @@ shows that the end was cut off, or that somebody who has the key forged the whol
 
 from __future__ import annotations
 
-import hashlib
-import hmac
 import json
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-GENESIS = bytes(32)
-"""The mac before the first row."""
-
-SECRET_BYTES = 32
-"""Length of a key in bytes."""
-
-KEY_ID_DIGITS = 16
-"""Number of hexadecimal digits of a key's id."""
-
-ROTATED = "audit.rotated"
-"""The kind of a row that announces the next key."""
+from fumehood.storage.audit_rows import (
+    GENESIS,
+    ROTATED_BODY,
+    AuditRow,
+    Unreadable,
+    commitment_to,
+    mac_of,
+    next_key_of,
+    read_key,
+)
 
 MAX_FINDINGS = 100
 """Maximum number of findings that are listed; all are counted."""
-
-_ROTATED_BODY = f'{{"kind":"{ROTATED}",'.encode()
-
-
-@dataclass(frozen=True, slots=True)
-class AuditKey:
-    """The key of a part of a chain. Rows name it by its `id`."""
-
-    id: str
-    secret: bytes = field(repr=False)
-
-    @classmethod
-    def of(cls, secret: bytes) -> AuditKey:
-        """Return the key with this secret, from which its id is derived."""
-        return cls(commitment_to(secret)[:KEY_ID_DIGITS], secret)
-
-
-@dataclass(frozen=True, slots=True)
-class AuditRow:
-    """One row. `before` is the mac of the previous row, as stored or exported, or None if that mac
-    is unknown.
-    """
-
-    seq: int
-    key_id: str
-    body: bytes
-    mac: bytes
-    before: bytes | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,29 +77,6 @@ class Verdict:
     def is_intact(self) -> bool:
         """Whether there are no findings."""
         return self.problems == 0
-
-
-def commitment_to(secret: bytes) -> str:
-    """Return a hash that identifies a key without revealing it."""
-    return hashlib.sha256(b"fumehood audit key\0" + secret).hexdigest()
-
-
-def mac_of(secret: bytes, before: bytes, seq: int, body: bytes) -> bytes:
-    """Return the mac of a row, given the mac of the row before it."""
-    return hmac.digest(secret, before + seq.to_bytes(8, "big") + body, "sha256")
-
-
-def next_key_of(body: bytes) -> tuple[str, str] | None:
-    """Return the id and the commitment of the next key if a row's body announces a key, otherwise
-    None.
-    """
-    if not body.startswith(_ROTATED_BODY):
-        return None
-    try:
-        said = json.loads(body)
-        return str(said["next_key_id"]), str(said["commitment"])
-    except (ValueError, TypeError, KeyError, RecursionError):
-        return None
 
 
 def verify(
@@ -246,7 +190,7 @@ class _Walk:
         if expected != row.mac or (row.before is not None and row.before != self._before):
             message = f"row {row.seq} does not follow from row {row.seq - 1}"
             self._find(row.seq, "altered", message)
-        elif row.body.startswith(_ROTATED_BODY):
+        elif row.body.startswith(ROTATED_BODY):
             self._rotate(row, next_key_of(row.body))
 
     def _lack_key(self, row: AuditRow) -> None:
@@ -282,10 +226,6 @@ class _Walk:
             self._findings.append(Finding(seq, problem, message))
 
 
-class Unreadable(ValueError):
-    """A file has the wrong format. The message says where."""
-
-
 def read_export(lines: Iterable[str]) -> Iterator[AuditRow]:
     """Yield the rows of an export. Raises Unreadable if a line is invalid."""
     for number, line in enumerate(lines, start=1):
@@ -309,17 +249,6 @@ def read_anchors(lines: Iterable[str]) -> list[Anchor]:
         except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
             continue  # another line of a log, or a line that a crash cut off
     return found
-
-
-def read_key(text: str) -> AuditKey:
-    """Parse the text of a key file. Raises Unreadable if it is not a key."""
-    try:
-        secret = bytes.fromhex(text.strip())
-    except ValueError:
-        secret = b""
-    if len(secret) != SECRET_BYTES:
-        raise Unreadable("this is not a key of an audit chain")
-    return AuditKey.of(secret)
 
 
 def export_line(row: AuditRow) -> str:
