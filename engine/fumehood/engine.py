@@ -506,7 +506,7 @@ class Engine:
 
     async def all_usage(self, query: AllUsageQuery) -> UsageTable:
         """Return the usage of all principals or of one principal, and all budgets."""
-        query = self.overview.by_session_id(query)
+        query = query.model_copy(update={"session": self.overview.id_of_session(query.session)})
         table = await usage_table(self.database, query, query.principal)
         return self._with_standings(table, None)
 

@@ -26,7 +26,7 @@ from fumehood.sandbox.container.additions import NewImageMaker
 from fumehood.sandbox.session_use import KeptValues
 from fumehood.sandbox.wall import Wall
 from fumehood.sandbox.walls import OwnWalls
-from fumehood.storage.changes import stamp
+from fumehood.storage.changes import recorded, stamp
 from fumehood.storage.database import Database
 from fumehood.storage.files import FilePlaces
 
@@ -55,6 +55,17 @@ class Kernel:
         """Append a row of this kind with these fields to the audit chain. Raises WriteFailed."""
         at, chain = stamp(self.clock.now()), self.database.audit
         await self.database.write(lambda connection: chain.append(connection, kind, at, fields))
+
+    async def record_change(
+        self, by: str, action: str, subject: str, details: Mapping[str, str]
+    ) -> None:
+        """Record an administrative change that nothing else stores. Raises WriteFailed."""
+        await self.database.write(
+            recorded(
+                lambda _: None, at=self.clock.now(), by=by, action=action, subject=subject,
+                details=dict(details),
+            )
+        )  # fmt: skip
 
     async def notify(self, event: str, document: JsonObject) -> None:
         """Pass an event to the parts that notify people. Raises WriteFailed."""

@@ -17,9 +17,6 @@ from fumehood.core.envelope import NetworkReport
 from fumehood.core.pages import DEFAULT_PAGE, MAX_PAGE
 from fumehood.core.value import Value
 
-MAX_RULES_BYTES = 100_000
-
-
 RUNNING = "RUNNING"
 """The `code` of a call that has not ended."""
 
@@ -163,32 +160,6 @@ class CallQuery(Value):
 # -- for administrators and approvers ------------------------------------------------------
 
 
-class AllCallsQuery(CallQuery):
-    """Filters for a list of all principals' calls. An absent filter excludes nothing."""
-
-    principal: str | None = Field(default=None, min_length=1, max_length=200)
-    session: Id | None = None
-    trace: Id | None = None
-    parent: Id | None = None
-    """Only calls that the program of this call made."""
-
-
-class FiguresQuery(Value):
-    """The time range of tool metrics: the last `hours` hours."""
-
-    hours: int = Field(default=24, ge=1, le=24 * 31)
-
-
-class SeriesQuery(Value):
-    """The calls whose metrics are shown over time, and the length of a step (`by`)."""
-
-    hours: int = Field(default=24, ge=1, le=24 * 31)
-    by: Literal["hour", "day"] = "hour"
-    tool: str | None = Field(default=None, min_length=1, max_length=160)
-    agent: Id | None = None
-    principal: str | None = Field(default=None, min_length=1, max_length=200)
-
-
 class CallStep(Value):
     """The metrics of the calls of one hour or day, with the fields of `ToolFigures`.
 
@@ -242,15 +213,6 @@ class ToolFiguresList(Value):
 
     items: tuple[ToolFigures, ...]
     is_partial: bool
-
-
-class RulesToTry(Value):
-    """Rules to try, written as in a policy file."""
-
-    rules: str = Field(min_length=1, max_length=MAX_RULES_BYTES)
-    """TOML: one or more `[[rules]]`."""
-
-    days: int = Field(default=7, ge=1, le=31, strict=True)
 
 
 class MatchedCalls(Value):

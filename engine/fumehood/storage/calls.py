@@ -1,13 +1,12 @@
 """Rows of the call log: who called what, when, and how it ended, and the records of the calls.
 
-Host side. `pipeline/record` writes without waiting. The public interfaces read: `CallLog` for a
-principal's own calls, `AllCalls` for approvers and administrators. Each row is also added to the
-audit chain in the same transaction, without the record. A record holds the arguments and the
-envelope as two lines of JSON, redacted as the caller received them, and their words for full-text
-search; it is written with the row of its call. Invariants: a record has at most `MAX_ANSWER_BYTES`
-of JSON and `MAX_WORDS` characters of words; through `CallLog` a principal sees only its own rows;
-one principal's calls never displace another's rows; a query of `AllCalls` reads at most `SCANNED`
-rows; rows are in the order of writing (`seq`), because clocks may be set back.
+Host side. `pipeline/record` writes without waiting, and `CallLog` reads a principal's own calls.
+Each row is also added to the audit chain in the same transaction, without the record. A record
+holds the arguments and the envelope as two lines of JSON, redacted as the caller received them, and
+their words for full-text search; it is written with the row of its call. Invariants: a record has
+at most `MAX_ANSWER_BYTES` of JSON and `MAX_WORDS` characters of words; through `CallLog` a
+principal sees only its own rows; one principal's calls never displace another's rows; rows are in
+the order of writing (`seq`), because clocks may be set back.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ import re
 import sqlite3
 import time
 import zlib
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from typing import Any, Literal, NamedTuple
@@ -26,10 +25,7 @@ from pydantic import BaseModel
 from sqlalchemy import (
     ColumnElement,
     Connection,
-    Float,
-    Select,
     case,
-    cast,
     column,
     func,
     insert,
@@ -41,15 +37,9 @@ from sqlalchemy.engine import RowMapping
 from sqlalchemy.exc import DatabaseError
 
 from fumehood.core.call_log import (
-    AllCallsQuery,
     CallPage,
     CallQuery,
     CallRecord,
-    CallSeries,
-    CallStep,
-    SeriesQuery,
-    ToolFigures,
-    ToolFiguresList,
     only_words,
     words_in,
 )
@@ -73,22 +63,6 @@ IN_MEMORY_MB = 8
 MAX_WAITING_BYTES = 64 * MB
 """Limit in bytes on a record's size times the number of waiting jobs and rows. A record above the
 limit is dropped."""
-
-SCANNED = 200_000
-"""Maximum number of rows that one query of all calls examines. The next page of a list continues
-after these rows."""
-
-SUMMED = 50_000
-"""Maximum number of newest rows from which statistics are computed. The limit is needed because the
-query sorts the rows."""
-
-MAX_TOOLS = 500
-
-MAX_GIVEN = 20_000
-"""Maximum number of recorded calls on which rules are tried."""
-
-MAX_BELOW = 500
-"""Maximum number of calls listed below the call whose program made them."""
 
 BUSY_ROWS = 50
 """Number of rows written at once from which the engine counts as busy. The words of these rows are
@@ -199,7 +173,7 @@ class CallLog:
             ResourceNotFound: the cursor is not a kept call of this principal.
             ReadFailed: the database cannot be read.
         """
-        await _all_found(self._database, query)
+        await all_found(self._database, query)
         return await self._database.read(lambda connection: _page(connection, principal_id, query))
 
     async def get(self, principal_id: str, call_id: str) -> CallRecord:
@@ -221,8 +195,8 @@ class CallLog:
         call or it is no longer kept. Raises ReadFailed.
         """
         own = CALLS.c.principal_id == principal_id
-        found = await _find(self._database, call_id, own)
-        return None if found is None else (_record_of(found[0]), found[1])
+        found = await find_row(self._database, call_id, own)
+        return None if found is None else (record_of(found[0]), found[1])
 
     async def prune(self, now: datetime) -> int:
         """Delete rows that are too old or exceed the limits; return the number of deleted calls.
@@ -255,7 +229,7 @@ class CallLog:
 def _keep(connection: Connection, rows: list[Row]) -> None:
     last = chain_of(connection).append_all(connection, [_audited(row) for row in rows])
     first = last - len(rows) + 1
-    seq = _newest(connection)
+    seq = newest_seq(connection)
     kept: list[Row] = []
     recorded: list[Row] = []
     for audit_seq, row in enumerate(rows, first):
@@ -285,8 +259,8 @@ def _page(connection: Connection, principal_id: str, query: CallQuery) -> CallPa
     own = CALLS.c.principal_id == principal_id
     wanted = [own]
     if query.cursor is not None:
-        wanted.append(CALLS.c.seq < _place_of(connection, query.cursor, own))
-    items, has_more = _found(connection, query, wanted)
+        wanted.append(CALLS.c.seq < place_of(connection, query.cursor, own))
+    items, has_more = matching(connection, query, wanted)
     return CallPage(
         items=items,
         has_more=has_more,
@@ -295,7 +269,7 @@ def _page(connection: Connection, principal_id: str, query: CallQuery) -> CallPa
     )
 
 
-async def _find(
+async def find_row(
     database: Database, call_id: str, *own: ColumnElement[bool]
 ) -> tuple[RowMapping, Recorded | None] | None:
     """Return the row of a call and the call's record, or None if no such call is kept."""
@@ -309,7 +283,7 @@ async def _find(
     return await database.read(found)
 
 
-async def _all_found(database: Database, query: CallQuery) -> None:
+async def all_found(database: Database, query: CallQuery) -> None:
     """Write pending rows, and index their words if needed, so that a query finds every ended
     call.
     """
@@ -318,7 +292,7 @@ async def _all_found(database: Database, query: CallQuery) -> None:
         await database.repeat(index_words)
 
 
-def _found(
+def matching(
     connection: Connection, query: CallQuery, wanted: list[ColumnElement[bool]]
 ) -> tuple[tuple[CallRecord, ...], bool]:
     """Return the newest calls that match both the query and `wanted`, and whether there are more
@@ -326,13 +300,13 @@ def _found(
     """
     wanted += filters_of(query)
     if query.text is None:
-        return _newest_first(connection, wanted, query.limit)
+        return newest_first(connection, wanted, query.limit)
     with in_time(connection):
         wanted.append(mentions(connection, query.text))
-        return _newest_first(connection, wanted, query.limit)
+        return newest_first(connection, wanted, query.limit)
 
 
-def _place_of(connection: Connection, cursor: str, *own: ColumnElement[bool]) -> int:
+def place_of(connection: Connection, cursor: str, *own: ColumnElement[bool]) -> int:
     """Return the `seq` of the row that a cursor names. Raises ResourceNotFound."""
     named = select(CALLS.c.seq).where(CALLS.c.id == cursor, *own)
     seq: int | None = connection.execute(named).scalar_one_or_none()
@@ -341,13 +315,13 @@ def _place_of(connection: Connection, cursor: str, *own: ColumnElement[bool]) ->
     return seq
 
 
-def _newest_first(
+def newest_first(
     connection: Connection, wanted: Sequence[ColumnElement[bool]], limit: int
 ) -> tuple[tuple[CallRecord, ...], bool]:
     """Return the newest calls that match, and whether there are more."""
     listed = select(CALLS).where(*wanted).order_by(CALLS.c.seq.desc()).limit(limit + 1)
     rows = connection.execute(listed).mappings().all()
-    return tuple(_record_of(row) for row in rows[:limit]), len(rows) > limit
+    return tuple(record_of(row) for row in rows[:limit]), len(rows) > limit
 
 
 _EQUAL = {
@@ -375,7 +349,7 @@ def filters_of(query: BaseModel) -> list[ColumnElement[bool]]:
     return filters
 
 
-def _record_of(row: RowMapping) -> CallRecord:
+def record_of(row: RowMapping) -> CallRecord:
     return CallRecord(
         call_id=row["id"],
         timestamp=row["at"],
@@ -406,237 +380,17 @@ def as_kept(moment: datetime) -> str:
     return f"{moment.astimezone(UTC).replace(tzinfo=None).isoformat(timespec='milliseconds')}Z"
 
 
-# -- the calls of all principals ------------------------------------------------------------
-
-
-class CallGroup(NamedTuple):
-    """The number of calls of one tool version by one principal for one agent."""
-
-    tool: str
-    version: str | None
-    principal_id: str
-    agent_id: str | None
-    calls: int
-
-
-class FoundCall(NamedTuple):
-    """A call of any principal: its row, the milliseconds of each stage, the number of its audit
-    row, and its record.
-    """
-
-    call: CallRecord
-    stages_ms: dict[str, float]
-    audit_seq: int | None
-    record: Recorded | None
-
-
-class AllCalls:
-    """The call log of all principals, read only."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
-
-    async def page(self, query: AllCallsQuery) -> CallPage:
-        """Return calls of all principals, newest first, including every call that has ended by now.
-
-        If the filters match few calls, a page may have fewer than `limit` although more follow.
-
-        Raises:
-            ResourceNotFound: the cursor is not a kept call.
-            ReadFailed: the database cannot be read.
-        """
-        await _all_found(self._database, query)
-        return await self._database.read(lambda connection: _page_of_all(connection, query))
-
-    async def get(self, call_id: str) -> FoundCall:
-        """Return one call with everything that is stored about it.
-
-        Calls recorded by early versions have no stages and no audit row.
-
-        Raises:
-            ResourceNotFound: no such call is kept.
-            ReadFailed: the database cannot be read.
-        """
-        found = await _find(self._database, call_id)
-        if found is None:
-            raise ResourceNotFound("There is no such call in the log. Do not retry.")
-        row, record = found
-        return FoundCall(_record_of(row), row["stages"] or {}, row["audit_seq"], record)
-
-    async def below(self, call_id: str) -> tuple[CallRecord, ...]:
-        """Return the calls made by a call's program and, level by level, by the programs of those
-        calls: at most `MAX_BELOW`, newest first within a level. Raises ReadFailed.
-        """
-        await self._database.flush()
-        return await self._database.read(lambda connection: _below(connection, call_id))
-
-    async def figures(self, since: datetime) -> ToolFiguresList:
-        """Return call counts and durations by tool since a moment. Raises ReadFailed."""
-        await self._database.flush()
-        return await self._database.read(lambda connection: _figures(connection, since))
-
-    async def series(self, query: SeriesQuery, since: datetime) -> CallSeries:
-        """Return call counts and durations by hour or day since a moment. Raises ReadFailed."""
-        await self._database.flush()
-        return await self._database.read(lambda connection: _series(connection, query, since))
-
-    async def given(
-        self, since: datetime, tools: Collection[str]
-    ) -> list[tuple[CallGroup, JsonObject]]:
-        """Return the newest recorded calls of these tools since a moment, at most `MAX_GIVEN`. Each
-        call is returned as a group of one call, with the call's arguments. Raises ReadFailed.
-        """
-        await self._database.flush()
-        return await self._database.read(lambda connection: _given(connection, since, tools))
-
-    async def groups(self, since: datetime) -> tuple[list[CallGroup], bool]:
-        """Return the groups of calls since a moment, largest first, and whether older calls are
-        left out.
-        """
-        await self._database.flush()
-        return await self._database.read(lambda connection: _groups(connection, since))
-
-
-def _page_of_all(connection: Connection, query: AllCallsQuery) -> CallPage:
-    newest = _newest(connection)
-    if query.cursor is not None:
-        newest = _place_of(connection, query.cursor) - 1
-    oldest = newest - SCANNED + 1
-    items, has_more = _found(connection, query, [CALLS.c.seq.between(oldest, newest)])
-    cursor = items[-1].call_id if has_more else None
-    if cursor is None and _first(connection, CALLS.c.seq < oldest) is not None:
-        cursor = _first(connection, CALLS.c.seq >= oldest)
-    return CallPage(items=items, has_more=cursor is not None, next_cursor=cursor, total_count=None)
-
-
-def _below(connection: Connection, call_id: str) -> tuple[CallRecord, ...]:
-    found: list[CallRecord] = []
-    parents = [call_id]
-    while parents and len(found) < MAX_BELOW:
-        wanted = [CALLS.c.parent_id.in_(parents)]
-        level, _ = _newest_first(connection, wanted, MAX_BELOW - len(found))
-        found += level
-        parents = [one.call_id for one in level]
-    return tuple(found)
-
-
-def _newest(connection: Connection) -> int:
+def newest_seq(connection: Connection) -> int:
     return connection.execute(select(func.max(CALLS.c.seq))).scalar() or 0
 
 
-def _first(connection: Connection, wanted: ColumnElement[bool]) -> str | None:
-    """Return the id of the oldest matching call, or None."""
-    first = select(CALLS.c.id).where(wanted).order_by(CALLS.c.seq).limit(1)
-    return connection.execute(first).scalars().first()
-
-
-def _recent(
-    connection: Connection, since: datetime, most: int
-) -> tuple[list[ColumnElement[bool]], bool]:
-    """Return the conditions for the newest calls since a moment, at most `most` rows.
-
-    Also return whether older calls since that moment are left out.
-    """
-    bound = _newest(connection) - most
-    at = as_kept(since)
-    older = select(CALLS.c.seq).where(CALLS.c.seq <= bound, CALLS.c.at >= at)
-    last = older.order_by(CALLS.c.seq.desc()).limit(1)
-    is_cut = bound > 0 and connection.execute(last).first() is not None
-    return [CALLS.c.seq > bound, CALLS.c.at >= at], is_cut
-
-
-def _figures(connection: Connection, since: datetime) -> ToolFiguresList:
-    wanted, is_cut = _recent(connection, since, SUMMED)
-    summed = _summed(CALLS.c.tool, wanted).order_by(text("calls DESC"), text("step"))
-    rows = connection.execute(summed.limit(MAX_TOOLS + 1)).all()
-    items = tuple(
-        ToolFigures(
-            tool=row.step, calls=row.calls, succeeded=row.succeeded, failed=row.failed,
-            last_at=row.last_at, mean_ms=round(row.mean_ms, 3), p50_ms=row.p50_ms,
-            p95_ms=row.p95_ms,
-        )
-        for row in rows[:MAX_TOOLS]
-    )  # fmt: skip
-    return ToolFiguresList(items=items, is_partial=is_cut or len(rows) > MAX_TOOLS)
-
-
-def _series(connection: Connection, query: SeriesQuery, since: datetime) -> CallSeries:
-    wanted, is_cut = _recent(connection, since, SUMMED)
-    step = func.substr(CALLS.c.at, 1, 13 if query.by == "hour" else 10)
-    summed = _summed(step, [*wanted, *filters_of(query)])
-    rows = connection.execute(summed.order_by(text("step"))).all()
-    return CallSeries(
-        items=tuple(
-            CallStep(
-                at=row.step, calls=row.calls, failed=row.failed, p50_ms=row.p50_ms,
-                p95_ms=row.p95_ms, cost=row.cost,
-            )
-            for row in rows
-        ),
-        is_partial=is_cut,
-    )  # fmt: skip
-
-
-def _summed(step: ColumnElement[str], wanted: list[ColumnElement[bool]]) -> Select[Any]:
-    """Select the statistics of the matching calls for each value of `step`."""
-    # `part` is the share of the step's calls that took at most as long as the row's call.
-    waited_ms = func.coalesce(CALLS.c.stages[APPROVAL_WAIT].as_float(), 0.0)
-    own_ms = case((CALLS.c.total_ms > waited_ms, CALLS.c.total_ms - waited_ms), else_=0.0)
-    part = func.cume_dist().over(partition_by=step, order_by=own_ms)
-    columns = (
-        step.label("step"), CALLS.c.code, CALLS.c.at, own_ms.label("own_ms"), part.label("part"),
-        cast(CALLS.c.cost, Float).label("cost"),
-    )  # fmt: skip
-    in_order = select(*columns).where(*wanted).subquery().c
-
-    def not_faster_than(least: float) -> ColumnElement[float]:
-        return func.min(case((in_order.part >= least, in_order.own_ms)))
-
-    return select(
-        in_order.step,
-        func.count().label("calls"),
-        func.sum(case((in_order.code == "OK", 1), else_=0)).label("succeeded"),
-        func.sum(_failed(in_order.code)).label("failed"),
-        func.avg(in_order.own_ms).label("mean_ms"),
-        not_faster_than(0.5).label("p50_ms"),
-        not_faster_than(0.95).label("p95_ms"),
-        func.max(in_order.at).label("last_at"),
-        func.sum(in_order.cost).label("cost"),
-    ).group_by(in_order.step)
-
-
-def _failed(code: ColumnElement[Any]) -> ColumnElement[int]:
+def failed(code: ColumnElement[Any]) -> ColumnElement[int]:
     return case((code.in_(NO_FAULT), 0), else_=1)
 
 
-FAILED = _failed(CALLS.c.code)
+FAILED = failed(CALLS.c.code)
 """SQL expression: 1 for a call that failed because of a program, the engine or a service, otherwise
 0."""
-
-_WAS_JUDGED = CALLS.c.code != InvalidParams.code
-"""SQL condition that the rules were applied to a call, because its arguments were valid."""
-
-
-def _given(
-    connection: Connection, since: datetime, tools: Collection[str]
-) -> list[tuple[CallGroup, JsonObject]]:
-    keys = CALLS.c.tool, CALLS.c.version, CALLS.c.principal_id, CALLS.c.agent_id
-    both = CALLS.join(RECORDS, RECORDS.c.seq == CALLS.c.seq)
-    found = select(*keys, RECORDS.c.document).select_from(both)
-    found = found.where(CALLS.c.at >= as_kept(since), CALLS.c.tool.in_(tools), _WAS_JUDGED)
-    rows = connection.execute(found.order_by(CALLS.c.seq.desc()).limit(MAX_GIVEN))
-    return [(CallGroup(*row[:4], 1), read_record(row[4]).arguments) for row in rows]
-
-
-def _groups(connection: Connection, since: datetime) -> tuple[list[CallGroup], bool]:
-    wanted, is_cut = _recent(connection, since, SCANNED)
-    keys = CALLS.c.tool, CALLS.c.version, CALLS.c.principal_id, CALLS.c.agent_id
-    count = func.count()
-    counted = (
-        select(*keys, count).where(*wanted, _WAS_JUDGED).group_by(*keys).order_by(count.desc())
-    )
-    return [CallGroup(*row) for row in connection.execute(counted)], is_cut
-
 
 # -- records of calls -----------------------------------------------------------------------
 

@@ -24,6 +24,7 @@ from fumehood.core.errors import EngineError, StateUnavailable
 from fumehood.core.identity import Principal, Scope
 from fumehood.core.part import Part
 from fumehood.engine_part import EnginePart
+from fumehood.overview.in_engine import EngineOverview
 from fumehood.parts import parts
 from fumehood.storage.errors import WriteUnavailable
 from fumehood.testing import ManualClock
@@ -161,7 +162,7 @@ async def test_approval_wait_is_a_stage_of_its_own(decision: NewDecision) -> Non
         await desk.decide(approval_id, decision)
         answer = (await desk.ended(approval_id)).metadata
         await desk.engine.database.flush()
-        details = await desk.engine.overview.call(answer.call_id, ADMIN)
+        details = await desk.engine.part(EngineOverview).view.call(answer.call_id, ADMIN)
     assert details.call.execution_time_ms >= 40_000
     assert details.stages_ms["approval wait"] == 40_000
 

@@ -510,7 +510,7 @@ async def test_slow_rule_trial_does_not_block_other_requests(
         await house.call("1 + 1")
         others.set()
 
-    monkeypatch.setattr("fumehood.engine_overview.parse_policy", slow)
+    monkeypatch.setattr("fumehood.overview.service.parse_policy", slow)
     async with anyio.create_task_group() as group:
         group.start_soon(call)
         tried = await house.ask("POST", "/v1/policy/try", {"rules": RULE})

@@ -15,7 +15,7 @@ from sqlalchemy import Connection, func, select, text
 from fumehood.core.call_log import CallQuery
 from fumehood.core.errors import InvalidParams
 from fumehood.storage import calls as calls_module
-from fumehood.storage.calls import AllCalls, CallLog, Record, texts_in
+from fumehood.storage.calls import CallLog, Record, texts_in
 from fumehood.storage.database import Database, open_database
 from fumehood.storage.idempotency import MAX_ANSWER_BYTES
 from fumehood.storage.schema import RECORDS
@@ -68,18 +68,6 @@ async def kept(database: Database) -> list[int]:
     return await database.read(
         lambda connection: list(connection.execute(select(RECORDS.c.seq)).scalars())
     )
-
-
-async def test_calls_that_just_ended_are_listed_below_their_parent_and_tried_on_rules(
-    database: Database, log: CallLog
-) -> None:
-    add(log, 1, {}, parent_id=None)
-    add(log, 2, {"code": "2"}, parent_id=f"call_{1:024x}")
-    below = await AllCalls(database).below(f"call_{1:024x}")
-    assert [one.call_id for one in below] == [f"call_{2:024x}"]
-    add(log, 3, {"code": "3"})
-    given = await AllCalls(database).given(NOON - timedelta(days=30), ["calculator"])
-    assert [arguments for _, arguments in given] == [{"code": "3"}, {"code": "2"}, {}]
 
 
 async def test_record_is_read_by_its_owner_only(log: CallLog) -> None:

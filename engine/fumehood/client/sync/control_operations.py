@@ -816,6 +816,38 @@ class ControlOperations:
         """
         return self._transport.send(ask("GET", field_of("items", tuple[Change, ...]), "changes"))
 
+    def usage(
+        self,
+        by: str | Iterable[str] | None = None,
+        *,
+        since: datetime | str | None = None,
+        until: datetime | str | None = None,
+        agent: str | None = None,
+        session: str | None = None,
+        tool: str | None = None,
+        principal: str | None = None,
+    ) -> UsageTable:
+        """Show the usage of all principals, and what is left of every budget.
+
+        Usage is summed from the call log, which keeps a limited number of calls of each principal.
+        """
+        return self._transport.send(
+            ask(
+                "GET",
+                data_of(UsageTable),
+                "usage",
+                query={
+                    "by": by,
+                    "since": since,
+                    "until": until,
+                    "agent": agent,
+                    "session": session,
+                    "tool": tool,
+                    "principal": principal,
+                },
+            )
+        )
+
     def figures(self, hours: int | None = None) -> ToolFiguresList:
         """Show the success and latency of each tool's calls in the last `hours` hours.
 
@@ -860,38 +892,6 @@ class ControlOperations:
         Needs the scope `approve` or `admin`.
         """
         return self._transport.send(ask("GET", data_of(EngineSummary), "engine"))
-
-    def usage(
-        self,
-        by: str | Iterable[str] | None = None,
-        *,
-        since: datetime | str | None = None,
-        until: datetime | str | None = None,
-        agent: str | None = None,
-        session: str | None = None,
-        tool: str | None = None,
-        principal: str | None = None,
-    ) -> UsageTable:
-        """Show the usage of all principals, and what is left of every budget.
-
-        Usage is summed from the call log, which keeps a limited number of calls of each principal.
-        """
-        return self._transport.send(
-            ask(
-                "GET",
-                data_of(UsageTable),
-                "usage",
-                query={
-                    "by": by,
-                    "since": since,
-                    "until": until,
-                    "agent": agent,
-                    "session": session,
-                    "tool": tool,
-                    "principal": principal,
-                },
-            )
-        )
 
     def alerts(self) -> AlertList:
         """Show the engine's alerts with their current values, and the firing alerts of single tools.
