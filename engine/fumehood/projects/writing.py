@@ -21,7 +21,7 @@ from dataclasses import asdict, astuple, dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fumehood.core.errors import EngineError, StateUnavailable
+from fumehood.core.errors import EngineError, OutcomeUnknown, StateUnavailable
 from fumehood.core.workspace_path import MAX_NAME_BYTES
 from fumehood.projects.rules import STAGING_PREFIX
 from fumehood.projects.tree import Entry, ProjectDirectory, entry_of
@@ -221,6 +221,7 @@ class Writing:
         Raises:
             Conflicts: a file is not as it was copied; nothing has changed.
             StateUnavailable: the disk is full, or permission is missing; nothing has changed.
+            OutcomeUnknown: one of these happened, and not everything could be undone.
         """
         journal, project = self._journal, self._project
         with as_told():
@@ -245,11 +246,27 @@ class Writing:
                         os.fsync(directory)
                 journal.state = "done"
                 self._journals.write(journal)
-            except BaseException:
-                self._is_left = True
-                _put_back(project, journal)
-                self._is_left = False
+            except BaseException as error:
+                self._undo(error)
                 raise
+
+    def _undo(self, error: BaseException) -> None:
+        """Undo the changes after an error. Raises OutcomeUnknown if not all could be undone."""
+        self._is_left = True
+        try:
+            is_whole = _put_back(self._project, self._journal)
+        except OSError as fault:
+            raise OutcomeUnknown(
+                "The project could not be written, and not everything could be undone: "
+                f"{fault.strerror}. The engine tries again when it starts. Look at the project."
+            ) from error
+        self._is_left = False
+        if not is_whole:
+            raise OutcomeUnknown(
+                "The project could not be written, and somebody else changed it meanwhile, so that "
+                "not everything could be undone. Former contents are in files named *.before-*. "
+                "Look at the project."
+            ) from error
 
     def _plan(self, todo: list[Change], directories: frozenset[str]) -> None:
         """Add the steps to the journal, and give the staged files the modes of the files that they

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fumehood.core.errors import InvalidParams, StateUnavailable
+from fumehood.core.errors import InvalidParams, OutcomeUnknown, StateUnavailable
 from fumehood.executors.workspace_guest import LINK
 from fumehood.projects import writing
 from fumehood.projects.changes import patch_of
@@ -215,19 +215,37 @@ def test_file_that_appears_while_all_is_put_back_is_kept_beside_the_old_one(
     build(top, BEFORE)
     put_back = writing._put_back
 
-    def interrupted(*arguments: Any) -> None:
+    def interrupted(*arguments: Any) -> bool:
         build(top, {"d/inner/deep.txt": (b"mine\n", False)})
-        put_back(*arguments)
+        return put_back(*arguments)
 
     monkeypatch.setattr(writing, "_put_back", interrupted)
     (top / "link").unlink()  # the conflict, after the deletions
-    with pytest.raises(Conflicts):
+    with pytest.raises(OutcomeUnknown, match="somebody else changed it meanwhile"):
         apply(top, journals, BEFORE, AFTER)
     after = found(top)
     assert after["d/inner/deep.txt"] == (b"mine\n", False)
     (kept,) = [path for path in after if path.startswith("d/inner/deep.txt.before-")]
     assert after[kept] == BEFORE["d/inner/deep.txt"]
     assert after["was-file"] == BEFORE["was-file"]
+
+
+def test_project_that_cannot_be_put_back_now_is_put_back_by_the_next_engine(
+    top: Path, journals: Journals, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    build(top, BEFORE)
+
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "link", full)
+        patch.setattr(writing, "_take_away", full)
+        with pytest.raises(OutcomeUnknown, match="tries again when it starts"):
+            apply(top, journals, BEFORE, AFTER)
+    assert found(top) != BEFORE
+    assert journals.recover().failed == []
+    assert found(top) == BEFORE
 
 
 def test_full_disk_changes_nothing(
