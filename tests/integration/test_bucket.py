@@ -420,7 +420,7 @@ async def read_recording(
     if reader is None:
         return None
     found = []
-    with anyio.fail_after(20):
+    with anyio.fail_after(120):
         while records := await reader.read():
             found += records
     reader.close()

@@ -165,6 +165,6 @@ async def test_opening_an_approval_of_a_busy_session_keeps_the_old_preview(bench
     asked = await bench.engine.approvals.show(approval_id)
     (bench.root / "f").write_text("two")
     async with await bench.engine.sessions.files(bench.engine.owner, bench.session_id):
-        with anyio.fail_after(5):
+        with anyio.fail_after(120):
             assert await bench.engine.approvals.opened(approval_id) == asked
     assert (await bench.engine.approvals.opened(approval_id)).version == 2  # the twin

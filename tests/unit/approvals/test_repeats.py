@@ -36,7 +36,7 @@ async def done(desk: Asking, approval_id: str) -> None:
 
 async def followed(desk: Asking, approval_id: str, count: int) -> None:
     """Wait until this number of callers wait for the call's answer."""
-    with anyio.fail_after(10):
+    with anyio.fail_after(120):
         while len(desk.engine.approvals.requests.runs.followers(approval_id)) != count:
             await anyio.sleep(0.01)
 
@@ -210,7 +210,7 @@ async def test_repeat_of_interrupted_call_is_outcome_unknown_until_resolved(
         await desk.engine.approvals.resolve(approval_id, Resolution(outcome="done"), ALICE)
         answer = await desk.ask("a")
         assert answer.data["resolution"]["outcome"] == "done"
-        with anyio.fail_after(10):  # until the fetch of the answer is on the disk
+        with anyio.fail_after(120):  # until the fetch of the answer is on the disk
             while answer.success:
                 answer = await desk.ask("a")
         assert answer.error.code == "REQUIRES_HUMAN_APPROVAL"
@@ -242,7 +242,7 @@ async def test_interrupted_call_whose_outcome_is_known_needs_nobody_to_resolve_i
         else:
             assert (answer.error.code, answer.error.retryable) == ("STATE_UNAVAILABLE", True)
             assert "nothing was written" in answer.error.message
-        with anyio.fail_after(10):  # until the fetch of the answer is on the disk
+        with anyio.fail_after(120):  # until the fetch of the answer is on the disk
             while answer.success or answer.error.code == "STATE_UNAVAILABLE":
                 answer = await desk.ask("a")
         assert answer.error.code == "REQUIRES_HUMAN_APPROVAL"

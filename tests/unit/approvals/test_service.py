@@ -360,7 +360,7 @@ async def test_cancel_by_call_id_stops_running_approved_call() -> None:
     async with asking(deeds=deeds) as desk:
         approval_id = await desk.parked("a")
         await desk.decide(approval_id)
-        with anyio.fail_after(10):
+        with anyio.fail_after(120):
             await deeds.begun.wait()
         call_id = (await desk.engine.approvals.show(approval_id)).call_id
         await desk.engine.cancel_call(call_id, CALLER)
@@ -552,7 +552,7 @@ async def _audited(desk: Asking) -> list[Any]:
 
 
 async def _until_warned_of(desk: Asking, approval_id: str) -> None:
-    with anyio.fail_after(10):
+    with anyio.fail_after(120):
         while not await _warned_of(desk, approval_id):
             await anyio.sleep(0.01)
 

@@ -85,7 +85,7 @@ class Guest:
         return self.number
 
     async def until(self, condition: Callable[[], bool]) -> None:
-        with anyio.fail_after(20):
+        with anyio.fail_after(120):
             while not condition():
                 self.changed.clear()
                 await self.changed.wait()
@@ -450,7 +450,7 @@ async def test_program_end_keeps_approval_shared_with_direct_call(
 async def until_waiting(on: Stage, count: int) -> None:
     """Wait until this number of calls wait for one approval."""
     requests = on.engine.approvals.requests
-    with anyio.fail_after(10):
+    with anyio.fail_after(120):
         while [len(requests.runs.followers(one.id)) for one in await on.pending()] != [count]:
             await anyio.sleep(0.01)
 

@@ -200,7 +200,7 @@ async def respond(home: Path, connection: Connection, until: Any) -> None:
         call = engine.open_stream("wait", CallBody(), engine.owner)
         assert await call.begun() is None
         response = EventsResponse(engine, call.reader(), "wait", None)
-        with anyio.fail_after(20):
+        with anyio.fail_after(120):
             async with anyio.create_task_group() as group:
                 group.start_soon(response, connection.scope, connection.receive, connection.send)
                 while not until():

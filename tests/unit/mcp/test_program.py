@@ -90,7 +90,7 @@ async def test_attack_front_that_reads_nothing_is_cut_off_before_it_fills_the_en
         lambda connection: tasks.append(asyncio.ensure_future(serve(connection)))
     )
     await front.send("network", Segment(OPENED, 1))
-    with anyio.fail_after(20):
+    with anyio.fail_after(120):
         reading = asyncio.ensure_future(program.read())
         while not reading.done() and sent < 2 * MAX_UNREAD_BYTES:
             await asyncio.sleep(0.001)

@@ -81,7 +81,7 @@ async def test_concurrent_batch_calls_are_limited_to_max_parallel(
     gate.full = most
     async with bench(home, [gate.tool()]) as b:
         task = asyncio.create_task(b.engine.batch(waits(20), **options))
-        with anyio.fail_after(10):
+        with anyio.fail_after(120):
             await gate.reached.wait()
             await anyio.wait_all_tasks_blocked()
             assert (gate.running, gate.begun) == (most, list(range(most)))
@@ -98,7 +98,7 @@ async def test_cancelled_batch_returns_an_answer_for_every_call(home: Path) -> N
         body = parse_batch({"calls": waits(4), "options": {"max_parallel": 2}})
         batch = b.engine.open_batch(body, b.engine.owner)
         task = asyncio.create_task(batch.run())
-        with anyio.fail_after(10):
+        with anyio.fail_after(120):
             await gate.reached.wait()
             batch.cancel()
             batch.cancel()

@@ -192,7 +192,7 @@ async def test_only_one_of_several_waiting_equal_calls_is_allowed(tmp_path: Path
     async with deciding(tmp_path) as here:
         decide = here.engine.decide
         calls = [asyncio.create_task(decide("Bash", RM, wait_for_approval=True)) for _ in range(3)]
-        with anyio.fail_after(10):
+        with anyio.fail_after(120):
             while not (page := await here.engine.approvals.list(ApprovalQuery())).items:
                 await anyio.sleep(0.01)
             await here.say(page.items[0].id)

@@ -55,7 +55,7 @@ class Calls(CallPart):
         for name in self.tools:
             ended = asyncio.get_running_loop().create_future()
             run.calls.start(name, {"code": "2"}, ended.set_result, Clock())
-            with anyio.fail_after(20):
+            with anyio.fail_after(120):
                 answer = await ended
             self.codes.append(answer.code if isinstance(answer, EngineError) else code_of(answer))
         yield Given(needs=frozenset({"tools"}))
@@ -201,7 +201,7 @@ async def test_attack_action_of_a_program_that_has_ended_is_never_done(home: Pat
 
 async def pending(engine: Engine) -> Approval:
     """Wait for an approval to be pending, and return it."""
-    with anyio.fail_after(20):
+    with anyio.fail_after(120):
         while not (found := (await engine.approvals.list(ApprovalQuery())).items):
             await anyio.sleep(0.001)
     return found[0]

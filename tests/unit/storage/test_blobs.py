@@ -115,7 +115,7 @@ async def test_principals_oldest_blob_is_evicted_for_its_newest(
     new = await keep(store, b"n" * 20 * KB)
     assert files(home) == sorted([twin.id, old[1].id, new.id])
     assert store.room.share.total == 80 * KB
-    with anyio.fail_after(20):
+    with anyio.fail_after(120):
         await store.overdue.wait()
     assert await store.prune(clock.now()) == rows(store._database) - 2 == 1
     with pytest.raises(ResourceNotFound, match="newer ones took its place"):

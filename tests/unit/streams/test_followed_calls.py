@@ -81,7 +81,7 @@ async def followed(
 ) -> list[Event]:  # fmt: skip
     """Collect all events, and cancel the call as soon as one satisfies `until`."""
     events = []
-    with anyio.fail_after(20):
+    with anyio.fail_after(120):
         async for event in engine.stream(name, arguments, **options):
             events.append(event)
             if until is not None and isinstance(event, ProgressEvent) and until(event):
@@ -168,7 +168,7 @@ async def test_cancelled_call_does_not_leave_its_task_cancelling(home: Path) -> 
 
         async with anyio.create_task_group() as group:
             group.start_soon(call)
-            with anyio.fail_after(20):
+            with anyio.fail_after(120):
                 while not (running := list(engine._made.calls.running)):
                     await anyio.lowlevel.checkpoint()
                 await engine.cancel(running[0])
@@ -194,7 +194,7 @@ async def test_closing_the_stream_cancels_the_call_only_if_requested(
         if not cancels:
             (call_id,) = engine._made.calls.running
             await engine.cancel(call_id)
-        with anyio.fail_after(20):
+        with anyio.fail_after(120):
             while len(engine._made.calls.running):
                 await anyio.lowlevel.checkpoint()
         (record,) = (await engine.calls()).items
@@ -208,7 +208,7 @@ async def test_reader_cancelled_before_call_begins_leaves_no_recording(home: Pat
         waiting.send(None)
         with pytest.raises(asyncio.CancelledError):
             waiting.throw(asyncio.CancelledError())
-        with anyio.fail_after(20):
+        with anyio.fail_after(120):
             while engine._made.calls.started:
                 await anyio.lowlevel.checkpoint()
             room = engine.part(Streams).recordings.room

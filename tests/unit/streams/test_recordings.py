@@ -61,7 +61,7 @@ def made(store: RecordingStore, *, name: str = "call_1", owner: str = OWNER) -> 
 
 async def read_all(reader: RecordingReader) -> list[Record]:
     found = []
-    with anyio.fail_after(20):
+    with anyio.fail_after(120):
         while records := await reader.read():
             found += records
     reader.close()
@@ -70,7 +70,7 @@ async def read_all(reader: RecordingReader) -> list[Record]:
 
 async def gone(store: RecordingStore) -> None:
     """Wait until no recording is left."""
-    with anyio.fail_after(20):
+    with anyio.fail_after(120):
         while os.listdir(store.room.directory) or store.room.share.total:
             await anyio.lowlevel.checkpoint()
 
@@ -131,7 +131,7 @@ async def test_endless_output_does_not_delay_another_recording(
         say(endless, "first")
         say(other, "one line")
         blocked.set()
-        with anyio.fail_after(20):
+        with anyio.fail_after(120):
             while len(turns) < 50:
                 await anyio.sleep(0.001)
         for recording in (endless, other):
@@ -236,7 +236,7 @@ async def finished(
     say(recording, "x" * size)
     recording.finish("tool_result", b'{"success":true}')
     records = await read_all(reader)
-    with anyio.fail_after(20):
+    with anyio.fail_after(120):
         while store._all[name].holders:
             await anyio.lowlevel.checkpoint()
     return records
@@ -250,7 +250,7 @@ async def found(store: RecordingStore, name: str, owner: str = OWNER) -> list[Re
 
 async def settled(store: RecordingStore, names: set[str]) -> None:
     """Wait until exactly these files exist."""
-    with anyio.fail_after(20):
+    with anyio.fail_after(120):
         while set(os.listdir(store.room.directory)) != names:
             await anyio.lowlevel.checkpoint()
 
@@ -306,7 +306,7 @@ async def test_in_memory_events_are_resumable_while_a_reader_is_open(
         assert len(await first.read()) == 1
         full_disk(store, monkeypatch)
         recording.finish("tool_result", b"{}")
-        with anyio.fail_after(20):
+        with anyio.fail_after(120):
             while not recording.is_over:
                 await anyio.lowlevel.checkpoint()
         everything = store.find("call_1", OWNER)

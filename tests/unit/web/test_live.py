@@ -38,13 +38,13 @@ class Page:
 
     async def next(self) -> bytes:
         """The next event that is no tick."""
-        with anyio.fail_after(10):
+        with anyio.fail_after(120):
             while (event := await anext(self._events)).startswith(b"event: tick"):
                 pass
         return event
 
     async def tick(self) -> bytes:
-        with anyio.fail_after(10):
+        with anyio.fail_after(120):
             return await anext(self._events)
 
 
