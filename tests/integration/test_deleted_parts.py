@@ -28,7 +28,7 @@ from fumehood.storage.database import FILE_NAME, open_database
 from fumehood.testing import CONTAINER_LIMITS, FakeWall
 from support.asking import add_approvers
 from support.definitions import rest_document
-from support.parts import PACKAGE, Code, Line, Part, module_of, read_parts
+from support.parts import PACKAGE, Code, Line, Part, module_of, read_parts, with_dependents
 from support.unplugged import Importer, Tree, Unfit, copy_of_checkout, importing
 
 PARTS = read_parts()
@@ -73,15 +73,15 @@ def test_all_modules_can_be_imported_if_nothing_is_deleted(tree: Tree, importer:
 
 @pytest.mark.parametrize("name", PARTS)
 def test_rest_of_the_engine_works_without_a_part(name: str, tree: Tree, importer: Importer) -> None:
-    part = PARTS[name]
-    tree.delete(part)
-    modules = code().modules_without(part)
+    part, deleted = PARTS[name], with_dependents(name, PARTS)
+    tree.delete(deleted)
+    modules = code().modules_without(deleted)
     ending = importer.try_out(tree, modules, contract=contract() if part.deletable else None)
     importing = {module_of(file) for file in code().count(part).importing}
     why = "\n".join(f"{module}: {error}" for module, error in ending.broken.items())
     # What was counted is what breaks, and nothing else does.
     assert ending.broken.keys() >= importing.intersection(modules)
-    assert importing or not ending.broken, why
+    assert importing.intersection(modules) or not ending.broken, why
     assert not (part.deletable and ending.broken), why
     assert ending.contract is None, f"The kernel fails without {name}:\n{ending.contract}"
 
@@ -203,6 +203,65 @@ def test_doctor_examines_a_host_without_the_interpreter(tree: Tree, home: Path) 
     assert not {"asteval", "RestrictedPython", "interpreter: memory"} & checks
     (card,) = doctor("--attack", "--wall", "interpreter")["walls"]
     assert (card["wall"], card["verdict"]) == ("interpreter", "absent")
+
+
+WITHOUT_GATEWAY = """
+import json, sys
+from pathlib import Path
+import anyio
+from fumehood import Config, Engine
+from fumehood.testing import CONTAINER_LIMITS, FakeWall
+
+async def main():
+    wall = FakeWall(limits=CONTAINER_LIMITS, keeps_sessions=True)
+    config = Config(home=Path(sys.argv[1]), sessions={"image": "python"})
+    async with Engine(config=config, container=wall) as engine:
+        reaching = await engine.sessions.create(engine.owner, network=["example.com"])
+        other = await engine.sessions.create(engine.owner)
+        ways = {
+            "option": {"network": ["example.com"]}, "session": {"session_id": reaching.id},
+            "twin": {}, "twin of session": {"session_id": other.id},
+        }
+        answers = {
+            way: await engine.call("run_python", {"code": way}, **options)
+            for way, options in ways.items()
+        }
+        print(json.dumps({
+            "codes": {way: one.error and one.error.code for way, one in answers.items()},
+            "words": [one.error.message for one in answers.values() if one.error],
+            "runs": [run.arguments["code"] for run in wall.runs],
+        }))
+
+anyio.run(main)
+"""
+
+
+def test_programs_that_want_hosts_are_refused_without_the_gateway(tree: Tree, home: Path) -> None:
+    tree.delete(with_dependents("gateway", PARTS))
+    (home / "config.toml").write_text('[gateway]\nhosts = ["example.com"]\n')
+    refused = serve(tree, home, FUMEHOOD_CONFIG=str(home / "config.toml"))
+    assert refused.returncode == 2, refused.stderr
+    assert "gateway: there is no such key in " in refused.stderr
+    known = {**CLEAN_ENVIRONMENT, "PYTHONPATH": ":".join(tree.import_path)}
+
+    def python(*arguments: str) -> Any:
+        command = [sys.executable, *arguments]
+        ran = subprocess.run(command, env=known, capture_output=True, text=True, timeout=600)
+        assert not ran.stderr, ran.stderr
+        return json.loads(ran.stdout)
+
+    found = python("-c", WITHOUT_GATEWAY, str(home))
+    assert all("what the call asks for (network)" in words for words in found.pop("words"))
+    assert found == {
+        "codes": {
+            "option": "SANDBOX_UNAVAILABLE", "session": "SANDBOX_UNAVAILABLE", "twin": None,
+            "twin of session": None,
+        },
+        "runs": ["twin", "twin of session"],
+    }  # fmt: skip
+    attack = ("-m", "fumehood.cli.main", "doctor", "--json", "--attack", "--wall", "gateway")
+    (card,) = python(*attack)["walls"]
+    assert (card["wall"], card["verdict"]) == ("gateway", "absent")
 
 
 WITHOUT_STREAMS = """

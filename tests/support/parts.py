@@ -102,6 +102,8 @@ class Part(_Row):
     """Regular expressions. The words do not count in a line that has a match, or in a file whose path
     has one."""
     lines: tuple[Line, ...] = ()
+    needs: tuple[str, ...] = ()
+    """The parts without which it does not work."""
     outside: Outside
     deletable: bool = False
     """Whether the kernel promises to work without it."""
@@ -122,6 +124,17 @@ def read_parts(root: Path = ROOT) -> dict[str, Part]:
         )
         for name, table in tables.items()
     }
+
+
+def with_dependents(name: str, parts: Mapping[str, Part]) -> Part:
+    """A part, with the files and lines of the parts that do not work without it."""
+    whole = [parts[name], *(part for part in parts.values() if name in part.needs)]
+    return parts[name].model_copy(
+        update={
+            "files": tuple(file for part in whole for file in part.files),
+            "lines": tuple(line for part in whole for line in part.lines),
+        }
+    )
 
 
 def write_outside(root: Path, numbers: Mapping[str, Outside]) -> None:

@@ -29,6 +29,8 @@ from fumehood.sandbox.settings import ContainerSettings, EngineIdentity, Languag
 from fumehood.sandbox.wall import NO_SINKS, RunSinks, Wall
 
 WALLS = ("interpreter", "jail", "container", "gateway")
+OF_PARTS = frozenset(WALLS) - {"jail", "container"}
+"""Walls of parts. Each part's package has the name of its wall."""
 OFFERED = ("runsc",)
 ALIASES = ("io.",)
 """Prefix of other names for the same runtimes: containerd's `io.containerd.runc.v2` is also
@@ -40,9 +42,8 @@ REGISTER = (
 )
 
 
-NO_INTERPRETER = WallCard(
-    "interpreter", None, Verdict.ABSENT, "This engine has no interpreter.", "", 0.0, ()
-)
+def _absent(wall: str) -> WallCard:
+    return WallCard(wall, None, Verdict.ABSENT, f"This engine has no {wall}.", "", 0.0, ())
 
 
 async def targets_of(
@@ -53,10 +54,11 @@ async def targets_of(
     `runtime` is the only Docker runtime to use; None means all runtimes. `environment` may contain
     the variables that set Docker's address.
     """
-    found: list[Target | WallCard] = []
+    absent = {wall for wall in OF_PARTS.intersection(walls) if not find_spec(f"fumehood.{wall}")}
+    walls = [wall for wall in walls if wall not in absent]
+    found: list[Target | WallCard] = [_absent(wall) for wall in sorted(absent)]
     if "interpreter" in walls:
-        is_here = find_spec("fumehood.interpreter") is not None
-        found.append(interpreter_target() if is_here else NO_INTERPRETER)
+        found.append(interpreter_target())
     if "jail" in walls:
         found.append(jail_target())
     docker = Docker(environment)
