@@ -23,7 +23,7 @@ from fumehood.core.errors import SandboxUnavailable
 nodes = typer.Typer(help="The cluster's machines with containers.", no_args_is_help=True)
 
 MB_OF_SLOT = 1024
-"""MB of a machine's memory per slot. The default number of slots is computed from it."""
+"""MB of a machine's memory per slot, for computing the default number of slots."""
 
 PORT = 6379
 """The default port of the cluster's head."""

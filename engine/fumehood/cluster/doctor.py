@@ -13,7 +13,9 @@ from fumehood.core.errors import SandboxUnavailable
 
 
 def check(config: Config) -> Iterator[Finding]:
-    """Check that the configured cluster, if any, is reachable and requires a token."""
+    """If a cluster is configured, yield a finding: whether the cluster is reachable and requires a
+    token.
+    """
     settings = config.of("cluster", ClusterSettings)
     if settings is None or settings.address is None:
         return

@@ -1,4 +1,4 @@
-"""The cluster as one engine uses it: the engine's containers run on the cluster's nodes."""
+"""The cluster part of one engine, which runs the engine's containers on the cluster's nodes."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ NODE_WARNINGS = frozenset(
 
 
 class Cluster(EnginePart):
-    """The cluster part of one engine. It has a `wall` if a cluster address is configured."""
+    """The cluster part of one engine. `wall` is None if no cluster address is configured."""
 
     def __init__(self, kernel: Kernel) -> None:
         super().__init__(kernel)
         self.wall: ClusterWall | None = None
 
     def walls(self, own: OwnWalls) -> Mapping[str, Wall]:
-        """Return the cluster's wall, which replaces the containers of this machine.
+        """Return the cluster's wall, which replaces the wall with containers on this machine.
 
         The result is empty if no cluster is configured, or if the engine has no container wall.
 
@@ -78,7 +78,8 @@ class Cluster(EnginePart):
         return self.wall.nodes() if self.wall is not None else []
 
     async def drain(self, name: str, by: Principal, *, is_drained: bool) -> NodeRecord:
-        """Drain a node, so that it takes no new calls or sessions, or resume it.
+        """Drain a node, so that it takes no new calls or sessions, or resume the node. Return the
+        node's new state.
 
         Raises:
             ResourceNotFound: no such node has joined.
@@ -93,7 +94,9 @@ class Cluster(EnginePart):
         return node
 
     def figures(self) -> Iterable[Figure]:
-        """Return the metrics of the cluster's nodes, if there are any."""
+        """Return the metrics of the cluster's nodes. Without a configured cluster, there are
+        none.
+        """
         return node_figures(self.wall.nodes()) if self.wall is not None else ()
 
 

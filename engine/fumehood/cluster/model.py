@@ -22,15 +22,15 @@ from fumehood.sandbox.streams import StreamKind
 from fumehood.sandbox.wall import HostSize
 
 VERSION = version("fumehood")
-"""Version of the running code. Unlike the installed version, it does not change if the package is
-upgraded while the process runs."""
+"""Version of the running code. If the package is upgraded while the process runs, this value stays
+the same."""
 
 
 class Ticket(NamedTuple):
-    """Identifies the engine that commands a node: the id of its state, and a number.
+    """Identifies the engine that commands a node: the id of the engine's state, and a number.
 
-    Each start of an engine, and each time that it joins the same node again, uses a higher number
-    than before. A node obeys only the highest number of an owner.
+    An engine uses a higher number each time it starts, and each time it joins the same node again.
+    A node obeys only the highest number of an owner.
     """
 
     owner: str
@@ -55,7 +55,9 @@ class NodeFacts(TypedDict):
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """The container settings, and what a node must keep, as sent by an engine that joins it."""
+    """The container settings, and the sessions and copies that a node must keep. An engine sends
+    these values to each node that it joins.
+    """
 
     settings: WallSettings
     sessions: tuple[tuple[SessionRecord, SessionHome], ...] = ()
@@ -107,13 +109,15 @@ class NodeReport:
     engines: int
     """The number of engines that have joined the node."""
     changed: dict[str, HeldState]
-    """Session id → state, for the sessions that changed after the report that the engine already
-    has."""
+    """Session id → state, for each session that has changed since the last report that the engine
+    received."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunOrder:
-    """An order to run one program: the program, its container, and the wanted events."""
+    """An order to run one program: the program, its container, and the events that the engine
+    wants.
+    """
 
     id: str
     program: str
@@ -123,12 +127,12 @@ class RunOrder:
     fresh: bool = False
     kind: Kind | None = None
     digest: str = ""
-    """Digest of the image without additions. An approval may be bound to it."""
+    """Digest of the image without additions. An approval may be bound to this digest."""
     lock: str = ""
-    """The lock of what is added to the image, or ""."""
+    """The lock of the image's additions, or "" if the image has none."""
     session_id: str | None = None
-    """The session in whose container the program runs. None: a container of the pool, as described
-    by `kind`."""
+    """The session in whose container the program runs. If it is None, the program runs in a
+    container of the pool, of the kind `kind`."""
     is_live: bool = False
     wants: frozenset[str] = frozenset()
     """The fields of `RunSinks` that have a receiver."""
@@ -140,7 +144,7 @@ class RunOrder:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """An error that the engine defines, returned by a node as a value instead of being raised."""
+    """An engine error that a node returns as a value instead of raising it."""
 
     error: EngineError
 

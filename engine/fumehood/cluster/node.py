@@ -1,11 +1,11 @@
 """A node: the containers of one machine, used by engines on other machines.
 
 A node runs in a separate process, as a Ray actor (`ray_nodes`), and has one container wall for each
-engine that joined it. Invariants: of the commands of one engine, the node obeys only those with the
-highest number; when an engine joins again, the node ends what it ran for that engine before, except
-sessions; an engine that is silent for `SILENCE_S` is treated as if it had stopped. The node's wall
-checks everything that a program sends, as it does in an engine without a cluster; only checked
-values are sent to the engine, and the frames of streams, which their owners in the engine check.
+engine that joined it. Invariants: the node obeys only the commands with an engine's highest number;
+when an engine joins again, the node ends everything that it ran for the engine, except sessions; an
+engine that is silent for `SILENCE_S` is treated as if it had stopped. The node's wall checks
+everything that a program sends, as in an engine without a cluster. So the engine receives only
+checked values, and frames of streams, which the streams' owners in the engine check.
 """
 
 from __future__ import annotations
@@ -56,15 +56,15 @@ from fumehood.sandbox.wall import Brake, OnEvent, RunEnding, RunSinks, try_later
 from fumehood.storage.directory import InUse, StateError, hold_lock, owner_id, private_directory
 
 SILENCE_S = 60.0
-"""Seconds without a request from an engine after which the node ends what it runs for that
-engine."""
+"""Seconds without a request from an engine after which the node ends everything that it runs for
+that engine."""
 
 REPORT_S = 1.0
 """Maximum seconds that a report waits for a change."""
 
 PIECE_BYTES = 1 << 20
-"""Size in bytes of one piece of an image, and the limit for the events of a run that wait to be
-fetched. Beyond this limit, the program's stream is not read."""
+"""Size in bytes of one piece of an image. Also the limit for a run's events that the engine has not
+fetched: beyond this limit, the program's stream is not read."""
 
 EVENT_BYTES = 256
 """Approximate size of an event in bytes, without its content."""
@@ -73,7 +73,7 @@ FORGET_S = 60.0
 """Seconds for which a run's events can still be fetched after the run has ended."""
 
 DIAL_S = 30.0
-"""Timeout in seconds for a connection that a node makes for the engine's gateway."""
+"""Timeout in seconds for a connection that a node opens for the engine's gateway."""
 
 MakeWall = Callable[[WallSettings, Path, OnEvent], ContainerWall]
 """Creates an engine's wall, given its settings, the directory for its state and a receiver of
@@ -83,8 +83,8 @@ events."""
 class Fenced(SandboxUnavailable):
     """The node refuses a command, because the engine is not joined with the command's ticket.
 
-    Either the node obeys a newer command of the same engine state, or the engine has left the node,
-    or was silent for too long.
+    There are three possible reasons: a newer engine with the same state has joined, the engine has
+    left the node, or the engine was silent for too long.
     """
 
     def __init__(self) -> None:
@@ -117,9 +117,9 @@ class Events:
         self._come.set()
 
     def close(self, ending: RunEnding) -> None:
-        """Add this ending, unless the run already has one.
+        """Add `ending` as the last event, unless the run already has a last event.
 
-        A run whose task was cancelled before it started has no ending.
+        A run has no last event if its task was cancelled before it started.
         """
         if not self._is_over:
             self.add("ending", ending)
@@ -137,7 +137,8 @@ class Events:
     def sinks(self, order: RunOrder, on_open: Callable[[str, StreamPort], None]) -> RunSinks:
         """Return receivers for the events that `order` wants.
 
-        They add the events to this object. `on_open` receives the kind and the port of each stream.
+        The receivers add the events to this object. `on_open` receives the kind and the port of
+        each stream.
         """
 
         def progress(percent: float, message: str) -> None:
@@ -199,18 +200,19 @@ class _Run:
     ports: dict[str, StreamPort] = field(default_factory=dict)
     """Kind → the port of the run's stream of this kind."""
     dialled: dict[int, anyio.abc.ByteStream] = field(default_factory=dict)
-    """The connections that this node made for the run at the request of the engine's gateway."""
+    """The connections that this node opened for the run at the request of the engine's gateway."""
     dialling: int = 0
-    """The number of connections for the run that are being made."""
+    """The number of connections for the run that are being opened."""
     ended: float | None = None
     """When the run ended, by the monotonic clock, or None."""
     told: int = 0
     """The number of messages from the engine that the run has processed."""
     early: dict[int, tuple[str, tuple[Any, ...]]] = field(default_factory=dict)
-    """Messages from the engine that arrived before an earlier one, by number."""
+    """Messages from the engine, by number, that wait because an earlier message has not arrived
+    yet."""
 
     def frame(self, kind: str, body: bytes) -> None:
-        """Pass a frame of the engine to the guest."""
+        """Pass a frame from the engine to the guest."""
         self.ports[kind].send(body)
 
     def pause(self, kind: str, is_paused: bool) -> None:
@@ -218,7 +220,7 @@ class _Run:
         self.ports[kind].pause(is_paused=is_paused)
 
     def refuse(self, kind: str, why: str) -> None:
-        """End the container, because the engine has found a frame of this stream invalid."""
+        """End the container, because the engine received an invalid frame of this stream."""
         self.ports[kind].refuse(why)
 
 
@@ -238,13 +240,13 @@ class _Joined:
     """Session id → the session's container."""
     runs: dict[str, _Run] = field(default_factory=dict)
     cancelled: OrderedDict[str, None] = field(default_factory=OrderedDict)
-    """Runs that were cancelled before their order arrived."""
+    """Ids of runs that were cancelled before their order arrived."""
     holding: dict[str, object] = field(default_factory=dict)
     """Session id → the pending command that takes a container for the session."""
     ports: dict[str, dict[int, anyio.abc.ByteStream]] = field(default_factory=dict)
     """Session id → the connections to the session's ports, by connection number."""
     connecting: set[int] = field(default_factory=set)
-    """The numbers of the connections to ports that are being made."""
+    """The numbers of the connections to ports that are being opened."""
     transfers: dict[str, IO[bytes]] = field(default_factory=dict)
     """Images that are being copied to or from another node."""
     number: int = 0
@@ -270,7 +272,9 @@ class _Joined:
                 del self.runs[run_id]
 
     def on_change(self, session_id: str | None = None) -> None:
-        """Count a change, so that the next report includes it."""
+        """Record a change of the node or, with an id, of a session. The next report includes the
+        change.
+        """
         self.number += 1
         if session_id is not None:
             self.changes[session_id] = self.number
@@ -281,7 +285,7 @@ class NodeHome:
     """The directory and the name of a node. The directory is locked until `close`.
 
     Each node on a machine has its own directory under `base`. A restarted node takes over the
-    directory that its predecessor left, and finds its sessions there.
+    directory and the sessions that its predecessor left.
     """
 
     def __init__(self, base: Path) -> None:
@@ -303,7 +307,9 @@ class NodeHome:
 
 
 class Node:
-    """The containers of one machine. Engines call the public methods."""
+    """The containers of one machine. The engines that have joined the node call the public
+    methods.
+    """
 
     def __init__(self, home: NodeHome, slots: int, make_wall: MakeWall) -> None:
         self._home = home
@@ -319,16 +325,17 @@ class Node:
         self._joining = anyio.Lock()
 
     async def facts(self) -> NodeFacts:
-        """Return the facts that an engine checks before it joins."""
+        """Return the facts that an engine checks before it joins this node."""
         return NodeFacts(
             id=self._home.id, name=self._home.name, version=VERSION, slots=self._slots,
             clock=time.time(),
         )  # fmt: skip
 
     async def join(self, ticket: Ticket, terms: Terms) -> None:
-        """Let an engine join, and end what the node ran for it before, except sessions.
+        """Let an engine join. First, end everything that the node ran for this engine, except
+        sessions.
 
-        From now on, the node obeys only the commands with this ticket.
+        From now on, the node obeys only this engine's commands with this ticket.
 
         Raises:
             Fenced: a newer start of the same engine has joined.
@@ -367,20 +374,22 @@ class Node:
             self._joined[ticket.owner] = joined
 
     async def leave(self, ticket: Ticket) -> None:
-        """End what the node runs for an engine that stops.
+        """End everything that the node runs for an engine that stops.
 
         The sessions stay for the engine's next start.
         """
         await self._leave(self._of(ticket))
 
     async def close(self) -> None:
-        """End what the node runs for all engines, and release the directory."""
+        """End everything that the node runs for all engines, and release the directory."""
         for joined in list(self._joined.values()):
             await self._leave(joined)
         self._home.close()
 
     async def report(self, ticket: Ticket, seen: int) -> NodeReport:
-        """Return the node's state once it differs from report `seen`, or after `REPORT_S`."""
+        """Wait until the node's state has changed since the report with the number `seen`, but at
+        most `REPORT_S` seconds. Return the current state.
+        """
         joined = self._of(ticket)
         joined.heard = time.monotonic()
         if joined.number <= seen:
@@ -413,7 +422,7 @@ class Node:
         )
 
     async def drain(self, ticket: Ticket, *, is_drained: bool) -> None:
-        """Drain the node, so that it accepts no new calls and sessions, or resume it.
+        """Drain this node, so that it accepts no new calls and sessions, or resume the node.
 
         This applies to all engines that have joined the node.
         """
@@ -439,7 +448,7 @@ class Node:
         return str(facts["image_digest"])
 
     async def look_again(self, ticket: Ticket) -> None:
-        """Query Docker again."""
+        """Query the current images and limits from Docker again."""
         joined = self._of(ticket)
         await joined.wall.look_again()
         joined.on_change()
@@ -447,16 +456,17 @@ class Node:
     async def with_additions(
         self, ticket: Ticket, image: str, wanted: tuple[str, ...], principal_id: str
     ) -> tuple[str, str]:
-        """Return the name of an image with additions, and its lock.
-
-        Raises the same errors as the wall's `with_additions`.
+        """Return the name of the image that consists of `image` and the additions `wanted`, and the
+        lock of these additions.
         """
         wall = self._of(ticket).wall
         name = await wall.with_additions(image, wanted, principal_id)
         return name, wall.lock_text(name)
 
     async def save_image(self, ticket: Ticket, transfer: str, image: str) -> int:
-        """Save an image to a temporary file for another node. Return the number of its pieces."""
+        """Save an image to a temporary file, for copying it to another node. Return the number of
+        pieces.
+        """
         joined = self._of(ticket)
         file = joined.transfers[transfer] = tempfile.TemporaryFile()  # noqa: SIM115
         await joined.wall.save_image(image, file)
@@ -465,7 +475,7 @@ class Node:
         return -(-size // PIECE_BYTES)
 
     async def read_image(self, ticket: Ticket, transfer: str) -> bytes:
-        """Return the next piece of a saved image."""
+        """Return the next piece of an image that `save_image` saved."""
         file = self._transfer(ticket, transfer)
         return await anyio.to_thread.run_sync(file.read, PIECE_BYTES)
 
@@ -477,14 +487,16 @@ class Node:
         await anyio.to_thread.run_sync(transfers[transfer].write, piece)
 
     async def load_image(self, ticket: Ticket, transfer: str) -> None:
-        """Load an image after all its pieces were written. Raises SandboxUnavailable."""
+        """Load an image into Docker after all its pieces were written. Raises
+        SandboxUnavailable.
+        """
         file = self._transfer(ticket, transfer)
         file.seek(0)
         await self._of(ticket).wall.load_image(file)
         await self.look_again(ticket)
 
     def end_transfer(self, ticket: Ticket, transfer: str) -> None:
-        """Delete the temporary file of an image that was copied."""
+        """Delete the temporary file of an image transfer."""
         file = self._of(ticket).transfers.pop(transfer, None)
         if file is not None:
             file.close()
@@ -531,7 +543,9 @@ class Node:
         return piece
 
     def cancel(self, ticket: Ticket, run_id: str) -> None:
-        """Cancel a run. The run's last event is then its ending."""
+        """Cancel a run, so that the run's last event is its ending. If the order to start the run
+        has not arrived yet, the run will not start.
+        """
         joined = self._of(ticket)
         run = joined.runs.get(run_id)
         if run is not None:
@@ -540,9 +554,8 @@ class Node:
             remember(joined.cancelled, run_id, None)
 
     def tell(self, ticket: Ticket, run_id: str, number: int, name: str, *values: Any) -> None:
-        """Pass a message of the engine to a run.
-
-        `name` is the method of `_Run` that processes the message.
+        """Pass a message from the engine to a run. `name` is the method of `_Run` that processes
+        the message.
 
         Messages are processed in the order of their numbers, because Ray does not keep the order of
         calls.
@@ -582,10 +595,10 @@ class Node:
         return number
 
     async def connect(self, ticket: Ticket, session_id: str, number: int, port: int) -> None:
-        """Connect to a port of a session, under a number that the engine chose.
+        """Open a connection to a port of a session. The engine has chosen the connection's number.
 
-        `use_dialled` and `close_dialled` accept the session's id and this number for the
-        connection. Raises the same errors as the container's `connect`.
+        To use or close the connection, pass the session's id and this number to `use_dialled` or
+        `close_dialled`. Raises the same errors as the container's `connect`.
         """
         joined = self._of(ticket)
         joined.connecting.add(number)
@@ -601,9 +614,10 @@ class Node:
     async def use_dialled(
         self, ticket: Ticket, run_id: str, number: int, operation: str, *arguments: Any
     ) -> Any:
-        """Call `receive`, `send` or `send_eof` of a connection.
+        """Call the method `operation` of a connection: `receive`, `send` or `send_eof`. `run_id` is
+        the id of the connection's run or session.
 
-        `receive` returns no bytes once the connection has ended.
+        `receive` returns empty bytes once the connection has ended.
 
         Raises:
             NetworkError: the connection is closed or broken.
@@ -619,14 +633,16 @@ class Node:
             raise NetworkError("The connection broke off.") from None
 
     def close_dialled(self, ticket: Ticket, run_id: str, number: int) -> None:
-        """Close a connection."""
+        """Close a connection of a run or session. A connection that is still being opened is
+        abandoned.
+        """
         self._of(ticket).connecting.discard(number)
         stream = self._connections(ticket, run_id).pop(number, None)
         if stream is not None:
             self._close_soon(stream)
 
     def _connections(self, ticket: Ticket, owner_id: str) -> dict[int, anyio.abc.ByteStream]:
-        """The connections of a run, or the connections to the ports of a session."""
+        """Return the connections of the run or session with this id, by number."""
         joined = self._of(ticket)
         run = joined.runs.get(owner_id)
         return run.dialled if run is not None else joined.ports.get(owner_id, {})
@@ -650,7 +666,7 @@ class Node:
         additions: tuple[str, ...],
         lock: str,
     ) -> HeldState:
-        """Take a container for a session, and return its state.
+        """Take a container for a session, and return the container's state.
 
         Raises the same errors as the wall's `hold`.
         """
@@ -684,9 +700,9 @@ class Node:
             await self.in_session(ticket, session_id, "until_gone")
 
     async def resume(self, ticket: Ticket, record: SessionRecord, home: SessionHome) -> HeldState:
-        """Begin to take over the container of an earlier session, and return the container's state.
+        """Begin to take over the container of an earlier session. Return the container's state.
 
-        The takeover is complete before the container is used.
+        The container is not used before the takeover is complete.
         """
         joined = self._of(ticket)
         held = joined.wall.resume(record, home, lambda: joined.on_change(record.id))
@@ -696,9 +712,9 @@ class Node:
     async def in_session(
         self, ticket: Ticket, session_id: str, operation: str, *arguments: Any
     ) -> tuple[Any, HeldState]:
-        """Call a method of a session's container.
+        """Call the method `operation` of a session's container.
 
-        Return its result and the container's new state.
+        Return the method's result and the container's new state.
         """
         held = self._held(ticket, session_id)
         result = await getattr(held, operation)(*arguments)
@@ -742,7 +758,7 @@ class Node:
         joined.wall.sweep_soon()
 
     async def fork(self, ticket: Ticket, copy: str, session_id: str, home: SessionHome) -> str:
-        """Create a new session's disk from a copy, and return the disk's name.
+        """Create the disk of a new session from the copy `copy`. Return the disk's name.
 
         The disk stays unless `unfork` is called.
         """
@@ -750,7 +766,7 @@ class Node:
             return name
 
     async def unfork(self, ticket: Ticket, session_id: str) -> None:
-        """Delete the disk of a fork that was not completed."""
+        """Delete the disk that `fork` created, because the new session was not completed."""
         self._of(ticket).wall.drop_disk(f"fumehood-{session_id}")
 
     # -- inside ----------------------------------------------------------------------------
@@ -774,9 +790,8 @@ class Node:
             await joined.ended.wait()
 
     async def _serve(self, joined: _Joined, is_open: asyncio.Event) -> None:
-        """Keep an engine's wall open until the engine leaves or joins again.
-
-        The wall is also closed if the engine is silent for `SILENCE_S`.
+        """Keep an engine's wall open until the engine leaves or joins again, or is silent for
+        `SILENCE_S`.
         """
         try:
             async with joined.wall:
@@ -850,7 +865,9 @@ def _not_yet() -> SandboxUnavailable:
 
 
 def _cut_off(joined: _Joined, order: RunOrder) -> RunEnding:
-    """Return the ending of a run whose engine cancelled it or is no longer joined."""
+    """Return the ending of a run that was cut off: its engine cancelled it, or is no longer
+    joined.
+    """
     isolation = "session" if order.session_id else "call"
     if joined.is_over.is_set():
         return RunEnding(EndedBy.SANDBOX_LOST, isolation, is_node_lost=True)

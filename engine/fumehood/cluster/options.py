@@ -15,5 +15,5 @@ def with_nodes(
         typer.Option(help="Use the nodes of a Ray cluster: its head's HOST:PORT, or auto."),
     ] = None,
 ) -> Settings | None:
-    """Return the cluster's settings from the option, or None without it."""
+    """Return the cluster's settings from the option, or None if the option is missing."""
     return {"cluster": {"address": cluster}} if cluster else None

@@ -1,12 +1,12 @@
 """Placing: choose the node for each waiting call, and the order of the calls.
 
-Host side, pure. `wall` uses it, and `benchmarks/simulate.py` runs it with simulated nodes.
-Invariants: a node never has more calls at once than free slots; calls take turns as in the
-container pool's queue; no principal has more than three quarters of all slots, rounded up; an
-engine that already uses its fair share of shared nodes leaves some slots to other engines. The cost
-of a decision grows with the logarithm of the number of nodes, and a call that cannot be placed adds
-nothing to the cost of placing others: an engine decides hundreds of times a second, while thousands
-of calls may wait.
+Host side, without input or output. `wall` uses it, and `benchmarks/simulate.py` runs it with
+simulated nodes. Invariants: a node never runs more calls at once than it has slots; calls take
+turns as in the container pool's queue; no principal has more than three quarters of all slots,
+rounded up; an engine that already uses its fair share of shared nodes leaves some slots to other
+engines. The cost of a decision grows with the logarithm of the number of nodes. A call that cannot
+be placed does not make the placement of other calls slower. This is necessary because an engine
+decides hundreds of times a second while thousands of calls may wait.
 """
 
 from __future__ import annotations
@@ -22,14 +22,17 @@ from fumehood.core.identity import TrustDomain
 from fumehood.sandbox.container.pool import FairQueue, Kind
 
 MAX_COMPARED = 16
-"""Maximum number of nodes that are searched for a warm container, the least loaded first."""
+"""Maximum number of nodes that are checked for a warm container, beginning with the least
+loaded."""
 
 DRAWN = 3
-"""Maximum number of randomly drawn nodes to choose from, if other engines use the nodes."""
+"""If other engines also use the nodes, the maximum number of randomly drawn nodes to choose
+from."""
 
 RESERVED = 16
-"""An engine that uses its fair share of shared nodes leaves one of this many slots free. With fewer
-slots in total it leaves none, because one slot would be too large a part."""
+"""An engine that uses its fair share of shared nodes leaves one in this many slots free. If there
+are fewer slots in total, the engine leaves none free, because one slot would be too large a
+share."""
 
 MAX_REMEMBERED = 100_000
 """Maximum number of idle containers that are remembered."""
@@ -37,7 +40,7 @@ MAX_REMEMBERED = 100_000
 
 @dataclass(eq=False, slots=True)
 class PlacedNode:
-    """One node as the engine knows it. After each change, pass it to `Placer.put`."""
+    """What the engine knows about one node. After each change, pass the node to `Placer.put`."""
 
     id: str
     name: str
@@ -77,7 +80,7 @@ class PlacedNode:
 
 @dataclass(eq=False, slots=True)
 class PlaceRequest:
-    """A call that waits for a node, or has one."""
+    """A call that waits for a node or has been given one."""
 
     domain: TrustDomain
     kind: Kind
@@ -99,7 +102,7 @@ class Placer:
         """The slots of all open nodes."""
         self._free = 0
         self._others = 0
-        """Slots that other engines use, of all nodes."""
+        """Slots on all nodes that other engines use."""
         self._part = 0.0
         """The slots that this engine gets if all engines share each node equally."""
         self._used = 0
@@ -108,14 +111,16 @@ class Placer:
         self._wanted: Counter[tuple[str, str]] = Counter()
         """The number of waiting calls by principal and image."""
         self._idle: dict[tuple[TrustDomain, Kind], list[PlacedNode]] = {}
-        """The nodes where each trust domain has idle containers, the last used node at the end."""
+        """The nodes on which each trust domain has idle containers. The last used node is at the
+        end."""
         self._remembered = 0
         self._by_load: dict[str, list[tuple[float, int, PlacedNode]]] = {}
-        """Image → a heap of the nodes with it and a free slot. Entries may be outdated."""
+        """Image → a heap of the nodes that have the image and a free slot. Entries may be
+        outdated."""
         self._numbers = 0
 
     def put(self, node: PlacedNode) -> None:
-        """Add a node, or update its counts."""
+        """Add a node, or process changes of a known node. Waiting calls may then get a node."""
         if self.nodes.get(node.id) is not node:
             self.drop(node.id)
             self.nodes[node.id] = node
@@ -123,14 +128,18 @@ class Placer:
             self.dispatch()
 
     def drop(self, node_id: str) -> None:
-        """Remove a node. The slots of its calls are still given back with `give_back`."""
+        """Remove a node. When a call that runs on this node ends, `give_back` must still be
+        called.
+        """
         node = self.nodes.pop(node_id, None)
         if node is not None:
             node.is_open = False
             self._count(node)
 
     def ask(self, request: PlaceRequest) -> bool:
-        """Add a waiting call, which may get a node at once. Return False if too many calls wait."""
+        """Add a waiting call. The call may get a node at once. Return False if too many calls are
+        waiting.
+        """
         if not self.queue.join(request):
             return False
         self._wanted[_wants(request)] += 1
@@ -138,7 +147,7 @@ class Placer:
         return True
 
     def forget(self, request: PlaceRequest) -> None:
-        """Remove a call that no longer waits."""
+        """Remove a call from the waiting calls."""
         if self.queue.leave(request):
             _decrease(self._wanted, _wants(request))
 
@@ -166,7 +175,7 @@ class Placer:
                         return
 
     def _grant_one(self, requests: list[PlaceRequest]) -> bool:
-        """Grant a slot to the first of these calls that can have one.
+        """Grant a slot to the first of these calls that can get one.
 
         Return whether a slot was granted.
         """
@@ -182,16 +191,16 @@ class Placer:
         return False
 
     def _can_grant(self) -> bool:
-        """Whether a waiting call can be placed. This does not look at each waiting call."""
+        """Return whether any waiting call can be placed, without examining each waiting call."""
         return self._free > self._reserve() and any(
             self._may_have_more(principal_id) and self._least_loaded(image) is not None
             for principal_id, image in self._wanted
         )
 
     def _reserve(self) -> int:
-        """The number of free slots that this engine leaves to other engines.
+        """Return the number of free slots that this engine leaves to other engines.
 
-        An engine learns about a slot that another engine freed only after a second. By then, the
+        An engine learns only after a second that another engine has freed a slot. By then, the
         other engine has used the slot again. So an engine that uses its fair share leaves some
         slots to engines that use less.
         """
@@ -219,9 +228,9 @@ class Placer:
     def _choose(self, request: PlaceRequest) -> PlacedNode | None:
         """Return the node for a request, or None if no node is free.
 
-        A node where the request's domain has an idle container is preferred, then one with a warm
-        container, then the least loaded one. If other engines use the nodes, the latter two are
-        chosen from a few nodes that are drawn at random.
+        The first choice is a node where the request's domain has an idle container, then a node
+        with a warm container, then the least loaded node. If other engines use the nodes, the
+        second and third choices are made among a few nodes that are drawn at random.
         """
         own = None if request.fresh else self._recall(request)
         if own is not None:
@@ -234,9 +243,9 @@ class Placer:
     def _draw(self, image: str) -> list[PlacedNode]:
         """Draw a few nodes that have the image and a free slot.
 
-        The known load by other engines is up to a second old. If a hundred engines chose the least
-        loaded node, all would choose the same one. *Source*: Mitzenmacher, "How useful is old
-        information?", 2000.
+        The known load by other engines is up to a second old. If a hundred engines always chose the
+        node with the least known load, they would all choose the same node. *Source*: Mitzenmacher,
+        "How useful is old information?", 2000.
         """
         heap = self._by_load[image] if self._least_loaded(image) else []
         entries = [self._chance.choice(heap) for _ in range(MAX_COMPARED if heap else 0)]
@@ -268,10 +277,11 @@ class Placer:
             self._remembered -= len(self._idle.pop(next(iter(self._idle))))
 
     def _recall(self, request: PlaceRequest) -> PlacedNode | None:
-        """Return a node where the request's domain has an idle container, or None.
+        """Return a node where the request's domain has an idle container, or None. That container
+        no longer counts as idle.
 
-        The container is then forgotten. A node without a free slot is skipped, because it has
-        destroyed the idle container to make room.
+        A node without a free slot is skipped, because it has destroyed the idle container to make
+        room.
         """
         key = (request.domain, request.kind)
         nodes, found = self._idle.get(key, []), None
@@ -325,7 +335,7 @@ def _wants(request: PlaceRequest) -> tuple[str, str]:
 
 
 def _decrease(counter: Counter[Any], key: object) -> None:
-    """Subtract one from a count, and delete the count if it is zero."""
+    """Subtract one from the count of `key`, and delete the count if it is then zero."""
     counter[key] -= 1
     if not counter[key]:
         del counter[key]

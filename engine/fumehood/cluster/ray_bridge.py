@@ -1,9 +1,9 @@
 """The process between an engine and Ray.
 
-Ray ends its own process if the cluster's head is unreachable for a minute, so it runs in this
-separate process, which the engine restarts. The process receives requests on a socket, which is its
-standard input, and sends the answers there. It does not read the bytes of calls and results. It
-ends when the engine closes the socket.
+Ray ends the process that it runs in if the cluster's head is unreachable for a minute. So Ray runs
+in this separate process, which the engine restarts. The process receives requests on a socket,
+which is its standard input, and sends the answers on the same socket. It does not read the contents
+of calls and results. It ends when the engine closes the socket.
 """
 
 from __future__ import annotations
@@ -25,13 +25,15 @@ from fumehood.cluster.ray_membership import HEADER
 from fumehood.cluster.ray_nodes import NAMESPACE, actor_of, machines
 
 Asked = tuple[Awaitable[Any], tuple[str, ...]]
-"""The result of a request that has begun, and the machines whose actors serve the request."""
+"""The awaitable result of a request, and the ids of the machines whose actors serve the request."""
 
 COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
 
 class Bridge:
-    """The node actors, by the ids of their machines. The public methods are the requests."""
+    """Holds the node actors, by the ids of their machines, and serves the engine's requests. A
+    request names one of the public methods.
+    """
 
     def __init__(self, writer: asyncio.StreamWriter) -> None:
         self._writer = writer
@@ -39,9 +41,9 @@ class Bridge:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def begin(self, number: int, request: bytes) -> None:
-        """Begin a request, which names a method of this bridge.
+        """Begin the request `request`, which names a method of this bridge and its arguments.
 
-        Its answer is sent with the same number.
+        The answer is sent later, with the request's number.
         """
         name, *arguments = pickle.loads(request)  # noqa: S301 - from the engine
         try:
@@ -80,16 +82,21 @@ class Bridge:
     # -- requests --------------------------------------------------------------------------
 
     def call(self, key: str, asked: bytes) -> Asked:
-        """Call a method of the node on a machine."""
+        """Call a method of the node on the machine `key`. `asked` is the pickled call."""
         return self._actors[key].call.remote(asked), (key,)
 
     def pass_piece(self, key: str, asked: bytes, to: str, its: Any, transfer: str) -> Asked:
-        """Call a node, and pass the result to another node without loading it into this process."""
+        """Call the node on the machine `key`, and pass the result, a piece of an image, to the node
+        on the machine `to`. The piece is not loaded into this process. `its` is the ticket for the
+        second node.
+        """
         piece = self._actors[key].call.remote(asked)
         return self._actors[to].write_image.remote(its, transfer, piece), (key, to)
 
     def machines(self) -> Asked:
-        """Start the actors of the machines that are nodes, and return the machines' ids."""
+        """Start the missing actors of the machines that are nodes. Return the ids of these
+        machines.
+        """
         return self._machines(), ()
 
     async def _machines(self) -> list[str]:
@@ -104,7 +111,7 @@ class Bridge:
 def _in_words(error: BaseException) -> str:
     """Return the line of an error that states the cause.
 
-    It is the first line, or after an actor's traceback the last.
+    This is the first line, or the last line if the error contains an actor's traceback.
     """
     lines = COLOURS.sub("", str(error)).strip().splitlines() or [type(error).__name__]
     return lines[-1 if "ray::" in lines[0] else 0].strip()[:200]

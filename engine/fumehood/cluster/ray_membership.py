@@ -1,4 +1,4 @@
-"""Which nodes a Ray cluster has, and whether the cluster may be used.
+"""Finds the nodes of a Ray cluster, and checks whether the cluster may be used.
 
 Host side, below `wall`. A node is a detached actor on a machine of the cluster that has the
 resource `fumehood`. The amount of the resource is the number of slots. Anyone who can reach Ray can
@@ -41,7 +41,7 @@ from fumehood.sandbox.container.pool import Kind
 from fumehood.sandbox.wall import HostSize, ImageMissing, RunEnding
 
 HEADER = struct.Struct("!QI")
-"""The number and length of a message. An answer has the number of its request."""
+"""Header of a message: the message's number and length. An answer has the number of its request."""
 
 TOKEN_FILE = Path(".ray") / "auth_token"
 """Path of the cluster's token, below the home directory. *Source*: Ray, "Token authentication"."""
@@ -58,14 +58,15 @@ CONNECT_S = 60.0
 """Timeout in seconds for connecting to the cluster and receiving the first answer."""
 
 ANSWER_S = 20.0
-"""Timeout in seconds for each later answer. It is short enough that a hanging process is replaced
-before the sessions of all nodes are given up."""
+"""Timeout in seconds for each later answer. It is so short that a hanging `ray_bridge` process is
+replaced before the sessions of all nodes are given up."""
 
 
 class RayPort:
     """A node, reached through its actor.
 
-    `key` is Ray's id of the machine, new after each restart.
+    `key` is Ray's id of the node's machine. The key changes whenever Ray is restarted on the
+    machine.
     """
 
     def __init__(self, membership: RayMembership, key: str) -> None:
@@ -87,7 +88,9 @@ class RayPort:
         self._membership.send("call", self.key, pickle.dumps((method, arguments, {})))
 
     async def pass_piece(self, ticket: Ticket, transfer: str, to: NodePort, its: Ticket) -> None:
-        """Pass a piece of an image to another node, without loading it into this process."""
+        """Pass the next piece of an image to the node `to`, without loading the piece into this
+        process.
+        """
         asked = pickle.dumps(("read_image", (ticket, transfer), {}))
         passed = self._membership.ask("pass_piece", self.key, asked, to.key, its, transfer)
         _opened(await passed)
@@ -109,11 +112,13 @@ _SENT = {
 class _Values(pickle.Unpickler):
     """Unpickles the answers of nodes.
 
-    It accepts only known classes, so that a compromised node cannot run code in the engine.
+    Only known classes are accepted, so that a compromised node cannot run code in the engine.
     """
 
     def find_class(self, module: str, name: str) -> Any:
-        """Return a class that nodes send. Raises UnpicklingError for anything else."""
+        """Return the class with this name, if answers may contain it. Otherwise, raise
+        UnpicklingError.
+        """
         try:
             return _SENT[module, name]
         except KeyError:
@@ -181,7 +186,7 @@ class RayMembership:
         return address, "token" if asks else "disabled"
 
     async def ports(self) -> Sequence[NodePort]:
-        """Return the nodes of the cluster, after starting the actors that are missing.
+        """Return the nodes of the cluster. Actors that are missing are started first.
 
         Raises:
             SandboxUnavailable: the cluster cannot be used now.
@@ -199,9 +204,9 @@ class RayMembership:
         return list(self._ports.values())
 
     def send(self, *request: Any, number: int = 0) -> None:
-        """Send a request, or do nothing without a connection.
+        """Send a request. Without a connection, do nothing.
 
-        With the number 0, its result is dropped.
+        If `number` is 0, the request's result is dropped.
         """
         if self._writer is not None:
             body = pickle.dumps(request)
@@ -232,7 +237,7 @@ class RayMembership:
         return result
 
     async def _read(self, reader: asyncio.StreamReader) -> None:
-        """Receive answers until the separate process ends."""
+        """Receive the answers of the process `ray_bridge` until this process ends."""
         try:
             while True:
                 number, length = HEADER.unpack(await reader.readexactly(HEADER.size))
@@ -285,7 +290,7 @@ def probe(
 ) -> tuple[str, bool]:
     """Return the address of the cluster's head, and whether the cluster requires a token.
 
-    If it does, this machine has the right token.
+    If the cluster requires a token, this function has checked that this machine has the right one.
 
     Raises:
         SandboxUnavailable: the cluster cannot or must not be used. The error's first sentence is
@@ -306,7 +311,9 @@ def probe(
 
 
 def has_token() -> bool:
-    """Whether Ray will find the cluster's token. Without a token, Ray would end the process."""
+    """Return whether Ray can find the cluster's token. Without a token, Ray would end the
+    process.
+    """
     path = os.environ.get("RAY_AUTH_TOKEN_PATH") or Path.home() / TOKEN_FILE
     return bool(os.environ.get("RAY_AUTH_TOKEN")) or Path(path).is_file()
 
@@ -328,9 +335,10 @@ except AuthenticationError:
 def _probed(
     address: str, *, mode: str, on_start: Callable[[Probe], None] = lambda probe: None
 ) -> tuple[str, bool]:
-    """Return the address of the cluster's head, and whether it refuses a client with this mode.
+    """Return the address of the cluster's head, and whether the head refuses a client that uses the
+    authentication mode `mode`.
 
-    The client is a separate process, because Ray reads its mode only once.
+    The client is a separate process, because Ray reads the mode only once in each process.
 
     Raises:
         SandboxUnavailable: the cluster's head cannot be reached.
@@ -346,7 +354,9 @@ def _probed(
 
 
 def _ran(address: str, mode: str, on_start: Callable[[Probe], None]) -> str:
-    """Run the client and return its output. Raises OSError or SubprocessError."""
+    """Run the client as a separate process and return its output. Raises OSError or
+    SubprocessError.
+    """
     with subprocess.Popen(  # noqa: S603 - the address was checked
         [sys.executable, "-I", "-c", _PROBE, address],
         env=_environment(mode), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
@@ -363,10 +373,10 @@ def _ran(address: str, mode: str, on_start: Callable[[Probe], None]) -> str:
 
 
 def _is_private(address: str) -> bool:
-    """Whether the cluster's head can be reached only from this machine.
+    """Return whether the cluster's head can be reached only from this machine.
 
-    A loopback address alone does not show this, because with most of them Ray listens on all
-    networks.
+    A loopback address alone does not prove this, because for most loopback addresses Ray listens on
+    all networks.
     """
     host, _, port = address.rpartition(":")
     return _is_loopback(host) and not any(

@@ -27,7 +27,7 @@ DIRECTORY_VARIABLE = "FUMEHOOD_NODE_HOME"
 """Environment variable of a node: the directory for its state. Default: `~/.fumehood/nodes`."""
 
 MAX_CALLS = 10_000
-"""Maximum number of simultaneous calls of a node's methods."""
+"""Maximum number of concurrent calls of a node's methods."""
 
 
 class NodeActor:
@@ -40,11 +40,10 @@ class NodeActor:
         self._node = Node(NodeHome(Path(base)), slots, make_wall)
 
     async def call(self, asked: bytes) -> bytes:
-        """Call a method of the node.
+        """Call a method of the node, and return the pickled result.
 
-        `asked` is the pickled name, arguments and keyword arguments.
-
-        Return the pickled result. An EngineError is returned as `Refused` instead of being raised.
+        `asked` is the pickled name, arguments and keyword arguments. An EngineError is returned as
+        `Refused` instead of being raised.
         """
         method, arguments, options = pickle.loads(asked)  # noqa: S301 - from the engine
         try:
@@ -56,7 +55,9 @@ class NodeActor:
         return pickle.dumps(result)
 
     async def write_image(self, ticket: Ticket, transfer: str, piece: bytes) -> bytes:
-        """Add a piece to an image. `piece` is the result of another node's `call`."""
+        """Append a piece to an image. `piece` is the pickled result of another node's `call`.
+        Returns the pickled result or, if the other node refused its call, that refusal.
+        """
         content = pickle.loads(piece)  # noqa: S301 - from a node
         if isinstance(content, Refused):
             return piece
@@ -64,7 +65,9 @@ class NodeActor:
 
 
 def machines() -> dict[str, int]:
-    """Return Ray's id and the number of slots of each living machine that is a node."""
+    """Return the number of slots of each running machine that is a node, by Ray's id of the
+    machine.
+    """
     return {
         str(one["NodeID"]): int(one["Resources"][RESOURCE])
         for one in ray.nodes()  # type: ignore[no-untyped-call]
@@ -73,7 +76,7 @@ def machines() -> dict[str, int]:
 
 
 def actor_of(key: str, slots: int) -> Any:
-    """Return the node actor of a machine, which is started if it does not exist."""
+    """Return the node actor of the machine `key`. If the machine has no actor, start one."""
     made = ray.remote(NodeActor).options(
         name=f"node-{key}", namespace=NAMESPACE, lifetime="detached", get_if_exists=True,
         num_cpus=0, max_concurrency=MAX_CALLS, max_restarts=0, enable_task_events=False,

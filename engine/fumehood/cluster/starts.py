@@ -1,4 +1,6 @@
-"""Counts the starts of an engine on its state, so that nodes can recognize the latest one."""
+"""Counts the starts of an engine on its state, so that nodes can recognize the engine's latest
+start.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,7 @@ class Start:
 
 
 def count_start(connection: Connection) -> Start:
-    """Increment the state's number of engine starts, and return the new start."""
+    """Increment the state's number of engine starts. Return the new start."""
     rows = connection.execute(select(META).where(META.c.key.in_((OWNER, NUMBER))))
     found = {row.key: row.value for row in rows}
     start = Start(

@@ -1,11 +1,11 @@
 """The wall of an engine whose containers are on many machines.
 
 Host side. To the rest of the engine, this wall looks like a wall with containers on the engine's
-own machine. It uses nodes, each through a `NodePort`. Invariants: each call is placed once, by
-`placing`, and only on a node that has joined, enforces every limit, and has the newest image of the
-name; a run whose node is lost ends as `sandbox_lost`, never as a success and never twice; a session
-stays on its node. The sessions of a lost node are lost if the node does not come back within
-`lost_s` seconds.
+own machine. The wall reaches each node through a `NodePort`. Invariants: each call is placed once,
+by `placing`, and only on a node that has joined, enforces every limit, and has the newest version
+of the call's image; a run whose node is lost ends as `sandbox_lost`, never as a success and never
+twice; a session stays on its node. The sessions of a lost node are lost if the node does not come
+back within `lost_s` seconds.
 """
 
 from __future__ import annotations
@@ -78,7 +78,8 @@ FIRST_JOIN_S = 15.0
 """Seconds after the start during which calls wait for a first node to join."""
 
 RESUME_S = 10.0
-"""Maximum seconds that a use of a session waits until the session's node has taken it over."""
+"""Maximum seconds that a call to a session waits until the session's node has taken over the
+session's container."""
 
 SILENT_S = 10.0
 """Seconds without a report after which a node counts as lost."""
@@ -90,7 +91,8 @@ MAX_SKEW_S = 300.0
 """Maximum difference in seconds between the clocks of a node and the engine."""
 
 JOIN_S = 60.0
-"""Timeout in seconds for joining a node, which first ends what it ran for an earlier engine."""
+"""Timeout in seconds for joining a node. The node first ends what it ran for an earlier start of
+the engine."""
 
 CANCEL_S = 6.0
 """Timeout in seconds for a node to end a cancelled run."""
@@ -116,11 +118,11 @@ class NodeGone(Exception):
 class NodePort(Protocol):
     """Calls methods of a node by their names.
 
-    Every method that waits may raise NodeGone.
+    Every asynchronous method may raise NodeGone.
     """
 
     key: str
-    """Identifies the node until it is restarted."""
+    """Identifies the node until the node is restarted."""
 
     async def call(self, method: str, *arguments: Any, **options: Any) -> Any:
         """Call a method of the node, and return its result."""
@@ -129,9 +131,9 @@ class NodePort(Protocol):
         """Call a method of the node without waiting for the result."""
 
     async def pass_piece(self, ticket: Ticket, transfer: str, to: NodePort, its: Ticket) -> None:
-        """Pass the next piece of a saved image to another node.
+        """Pass the next piece of a saved image to the node `to`.
 
-        `its` is the ticket for that node.
+        `its` is the ticket for the node `to`.
         """
 
 
@@ -148,24 +150,25 @@ class Membership(Protocol):
         """
 
     async def close(self) -> None:
-        """Disconnect."""
+        """Disconnect from the cluster."""
 
 
 @dataclass(eq=False, slots=True)
 class _Link:
-    """One node that has joined."""
+    """The engine's link to a node that has joined."""
 
     port: NodePort
     ticket: Ticket
     placed: PlacedNode
     said_slots: int
-    """The number of slots with which the node was started. If its memory is too small for them, it
-    takes fewer calls."""
+    """The number of slots with which the node was started. If the node's memory is too small for so
+    many slots, the node takes fewer calls."""
     report: NodeReport | None = None
     promised_mb: dict[str, int] = field(default_factory=dict)
     """Session id → promised MB, for the node's sessions that are not stopped."""
     copied: dict[tuple[str, str], float] = field(default_factory=dict)
-    """Name and digest of an image → when a copy to this node began, by the monotonic clock."""
+    """Name and digest of an image → the time, by the monotonic clock, when a copy to this node
+    began."""
     gone: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when the node is lost, or has been silent for too long."""
 
@@ -220,7 +223,7 @@ class ClusterWall(HasImages):
         self._links: dict[str, _Link] = {}
         """Node id → the node."""
         self._names: dict[str, str] = {}
-        """Node id → name, of the nodes that have joined, and of those that are lost."""
+        """Node id → name, of the nodes that have joined and of the lost nodes."""
         self._refused: dict[str, tuple[str, str]] = {}
         """Key of a node → its name, if known, and why it was refused."""
         self._joins: dict[str, int] = {}
@@ -232,13 +235,13 @@ class ClusterWall(HasImages):
         """Node id → the latest wait for a node that is lost or has not joined yet."""
         self._copies: Callable[[], Iterable[str]] = tuple
         self._copying: set[str] = set()
-        """Copies of disks that are being made."""
+        """Ids of the disk copies that are being made."""
         self._locks: OrderedDict[str, str] = OrderedDict()
         """Name of an image with additions → its lock."""
         self._newest: dict[str, ImageFacts] | None = None
-        """What `_images` returns, or None if the nodes or their images have changed."""
+        """The last result of `_images`, or None if the nodes or their images have changed since."""
         self._away: str | None = None
-        """Why the cluster cannot be reached."""
+        """Why the cluster cannot be reached, or None if it can be reached."""
         self._hopes_until = 0.0
         self._has_come = anyio.Event()
         self._syncing: set[tuple[str, str]] = set()
@@ -283,7 +286,8 @@ class ClusterWall(HasImages):
         return sorted(found, key=lambda one: one.name)
 
     async def drain(self, name: str, *, is_drained: bool) -> NodeRecord:
-        """Drain a node, so that it takes no new calls or sessions, or resume it.
+        """Drain a node, so that it takes no new calls or sessions, or resume the node. Return the
+        node's new state.
 
         `name` is the node's name or id.
 
@@ -308,7 +312,7 @@ class ClusterWall(HasImages):
 
     @property
     def status(self) -> WallStatus:
-        """The wall's status, which is ready if at least one node is ready."""
+        """The wall's status. The wall is ready if at least one node is ready."""
         required = frozenset(Limit)
         ready = [one for one in self._reports if one.is_ready]
         faults = [fault for one in self._reports for fault in one.faults]
@@ -347,7 +351,7 @@ class ClusterWall(HasImages):
 
     @property
     def counts(self) -> JsonObject:
-        """The number of containers by state on all nodes together, and of waiting calls."""
+        """The number of containers on all nodes by state, and the number of waiting calls."""
         counts: JsonObject = {}
         for report in self._reports:
             for name, count in report.counts.items():
@@ -355,7 +359,9 @@ class ClusterWall(HasImages):
         return {**counts, "waiting": len(self._placer.queue)}
 
     async def until_host_is_known(self) -> None:
-        """Wait a bounded time until a node has joined. Raises SandboxUnavailable."""
+        """Wait until a node has reported its size. Raises SandboxUnavailable if this takes too
+        long.
+        """
         with anyio.move_on_after(self._terms.settings.container.queue_seconds):
             while not self.host.memory_mb:
                 await self._until_change()
@@ -366,7 +372,7 @@ class ClusterWall(HasImages):
     def host(self) -> HostSize:
         """The memory of all nodes together, and the processors of the largest node.
 
-        Zeros without nodes.
+        Without nodes, both are zero.
         """
         sizes = [report.host for report in self._reports]
         return HostSize(
@@ -393,14 +399,14 @@ class ClusterWall(HasImages):
         return name
 
     async def look_again(self) -> None:
-        """Let all nodes query Docker again."""
+        """Let all nodes query their current images and limits from Docker again."""
         await self._ask_all("look_again")
 
     async def facts_of(self, image: str) -> JsonObject:
         """Return an image's name, digest, runtime and additions.
 
-        With additions, the digest of the image without them is returned, because each node adds
-        them itself, from the same lock.
+        For an image with additions, the digest is that of the image without them, because each node
+        builds the additions itself, from the same lock.
         """
         below, plus, _ = image.partition(PLUS)
         found = await self._find(below)
@@ -413,7 +419,9 @@ class ClusterWall(HasImages):
         }
 
     async def with_additions(self, image: str, wanted: Sequence[str], principal_id: str) -> str:
-        """Return the name of the image with these additions. One node determines the lock."""
+        """Return the name of the image that consists of `image` and the additions `wanted`. One
+        node resolves the lock, and the other nodes use the same lock.
+        """
         await self._find(image)
         link = next((one for one in self._links.values() if image in one.placed.images), None)
         if link is None:  # the image's node is lost, or no longer ready
@@ -431,7 +439,9 @@ class ClusterWall(HasImages):
         memory_mb: int | None = None,
         image: str | None = None,
     ) -> AsyncIterator[NodeLease]:
-        """Wait a bounded time for a slot on a node, and hold it during the block."""
+        """Wait a bounded time for a slot on a node. Yield a lease that keeps the slot until the
+        block is left.
+        """
         asked = time.monotonic()
         image = image or self._by_language["python"]
         memory_mb = memory_mb or self.limits.default_memory_mb or CONTAINER_MEMORY_CLASSES[0]
@@ -464,7 +474,7 @@ class ClusterWall(HasImages):
             self._placer.give_back(request)
 
     async def run(self, node_id: str, order: RunOrder, sinks: RunSinks) -> RunEnding:
-        """Run a program on a node. A cancellation ends the program before it is raised."""
+        """Run a program on a node. On cancellation, end the program before raising."""
         isolation = "session" if order.session_id else "call"
         link = self._links.get(node_id)
         name = self._names.get(node_id)
@@ -511,9 +521,10 @@ class ClusterWall(HasImages):
         lock: str = "",
         on_lost: Callable[[], None],
     ) -> RemoteContainer:
-        """Take a container for a session from the node with the most free memory for sessions.
+        """Take a container for a session.
 
-        This is the node that has promised the smallest fraction of its memory to sessions.
+        The container is on the node that has promised the smallest fraction of its memory to
+        sessions.
         """
         await self._find(image)
         session_id = domain.session_id or ""
@@ -553,7 +564,7 @@ class ClusterWall(HasImages):
         return min(fitting, key=promised)
 
     def spare_copies(self, copies: Callable[[], Iterable[str]]) -> None:
-        """Keep every disk copy whose id `copies` returns."""
+        """Set the function that returns the ids of the disk copies to keep."""
         self._copies = copies
 
     @property
@@ -576,7 +587,9 @@ class ClusterWall(HasImages):
 
     @asynccontextmanager
     async def copied(self, copy: str) -> AsyncIterator[None]:
-        """Keep a disk copy during the block, and afterwards if it is still needed."""
+        """Keep the disk copy `copy` during the block. Afterwards, the copy is deleted unless it is
+        still needed.
+        """
         self._copying.add(copy)
         try:
             yield
@@ -586,7 +599,9 @@ class ClusterWall(HasImages):
 
     @asynccontextmanager
     async def fork(self, copy: str, session_id: str, home: SessionHome) -> AsyncIterator[str]:
-        """Make the disk of a new session from a copy, on the copy's node. Yield the disk's name."""
+        """Create the disk of a new session from a copy, on the copy's node. Yield the disk's name.
+        If the block fails, the disk is deleted.
+        """
         try:
             yield await self.ask(home.node, "fork", copy, session_id, home)
         except BaseException:
@@ -594,13 +609,17 @@ class ClusterWall(HasImages):
             raise
 
     def expect(self, record: SessionRecord, home: SessionHome) -> None:
-        """Let a node that joins before `resume` is called keep the session's container."""
+        """Announce the session of an earlier engine, for which `resume` will be called. If the
+        session's node joins before that call, the node keeps the session's container.
+        """
         self._expected[record.id] = record, home
 
     def resume(
         self, record: SessionRecord, home: SessionHome, on_lost: Callable[[], None]
     ) -> RemoteContainer:
-        """Return the container of an earlier engine's session, or of a new fork."""
+        """Return the container of an earlier engine's session, or of a new fork. The session's node
+        takes the container over in the background, once the node has joined.
+        """
         state = HeldState(
             home.container,
             record.languages,
@@ -630,13 +649,13 @@ class ClusterWall(HasImages):
         self.sweep_soon()
 
     def is_away(self, node_id: str) -> bool:
-        """Whether a node is lost, or did not join in time after the engine's start."""
+        """Return whether a node is lost, or did not join in time after the engine's start."""
         return node_id not in self._links and (
             node_id in self._names or time.monotonic() >= self._hopes_until
         )
 
     def count(self, held: RemoteContainer) -> None:
-        """Update the memory that a session's node has promised to the session."""
+        """Update how much memory counts as promised to a session on the session's node."""
         link = self._links.get(held.node)
         if link is None:
             return
@@ -675,7 +694,9 @@ class ClusterWall(HasImages):
         return await self._ask(link, method, *arguments)
 
     def tell(self, node_id: str, method: str, *arguments: Any) -> None:
-        """Call a method of a node without waiting, or do nothing if the node cannot be reached."""
+        """Call a method of a node without waiting for its result. If the node cannot be reached, do
+        nothing.
+        """
         link = self._links.get(node_id)
         if link is not None:
             link.port.tell(method, link.ticket, *arguments)
@@ -692,7 +713,7 @@ class ClusterWall(HasImages):
     # -- joining -----------------------------------------------------------------------------
 
     async def _follow(self) -> None:
-        """Search for new nodes and join them, until the engine stops."""
+        """Search for new nodes and join them, until this wall is closed."""
         await anyio.lowlevel.checkpoint()  # sessions are resumed first
         known: set[str] = set()
         while self._group is not None:
@@ -715,7 +736,7 @@ class ClusterWall(HasImages):
             await anyio.sleep(LOOK_S)
 
     async def _serve(self, port: NodePort, known: set[str]) -> None:
-        """Join a node, and follow its reports until it is lost."""
+        """Join a node, and follow the node's reports until the node is lost."""
         label, link = port.key[:12], None
         try:
             facts = await _in_time(port.call("facts"), SILENT_S)
@@ -745,7 +766,7 @@ class ClusterWall(HasImages):
         self._refused[key] = label, why
 
     async def _join(self, port: NodePort, node_id: str, name: str, slots: int) -> _Link:
-        """Join a node, and let it take over its sessions."""
+        """Join a node, and let the node take over its sessions."""
         join = self._joins[node_id] = self._joins.get(node_id, 0) + 1
         ticket = Ticket(self._owner, self._epoch * JOINS + join)
         mine = self._sessions_of(node_id)
@@ -805,7 +826,7 @@ class ClusterWall(HasImages):
             await anyio.sleep(REPORT_PAUSE_S)
 
     def _place(self, link: _Link) -> None:
-        """Update the placement of calls from a node's latest report."""
+        """Pass a node's latest report to the placement of calls."""
         report, placed = link.report, link.placed
         if report is None or self._links.get(placed.id) is not link:
             return  # a late report of a node that is lost or has joined again
@@ -842,7 +863,9 @@ class ClusterWall(HasImages):
         self._wait_for(node_id)
 
     def _forget(self, lost: _Link) -> None:
-        """Forget a lost node if it was drained before and has no sessions."""
+        """Remove a lost node from the list of nodes, if it was drained before and has no
+        sessions.
+        """
         node_id = lost.placed.id
         is_drained = lost.report is not None and lost.report.is_drained
         if is_drained and all(one.node != node_id for one in self._held.values()):
@@ -865,7 +888,7 @@ class ClusterWall(HasImages):
     # -- images ------------------------------------------------------------------------------
 
     def _images(self) -> dict[str, ImageFacts]:
-        """Return the newest image of each name on all ready nodes.
+        """Return the newest image of each name among all ready nodes.
 
         The result is cached, because every call and every report uses it.
         """
@@ -880,7 +903,8 @@ class ClusterWall(HasImages):
         return newest
 
     async def _find(self, image: str) -> ImageFacts:
-        """Return an image that a node has. If none has it, wait a bounded time for a node.
+        """Return the newest image of a name. If no node has such an image, wait a bounded time for
+        a node that does.
 
         Raises:
             SandboxUnavailable: no node has the image, or no node is ready.
@@ -901,7 +925,9 @@ class ClusterWall(HasImages):
         return found
 
     def _pass_on(self, image: str, to: _Link) -> None:
-        """Copy the newest image of a name to a node in the background, from a node that has it."""
+        """Copy the newest image with this name from another node to the node `to`, in the
+        background.
+        """
         key = (to.placed.id, image)
         source = next((one for one in self._links.values() if image in one.placed.images), None)
         if source is None or key in self._syncing or self._group is None:
@@ -935,7 +961,9 @@ class ClusterWall(HasImages):
             self._syncing.discard((to.placed.id, image))
 
     async def _has(self, link: _Link, image: str, digest: str | None) -> bool:
-        """Whether a node has this image although its reports do not include it yet."""
+        """Return whether the node has the image with this digest, even if its reports do not
+        include the image yet.
+        """
         with suppress(EngineError):
             found = await link.unless_gone(link.port.call("find_image", link.ticket, image))
             return bool(found == digest)
@@ -948,7 +976,7 @@ class ClusterWall(HasImages):
             await self._has_come.wait()
 
     async def _ask_all(self, method: str, *arguments: Any) -> int:
-        """Call a method of all nodes. Return the number of nodes that succeeded."""
+        """Call a method of all nodes. Return the number of nodes on which it succeeded."""
         links = list(self._links.values())
         asked = [self._quietly(self._ask(link, method, *arguments)) for link in links]
         return sum(await asyncio.gather(*asked))
@@ -964,7 +992,7 @@ class ClusterWall(HasImages):
             start_soon(self._group, self._guarded, task, *arguments)
 
     async def _guarded(self, task: Callable[..., Any], *arguments: object) -> None:
-        """Await a task and log its failure, which must not end the engine."""
+        """Await a task. If the task fails, log the error, because it must not end the engine."""
         try:
             await task(*arguments)
         except Exception as error:
@@ -973,7 +1001,7 @@ class ClusterWall(HasImages):
 
 @dataclass(frozen=True, slots=True)
 class NodeLease:
-    """A slot on a node, for one run."""
+    """A lease on a slot of a node, for one run."""
 
     wall: ClusterWall
     node_id: str
@@ -995,7 +1023,7 @@ class NodeLease:
 
 
 class RemoteContainer:
-    """The container of a session on a node, in the state that the node last reported."""
+    """The container of a session on a node, in the state that the node reported last."""
 
     def __init__(
         self,
@@ -1045,9 +1073,10 @@ class RemoteContainer:
         return self._wall.is_away(self.node)
 
     def stored(self, join: int = 0) -> tuple[SessionRecord, SessionHome]:
-        """Return the session's record and home, with which its node takes over the container.
+        """Return the session's record and home, which the session's node needs for taking over the
+        container.
 
-        A higher `join` makes the home's epoch higher, and so more recent.
+        A higher `join` gives the home a higher epoch, which makes the home more recent.
         """
         state, now = self._state, SessionStatus.ACTIVE
         if state.is_stopped or state.is_paused:
@@ -1057,7 +1086,9 @@ class RemoteContainer:
         return record, SessionHome(state.name, epoch, 0.0, 0.0, state.lock, self.node)
 
     def apply(self, state: HeldState) -> None:
-        """Store the state that the node reports, and report a loss or a stop to the session."""
+        """Store the state that the node has reported. If the container was lost or stopped, inform
+        the session.
+        """
         if self.lost is not None:
             return
         before, self._state = self._state, state
@@ -1066,7 +1097,7 @@ class RemoteContainer:
             self._on_lost()
 
     def lose(self, why: str) -> None:
-        """Declare the container lost."""
+        """Declare the container lost, for the reason `why`."""
         self.apply(replace(self._state, lost=why, is_stopped=False))
 
     async def facts(self) -> JsonObject:
@@ -1147,7 +1178,7 @@ class RemoteContainer:
 
 
 class _Receiver:
-    """Passes the events that a node sends about a run to the receivers in `sinks`."""
+    """Passes a run's events, which the node sends, to the receivers in `sinks`."""
 
     def __init__(self, link: _Link, order: RunOrder, sinks: RunSinks) -> None:
         self._link = link
@@ -1163,13 +1194,13 @@ class _Receiver:
         """Name of an event → its receiver, or None if the event is not wanted."""
         self._told = 0
         self.is_mute = False
-        """Whether everything but output is dropped from now on."""
+        """Whether all events except output are dropped from now on."""
         self._streams: dict[str, StreamEnd] = {
             stream.kind.name: stream.open(_Port(self, stream.kind.name)) for stream in sinks.streams
         }
 
     async def read(self) -> RunEnding:
-        """Pass on the run's events until its ending, and return the ending.
+        """Pass on the run's events until the run has ended. Return the ending.
 
         Raises:
             NodeGone: the node is lost, or no longer knows the run.
@@ -1210,7 +1241,9 @@ class _Receiver:
             self.tell("refuse", kind, str(error))
 
     def tell(self, name: str, *values: bytes | bool | str) -> None:
-        """Send a message to the run on its node, after all earlier messages."""
+        """Send a message to the run on its node. The run processes all messages in the order of
+        sending.
+        """
         number, self._told = self._told, self._told + 1
         self._link.port.tell("tell", self._link.ticket, self._order.id, number, name, *values)
 
@@ -1254,11 +1287,11 @@ class _Port:
 
 
 class _Dialled(anyio.abc.ByteStream):
-    """A connection that a node made: to another host, or to a port of a session on the node.
+    """A connection that a node opened: to another host, or to a port of a session on the node.
 
-    The connection's bytes pass through Ray. The node can read no more of them than any network that
-    they cross. `use` calls `Node.use_dialled`, which raises NodeGone and EngineError. `close`
-    closes the connection on the node.
+    The connection's bytes pass through Ray and the node, which can read as much of them as any
+    other network on the way. `use` calls `Node.use_dialled`, which raises NodeGone and EngineError.
+    `close` closes the connection on the node.
     """
 
     def __init__(self, use: Callable[..., Awaitable[Any]], close: Callable[[], None]) -> None:
@@ -1286,7 +1319,7 @@ class _Dialled(anyio.abc.ByteStream):
         await self._do("send", bytes(item))
 
     async def send_eof(self) -> None:
-        """Signal the end of the sent bytes to the other end.
+        """Signal to the other end that no more bytes will be sent.
 
         Raises the same errors as anyio's streams.
         """
@@ -1315,7 +1348,9 @@ _NO_LIMITS = Limits(0, 0, None, 0)
 
 
 async def _in_time(asked: Coroutine[Any, Any, Any], seconds: float) -> Any:
-    """Await a request to a node and return its result. Raises NodeGone if it takes longer."""
+    """Await a request to a node and return the request's result. Raises NodeGone after
+    `seconds`.
+    """
     try:
         with anyio.fail_after(seconds):
             return await asked

@@ -1,1 +1,3 @@
-"""The state in PostgreSQL, files in a bucket, and the copy of a state: a part."""
+"""A part: it keeps the state in PostgreSQL and files in a bucket, and copies a stopped engine's
+state.
+"""

@@ -1,6 +1,6 @@
 """Files in an S3-compatible bucket.
 
-Host side. `storage/files` imports this module if the URL of the files has its scheme; s3fs is
+Host side. `storage/files` imports this module only if the files' URL begins with `s3://`; s3fs is
 imported when the bucket is opened. Invariants: only objects below the bucket's path whose names
 have the expected form are listed, read or deleted; a bucket that does not answer blocks no thread
 longer than a deadline.
@@ -24,26 +24,27 @@ if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
 
 URL = re.compile(r"s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/\w[\w.-]*)*", re.ASCII)
-"""A bucket with an optional prefix. No part of the prefix begins with a dot."""
+"""The form of a bucket's URL, with an optional prefix. No part of the prefix begins with a dot."""
 
 KEYS = re.compile(r"[a-z]+\.key")
-"""Names of the objects directly below the prefix."""
+"""The names of the key files, which are the only files directly below the prefix."""
 
 DEADLINE_S = 10.0
 """Seconds for one request to a bucket, its retries included."""
 
 MIN_BYTES_PER_S = 5 << 20
-"""Transfer rate, in bytes per second, from which the deadline of a transfer is computed."""
+"""Minimum expected transfer rate, in bytes per second. The deadline of a transfer is computed from
+this rate."""
 
 LISTING_S = 60.0
 """Additional seconds for listing the objects in a bucket, which takes one request for each 1,000
 objects."""
 
 PAUSE_S = 5.0
-"""Seconds for which requests are refused after a request got no answer."""
+"""Seconds for which the client refuses all requests after a request got no answer."""
 
 PART_BYTES = 8 << 20
-"""Bytes of a part of an upload. Two parts of each upload are in memory at once."""
+"""Size in bytes of each part of an upload. Two parts of each upload are in memory at once."""
 
 READ_BYTES = 1 << 20
 """Number of bytes that a reader of an object requests at a time, unless the reader reads the whole
@@ -72,7 +73,7 @@ class Bucket(RemoteFiles):
         return cls(Client(), url.removeprefix("s3://"), KEYS)
 
     def below(self, folder: str, names: re.Pattern[str]) -> Bucket:
-        """Return a folder of this bucket, whose object names match another pattern."""
+        """Return a folder of this bucket. The names of its objects match the pattern `names`."""
         return Bucket(self.client, f"{self.path}/{folder}", names)
 
     def put(self, name: str, source: Path) -> None:
@@ -164,7 +165,7 @@ class Client:
         self._away_until = 0.0
 
     def do(self, method: str, *given: Any, longer_s: float = 0, **options: Any) -> Any:
-        """Call an s3fs method, with a deadline `longer_s` seconds longer than that of a short
+        """Call a method of s3fs. Its deadline is `longer_s` seconds later than that of a short
         request.
 
         Raises:

@@ -32,7 +32,7 @@ TABLES = METADATA.sorted_tables
 
 
 def copy_state(source: str, target: str) -> dict[str, int]:
-    """Copy a state; return the number of copied rows by table name.
+    """Copy a state. Return the number of copied rows of each table, by the table's name.
 
     `source` and `target` are each a state directory, `sqlite:///FILE` or a URL like `state.url`.
 
@@ -87,7 +87,9 @@ def _opened(place: str, *, is_new: bool) -> Iterator[Backend]:
 
 
 def _is_url(place: str) -> bool:
-    """Whether it is a URL, perhaps a wrong one, and no path. Errors may show paths, but no URLs."""
+    """Return whether `place` is a URL, valid or not, instead of a path. Error messages may show
+    paths, but never URLs.
+    """
     scheme = place.partition(":")[0]
     return scheme in places("states") or ("://" in place and scheme != "sqlite")
 
@@ -103,7 +105,7 @@ def _let_wait(connection: Connection) -> None:
 
 
 def _copy(table: Table, reading: Connection, writing: Connection) -> int:
-    """Copy a table's rows in the order of its key; return their number."""
+    """Copy a table's rows, sorted by primary key. Return the number of rows."""
     found = reading.execute(select(table).order_by(*table.primary_key.columns))
     count = 0
     for part in found.mappings().partitions(AT_ONCE):
@@ -129,8 +131,8 @@ def _without_nul(row: Mapping[Any, Any]) -> dict[Any, Any]:
 
 
 def _compare(reading: Connection, writing: Connection) -> None:
-    """Raise StoreError unless all tables have equal numbers of rows, and the audit chains are equal
-    byte by byte.
+    """Raise StoreError unless each table has the same number of rows in both databases, and the
+    audit chains are equal byte by byte.
     """
     for table in TABLES:
         count = select(func.count()).select_from(table)

@@ -1,18 +1,18 @@
 """The state in a PostgreSQL database, which one engine at a time writes.
 
-Host side. `storage/backend` imports this module, and so psycopg, only if the state's URL has its
-scheme. A state is one schema of a database: the first in the connection's `search_path`. An engine
-that gets the advisory lock becomes the active engine. Invariants: each commit of the active engine
-proves, in the same transaction, that no other engine has become active since and that none of its
-own commits is missing (as after a failover); a statement, including a commit, fails after
-`ANSWER_S` seconds of silence, and its connection is then closed. The lock alone does not ensure the
-first invariant, because it is lost with its connection, unnoticed. The proof is a row, the fence,
-with the number of the active engine's start and the number of its last durable commit. Network
-timeouts alone do not ensure the second: they do not detect a stopped server process, or a proxy
-that only buffers what it receives.
+Host side. `storage/backend` imports this module, and thereby psycopg, only if the state's URL
+begins with `postgres://` or `postgresql://`. A state is one schema of a database: the first in the
+connection's `search_path`. An engine that gets the advisory lock becomes the active engine.
+Invariants: each commit of the active engine proves, in the same transaction, that no other engine
+has become active since and that none of its own commits is missing (as after a failover); a
+statement, including a commit, fails after `ANSWER_S` seconds of silence, and its connection is then
+closed. The lock alone does not ensure the first invariant, because the lock ends with its
+connection, and the engine may not notice. The proof is a row, the fence, with the number of the
+active engine's start and the number of its last durable commit. Network timeouts alone do not
+ensure the second invariant: they do not detect a stopped server process, or a proxy that only
+buffers what it receives.
 
-Raises (when it is imported):
-    StoreError: psycopg is missing.
+Raises (when it is imported): StoreError: psycopg is missing.
 """
 
 from __future__ import annotations
@@ -83,18 +83,18 @@ ANSWER_S = 5.0
 """Seconds of silence after which a statement fails. Longer than the server waits for a lock."""
 
 REST_S = 1.0
-"""Seconds for which new connections are refused at once after one has timed out, so that waiting
-callers do not each wait for another timeout."""
+"""Seconds after a timed-out connection attempt during which further attempts fail at once.
+Otherwise, each waiting caller would wait for another timeout."""
 
 LOOK_S = 0.1
 """Seconds between checks of the time limit. *Source*: psycopg's own default."""
 
 LOCK = 0x46554D45
-"""First key of the active engine's advisory lock ("FUME"); the second is a hash of the schema's
+"""First key of the active engine's advisory lock ("FUME"). The second key is a hash of the schema's
 name."""
 
 FENCE_WAIT_MS = 4000
-"""Milliseconds to wait for a commit of the previously active engine."""
+"""Maximum milliseconds to wait for a running commit of the previously active engine."""
 
 FENCE = Table(
     "fence",
@@ -103,11 +103,11 @@ FENCE = Table(
     Column("active", BigInteger, nullable=False),
     Column("commits", BigInteger, nullable=False),
 )
-"""One row: the number of migrations that have run, a random number for the active engine's start,
-and the number of its last durable commit."""
+"""A table with one row: the number of migrations that have run, a random number for the active
+engine's start, and the number of that engine's last durable commit."""
 
 OUTCOME_S = 5.0
-"""Seconds for finding out whether a commit took place whose acknowledgement was lost."""
+"""Maximum seconds for finding out whether a commit succeeded whose acknowledgement was lost."""
 
 _SEEN = select(FENCE.c.active, FENCE.c.commits)
 _SEEN_AND_HELD = _SEEN.with_for_update(read=True)  # so that no other engine can become active now
@@ -127,7 +127,7 @@ FENCED = "another engine is active on this state, or a commit is missing in it"
 
 
 class Postgres(RemoteBackend):
-    """A PostgreSQL database, written by its active engine."""
+    """A PostgreSQL database, opened by the engine that is active on it."""
 
     def __init__(self, writing: Engine, reading: Engine, lock: Connection, number: int) -> None:
         super().__init__(writing, reading, has_readers=True)
@@ -140,7 +140,9 @@ class Postgres(RemoteBackend):
 
     @classmethod
     def open(cls, url: str) -> Self | None:
-        """Become the active engine, as the superclass says."""
+        """Become the active engine of the state at `url`, and migrate the state to the newest
+        schema. Return None if another engine is active.
+        """
         parsed = parse_url(url)
         with _opening():
             lock = _engine(parsed, poolclass=NullPool).connect()
@@ -160,7 +162,9 @@ class Postgres(RemoteBackend):
 
     @classmethod
     def open_to_read(cls, url: str) -> Engine:
-        """Open a state for reading, as the superclass says."""
+        """Return an SQLAlchemy engine that reads the state at `url`, even while a fumehood engine
+        is active on the state. Raises StoreError.
+        """
         engine = _reading_engine(parse_url(url))
         try:
             with _opening(), engine.connect() as connection:
@@ -203,8 +207,8 @@ class Postgres(RemoteBackend):
             self._commits = [number]
 
     def _took_place(self, number: int) -> bool:
-        """Return whether a commit took place whose acknowledgement was lost; False if that is
-        unknown.
+        """Find out whether the commit `number`, whose acknowledgement was lost, succeeded. Return
+        False if the commit failed, or if the outcome is unknown.
         """
         give_up = time.monotonic() + OUTCOME_S
         while time.monotonic() < give_up:
@@ -218,16 +222,16 @@ class Postgres(RemoteBackend):
         return False
 
     def is_in_transaction(self, connection: Connection) -> bool:
-        """Return whether the transaction can still be committed: not after an error outside a
-        savepoint.
+        """Return whether the current transaction can still be committed. An error outside a
+        savepoint makes this impossible.
         """
         raw: Any = connection.connection.driver_connection
         return bool(raw.info.transaction_status == TransactionStatus.INTRANS)
 
     @staticmethod
     def in_words(error: BaseException) -> str:
-        """Return the first line of PostgreSQL's message, without values, or the type of another
-        error.
+        """Describe an error without values: return the first line of PostgreSQL's message or, if
+        the error comes from elsewhere, the name of the error's type.
         """
         if isinstance(error, Fenced):
             return str(error)
@@ -239,7 +243,8 @@ class Postgres(RemoteBackend):
         return str(cause).partition("\n")[0][:200]  # a connection's error, which has no values
 
     def is_unreachable(self, error: BaseException) -> bool:
-        """Return whether an error means that the database cannot be reached now, or only be read.
+        """Return whether an error means that the database cannot be reached, or cannot be written,
+        for now.
 
         Fenced is such an error, because the engine that is now active may serve the request.
         """
@@ -247,7 +252,7 @@ class Postgres(RemoteBackend):
         return isinstance(error, (*AWAY, Fenced)) and not is_too_much
 
     def close(self) -> None:
-        """Close all connections; then another engine can become active."""
+        """Close all connections. Another engine can then become active."""
         super().close()
         with suppress(SQLAlchemyError):  # the server or the connection may be gone
             # The server ends the session of a closed connection only some time later.
@@ -266,12 +271,14 @@ def _convert(element: RawBytes, compiler: SQLCompiler, **options: Any) -> str:
 
 
 class PatientConnection(psycopg.Connection[Any]):
-    """A connection whose statements fail if the server is silent."""
+    """A connection whose statements fail after the server was silent for `answer_s` seconds."""
 
     answer_s = ANSWER_S
 
     def wait(self, gen: PQGen[RV], interval: float = LOOK_S, *others: Any, **more: Any) -> RV:
-        """Run the steps of a statement, and limit the silence of the server in each step."""
+        """Run the steps of a statement. Raise OperationalError if the server is silent for
+        `answer_s` seconds.
+        """
         return super().wait(self._limited(gen), interval, *others, **more)
 
     def _limited(self, steps: PQGen[RV]) -> PQGen[RV]:
@@ -300,7 +307,9 @@ class Connector:
     def connect(
         self, _dialect: Any, _record: Any, arguments: tuple[Any, ...], options: dict[str, Any]
     ) -> PatientConnection:
-        """Handle SQLAlchemy's event `do_connect`: open a connection."""
+        """Open a connection, as the handler of SQLAlchemy's event `do_connect`. For `REST_S`
+        seconds after a timeout, fail at once.
+        """
         if time.monotonic() < self._rests_until:
             raise ConnectionTimeout("no answer to the last attempt to connect")
         try:
@@ -329,7 +338,9 @@ def parse_url(url: str) -> URL:
 
 
 def _engine(url: URL, **pool: Any) -> Engine:
-    """Return a source of connections on which each end soon notices that the other end is gone."""
+    """Return an SQLAlchemy engine whose connections notice at both ends, after a few seconds, that
+    the other end is gone.
+    """
     silence_s = SILENCE_MS // 1000
     options = {
         "tcp_user_timeout": SILENCE_MS,
@@ -373,8 +384,8 @@ def _reading_engine(url: URL) -> Engine:
 
 
 def _take_lock(connection: Connection) -> bool:
-    """Try to take the active engine's lock, which ends with its connection; return whether it was
-    free.
+    """Try to take the active engine's lock, which the server releases when `connection` ends.
+    Return whether the lock was free.
     """
     taken = connection.exec_driver_sql(
         f"SELECT pg_try_advisory_lock({LOCK}, hashtext(current_schema()))"
@@ -386,8 +397,8 @@ def _take_lock(connection: Connection) -> bool:
 
 
 def _activate(engine: Engine) -> int:
-    """Create or migrate the tables; make this engine the active one, and return the number of its
-    start.
+    """Create or migrate the tables, and make this engine the active one. Return the random number
+    of the engine's start.
     """
     with engine.connect() as connection, connection.begin():
         version = _version(connection)
@@ -408,7 +419,7 @@ def _activate(engine: Engine) -> int:
 
 def _version(connection: Connection) -> int | None:
     """Return the schema version of a state, or None if there is no state. Raises NewerState,
-    ForeignState or DamagedState if this engine cannot use it.
+    ForeignState or DamagedState if this engine cannot use the state.
     """
     if not inspect(connection).has_table(FENCE.name):
         if inspect(connection).get_table_names():
@@ -429,7 +440,7 @@ def _version(connection: Connection) -> int | None:
 
 @contextmanager
 def _opening() -> Iterator[None]:
-    """Convert errors of the database to StoreError."""
+    """Convert database errors that are raised in the block to StoreError."""
     try:
         yield
     except DBAPIError as error:

@@ -1,5 +1,6 @@
-"""The interpreter: expressions and restricted programs, in processes that a filter locks.
+"""The interpreter runs expressions and restricted programs in processes behind a system-call
+filter.
 
-A part: its wall, with sticky workers, and the executors `expression` and `restricted_python`. The
-guest's side is `guest/interpreter/`.
+This part contains the interpreter's wall, with sticky workers, and the executors `expression` and
+`restricted_python`. The code that runs in the guest is in `guest/interpreter/`.
 """

@@ -1,4 +1,4 @@
-"""What `fumehood doctor` says about the interpreter's limits."""
+"""The check of the interpreter's limits in `fumehood doctor`."""
 
 from __future__ import annotations
 
@@ -12,5 +12,5 @@ from fumehood.interpreter.wall import InterpreterWall
 
 
 def check(config: Config) -> Iterator[Finding]:
-    """Start a guest, which attacks its own wall, and yield a finding for each limit."""
+    """Start a guest, which tries to break its own limits, and yield a finding for each limit."""
     yield from limit_findings("interpreter", InterpreterWall(configured_limits(config)), "missing")

@@ -96,8 +96,9 @@ class RestrictedPythonExecutor(Executor):
     async def run(self, run: ToolRun) -> Outcome:
         """Run one restricted program in the interpreter.
 
-        If the program fails, the error's `details` contain the fields of `data`, and `exception`.
-        All of these fields are null if the program was ended from outside.
+        If the program fails, the error's `details` contain `exception` and the same fields as the
+        `data` of a program that succeeds. All of these fields are null if the program was ended
+        from outside.
         """
         ending = await run.lease.run("restricted_python", run.arguments, run.limits)
         if ending.ended_by is EndedBy.OK and not is_program_result(ending.result):
@@ -138,7 +139,7 @@ def _error(
 
 
 def _is_expression_result(result: JsonObject | None) -> bool:
-    """Whether the claimed result has the form of `EXPRESSION_OUTPUT`."""
+    """Return whether the claimed result has the form of `EXPRESSION_OUTPUT`."""
     if result is None or result.keys() != {"value", "text"} or not isinstance(result["text"], str):
         return False
     value = result["value"]
@@ -146,7 +147,7 @@ def _is_expression_result(result: JsonObject | None) -> bool:
 
 
 def is_program_result(result: JsonObject | None) -> bool:
-    """Whether the claimed result has the form of `PROGRAM_OUTPUT`."""
+    """Return whether the claimed result has the form of `PROGRAM_OUTPUT`."""
     return (
         result is not None
         and result.keys() == NOTHING_SAID.keys() - {"exception"}
@@ -156,7 +157,7 @@ def is_program_result(result: JsonObject | None) -> bool:
 
 
 NOTHING_SAID: JsonObject = {"value": None, "value_repr": None, "stdout": None, "exception": None}
-"""The error's details for a program that reported nothing about its failure."""
+"""The error's details if a failed program reported nothing."""
 
 
 def program_details(claimed: Any) -> JsonObject:
@@ -173,7 +174,7 @@ def program_details(claimed: Any) -> JsonObject:
 
 
 def _claim(ending: RunEnding) -> str:
-    """Return the reason that the guest claims, as a sentence."""
+    """Return the guest's claimed reason for the failure, or a default reason, as a sentence."""
     reason = "the program gave no reason"
     if ending.claimed_kind is None and ending.ended_by is EndedBy.POLICY:
         reason = "the sandbox stopped a forbidden system call"

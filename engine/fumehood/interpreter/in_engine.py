@@ -1,4 +1,4 @@
-"""The interpreter of one engine: its wall."""
+"""The interpreter of one engine, which provides the wall `interpreter`."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from fumehood.sandbox.walls import OwnWalls, logged
 
 
 class Interpreter(EnginePart):
-    """It adds the wall `interpreter`."""
+    """Provides the wall `interpreter` to the engine."""
 
     def walls(self, own: OwnWalls) -> Mapping[str, Wall]:
-        """Return the wall for expressions and restricted programs."""
+        """Return the wall for expressions and restricted programs, by its name."""
         limits = configured_limits(self.kernel.config)
         return {"interpreter": InterpreterWall(limits, on_event=logged(self.kernel.log))}
 
 
 def configured_limits(config: Config) -> WallLimits:
-    """Return the defaults and ceilings of calls, as the operator has set them."""
+    """Return the default and maximum limits of calls that are configured for the interpreter."""
     return (config.of("interpreter", InterpreterSettings) or InterpreterSettings()).limits

@@ -1,7 +1,7 @@
 """The arguments and results of the interpreter's executors.
 
-Values only. The program in the guest checks its arguments itself; the executors check the form of
-its results.
+This module contains only values. The program in the guest checks its arguments itself; the
+executors check the form of the program's results.
 """
 
 from __future__ import annotations

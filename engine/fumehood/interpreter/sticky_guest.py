@@ -1,7 +1,7 @@
-"""The interpreter's guest, which also hands over children: each becomes a sticky worker.
+"""The interpreter's guest, which also hands over children to the host, as sticky workers.
 
 Host side, between the wall and `sticky_workers`. The supervisor sends a child's two pipes on a
-socket of their own; what else it sends there ends the guest.
+separate socket. If the supervisor sends anything else on that socket, the guest is killed.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ KILL_GRACE_S = 30.0
 all its runs are lost."""
 
 CHECKOUT = struct.Struct("!qi")
-"""Binary format of the guest's message with a child: the checkout's id and the child's process id.
-"""
+"""Binary format of the message with which the guest hands over a child: the checkout's id and the
+child's process id."""
 
 
 @dataclass(eq=False, slots=True)
 class _PendingCheckout:
-    """A request for a child. `died`: whether the child has died before it was handed over."""
+    """A request for a child. `died` is True if the child died before it was handed over."""
 
     handed: asyncio.Future[Checkout | None]
     died: bool = False
@@ -71,13 +71,13 @@ class StickyGuest(GuestProcess):
         limits: Limits,
         sinks: RunSinks = NO_SINKS,
     ) -> RunEnding:
-        """Run a program, in the sticky worker of `key` or, without a key, in a fresh child. A large
-        request always runs in a fresh child.
+        """Run a program in the sticky worker of the trust domain `key`. Without a key, or if the
+        request is large, run the program in a fresh child.
 
         On cancellation, end the program before raising.
 
         Raises:
-            RequestTooLarge: the arguments exceed the size of a request.
+            RequestTooLarge: the arguments exceed the maximum size of a request.
         """
         if self.dead.is_set():
             return LOST
@@ -116,8 +116,8 @@ class StickyGuest(GuestProcess):
             self._pending_checkouts.pop(checkout_id, None)
 
     def end_checkout(self, checkout_id: int) -> None:
-        """Order the guest to kill a checked-out child. If the guest does not confirm it in time,
-        kill the guest.
+        """Order the guest to kill a checked-out child. If the guest does not confirm the child's
+        death in time, kill the guest.
         """
         if self.dead.is_set():
             return
@@ -142,7 +142,9 @@ class StickyGuest(GuestProcess):
             pending.handed.set_result(None)
 
     def _on_handover(self) -> None:
-        """Receive a child's two pipes. If the guest sent anything else, kill the guest."""
+        """Receive a child's two pipes from the guest. If the guest sent anything else, kill the
+        guest.
+        """
         try:
             data, descriptors, _, _ = socket.recv_fds(self._handover, CHECKOUT.size, 2)
         except BlockingIOError:

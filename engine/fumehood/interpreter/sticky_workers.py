@@ -1,10 +1,10 @@
 """Sticky workers: children of the supervisor that each evaluate one trust domain's expressions.
 
 Host side, between the wall and a guest's channel. The guest creates, seals, limits and kills a
-child; the host has the child's two pipes, enforces deadlines and decides how a run ended (ADR
+child. The host has the child's two pipes, enforces deadlines and decides how a run ended (ADR
 0006). Data from a pipe is untrusted: it is limited in size, parsed strictly, and at most a claim.
-Invariants: a worker has one run at a time. It is never used again after a run that failed, after
-too many uses, after too long without a call, or if it used CPU time between calls.
+Invariants: a worker has one run at a time. It is never used again after a failed run, after too
+many runs, after being idle for too long, or if it used CPU time between runs.
 """
 
 from __future__ import annotations
@@ -110,7 +110,8 @@ class StickyWorkers:
         self._can_spin = len(os.sched_getaffinity(0)) > 1
 
     async def run(self, key: str, request: bytes, limits: Limits) -> RunEnding:
-        """Run a request in the worker of this trust domain's key; create the worker if necessary.
+        """Run a request in the worker of the trust domain `key`. If the domain has no usable
+        worker, create one.
 
         `request` is one frame of at most `MAX_REQUEST_BYTES`. Nothing else may run for this key at
         the same time. On cancellation, end the program before raising.
@@ -143,7 +144,9 @@ class StickyWorkers:
         return True
 
     def lose_all(self) -> None:
-        """Handle the loss of the guest, and with it of every child."""
+        """Forget all workers and end their runs, because the guest and all its children are
+        lost.
+        """
         if self._sweep is not None:
             self._sweep.cancel()
         for worker in self._by_checkout.values():
@@ -179,7 +182,9 @@ class StickyWorkers:
         )
 
     def _make_room(self) -> None:
-        """Retire the least recently used idle workers until there is room for another worker."""
+        """Retire the least recently used idle workers until there is room for another worker, or
+        until all workers are busy.
+        """
         while len(self._by_key) >= self._rules.most:
             idle = next((r for r in self._by_key.values() if not r.is_busy), None)
             if idle is None:
@@ -199,8 +204,8 @@ class StickyWorkers:
         return min(LOOK_EVERY_S, self._rules.idle_s)
 
     def _look(self) -> None:
-        """Retire workers that were idle for too long or used CPU time between calls. Schedule the
-        next check if any are left.
+        """Retire workers that were idle for too long or used CPU time between calls. If any workers
+        are left, schedule the next check.
         """
         oldest = time.monotonic() - self._rules.idle_s
         for worker in list(self._by_key.values()):
@@ -245,10 +250,10 @@ class StickyWorker:
         return self._cpu_ns() - self._idle_cpu_ns <= IDLE_CPU_NS
 
     async def run(self, request: bytes, limits: Limits, *, spin_s: float) -> RunEnding | None:
-        """Run a request. Return None if the child had died before it could read any of it.
+        """Run a request. Return None if the child died before it could read any of the request.
 
-        Poll for the answer for `spin_s` seconds, then wait. If the ending is not the child's own
-        answer, the child is dead afterwards.
+        Poll for the answer for `spin_s` seconds, then wait. If the child does not answer itself, it
+        is dead when this method returns.
         """
         loop = self._loop
         answer: asyncio.Future[RunEnding] = loop.create_future()
@@ -287,7 +292,9 @@ class StickyWorker:
             self._end_checkout(self._checkout.id)
 
     def bury(self, ending: GuestEnding | None) -> None:
-        """Handle the death of the child and end its run. If `ending` is None, the guest is lost."""
+        """Handle the death of the child and end its run. `ending` is the guest's report, or None if
+        the guest is lost.
+        """
         self.is_fit = False
         if ending is not None:
             self._on_readable()
@@ -369,8 +376,8 @@ class StickyWorker:
             await ended
 
     def _watch_cpu(self) -> None:
-        """End a run that has reached its CPU limit. Otherwise schedule the next check for the
-        earliest time at which the run could reach the limit.
+        """End the current run if it has reached its CPU limit. Otherwise, schedule the next check
+        for the earliest time at which the run could reach the limit.
         """
         used_s = (self._cpu_ns() - self._idle_cpu_ns) / 1e9
         left_s = self._limits.cpu_s - used_s

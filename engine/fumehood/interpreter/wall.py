@@ -26,7 +26,7 @@ STICKY_PATIENCE_S = 0.02
 """Seconds that a call waits for its trust domain's sticky worker before it uses a fresh process."""
 
 INTERPRETER_LIMITS = InterpreterSettings().limits
-"""The interpreter's limits unless others are configured."""
+"""The interpreter's default limits."""
 
 INTERPRETER_SPARES = 2
 """Number of ready children. One is too few for consecutive programs: each needs a new child, and
@@ -65,14 +65,14 @@ class InterpreterWall(ProcessWall):
         memory_mb: int | None = None,
         image: str | None = None,
     ) -> StickyLease:
-        """Lease a slot and, if the domain's sticky worker is free soon, that worker. With `fresh`,
-        lease only a slot.
+        """Return a lease on a slot. If the domain's sticky worker becomes free soon, the lease
+        includes the worker. With `fresh`, the lease never includes a sticky worker.
         """
         return StickyLease(self, domain.principal_id, None if fresh else domain.key)
 
     async def take_turn(self, key: str) -> bool:
-        """Take the turn to use a trust domain's sticky worker. Return False if the worker stays
-        busy for `STICKY_PATIENCE_S`.
+        """Wait for the turn to use the sticky worker of the trust domain `key`, and take the turn.
+        Return False if the worker stays busy for `STICKY_PATIENCE_S`.
         """
         if key in self._turns:
             with anyio.move_on_after(STICKY_PATIENCE_S):
@@ -84,7 +84,9 @@ class InterpreterWall(ProcessWall):
         return True
 
     def leave_turn(self, key: str) -> None:
-        """Give back the turn, so that the domain's next call can use the sticky worker."""
+        """Give back the turn that `take_turn` took, so that the domain's next call can use the
+        sticky worker.
+        """
         self._turns.pop(key).set()
 
     async def _start_guest(self, command: Sequence[str]) -> StickyGuest:
@@ -92,7 +94,9 @@ class InterpreterWall(ProcessWall):
 
 
 class StickyLease(ProcessLease):
-    """A lease on a slot, and on the sticky worker of the key if it has the turn."""
+    """A lease on a slot and, if the worker is free, on the sticky worker of the trust domain
+    `key`.
+    """
 
     __slots__ = ("_interpreter", "_key", "_turn")
 
@@ -110,7 +114,9 @@ class StickyLease(ProcessLease):
         limits: Limits,
         sinks: RunSinks = NO_SINKS,
     ) -> RunEnding:
-        """Run one program in the guest: in the sticky worker if this lease has the turn."""
+        """Run one program in the guest: in the sticky worker if this lease has the turn, otherwise
+        in a fresh child.
+        """
         assert isinstance(self._guest, StickyGuest)
         return await self._guest.run_for(self._turn, program, arguments, limits, sinks)
 

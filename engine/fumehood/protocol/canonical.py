@@ -1,7 +1,8 @@
-"""Canonical JSON and its hash: exactly one text for each value.
+"""Canonical JSON and its hash: each JSON value has exactly one canonical text.
 
 Host side. RFC 8785 supports doubles only, so integers beyond 2^53 - 1 are written as `{"$integer":
-"digits"}`; keys that begin with `$` get another `$`, so that no two values have the same text.
+"digits"}`. A key that begins with `$` is written with a second `$`, so that no two values have the
+same text.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from fumehood.protocol.strict_json import MAX_SAFE_INTEGER
 
 
 def canonical(value: Any) -> bytes:
-    """Return the canonical text of a JSON value.
+    """Return the canonical text of a JSON value, as UTF-8.
 
     Raises:
         ValueError: the value is not a JSON value.
@@ -25,13 +26,13 @@ def canonical(value: Any) -> bytes:
 
 
 def digest_of(value: Any) -> str:
-    """Return the SHA-256 over a value's canonical text, as hexadecimal digits."""
+    """Return the SHA-256 hash of a value's canonical text, as hexadecimal digits."""
     return hashlib.sha256(canonical(value)).hexdigest()
 
 
 def _text(value: Any) -> str:
-    """Encode a text in the same form as `rfc8785`, but faster: `rfc8785` takes seconds for a text
-    of a few MB with many line breaks.
+    """Return the canonical text of a JSON value. Strings are encoded without `rfc8785`, but in the
+    same form: `rfc8785` takes seconds for a string of a few MB with many line breaks.
     """
     if isinstance(value, str):
         return encode_basestring(value)

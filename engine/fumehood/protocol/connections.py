@@ -1,8 +1,8 @@
-"""Connections: many byte streams in both directions within one stream of a container's channel.
+"""Connections: many bidirectional byte streams within one stream of a container's channel.
 
-Used on both sides of the channel; needs only the standard library. Invariant: of each connection
-and direction, at most `WINDOW_BYTES` are in transit, unless the two ends have agreed on another
-window. The sender may send more once the receiver has reported that it has consumed bytes.
+Used on both sides of the channel; needs only the standard library. Invariant: in each direction, at
+most `WINDOW_BYTES` of a connection are in transit, unless the two ends have agreed on another
+window. The sender may send more after the receiver has reported that it has consumed bytes.
 """
 
 from __future__ import annotations
@@ -22,14 +22,15 @@ PIECE_BYTES = 64 * 1024
 """Maximum number of bytes of a connection in one segment."""
 
 ONLY = 0
-"""The number of the connection in a stream that has only one, which is open from the beginning. A
-program's connections have higher numbers."""
+"""The connection's number in a stream that carries a single connection, which is open from the
+beginning. In other streams, the connections that a program opens have higher numbers."""
 
 OPENED, DATA, TAKEN, FINISHED, CLOSED, OPEN = range(1, 7)
 """Steps of a connection. `OPENED`: the guest has opened a connection. `DATA`: the next bytes of
-the connection. `TAKEN`: the receiver has consumed the stated number of bytes, and as many more may
-be sent. `FINISHED`: the sender sends no more bytes. `CLOSED`: the connection is closed. `OPEN`: the
-host requests a connection to the port in the data, and receives `OPENED` or `CLOSED`."""
+the connection. `TAKEN`: the receiver has consumed the stated number of bytes, so the sender may
+send as many more. `FINISHED`: the sender sends no more bytes. `CLOSED`: the connection is closed.
+`OPEN`: the host requests a connection to the port in the data. The guest replies with `OPENED` or
+`CLOSED`."""
 
 _HEAD = struct.Struct("!BI")
 """A segment's step, and the number of its connection. The data follow."""
@@ -38,8 +39,8 @@ MAX_SEGMENT_BYTES = _HEAD.size + PIECE_BYTES
 
 
 class Segment(NamedTuple):
-    """One step of a connection, as the body of a stream's frame. It is not JSON, because encoding
-    JSON would take most of the time of a transfer.
+    """One step of a connection, as the body of a stream's frame. The body is binary, because
+    encoding JSON would take most of the time of a transfer.
     """
 
     step: int
@@ -47,7 +48,7 @@ class Segment(NamedTuple):
     data: bytes = b""
 
     def encode(self) -> bytes:
-        """Return the body of a stream's frame."""
+        """Return the segment as the body of a stream's frame."""
         return _HEAD.pack(self.step, self.number) + self.data
 
     @classmethod

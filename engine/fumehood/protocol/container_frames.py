@@ -4,16 +4,16 @@ Host side. The guest's frames are hostile and become values only through these s
 kind of frame is small, so the host never holds much of a guest's data.
 
 Host to guest:
-    {"op": "part", "id", "text"}        a piece of a long request's JSON, in order, before `run`
+    {"op": "part", "id", "text"}        the next piece of long arguments, as JSON, before `run`
     {"op": "run", "id", "program", "arguments" | null, "keep", "live", "thin",
      "limits": {wall_s, cpu_s, memory_bytes, output_bytes}}
-                                        `arguments` is null if the request was sent in parts;
+                                        `arguments` is null if they were sent in parts;
                                         `keep` leaves files and variables for the next run;
                                         `live`: a client follows output and progress;
-                                        `thin`: the program seems to need nothing that is preloaded;
-                                        `streams` (optional): kind → a text for the guest's end
-                                        of each of the run's streams;
-                                        `quiet` (optional): the program's files are not needed;
+                                        `thin`: the program seems to need no preloaded modules;
+                                        `streams` (optional): the kind of each of the run's streams
+                                        → a text for the guest's code that serves the stream;
+                                        `quiet` (optional): the host needs no files of the run;
                                         `trial` (optional): what to do with the variables of a
                                         trial, and the trial's token
     {"op": "pause", "id", "paused"}     stops the program's clock, or starts it again
@@ -21,12 +21,13 @@ Host to guest:
     {"op": "keep", "epoch", "wait_s"}   the container belongs to a session: see the guest's
                                         `takeover`
     {"op": "process", "id", "do", …}    a request about the registered processes, at any time;
-                                        these ids are separate from those of runs
+                                        the ids of these requests are separate from run ids
 Both ways: the frames of streams that the host has opened (`streams.StreamFrame`).
-Guest to host, at any time: a `process` for each such request, and `processes` when a process ended.
+Guest to host, at any time: a `process` in reply to each `process`, and `processes` when a process
+has ended.
 Guest to host: `ready` once (see `messages`), then for each run any number of `output` and
-`progress`, then for each file one `file` and its `data`, one `ended`, one `reset`. One run at a
-time: the next may be sent when a `reset` has arrived that reports a clean container.
+`progress`, then for each file one `file` and its `data`, one `ended`, one `reset`. Runs do not
+overlap: the host sends the next run only after a `reset` that reports a clean container.
 """
 
 from __future__ import annotations
@@ -79,7 +80,9 @@ class ContainerOutput(StrictFrame):
 
 
 class ContainerFile(StrictFrame):
-    """Begins a file of the workspace, or a picture that the run drew. The path is untrusted."""
+    """The name and size of a workspace file, or of a picture that the run drew. `ContainerData`
+    frames with the content follow. The path is untrusted.
+    """
 
     op: Literal["file"]
     id: int
@@ -95,7 +98,7 @@ def _decoded(value: Any) -> bytes:
 
 
 class ContainerData(StrictFrame):
-    """The next bytes of the current file."""
+    """The next bytes of the file that the last `ContainerFile` announced."""
 
     op: Literal["data"]
     id: int
@@ -117,15 +120,15 @@ class ContainerEnding(StrictFrame):
     limits_hit: tuple[Annotated[Limit, Field(strict=False)], ...] = Field(strict=False)
     files_left_out: int = Field(ge=0)
     state: SessionState | None = None
-    """The state of the variables, if they were to be kept."""
+    """The state of the session's variables, or None if the run could not change them."""
     variables_bytes: int | None = Field(default=None, ge=0)
-    """Memory of the process that holds the variables."""
+    """Memory in bytes of the process that holds the variables."""
     claim: dict[str, Any] | None
 
 
 class ContainerReset(StrictFrame):
-    """The report after a run. `clean` is True if the container is in the same state as before the
-    run. Otherwise, the container must be removed.
+    """The guest's report that it has cleaned up after a run. `clean` is True if the container is in
+    the same state as before the run. Otherwise, the host must remove the container.
     """
 
     op: Literal["reset"]
@@ -144,12 +147,12 @@ class ContainerProcess(StrictFrame):
     """Exit code of the program's first process. Child processes may still be running."""
     signal: int | None = Field(ge=1, le=64)
     lost: bool
-    """Whether the process was killed because its guest could no longer manage it."""
+    """Whether the process was killed because the guest could no longer manage it."""
     started_at: float = Field(ge=0, lt=1e11, allow_inf_nan=False)
 
 
 class ContainerPiece(StrictFrame):
-    """A piece of a registered process's output."""
+    """A piece of a registered process's output, at the position `offset`."""
 
     key: ClassVar[str] = "output"
     text: str = Field(max_length=framing.OUTPUT_PIECE_BYTES)
@@ -159,7 +162,7 @@ class ContainerPiece(StrictFrame):
 
 
 class ContainerFault(StrictFrame):
-    """Why a request was refused."""
+    """The refusal of a request about registered processes. `message` is the reason."""
 
     kind: Literal["invalid", "not_found", "unavailable"]
     message: str
@@ -182,7 +185,7 @@ class ContainerAnswer(StrictFrame):
 
     @property
     def parts(self) -> JsonObject:
-        """The fields of the answer for the caller, if the answer is not a fault."""
+        """The fields that the caller receives. The answer must not be a fault."""
         for part in (self.process, self.output):
             if part is not None:
                 return {part.key: part.model_dump()}
@@ -197,7 +200,9 @@ class ContainerAnswer(StrictFrame):
 
 
 class ContainerProcesses(StrictFrame):
-    """The number of running registered processes. The guest sends it when a process has ended."""
+    """The number of running registered processes. The guest sends this frame when a process has
+    ended.
+    """
 
     op: Literal["processes"]
     running: int = Field(ge=0, le=framing.MAX_PROCESSES)
@@ -231,11 +236,11 @@ _KINDS: dict[str, type[ContainerMessage]] = {
 
 
 def parse_container_body(body: bytes) -> ContainerFrame:
-    """Parse the JSON of a frame of a container's guest.
+    """Parse the body of a frame from a container's guest.
 
-    Output, by far the most frequent kind, is parsed and validated in one step, many times as fast.
-    In output frames, a repeated key is not refused, which is safe because only this code reads the
-    frame.
+    Output frames, which are by far the most frequent, are parsed and validated in one step. This is
+    many times faster than the general way. It accepts repeated keys, which is safe because no other
+    code reads the frame.
 
     Raises:
         FrameError: the body is not one of the guest's messages.
@@ -263,9 +268,11 @@ def run_frames(
     streams: Mapping[str, str] = NO_STREAMS,
     trial: tuple[str, str] | None = None,
 ) -> list[JsonObject]:
-    """Return the frames that start a run. A long request is sent in parts before the run.
+    """Return the frames that start a run. Long arguments are sent in pieces, in `part` frames
+    before the `run` frame.
 
-    `streams` maps the kind of each of the run's streams to the text for the guest's end of it.
+    `streams` maps the kind of each of the run's streams to a text for the guest's code that serves
+    the stream.
     """
     run: JsonObject = {
         "op": "run",

@@ -18,13 +18,15 @@ MAC_BYTES = 16
 
 
 class Cursors:
-    """Makes and reads cursors with one secret key."""
+    """Creates and reads cursors with one secret key."""
 
     def __init__(self, key: bytes) -> None:
         self._key = key
 
     def make(self, listing: str, principal_id: str, position: str) -> str:
-        """Return a cursor that continues after `position`."""
+        """Return a cursor that continues the list after `position`. `listing` identifies the list
+        and its filters.
+        """
         signed = self._mac(listing, principal_id, position) + position.encode()
         return base64.urlsafe_b64encode(signed).decode("ascii").rstrip("=")
 

@@ -1,8 +1,8 @@
 """The paths of an engine's state and sockets, from the environment and the configuration file.
 
-Used by the configuration, and by clients that only look for the socket. A client reads only the few
-settings that name a path, which takes a tenth of the time of reading the whole configuration.
-Invariant: the configuration and the clients find the same path.
+Used by the configuration, and by clients, which need only the socket's path. A client reads only
+the few settings that name a path, which takes a tenth of the time of reading the whole
+configuration. Invariant: the configuration and the clients find the same path.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class ConfigError(FumehoodError):
 
 @dataclass(frozen=True, slots=True)
 class EnginePaths:
-    """The settings that name paths, and the derived paths."""
+    """The configured paths of an engine, and the paths that are derived from them."""
 
     environ: Mapping[str, str]
     mode: str = "single-user"
@@ -55,7 +55,7 @@ class EnginePaths:
 
     @property
     def socket_path(self) -> Path:
-        """The callers' socket.
+        """The path of the socket for callers.
 
         Raises:
             ConfigError: the path is longer than the path of a Unix socket may be.
@@ -64,8 +64,8 @@ class EnginePaths:
 
     @property
     def control_socket_path(self) -> Path:
-        """The socket for approvers and administrators, in the same directory as the callers'
-        socket.
+        """The path of the socket for approvers and administrators. In single-user mode, this socket
+        is in the same directory as the callers' socket.
 
         Raises:
             ConfigError: the path is longer than the path of a Unix socket may be.
@@ -104,7 +104,7 @@ def fitting(path: Path) -> Path:
 
 
 def config_file(environ: Mapping[str, str]) -> Path:
-    """Return the path of the configuration file, which may be missing."""
+    """Return the path of the configuration file. The file may be missing."""
     named = environ.get("FUMEHOOD_CONFIG")
     if named:
         return Path(named)
@@ -125,9 +125,10 @@ def read_config_file(file: Path) -> dict[str, Any]:
 
 
 def read_engine_paths(environ: Mapping[str, str]) -> EnginePaths | None:
-    """Read the settings that name paths from the environment and the file.
+    """Read the settings that name paths from the environment and the configuration file.
 
-    Return None if that fails: loading the whole configuration then reports the reason.
+    Return None if a setting is invalid or the file cannot be read. Loading the whole configuration
+    then reports the reason.
     """
     variables = {name.lower(): value for name, value in environ.items() if value}
     file, document = config_file(environ), dict[str, Any]()

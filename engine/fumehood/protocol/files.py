@@ -1,4 +1,4 @@
-"""Read files as plain values: JSON, TOML or YAML, by the suffix of the file's name.
+"""Read JSON, TOML and YAML files as plain values. The suffix of the file's name decides the format.
 
 Host side, for files of operators (definitions of tools, the policy). Values that exist in only some
 of the formats (dates, anchors, NaN) are refused. Invariant: the time for parsing is bounded by the
@@ -22,7 +22,7 @@ Path = tuple[str | int, ...]
 """The keys and indexes that lead to a value."""
 
 Lines = dict[Path, int]
-"""The line of each key in a YAML text, from 1. Other formats have no lines."""
+"""Line numbers of the keys in a YAML text, counted from 1. Other formats have no line numbers."""
 
 MAX_VALUES = 200_000
 """Maximum number of scalars, arrays and objects in one file. A definition has a few dozen."""
@@ -39,7 +39,8 @@ class FileFault(Exception):
 def read_values(
     name: str, data: bytes, lines: Lines | None = None, *, number_keys: bool = False
 ) -> Any:
-    """Parse a file in the format of its name's suffix. `lines` is filled only for YAML.
+    """Parse the data of the file `name`, whose suffix decides the format. If `lines` is given and
+    the format is YAML, the line of each key is stored in `lines`.
 
     With `number_keys`, keys in YAML may be integers, which are read as strings.
 
@@ -64,8 +65,8 @@ def read_values(
 
 
 def line_of(lines: Lines, path: Path) -> int | None:
-    """Return the line of a value, or of the innermost enclosing value with a known line, or
-    None.
+    """Return the line of the value at `path`. If that line is unknown, return the line of the
+    innermost enclosing value whose line is known. Return None if no line is known.
     """
     for length in range(len(path), 0, -1):
         if path[:length] in lines:
@@ -74,7 +75,9 @@ def line_of(lines: Lines, path: Path) -> int | None:
 
 
 def one_line(text: str, longest: int = 1000) -> str:
-    """Return untrusted text on one line, safe for a terminal and a log, cut to `longest`."""
+    """Return untrusted text on one line, safe for a terminal and a log, cut to `longest`
+    characters.
+    """
     shown = "".join(c if c.isprintable() else f"\\x{ord(c):02x}" for c in text[: longest + 1])
     return shown if len(shown) <= longest else f"{shown[:longest]}…"
 

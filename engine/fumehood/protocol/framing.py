@@ -33,11 +33,10 @@ MAX_REPORT_CHARACTERS = 200
 
 
 MAX_PROCESSES = 16
-"""Maximum number of running registered processes of a session, and of ended processes that are
-kept."""
+"""Maximum number of running registered processes in a session. As many ended processes are kept."""
 
 MAX_TIME_NS = (1 << 63) - 1
-"""Largest reported distance of a file's time from 1970, in nanoseconds. Programs may set any
+"""Largest file time that is reported, in nanoseconds before or after 1970. Programs may set any
 time."""
 
 MAX_HEAD_BYTES = 64 * 1024
@@ -53,13 +52,13 @@ OUTPUT_PIECE_BYTES = 64 * 1024
 """Maximum number of bytes of a registered process's output in one answer."""
 
 GATEWAY_PORT = 3128
-"""The port on a container's loopback where programs find the gateway, as an HTTP proxy."""
+"""The loopback port in a container where programs reach the gateway as an HTTP proxy."""
 
 TRUST_DIRECTORY = "/run/fumehood"
 """A directory of a container that programs can read and only its supervisor can write."""
 
 TRUST_FILE = f"{TRUST_DIRECTORY}/trust.pem"
-"""The file with the certificates that clients in the container should trust."""
+"""The file with the certificates that HTTP clients in the container should trust."""
 
 MAX_PORT_CONNECTIONS = 64
 """Maximum number of concurrent connections to the ports of one session."""
@@ -77,8 +76,9 @@ one line, as in a `repr`."""
 def whole_words(text: str, most: int) -> str:
     """Return a text cut to at most `most` characters. A cut text ends with "…".
 
-    The text is cut after a whole word. In a word longer than any key, it is cut so early that no
-    incomplete key remains, because the host redacts later and could not recognize half a key.
+    The text is cut at the end of a word, so that an incomplete secret key never remains. The host
+    redacts keys later, and could not recognize half a key. If the cut word is longer than any key,
+    only the length of the longest key is removed from the word.
     """
     if len(text) <= most:
         return text
@@ -88,7 +88,7 @@ def whole_words(text: str, most: int) -> str:
 
 def before_word(text: str) -> str:
     """Return a cut text without its incomplete last word. If that word is longer than
-    `MAX_KEY_CHARACTERS`, only this number of characters is removed.
+    `MAX_KEY_CHARACTERS`, only its last `MAX_KEY_CHARACTERS` characters are removed.
     """
     return max(text.rstrip(OF_WORDS), text[:-MAX_KEY_CHARACTERS], key=len)
 
@@ -108,7 +108,7 @@ def encode(message: dict[str, Any]) -> bytes:
 
 
 class Decoder:
-    """Turns chunks of a stream into messages.
+    """Splits a byte stream, which arrives in chunks, into messages.
 
     `max_bytes` is the maximum size of each frame's body; the attribute may be changed between
     frames. `last_size` is the length of the newest complete body in bytes.
@@ -132,7 +132,7 @@ class Decoder:
     def bodies(self, chunk: bytes) -> list[bytes]:
         """Add a chunk; return the unparsed bodies that it completed, oldest first.
 
-        For callers that parse bodies in another way.
+        This method is for callers that parse bodies in another way.
 
         Raises:
             FrameTooLarge: the length of a frame exceeds `max_bytes`.

@@ -1,7 +1,7 @@
-"""Messages: convert between the dictionaries that are sent and typed values.
+"""Messages: conversion between typed values and the dictionaries that processes exchange.
 
 Host side, used by the daemon, the client, and the host's part of each wall. Guests are hostile, so
-their frames are only parsed by the strict models here.
+their frames are parsed only by strict models, such as those in this module.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _ENVELOPE = TypeAdapter(Envelope).serializer
 
 
 class StrictFrame(BaseModel):
-    """A message from a guest. Unknown fields are refused, and values of other types are not
+    """A message from a guest. Unknown fields are refused, and values of a wrong type are not
     converted.
     """
 
@@ -32,13 +32,13 @@ class StrictFrame(BaseModel):
 
 
 class GuestReady(StrictFrame):
-    """The guest is ready, and reports the limits that it has tested."""
+    """The guest's report that it is ready, with the limits that it has tested."""
 
     op: str
     enforces: dict[str, bool]
     faults: tuple[str, ...] = Field(strict=False)
     streams: tuple[str, ...] = Field(default=(), strict=False)
-    """The kinds of streams that the guest knows."""
+    """The kinds of streams that the guest supports."""
 
     @property
     def enforced(self) -> frozenset[Limit]:
@@ -97,10 +97,11 @@ def parse_guest_frame(message: dict[str, Any]) -> GuestFrame:
 
 
 def parse_frame(message: dict[str, Any], kinds: Mapping[str, type[Frame]]) -> Frame:
-    """Parse a frame with the model of the frame's kind, which the field `op` names.
+    """Parse a frame. The frame's field `op` names its kind, and `kinds` maps each kind to its
+    model.
 
     Raises:
-        FrameError: the message is not of one of these kinds, or is invalid.
+        FrameError: the message is of an unknown kind, or is invalid.
     """
     kind = kinds.get(str(message.get("op")))
     if kind is None:
@@ -123,7 +124,7 @@ def run_frame(run_id: int, program: str, arguments: JsonObject, limits: Limits) 
 
 
 def limits_in_frame(limits: Limits) -> JsonObject:
-    """Return the limits of a run in the form of a frame.
+    """Return the limits of a run as they are sent in a frame.
 
     Raises:
         ValueError: there is no memory limit, which the guest needs.
@@ -139,13 +140,15 @@ def limits_in_frame(limits: Limits) -> JsonObject:
 
 
 def lend_frame(loan_id: int, memory_bytes: int, cpu_s: float) -> JsonObject:
-    """Return the frame that requests a child, to which the host then connects directly."""
+    """Return the frame that requests a child from the guest. The host then communicates directly
+    with the child.
+    """
     return {"op": "lend", "id": loan_id, "memory_bytes": memory_bytes, "cpu_s": cpu_s}
 
 
 def program_request(program: str, arguments: JsonObject, limits: Limits) -> JsonObject:
-    """Return the request that starts a run in a child. The child receives it from the host or from
-    its supervisor.
+    """Return the request that starts a run in a child. The host or the supervisor sends it to the
+    child.
     """
     return {"program": program, "output_bytes": limits.output_bytes, "arguments": arguments}
 

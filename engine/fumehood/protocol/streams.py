@@ -1,4 +1,4 @@
-"""Frames of streams, in which a part of the host and its code in a guest send data to each other.
+"""Frames of streams. A stream connects code on the host with the corresponding code in a guest.
 
 Used on both sides of a container's channel; needs only the standard library. Each stream has a
 kind, and each kind has one owner, with code on both sides. The channel reads the head of a frame
@@ -17,10 +17,10 @@ STREAM_START = b"\0"
 """The first byte of a stream's frame. JSON never begins with this byte."""
 
 NO_RUN = 0
-"""The run id of streams that belong to a container, and to none of its runs."""
+"""The run id of streams that belong to a whole container instead of one of its runs."""
 
 FRONT_RUN = 1
-"""The run id of the streams to the front of an operator's program, which serves no other run."""
+"""The run id of a front's streams. The front of an operator's program serves only one run."""
 
 _HEAD = struct.Struct("!xBI")
 """The length of the kind's name, and the id of the run. The name and the body follow."""
@@ -66,20 +66,26 @@ class StreamFrame(NamedTuple):
 
 
 def pieces_of(message: bytes) -> Iterator[bytes]:
-    """Cut a message, which may be longer than a frame, into bodies that `Joiner` puts together."""
+    """Cut a message of any length into pieces for the bodies of frames. `Joiner` puts the pieces
+    together again.
+    """
     for start in range(0, len(message) or 1, MESSAGE_PIECE_BYTES):
         end = start + MESSAGE_PIECE_BYTES
         yield (_LAST if end >= len(message) else _MORE) + message[start:end]
 
 
 class Joiner:
-    """Puts messages together from their pieces. It has no limit, so the sender must be trusted."""
+    """Puts messages together from the pieces that `pieces_of` has cut. The length of a message is
+    not limited, so the sender must be trusted.
+    """
 
     def __init__(self) -> None:
         self._pieces: list[bytes] = []
 
     def add(self, piece: bytes) -> bytes | None:
-        """Add the next piece. Return the message if the piece was its last one, else None."""
+        """Add the next piece. Return the complete message if this was its last piece, otherwise
+        None.
+        """
         self._pieces.append(piece[1:])
         if not piece.startswith(_LAST):
             return None

@@ -3,11 +3,11 @@
 Host and guest use this module (the host for HTTP bodies and guest frames, the guest for host
 frames), so it needs only the standard library. `framing` and the daemon's routes use it.
 
-Invariant: what `loads` returns can be encoded as UTF-8 JSON again and means the same to every
-reader. JSON does not define the meaning of repeated keys, NaN, lone surrogates and endless nesting.
-They are all refused here, because a gate can be bypassed if two readers read a document
-differently. A byte order mark means nothing: `unmarked` and `decoded` drop it, for text in other
-formats also.
+Invariant: a value that `loads` returns can be encoded as UTF-8 JSON again, and means the same to
+every reader. JSON does not define the meaning of repeated keys, NaN, lone surrogates and endless
+nesting. They are all refused here, because a gate can be bypassed if two readers read a document
+differently. A byte order mark means nothing: `unmarked` and `decoded` drop it, also for text in
+other formats.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def loads(data: bytes, *, max_depth: int = MAX_DEPTH) -> Any:
 
 
 def dumps(value: Any) -> bytes:
-    """Encode as compact ASCII JSON.
+    """Encode a value as compact ASCII JSON.
 
     Raises:
         ValueError: the value contains NaN, infinity or itself.
@@ -100,7 +100,7 @@ class Inexact(ValueError):
 
 
 class TooLong(ValueError):
-    """The value is longer as JSON than it may be."""
+    """The value exceeds its maximum length as JSON."""
 
 
 LEAST_BYTES = 2
@@ -108,11 +108,11 @@ LEAST_BYTES = 2
 
 
 def exact(value: Any, max_bytes: int) -> Any:
-    """Convert a program's value, without loss, to built-in types that JSON has. Tuples become
-    lists.
+    """Convert a program's value, without loss, to the built-in types that JSON can represent.
+    Tuples become lists.
 
     Raises:
-        Inexact: JSON cannot hold the value, or it is nested deeper than `MAX_VALUE_DEPTH`.
+        Inexact: JSON cannot hold the value, or the value is nested deeper than `MAX_VALUE_DEPTH`.
         TooLong: the value is certainly longer than `max_bytes`. The excess is detected before the
             whole value is visited.
     """
@@ -150,7 +150,7 @@ def _is_unicode(text: str) -> bool:
 
 
 def _decode(text: str) -> Any:
-    """Decode in the same way as `JSONDecoder.decode`, but faster: that method spends half of its
+    """Decode a document as `JSONDecoder.decode` does, but faster: that method spends half of its
     time on white space around the document.
     """
     if text[:1] == "{":
@@ -187,7 +187,9 @@ def _no_constant(name: str) -> Any:
 
 
 def _check_tree(value: Any, max_depth: int) -> None:
-    """Refuse lone surrogates and deep nesting. Iterative, because the sender chooses the depth."""
+    """Raise StrictJsonError for a lone surrogate or for nesting deeper than `max_depth`. The check
+    does not recurse, because the sender chooses the depth.
+    """
     level: list[Any] = [value]
     depth = 0
     while level:

@@ -34,11 +34,11 @@ produces the same events."""
 
 
 class YamlError(ValueError):
-    """The text is not YAML, or has values that JSON lacks. The message says where."""
+    """The text is not YAML, or has values that JSON lacks. The message says where in the text."""
 
 
 def loads(text: str, lines: Lines | None = None, *, number_keys: bool = False) -> Any:
-    """Parse one document. `lines` is filled with the line of every value.
+    """Parse one document. If `lines` is given, the line of every value is stored in `lines`.
 
     With `number_keys`, a key may be an integer, such as an HTTP status. Such a key is read as a
     string.
@@ -62,7 +62,9 @@ def loads(text: str, lines: Lines | None = None, *, number_keys: bool = False) -
 
 
 class _Builder:
-    """Builds a document's value from the parser's events. Recursive, at most `MAX_DEPTH` deep."""
+    """Builds a document's value from the parser's events. It recurses at most `MAX_DEPTH`
+    levels.
+    """
 
     def __init__(self, events: Iterator[Any], lines: Lines | None, number_keys: bool) -> None:
         self._events = events

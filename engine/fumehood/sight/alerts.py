@@ -1,9 +1,10 @@
 """Alerts: six thresholds for the recent calls of the whole engine and of each tool.
 
 Host side. The counters are in memory, so after a restart the windows are empty and no alert is
-firing. Invariants: an alert fires once and is resolved once; it is resolved only when its value is
-better than the threshold by `BAND`, or when the window has no calls; a window takes the same memory
-at any rate of calls, and the number of tools with a window is bounded.
+firing. Invariants: each alert is reported once when it starts to fire and once when it is resolved;
+it is resolved only when its value is better than the threshold by `BAND`, or when the window has no
+calls; a window takes the same memory at any rate of calls, and the number of tools with a window is
+bounded.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from fumehood.sight.settings import AlertSettings
 
 BAND = 0.1
 """An alert is resolved only once its value is better than the threshold by this fraction of the
-threshold."""
+threshold or, if the threshold is a minimum, of the distance between the threshold and 1."""
 
 LEAST_CALLS_OF_P99 = 100
 """Minimum number of calls in a window before the alert on the 99th percentile can fire."""
@@ -49,8 +50,8 @@ class Totals(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """A threshold. Values above the threshold are bad or, with `is_least`, values below the
-    threshold.
+    """A threshold for one value. Values above the threshold are bad. If `is_least` is True, values
+    below the threshold are bad instead.
     """
 
     value: Callable[[Totals], float]
@@ -58,8 +59,8 @@ class Rule:
     message: str
     """A template with placeholders for the value and the threshold."""
     limit: float | None = None
-    """The number with which the value is compared, or None if the value is compared with the
-    threshold itself."""
+    """The number that the value is compared with, or None to compare the value with the
+    threshold."""
     is_least: bool = False
     least_calls: int = 0
     """Minimum number of calls in a window for the alert to fire."""
@@ -67,8 +68,8 @@ class Rule:
     """Whether one call in a window is enough for the alert to fire."""
 
     def is_crossed(self, value: float, *, by: float = 0.0) -> bool:
-        """Whether the value is bad, or is better than the threshold by less than the fraction
-        `by`.
+        """Return whether the value is bad. With `by`, a good value also counts as bad if it is
+        better than the threshold by less than the fraction `by`.
         """
         limit = self.threshold if self.limit is None else self.limit
         if self.is_least:
@@ -77,7 +78,7 @@ class Rule:
 
 
 def rules_of(settings: AlertSettings) -> Mapping[AlertName, Rule]:
-    """Return the thresholds by the names of their alerts."""
+    """Return the rule of each alert, by the alert's name."""
     return MappingProxyType(
         {
             "success_rate": Rule(
@@ -163,8 +164,8 @@ class Alerts:
         return Window(self._settings.window_seconds, len(Totals._fields))
 
     def look(self) -> AlertList:
-        """Check all thresholds now, record which alerts fire or are resolved, and return the
-        current alerts.
+        """Check all thresholds now, and record which alerts fire or are resolved. Return all alerts
+        of the engine, and the firing alerts of single tools.
         """
         settings, now, shown = self._settings, self._monotonic(), []
         for tool, window in list(self._windows.items()):
@@ -230,7 +231,9 @@ class Alerts:
         return alert
 
     def _note(self, alert: Alert) -> None:
-        """Log that an alert has changed, and queue the alert for notification."""
+        """Log that an alert has begun to fire or was resolved, and queue the alert for
+        notification.
+        """
         key = (alert.tool, alert.name)
         if alert.since is not None:
             self._firing[key] = alert.since

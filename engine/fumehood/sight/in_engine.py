@@ -30,7 +30,9 @@ tools."""
 
 
 class Sight(EnginePart):
-    """Counts ended calls. `spans` is None if no traces are sent."""
+    """Counts ended calls for metrics and alerts, and creates their spans. `spans` is None if no
+    traces are sent.
+    """
 
     def __init__(self, kernel: Kernel) -> None:
         super().__init__(kernel)

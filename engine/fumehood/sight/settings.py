@@ -1,4 +1,4 @@
-"""The operator's settings of alerts, as plain values."""
+"""The operator's settings of alerts."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ if TYPE_CHECKING:
 class AlertSettings(Value):
     """Thresholds for alerts about calls that fail or take long.
 
-    Each threshold applies to the calls of the last `window_seconds`, of the engine and of each of
-    its tools, if there are at least `min_calls`.
+    Each threshold is checked for all calls of the engine, and separately for the calls of each
+    tool. Only the calls of the last `window_seconds` count, and only if there are at least
+    `min_calls` of them.
     """
 
     enabled: bool = True

@@ -1,7 +1,7 @@
 """The spans of calls that have ended.
 
-Host side. Only this module knows the names of OpenTelemetry's attributes. It needs only
-OpenTelemetry's API, which it imports when it creates spans. The ids of a call's span come from
+Host side. Only this module knows the names of OpenTelemetry's attributes. To create spans, it needs
+only OpenTelemetry's API, which it imports at that time. The ids of a call's span come from
 `observe/trace_context.py`, and are the same after a restart. Spans are created after the call has
 ended, from the times that were measured. So a call that waited for a human has one span, even if
 the engine was restarted meanwhile. Invariants: arguments, results and names of unknown tools are
@@ -32,11 +32,11 @@ EXECUTE_TOOL = "execute_tool"
 """The value of `OPERATION`, which is also the beginning of the span's name."""
 
 TIME_SHARE = 0.002
-"""The share of its time that the engine may spend on creating spans. Sending the spans takes about
-twice as much time, in a thread. If there are too many calls, some calls get no spans."""
+"""The maximum share of the engine's time that is spent on creating spans. Sending the spans takes
+about twice as much time, in a thread. If there are too many calls, some calls get no spans."""
 
 BURST_S = 0.05
-"""Maximum seconds of `TIME_SHARE` that may be used at once."""
+"""Maximum seconds of the time allowed by `TIME_SHARE` that may be used at once."""
 
 SHUTDOWN_S = 2.0
 """Seconds that a stopping engine waits for unsent spans."""
@@ -56,7 +56,9 @@ class CallSpans:
         """Number of calls that got no spans because there was no time for them."""
 
     def wants(self) -> bool:
-        """Whether there is time for the spans of one more call."""
+        """Return whether there is time to create the spans of one more call. If not, count the call
+        in `left_out`.
+        """
         now = self._monotonic()
         self._left_s = min(BURST_S, self._left_s + (now - self._looked_at) * TIME_SHARE)
         self._looked_at = now
@@ -105,7 +107,7 @@ class CallSpans:
 
     def _take_ids(self) -> None:
         """If the tracer belongs to OpenTelemetry's SDK, replace its id generator by a generator
-        that uses the ids chosen here.
+        that uses the ids that this class chooses.
         """
         tracer: Any = self._tracer
         if not hasattr(tracer, "id_generator"):
@@ -116,8 +118,8 @@ class CallSpans:
         from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
 
         class ChosenIds(RandomIdGenerator):
-            """Uses the chosen ids for the next span, and for the span's trace if the span begins a
-            new trace.
+            """An id generator that uses the chosen ids for the next span, and for the span's trace
+            if the span begins a new trace.
             """
 
             next_span: int | None = None
@@ -134,8 +136,8 @@ class CallSpans:
 
 
 def _remote(span: TraceParent, parent_span: str | None) -> Context:
-    """Return the context for a call's span: below the parent span, or as a new root if there is no
-    parent span.
+    """Return the context in which to create a call's span: the parent span, or an empty context if
+    there is no parent span.
     """
     from opentelemetry import trace
     from opentelemetry.context import Context

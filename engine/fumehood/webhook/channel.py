@@ -62,10 +62,12 @@ SUCCESS = (200, 300)
 
 FIRST_PAUSE_S = 1.0
 LOOK_S = 30.0
-"""Seconds between two checks for messages without a wake-up, and longest pause after a failure."""
+"""Seconds until the next check for messages if nothing wakes the sender. Also the longest pause
+after a failure."""
 
 Show = Callable[[str], Awaitable[Approval]]
-"""Returns an approval as approvers see it now. Raises ResourceNotFound, ReadFailed."""
+"""Returns an approval in its current state, as approvers see it. Raises ResourceNotFound,
+ReadFailed."""
 
 Send = Callable[[bytes, dict[str, str]], Awaitable[int]]
 """Sends a body with headers, and returns the answer's status. Raises OSError or
@@ -73,9 +75,11 @@ httpx2.HTTPError."""
 
 
 class WebhookChannel:
-    """Notifies one address about approvals, anchors and alerts. If callbacks may decide,
-    `callbacks` checks the callbacks' signatures, and `decides_as` is the principal of their
-    decisions, who counts as an approver. Otherwise, both attributes are None.
+    """Notifies one address about approvals, anchors and alerts.
+
+    If callbacks may decide approvals, `callbacks` checks the callbacks' signatures, and
+    `decides_as` is the name of the principal that makes the decisions and counts as an approver.
+    Otherwise, both attributes are None.
 
     Raises:
         ConfigError: the secret cannot be used.
@@ -106,12 +110,14 @@ class WebhookChannel:
         )
 
     def wake(self) -> None:
-        """Wake the sender, because messages were stored. Returns at once."""
+        """Wake the sender, because new messages were stored. This method returns at once."""
         self._woken.set()
 
     @asynccontextmanager
     async def running(self, show: Show, *, send: Send | None = None) -> AsyncIterator[None]:
-        """Send owed messages in rounds, by HTTP unless `send` is given."""
+        """Send pending messages in rounds until the block is left. They are sent by HTTP unless
+        `send` is given.
+        """
         self.show = show
         async with anyio.create_task_group() as group:
             group.start_soon(self._send_by_http if send is None else partial(self._rounds, send))
@@ -138,7 +144,7 @@ class WebhookChannel:
                 await anyio.sleep(self._pause_s())
 
     async def _round(self, send: Send) -> bool:
-        """Send all pending messages once. Return True if no message must be sent again. Never
+        """Send all pending messages once. Return True if none of them must be sent again. Never
         raises.
         """
         is_clean = False
@@ -152,7 +158,7 @@ class WebhookChannel:
         return is_clean
 
     async def send_owed(self, send: Send) -> bool:
-        """Send each pending message once. Return True if no message must be sent again.
+        """Send each pending message once. Return True if none of them must be sent again.
 
         Messages are sent in small groups. If all messages of a group fail, the remaining messages
         are not sent.
@@ -237,7 +243,9 @@ class WebhookChannel:
         return longest * random.uniform(0.5, 1.0)  # noqa: S311 - spreads out engines
 
     def _note_round(self, is_clean: bool) -> None:
-        """Log each outage of the receiver only once, because an outage may last for days."""
+        """Record whether a round succeeded, and log when an outage of the receiver begins and ends.
+        Failed rounds in between are not logged, because an outage may last for days.
+        """
         if not is_clean:
             self._failed_rounds += 1
             if self._failed_rounds == 1:
@@ -300,7 +308,7 @@ class Callbacks:
         self._latest = -math.inf
 
     def check(self, headers: Sequence[str], body: bytes, now: datetime) -> None:
-        """Accept a body that has exactly one valid, recent and unused signature.
+        """Check that a body has exactly one signature, which is valid, recent and unused.
 
         Raises:
             Unauthorized: there is no signature or more than one signature, or the signature is
@@ -345,7 +353,9 @@ _IS_OWED = DELIVERIES.c.delivered_at.is_(None) & DELIVERIES.c.given_up_at.is_(No
 
 @dataclass(frozen=True, slots=True)
 class Owed:
-    """A message that is not yet delivered. `attempts` is the number of earlier attempts."""
+    """A message that is not yet delivered. `attempts` is the number of failed or interrupted
+    attempts.
+    """
 
     seq: int
     approval_id: str
@@ -364,10 +374,10 @@ def owe(
     approval_id: str = "",
     document: JsonObject | None = None,
 ) -> int:
-    """Store a message in the transaction of its event, and return its number.
+    """Store a message in the transaction of its event, and return the message's number.
 
-    The sent message contains `document` or, if `document` is None, the approval as it is when the
-    message is sent.
+    The sent message contains `document` or, if `document` is None, the approval in its state at the
+    time of sending.
     """
     row = {
         "event": event,
@@ -384,8 +394,8 @@ def owe(
 
 
 def owe_anchor(connection: Connection, document: JsonObject, at: datetime) -> None:
-    """Store a message about an anchor of the audit chain, which replaces the earlier messages about
-    anchors.
+    """Store a message about an anchor of the audit chain, and delete earlier undelivered messages
+    about anchors.
 
     The earlier messages are deleted after the new message is stored. Otherwise, the new message
     could get the number of a deleted message that is still being sent. The end of that delivery
@@ -397,7 +407,9 @@ def owe_anchor(connection: Connection, document: JsonObject, at: datetime) -> No
 
 
 def list_owed(connection: Connection, after: int, limit: int) -> list[Owed]:
-    """Return the owed messages whose number is greater than `after`, oldest first."""
+    """Return at most `limit` undelivered messages with a number greater than `after`, oldest
+    first.
+    """
     found = connection.execute(
         select(DELIVERIES)
         .where(_IS_OWED, DELIVERIES.c.seq > after)
@@ -408,5 +420,7 @@ def list_owed(connection: Connection, after: int, limit: int) -> list[Owed]:
 
 
 def forget_old(connection: Connection, before: str) -> None:
-    """Delete settled messages that were stored before a time."""
+    """Delete the messages that were stored before the time `before`, unless they are still to be
+    delivered.
+    """
     connection.execute(delete(DELIVERIES).where(not_(_IS_OWED), DELIVERIES.c.created_at < before))

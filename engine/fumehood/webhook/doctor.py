@@ -11,7 +11,7 @@ from fumehood.webhook.settings import WebhookSettings
 
 
 def check(config: Config) -> Iterator[Finding]:
-    """Check whether the secret can be read."""
+    """Yield a finding about the webhook: whether its secret can be read."""
     chosen = config.of("webhook", WebhookSettings)
     if chosen is None:
         yield Finding("webhook", "ok", "none is configured")
@@ -27,6 +27,8 @@ def check(config: Config) -> Iterator[Finding]:
 
 
 def approvers(config: Config) -> Sequence[str]:
-    """Return the webhook as an approver, if its callbacks may decide."""
+    """Return a list with a display name for the webhook if its callbacks may decide approvals.
+    Otherwise, return an empty list.
+    """
     chosen = config.of("webhook", WebhookSettings)
     return ["the webhook"] if chosen is not None and chosen.may_decide else []

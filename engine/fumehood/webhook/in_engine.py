@@ -30,25 +30,25 @@ class Webhook(EnginePart):
 
     @property
     def approver(self) -> str | None:
-        """The principal of signed callbacks, or None if callbacks may not decide."""
+        """The name of the principal of signed callbacks, or None if callbacks may not decide."""
         return self.channel.decides_as if self.channel is not None else None
 
     def on_approval(
         self, connection: Connection, approval_id: str, event: str, at: datetime
     ) -> None:
-        """Store a message about an approval."""
+        """Store a message about an approval, in the event's transaction."""
         if self.channel is not None:
             owe(connection, event, at, approval_id=approval_id)
 
     def on_anchor(self, connection: Connection, anchor: JsonObject, at: datetime) -> None:
-        """Store a message about an anchor."""
+        """Store a message about an anchor of the audit chain, in the event's transaction."""
         if self.channel is not None:
             owe_anchor(connection, anchor, at)
 
     def on_notice(
         self, connection: Connection, event: str, document: JsonObject, at: datetime
     ) -> None:
-        """Store a message about another event, such as an alert."""
+        """Store a message about another event, such as an alert, in the event's transaction."""
         if self.channel is not None:
             owe(connection, event, at, document=document)
 
@@ -58,7 +58,9 @@ class Webhook(EnginePart):
             self.channel.wake()
 
     def forget(self, connection: Connection, before: str) -> None:
-        """Delete old messages, even if no address is configured any more."""
+        """Delete delivered and given-up messages that were stored before the time `before`, even if
+        no address is configured any more.
+        """
         forget_old(connection, before)
 
     @asynccontextmanager

@@ -1,4 +1,6 @@
-"""HTTP routes of the webhook: a signed callback decides, if the operator allows that."""
+"""HTTP route of the webhook: a signed callback decides an approval, if the operator allows
+callbacks.
+"""
 
 from __future__ import annotations
 
