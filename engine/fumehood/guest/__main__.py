@@ -1,8 +1,9 @@
 """Start a guest: `python -I -S -B …/guest CONFIG [HANDOVER_FD]`; CONFIG is one JSON object.
 
-HANDOVER_FD is the socket over which the host gets the pipes of children that it checks out. It is
-omitted in containers. Runs on the guest side. The isolated interpreter's import path contains only
-the standard library and the paths that CONFIG names, so nothing else can be imported.
+HANDOVER_FD is a socket. Over it, the guest hands over the pipes of children that the host checks
+out. It is omitted in containers. Runs on the guest side. The import path of the isolated
+interpreter contains only the standard library and the paths in CONFIG, so nothing else can be
+imported.
 """
 
 import json

@@ -8,8 +8,8 @@ copy.
 
 Messages from these processes are not trusted, because programs of the session ran in them; only the
 sender's process id is trusted, which the kernel adds. Invariant: the supervisor stops waiting for
-them once they have used a few seconds of CPU time or have slept for a few seconds. At worst, the
-variables are lost.
+these processes once they have used a few seconds of CPU time or have slept for a few seconds. At
+worst, the variables are lost.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from fumehood.guest.core import kernel
 from fumehood.guest.core.pipes import receive
 
 COPY_CPU_S = 2.0
-"""CPU time in seconds in which a process must copy itself."""
+"""Maximum CPU time in seconds that a process may use for copying itself."""
 
 LOOK_S = 0.1
 IDLE_LOOKS = 30
@@ -37,8 +37,8 @@ IDLE_LOOKS = 30
 found asleep."""
 BLOCKED_LOOKS = 100
 """Maximum number of checks, `LOOK_S` seconds apart, at which a process that must copy itself may be
-found asleep or waiting for a disk. A program can seem to wait for a disk for ever (vfork), and the
-host ends a container after a minute.
+found asleep or waiting for a disk. A limit is needed because a program can seem to wait for a disk
+for ever (vfork), and the host ends a container after a minute.
 """
 
 MAX_MESSAGES = 4096
@@ -56,9 +56,8 @@ the program's process copies itself."""
 
 
 class Chain:
-    """The processes that hold a session's variables, if any.
-
-    `orders_end` and `wake_end` are those processes' ends of the two sockets.
+    """The processes, if any, that hold a session's variables. `orders_end` and `wake_end` are the
+    ends of the two sockets that these processes use.
     """
 
     def __init__(
@@ -99,7 +98,7 @@ class Chain:
 
     @property
     def has_trial(self) -> bool:
-        """Whether a trial's process is waiting. This process may be the parent of the next call's
+        """Whether the process of a trial is waiting. The next call's process may be a child of this
         process.
         """
         return bool(self._aside)
@@ -124,7 +123,8 @@ class Chain:
         return self.first
 
     def settle(self, stayed: int | None) -> str:
-        """Update the chain after a call: stop the processes that it keeps, and kill all others.
+        """Update the chain after a call: stop the processes that the chain keeps, and kill all
+        others.
 
         `stayed` is the call's process if that process reported that it has finished and stays
         alive, else None. Returns `kept` if the call's variables are kept, `rolled_back` if the
@@ -163,7 +163,9 @@ class Chain:
         return "kept" if is_kept else "rolled_back"
 
     def adopt(self, token: str) -> bool:
-        """Continue with the variables of a trial. Returns False if they are lost."""
+        """Replace the session's variables by the variables of the trial `token`. Returns False if
+        the trial's variables are lost.
+        """
         aside = self._aside.pop(token, None)
         if aside is None or not processes.is_alive(aside):
             return False
@@ -198,8 +200,8 @@ class Chain:
         return False
 
     def are_asleep(self) -> bool:
-        """Whether the waiting processes are stopped and have used no CPU time since they were first
-        seen stopped. Stops them again.
+        """Return whether the waiting processes are stopped and have used no CPU time since they
+        were first seen stopped. All of them are then sent another stop signal.
 
         A stopped process can have prepared its own awakening: a timer whose signal is SIGCONT, or a
         child or parent at whose end the kernel sends SIGCONT. On a busy host a process may not have
@@ -232,15 +234,16 @@ class Chain:
                 os.kill(pid, signal.SIGKILL)
 
     def tell_end(self) -> bool:
-        """Return whether the waiting processes were killed between two calls. Returns True only
-        once."""
+        """Return whether `end` was called since the last call of this method."""
         are_ended, self._are_ended = self._are_ended, False
         return are_ended
 
     def stop(self) -> None:
-        """Stop the waiting processes. Call this once every process that could wake them is gone.
-        If one of them has a terminal, all are killed: the kernel wakes such a process when its
-        terminal is closed, which may happen at any time.
+        """Stop the waiting processes. Call this method only when every process that could wake them
+        is gone.
+
+        If a waiting process has a terminal, all waiting processes are killed: the kernel wakes such
+        a process when its terminal is closed, which may happen at any time.
         """
         self._used_ns.clear()
         self._seen_awake.clear()
@@ -250,8 +253,9 @@ class Chain:
             self._end_the_others()
 
     def _goes_on(self, spared: int | None) -> bool:
-        """Return whether the call's process, or its copy, is ready to run the next call and has a
-        copy of its own. All other processes are killed except `spared`, which the caller needs.
+        """Return whether the call's process, or the copy of this process, is ready to run the next
+        call and has its own copy. All other processes are killed except `spared`, which the caller
+        needs.
         """
         self._stop()
         self._end_the_others(spared)
@@ -282,7 +286,7 @@ class Chain:
 
     def _copy_of(self, pid: int) -> int | None:
         """Make the first process copy itself again, after an earlier attempt failed for lack of
-        memory or processes. Return the copy, or None if this attempt fails as well.
+        memory or processes. Return the process id of the copy, or None if this attempt also fails.
         """
         try:
             self._order(COPY, ())
@@ -291,8 +295,10 @@ class Chain:
         return self._await_copy(pid)
 
     def _await_copy(self, pid: int) -> int | None:
-        """Resume a process until it reports its copy, and then stop both. Return the copy, or None
-        if the process failed or took too long."""
+        """Resume the process `pid` until it reports that it has copied itself. Then stop this
+        process and the copy. Return the copy's process id, or None if the process failed or took
+        too long.
+        """
         self._received(pid)  # discards earlier messages
         found, is_done = None, False
         effort = _Effort(pid)
@@ -314,8 +320,9 @@ class Chain:
         return self._behind
 
     def _received(self, pid: int) -> tuple[int | None, bool]:
-        """Read all messages. Return the last process other than `pid` that reported being ready, if
-        it is alive, and whether `pid` reported being done. The kernel identifies the senders.
+        """Read all messages. Return two values: the last process other than `pid` that reported
+        being ready, if it is alive, and whether `pid` reported being done. The kernel identifies
+        the senders.
         """
         found, is_done = None, False
         for _ in range(MAX_MESSAGES):
@@ -356,7 +363,9 @@ class Chain:
                     os.close(descriptor)
 
     def _take_back_wake(self) -> None:
-        """Remove a wake-up that a killed copy has not read."""
+        """Remove a wake-up that a killed copy has not read, so that the next copy does not read
+        it.
+        """
         with contextlib.suppress(OSError):  # there is none, or a program has shut the socket down
             while self.wake_end.recv(64, socket.MSG_DONTWAIT):
                 pass
@@ -367,8 +376,9 @@ class Chain:
                 os.kill(pid, signal.SIGSTOP)
 
     def _end_the_others(self, spared: int | None = None) -> None:
-        """Kill all other processes of programs, for a limited time. The cleaning after the run
-        kills the rest."""
+        """Kill all processes of programs except the chain's and `spared`, for a limited time. The
+        cleaning after the run kills the rest.
+        """
         patience = processes.Patience(END_CPU_S)
         kept = self.pids | ({spared} if spared is not None else set())
         while self._kill(kept) and patience.rest():
@@ -376,8 +386,9 @@ class Chain:
 
 
 class _Effort:
-    """Bounds the time that a process and its descendants take to make a copy, and the CPU time that
-    the supervisor spends on waiting for it."""
+    """Limits the time in which a process and its descendants must make a copy, and the CPU time
+    that the supervisor spends on waiting for the copy.
+    """
 
     def __init__(self, pid: int) -> None:
         self._pid = pid
@@ -388,7 +399,9 @@ class _Effort:
         self._used_ns = 0
 
     def look(self) -> None:
-        """Check the processes, after no message has arrived for `LOOK_S` seconds."""
+        """Measure the CPU time of the processes, and check whether they are asleep. Call this
+        method after no message has arrived for `LOOK_S` seconds.
+        """
         them = {self._pid, *trees.below(self._pid)}
         used_ns = sum(kernel.process_cpu_ns(pid) or 0 for pid in them)
         self._first_ns = self._first_ns or used_ns
@@ -397,7 +410,7 @@ class _Effort:
         self._blocked_looks += not any(map(processes.runs, them))
 
     def is_worth_it(self) -> bool:
-        """Whether to continue waiting."""
+        """Return whether the supervisor should continue to wait."""
         return (
             self._idle_looks < IDLE_LOOKS
             and self._blocked_looks < BLOCKED_LOOKS

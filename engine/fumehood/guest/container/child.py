@@ -66,9 +66,8 @@ enough CPU time to end it.
 """
 
 HOME = {"HOME": WORKSPACE}
-"""The home directory. It is not set in the zygotes, because libraries read settings from it, and
-programs can write to it.
-"""
+"""The home directory of programs. The variable is not set in zygotes, because libraries read
+settings from this directory, and programs can write to it."""
 
 ENVIRONMENT = {
     "LANG": "C.UTF-8",
@@ -79,7 +78,8 @@ ENVIRONMENT = {
 }
 
 Program = Callable[[dict[str, Any]], tuple[int, dict[str, Any]]]
-"""Maps a call's arguments to the exit code and the claim."""
+"""A function that takes a call's arguments, runs the program, and returns the exit code and the
+claim."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,7 +198,9 @@ def _forget_the_guest() -> None:
 
 
 def _take_places() -> None:
-    """Replace the null device by the program's own streams, and close everything else."""
+    """Replace the null device as standard output and error by the child's own pipes. Close all
+    other descriptors from `OUT_FD` on.
+    """
     os.dup2(OUT_FD, 1)
     os.dup2(ERR_FD, 2)
     os.closerange(OUT_FD, 1024)
@@ -206,7 +208,7 @@ def _take_places() -> None:
 
 def _open_streams() -> None:
     """Create the standard stream objects in the zygote, and run the warm-up program on null
-    devices. Each child later puts its own pipes below the streams.
+    devices. Each child later connects its own pipes to these stream objects.
     """
     kept = fcntl.fcntl(2, fcntl.F_DUPFD, 64)
     null = os.open("/dev/null", os.O_RDWR)  # often gets the number 0 itself
@@ -227,7 +229,9 @@ def _open_streams() -> None:
 
 
 def _get_ready() -> None:
-    """Do everything that can be done in advance, still as root and out of every program's reach."""
+    """Prepare this child as far as possible before a request arrives, while it still runs as root
+    and no program can reach it.
+    """
     os.dup2(0, 2)  # the null device, as 0 and 1: output of the guest itself is dropped
     os.setsid()
     os.setpriority(os.PRIO_PROCESS, 0, NICENESS)
@@ -239,7 +243,9 @@ def _get_ready() -> None:
 
 
 def _seal() -> None:
-    """Give up the remaining rights. Limits and filter are already in force."""
+    """Become the programs' user and give up all remaining rights. The limits and the filter are
+    already in force.
+    """
     # If memory runs out, a program ends before a child that waits, a zygote or the supervisor.
     kernel.volunteer_for_oom()
     become_user()
@@ -250,7 +256,9 @@ def _seal() -> None:
 
 
 def _serve(programs: dict[str, Program], memory_bytes: int, late_paths: tuple[str, ...]) -> None:
-    """Run the program that the request names, send its claim, and exit with its code."""
+    """Run the program that the request names, send the program's claim, and exit with its exit
+    code.
+    """
     own_pid, reply = os.getpid(), os.fstat(REPLY_FD)
     exit_code = REQUEST_FAILED
     frame = b""
@@ -346,7 +354,7 @@ PROBED_LIMITS = {
 
 
 def run_probe(arguments: dict[str, Any]) -> tuple[int, dict[str, Any]]:
-    """Try every attack and report the outcome, then loop until killed."""
+    """Try every attack and report which attacks were refused. Then loop until killed."""
     held = {name: _is_refused(attack) for name, attack in ATTACKS.items()}
     limits = {name: resource.getrlimit(which)[1] for name, which in PROBED_LIMITS.items()}
     tell({"probe": held, "limits": limits})

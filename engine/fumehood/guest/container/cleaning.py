@@ -1,7 +1,7 @@
 """Cleaning: kill a run's processes and restore the container, or report why this failed.
 
-Guest side, used by the supervisor. In a session, the stopped processes that hold its variables are
-kept, and so are its files. After any other run, a housekeeper sends the files to the host and
+Guest side, used by the supervisor. A session's files, and the stopped processes that hold its
+variables, are kept. After a run outside a session, a housekeeper sends the files to the host and
 removes them. The housekeeper is a short-lived process of the programs' user, forked when no process
 of the program is left. It writes its frames to the channel itself; the supervisor waits for it for
 a limited time.
@@ -31,24 +31,23 @@ from fumehood.guest.core.pipes import held, write_all
 from fumehood.protocol import framing
 
 CALM_CPU_S = 0.03
-"""CPU time in seconds that the cleaning spends on killing before it stops all registered processes,
-which may otherwise start and end all the time.
-"""
+"""CPU time in seconds that the cleaning spends on killing before it stops all registered processes.
+It stops them because they may start and end other processes all the time."""
 TELL_S = 0.002
 """Seconds within which a zygote reports a process that it has reaped."""
 
 HOUSEKEEPER_CPU_S = 20.0
 """Maximum CPU time of a housekeeper in seconds."""
 HOUSEKEEPER_LOOKS = 20
-"""Maximum number of checks, a second apart, at which a housekeeper has used no CPU time since the
-last check and is asleep."""
+"""Maximum number of checks, a second apart, at which a housekeeper may be found asleep without
+having used CPU time since the last check."""
 LEFT_OUT_BYTES = 8
 
 
 @dataclass(frozen=True, slots=True)
 class Housekeeper:
-    """A housekeeper's outcome: the minimum number of files that were left out, and why the
-    housekeeper failed, or None if it did not.
+    """A housekeeper's outcome: the number of files that were left out (at least), and the reason
+    why the housekeeper failed, or None if it succeeded.
     """
 
     left_out: int = 0
@@ -89,7 +88,7 @@ class Cleaner:
         self._reaped.add(pid)
 
     def is_alone(self) -> bool:
-        """Whether the kernel counts exactly the processes that should exist now: the guest's
+        """Return whether the kernel counts exactly the processes that should exist now: the guest's
         processes, a session's waiting processes, and registered processes.
 
         In a session, there may also be a relay of the next host that was not accepted yet.
@@ -112,17 +111,19 @@ class Cleaner:
         return False
 
     def _count(self, *, looks: bool) -> tuple[bool, bool]:
-        """Return whether the kernel's count of processes is as expected, and whether the number of
-        threads of registered processes has certainly not changed since the last count."""
+        """Return two values: whether the kernel's count of processes is as expected, and whether
+        the number of threads of registered processes has certainly not changed since the last
+        count.
+        """
         counted = self._counters.read("processes")
         threads, is_certain = self._trees.count()
         return self._fits(counted, threads, looks=looks), is_certain
 
     def _fits(self, counted: int | None, registered: int, *, looks: bool = True) -> bool:
-        """Whether the kernel's count `counted` equals the number of the guest's processes and of a
-        session's waiting processes, plus `registered` threads of registered processes. With
-        `looks`, also search for other processes that may exist: new relays, and dead children that
-        were not reaped.
+        """Return whether the kernel's count `counted` equals the number of the guest's processes
+        and of a session's waiting processes, plus `registered` threads of registered processes.
+        With `looks`, also search for other processes that may exist: new relays, and dead children
+        that were not reaped.
         """
         relays, spared = self._relays(), self._chain.pids
         if counted is None or not self._pools.is_settled:
@@ -142,7 +143,10 @@ class Cleaner:
         )
 
     def end_the_rest(self) -> bool:
-        """Kill the program's processes until none is left. Returns False on failure."""
+        """Kill the program's processes until none is left. If the program's processes cannot be
+        told apart from registered processes, kill both. Returns False if a process could not be
+        killed.
+        """
         self._reaped.clear()
         if not self._registered.pids:
             return self.is_alone() or self._kill_the_rest()
@@ -164,14 +168,15 @@ class Cleaner:
             return self._kill_the_rest(before_look=freeze)
 
     def _kill_uncounted(self) -> bool:
-        """Kill the program's processes, but not registered ones, on gVisor. gVisor does not count
-        processes, and it sends SIGHUP to process groups that were stopped.
+        """Kill the program's processes, but not registered ones, on gVisor, which does not count
+        processes, and sends SIGHUP to process groups that were stopped. Returns False if this takes
+        too long.
 
-        A process that vanishes while the processes are listed may be a registered one that its
+        A process that vanishes while the processes are listed may be a registered process that its
         parent has reaped. A process of the program can vanish undetected only if a zygote reaps it,
         or the kernel reaps it for the waiting process of a trial: orphans belong to the supervisor,
-        which reaps none meanwhile, and any other parent is itself listed. Zygotes report what they
-        reap a moment later, so two successive lists must be clean.
+        which reaps none meanwhile, and any other parent is itself listed. A zygote reports a reaped
+        process a moment later, so two successive lists must be clean.
         """
         patience = Patience(KILL_CPU_S)
         was_clean = False
@@ -208,8 +213,8 @@ class Cleaner:
         return True
 
     def is_left_alone(self) -> bool:
-        """Whether no processes exist except the guest's processes, a session's waiting processes,
-        and registered processes.
+        """Return whether no processes exist except the guest's processes, a session's waiting
+        processes, and registered processes.
         """
         for _ in range(2):  # a process that vanished during the first check may be Docker's
             if self.is_alone():
@@ -222,8 +227,9 @@ class Cleaner:
         return bool(self._registered.pids) and self._kill_beside()
 
     def keep_house(self, run: Run, *, is_over: bool) -> Housekeeper:
-        """Send the files of a run to the host and empty the mounts, if this run requires either.
-        `is_over` is whether all processes of the run are gone."""
+        """Send the files of a run to the host and empty the mounts, as far as the run requires it.
+        `is_over` is True if all processes of the run are gone.
+        """
         if not is_over:
             left_out = int(not self._mounts.are_clean())  # at least
             fault = "a process of the program could not be ended"
@@ -253,13 +259,15 @@ class Cleaner:
         return None
 
     def _is_one_unseen(self) -> bool:
-        """Whether the kernel's count shows that the list of processes missed some. Listing takes
-        time, so processes can start or end while it is in progress."""
+        """Return whether, by the kernel's count, the list of processes was incomplete. Listing
+        takes time, so processes can start or end while the list is made.
+        """
         return self._is_counted and self._pools.is_settled and not self.is_alone()
 
 
 def keep_house(run_id: int, mounts: Mounts, *, since_ns: int | None = None) -> Housekeeper:
-    """Make a housekeeper send the files to the host and empty the mounts, if they contain anything.
+    """Make a housekeeper send the files to the host and empty the mounts. If the mounts are empty,
+    do nothing.
 
     With `since_ns`, only files changed since then are sent, and all files stay in place.
     """
@@ -297,8 +305,9 @@ def _hand_over(run_id: int, mounts: Mounts, report_fd: int, since_ns: int | None
 
 
 def _await_housekeeper(pid: int, readable: int) -> Housekeeper:
-    """Wait until a housekeeper reports or ends, and return its outcome. Kill it if it takes too
-    long."""
+    """Wait until a housekeeper reports or ends, and return its outcome. A housekeeper that takes
+    too long is killed.
+    """
     idle_looks, used_ns = 0, 0
     while not select.select([readable], [], [], 1.0)[0]:
         before_ns, used_ns = used_ns, kernel.process_cpu_ns(pid) or 0

@@ -1,7 +1,8 @@
 """Connections over a stream: sockets in the container whose bytes the host reads and writes.
 
-Guest side, used by the ends of streams and by a server's front. Invariant: at most `WINDOW_BYTES`
-of one connection are in transit in each direction, so no program fills this process or the channel.
+Guest side, used by the ends of streams and by the front of an operator's program. Invariant: at
+most `WINDOW_BYTES` of one connection are in transit in each direction, so no program fills this
+process or the channel.
 """
 
 from __future__ import annotations
@@ -31,20 +32,20 @@ class _Connection:
     number: int
     socket: socket.socket
     unsent: bytearray
-    """Bytes that the program has not read yet."""
+    """Bytes from the host that the program has not read yet."""
     unread: int = 0
-    """Bytes that the host has not taken yet."""
+    """Number of bytes sent to the host that the host has not consumed yet."""
     is_finished: bool = False
     """Whether the program has closed its sending side."""
     is_ending: bool = False
-    """Whether the program is to receive the end of the stream once `unsent` is empty."""
+    """Whether the program must receive the end of the stream once `unsent` is empty."""
     is_closing: bool = False
     """Whether the connection is to be closed once `unsent` is empty."""
     events: int = 0
 
 
 class Connections:
-    """The connections of one stream. Bytes are relayed only while the id of a run is set."""
+    """The connections of one stream. Bytes are relayed only while `run_id` is set."""
 
     def __init__(self, kind: str, host: Host, selector: selectors.BaseSelector) -> None:
         self._kind = kind
@@ -64,8 +65,8 @@ class Connections:
             self._drop(connection)
 
     def on_frame(self, frame: StreamFrame) -> None:
-        """Process a frame from the host. Frames of other runs, or for closed connections, are
-        dropped.
+        """Process a frame from the host. A frame is dropped if it belongs to another run or to a
+        closed connection.
         """
         if frame.run_id == self.run_id:
             self.on_segment(Segment.parse(frame.body))
@@ -89,14 +90,16 @@ class Connections:
             self._write(connection)
 
     def add(self, number: int, end: socket.socket) -> None:
-        """Relay the bytes of a socket, as the connection with this number."""
+        """Relay the bytes of a socket, as the connection with the number `number`."""
         end.setblocking(False)
         connection = self._open[number] = _Connection(number, end, bytearray())
         self.tell(Segment(OPENED, number))
         self._watch(connection)
 
     def _on_event(self, connection: _Connection) -> None:
-        """Read and write as much as possible without blocking. Called for both kinds of events."""
+        """Read and write as much as possible without blocking, because the socket is readable or
+        writable.
+        """
         if connection.number in self._open and not connection.is_finished:
             self._read(connection)
         if connection.number in self._open:
@@ -159,7 +162,7 @@ class Connections:
         connection.events = events
 
     def tell(self, segment: Segment) -> None:
-        """Send a segment to the host, if the id of a run is set."""
+        """Send a segment to the host, if `run_id` is set."""
         if self.run_id is not None:
             self._host.send_frame(StreamFrame(self._kind, self.run_id, segment.encode()))
 

@@ -6,10 +6,10 @@ the container's own profile. Invariant: the filter allows nothing that Docker's 
 refuses to a container without capabilities. It also refuses System V IPC, POSIX message queues,
 keyrings, `io_uring`, `userfaultfd`, `perf_event_open`, `ptrace` and other access to processes,
 namespaces, `inotify` (its instances are counted over all containers together), and all sockets but
-Unix and IP. Of the set-id calls it allows the three with which a child becomes the programs' user;
-after that the child has no capabilities, so the kernel refuses any other use of them. It also
-refuses the ways in which a program could make the kernel send SIGCONT to the program's own process,
-because that process may be stopped to keep the session's variables.
+Unix and IP. Of the set-id calls, the filter allows the three with which a child becomes the
+programs' user; after that the child has no capabilities, so the kernel refuses any other use of
+these calls. The filter also refuses the ways in which a program could make the kernel send SIGCONT
+to the program's own process, because that process may be stopped to keep the session's variables.
 
 A refused call fails with EPERM and the program continues, because whole programs try many calls
 that they can do without. A call newer than this list fails with ENOSYS, which libraries handle.
@@ -61,7 +61,7 @@ ALLOWED = (
     "umask", "uname", "unlink", "unlinkat", "utime", "utimensat", "utimes", "vfork", "vmsplice",
     "wait4", "waitid", "write", "writev",
 )  # fmt: skip
-"""System calls allowed with any arguments."""
+"""System calls that are allowed with any arguments."""
 
 _NAMESPACES = 0x7E020000
 """All CLONE_NEW… flags of <linux/sched.h> that `clone` accepts (CLONE_NEWTIME needs `clone3`)."""
@@ -70,9 +70,9 @@ _SAME_PERSONALITIES = (0x0, 0xFFFFFFFF)
 """Arguments of `personality`: plain Linux, and a query of the current value."""
 
 _MOVE_EXTENTS = 0xC028660F
-"""EXT4_IOC_MOVE_EXT of fs/ext4/ext4.h. It exchanges blocks of two files, and so their contents,
-without changing the files' times. On a disk, `files` detects changed files by their times.
-"""
+"""EXT4_IOC_MOVE_EXT of fs/ext4/ext4.h. This command exchanges blocks of two files, and thus their
+contents, without changing the files' times. On a disk, `files` detects changed files by their
+times."""
 
 _ADDRESS_FAMILIES = (1, 2, 10)
 """Unix, IPv4 and IPv6. AF_VSOCK leads out of virtual machines; AF_ALG, AF_PACKET and AF_NETLINK
@@ -98,7 +98,7 @@ DECIDED: Mapping[str, Sequence[seccomp.Instruction]] = MappingProxyType(
         "timer_create": [seccomp.refuse(ENOSYS)],  # its signal is also in memory
     }
 )
-"""System calls allowed with some arguments only."""
+"""System calls that are allowed only with some arguments."""
 
 
 def build_container_filter(machine: str | None = None) -> bytes:

@@ -1,9 +1,9 @@
-"""Fork hooks of modules: they run if a program forks, but not if a zygote does.
+"""Fork hooks of modules: they run if a program forks, but not if a zygote forks.
 
 Guest side. `threading`, `random` and other modules register functions that run in every forked
 child. A zygote has only one thread, so these functions have nothing to repair in its children, and
-would take a tenth of a child's start time. Each child calls `resume` before its program runs; from
-then on they run at each fork.
+would take a tenth of a child's start time. Each child calls `resume` before its program runs. From
+then on, the hooks run at each fork.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 
 class ForkHooks:
-    """Wraps `os.register_at_fork`, so that the hooks registered later can be disabled."""
+    """Wraps `os.register_at_fork`, so that hooks which are registered later can be disabled."""
 
     def __init__(self) -> None:
         self._are_held = True
@@ -33,8 +33,8 @@ class ForkHooks:
 
     @contextmanager
     def skipped(self) -> Iterator[None]:
-        """Disable the held hooks within this context. Only for a process with a single thread that
-        forks a copy to take its own place.
+        """Disable the held hooks until the block is left. Use this only in a process with one
+        thread that forks a copy of itself as its replacement.
         """
         self._are_held = True
         try:

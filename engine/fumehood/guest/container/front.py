@@ -1,9 +1,9 @@
 """The front of an operator's program with network: the first process of its container.
 
-Guest side. The front relays between the program and the host, in place of a supervisor: the
-program's standard input and output are one stream, and share the channel with its connections to
-the gateway, which are another one. The front runs as the program's user, and has no right that the
-program lacks.
+Guest side. The front relays between the program and the host, in place of a supervisor. One stream
+carries the program's standard input and output. Another stream on the same channel carries the
+program's connections to the gateway. The front runs as the program's user, and has no right that
+the program lacks.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ LAST_WORDS_S = 1.0
 """Maximum number of seconds after the program's end in which its last output is relayed."""
 
 STREAMS = 1
-"""The number of the only connection of the stream `stdio`: the program's standard input and output.
-"""
+"""The number of the only connection in the stream `stdio`. It carries the program's standard input
+and output."""
 
 NOT_STARTED = 127
-"""Exit code if the program cannot be started, as in shells."""
+"""Exit code if the program cannot be started, the same as in shells."""
 
 
 def front(config: dict[str, Any]) -> NoReturn:
@@ -88,7 +88,7 @@ def _first_frame() -> dict[str, Any]:
 
 
 def _serve(selector: selectors.BaseSelector, timeout_s: float | None) -> bool:
-    """Wait for events and handle them. Return False if there was none within `timeout_s`."""
+    """Wait for events and handle them. Return False if no event occurred within `timeout_s`."""
     events = selector.select(timeout_s)
     for key, _ in events:
         key.data()

@@ -1,9 +1,9 @@
 """The supervisor's channel to the host: receives requests, and sends frames about runs.
 
 Guest side, descriptors 0 and 1. A peer that sends invalid frames is not the host, and a peer that
-does not read counts as gone. In both cases the container ends, with all its processes, except that
-a session's container waits for another host if its own is gone. Everything that is reported about a
-run, except its claim, was measured or decided outside the program.
+does not read counts as gone. In both cases the container ends, with all its processes. The
+exception is a session's container, which waits for another host if its host is gone. Everything
+that is reported about a run, except its claim, was measured or decided outside the program.
 """
 
 from __future__ import annotations
@@ -33,8 +33,7 @@ from fumehood.protocol.streams import STREAM_START, StreamFrame
 
 PATIENCE_S = 30.0
 """Seconds that the host may leave a frame unread. After that the host counts as gone, and the run
-in progress is rolled back. A host that takes over waits longer than this.
-"""
+in progress is rolled back. A host that takes over a container waits longer than this."""
 
 
 Request = Run | StreamFrame | dict[str, Any]
@@ -59,8 +58,8 @@ class Host:
 
     def use(self, readable: int, writable: int) -> int:
         """Use these descriptors as the channel from now on, under the numbers 0 and 1. Returns the
-        descriptor of the former host's output, which must be passed to `dismiss` once it is
-        writable.
+        descriptor of the former host's output. Once this descriptor is writable, it must be passed
+        to `dismiss`.
         """
         former = os.dup(1)
         for descriptor, own in ((readable, 0), (writable, 1)):
@@ -73,7 +72,9 @@ class Host:
         return former
 
     def read(self) -> list[Request]:
-        """Read what the host has sent, and return the complete requests. Does not wait."""
+        """Read the bytes that the host has sent, and return the requests that are complete. Does
+        not wait.
+        """
         try:
             chunk = os.read(0, CHUNK_BYTES)
         except BlockingIOError:
@@ -117,7 +118,9 @@ class Host:
             self._lose()
 
     def ready(self, enforces: dict[str, bool], faults: list[str], streams: list[str]) -> None:
-        """Report that the container is ready, or why it is not, and the kinds of its streams."""
+        """Report the container's limits, the reasons why it is unusable, if any, and the kinds of
+        its streams.
+        """
         self.send({"op": "ready", "enforces": enforces, "faults": faults, "streams": streams})
 
     def fail(self, why: str) -> NoReturn:
@@ -127,8 +130,8 @@ class Host:
 
     @staticmethod
     def dismiss(former: int) -> None:
-        """Send a former host, which may still be connected, a frame that it does not expect, so
-        that the host gives up. Closing the channel is not enough: a zygote still has the same
+        """Send a former host a frame that it does not expect. If the former host is still
+        connected, it then gives up. Closing the channel is not enough: a zygote still has the same
         standard error open.
         """
         with contextlib.suppress(OSError):
@@ -180,7 +183,7 @@ class Host:
 
 
 def end() -> NoReturn:
-    """End the first process of the namespace, which ends all others."""
+    """End the container, by ending this process: the kernel then kills all other processes."""
     os._exit(0)
 
 
@@ -189,7 +192,7 @@ class Reporter:
 
     def __init__(self, host: Host, meter: Meter, chain: Chain, zygote_pid: int) -> None:
         self.zygote_pid = zygote_pid
-        """The zygote of the process that holds a session's variables."""
+        """Process id of the zygote whose descendant holds a session's variables."""
         self._host = host
         self._meter = meter
         self._chain = chain
@@ -205,7 +208,9 @@ class Reporter:
             self._host.flush()
 
     def progress(self, run: Run, claim: Any) -> None:
-        """Forward a progress report, up to the maximum number."""
+        """Forward a progress report of a run's program, unless the run has already sent
+        `MAX_REPORTS` reports.
+        """
         report = pipes.read_report(claim)
         run.reports += 1
         if run.live and run.child is not None:
@@ -216,7 +221,7 @@ class Reporter:
             self._host.send({"op": "progress", "id": run.id, **report})
 
     def ended(self, run: Run, files_left_out: int, state: str | None) -> None:
-        """Send the ending of a run. Call this once no process of the run is alive."""
+        """Send the ending of a run. Call this method only when no process of the run is alive."""
         out_of_memory = self._meter.is_out_of_memory(run)
         exit_code, signal_number = self._status(run)
         cpu_ms = self._meter.cpu_ms(run)

@@ -1,9 +1,9 @@
 """A link of a session's chain: a process that keeps the session's variables between calls.
 
-Guest side, in the child. When a call's program has ended, its process forks a copy of itself,
-without its threads, and waits for the next call. If the process is killed, the copy forks another
-copy and takes the process's place. All of this runs in processes in which a program of the session
-ran, so the supervisor trusts nothing that they send (see `chain`).
+Guest side, in the child. When a call's program has ended, its process forks a copy of itself, which
+has only one thread. The process then waits for the next call. If the process is killed, the copy
+takes the process's place, and forks another copy. All of this runs in processes in which a program
+of the session ran, so the supervisor trusts nothing that they send (see `chain`).
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ group with a stopped process when another process of the group ends.
 
 RUNNING_SCORE = b"1000"
 BEHIND_SCORE = b"500"
-"""`oom_score_adj` of a waiting process, so that the kernel kills the running process first."""
+"""`oom_score_adj` of a waiting copy. It is lower than `RUNNING_SCORE`, so that the kernel kills the
+running process first."""
 
 
 def hand_on(exit_code: int, claim: dict[str, Any]) -> None:
@@ -63,8 +64,8 @@ def hand_on(exit_code: int, claim: dict[str, Any]) -> None:
 
 
 def _make_copy() -> bool:
-    """Fork a copy of this process. Returns False in this process, once the copy is ready or could
-    not be made. Returns True in the copy, once it was woken and has made its own copy.
+    """Fork a copy of this process. Returns False in this process, when the copy is ready or could
+    not be made. Returns True in the copy, when the copy was woken and has made its own copy.
     """
     readable, writable = os.pipe()
     numbers = random.getstate()  # Python would reseed `random` in the copy
@@ -91,9 +92,10 @@ def _make_copy() -> bool:
 
 
 def _unlock_files() -> None:
-    """Unlock files in a copy. A file that a thread was writing at the fork stays locked, and
-    writing or flushing it would block for ever; initializing it again makes a new lock. Output of
-    the main thread is already in the file; only output that a lost thread has buffered is lost.
+    """Unlock file objects in a copy. A file object that another thread was writing at the fork
+    stays locked, so writing or flushing it would block for ever. Initializing the object again
+    creates a new lock. Output of the main thread is already in the file; only output that a lost
+    thread has buffered is lost.
     """
     for held in gc.get_objects():
         with contextlib.suppress(Exception):  # closed, detached
@@ -105,7 +107,9 @@ def _unlock_files() -> None:
 
 
 def _wait_behind(writable: int) -> None:
-    """Report the copy as ready and wait until it is needed. Runs in the copy."""
+    """Report this copy as ready, and wait until the copy must take the place of the first process.
+    Runs in the copy.
+    """
     # A separate process session: the kernel sends SIGHUP to a stopped process if others of its
     # session end.
     os.setsid()
@@ -123,7 +127,9 @@ def _wait_behind(writable: int) -> None:
 
 
 def _await_call() -> None:
-    """Wait for a call, and replace the last call's descriptors by the new call's."""
+    """Wait for the next call, and replace the descriptors of the last call by those of the next
+    call.
+    """
     orders = socket.socket(fileno=ORDERS_FD)
     orders.setblocking(True)
     while True:
@@ -149,7 +155,9 @@ def _say(message: bytes) -> None:
 
 
 def _forget_the_peak() -> None:
-    """Reset the peak memory, which earlier calls raised. *Source*: proc_pid_clear_refs(5)."""
+    """Reset this process's peak memory, which includes the earlier calls. *Source*:
+    proc_pid_clear_refs(5).
+    """
     try:
         with open("/proc/self/clear_refs", "wb", buffering=0) as own:
             own.write(b"5")

@@ -1,8 +1,8 @@
 """Measures the resources that a run used, by the kernel's counters and never by a program's claims.
 
-Guest side, used by the supervisor. Containers see their own cgroup read-only; versions 1 and 2
-of cgroups name the files differently, and some runtimes (old gVisor) have no such files. A counter
-that cannot be read is None, never a guess.
+Guest side, used by the supervisor. Containers see their own cgroup read-only; versions 1 and 2 of
+cgroups name the files differently, and some runtimes (old gVisor) have no such files. The value of
+a counter that cannot be read is None, never a guess.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ as no limit.
 
 
 _Source = tuple[str, str | None, int]
-"""A file that may contain a counter, the counter's key in it (None: the whole file), and its unit.
-"""
+"""A file that may contain a counter, the counter's key in the file (None: the counter is the whole
+file), and the counter's unit."""
 
 
 Counter = Literal[
@@ -58,7 +58,9 @@ _SOURCES: Mapping[Counter, tuple[_Source, ...]] = MappingProxyType(
 
 
 class Counters:
-    """The counters of this process's cgroup; each is None if the kernel does not show it."""
+    """The counters and limits of this process's cgroup. The value of each is None if the kernel
+    does not show it.
+    """
 
     def __init__(self, root: str = ROOT) -> None:
         self._root = root
@@ -87,8 +89,8 @@ class Counters:
 
 
 class Meter:
-    """Measures runs by the counters. `own_pids` returns the ids of the guest's processes other than
-    this process, and `run_pids` returns the ids of a run's processes.
+    """Measures runs with the kernel's counters. `own_pids` returns the ids of the guest's processes
+    other than this process, and `run_pids` returns the ids of a run's processes.
     """
 
     def __init__(
@@ -113,7 +115,9 @@ class Meter:
         )
 
     def is_out_of_memory(self, run: Run) -> bool:
-        """Whether the kernel has killed a process because memory ran out since the run began."""
+        """Return whether, since the run began, the kernel has killed a process because memory ran
+        out.
+        """
         before = run.before.oom_kills if run.before is not None else None
         return before is not None and (self._counters.read("oom_kills") or 0) > before
 
@@ -132,7 +136,7 @@ class Meter:
         return min(used_ms, self._own_cpu_ms(run))
 
     def left_cpu_s(self, run: Run) -> float:
-        """Return a lower bound of the CPU time in seconds that a run has left."""
+        """Return a lower bound, in seconds, for the CPU time that the run has left."""
         used_ms = self._container_cpu_ms(run) or 0.0
         if run.is_beside and used_ms >= run.limits.cpu_s * 1e3:
             used_ms = self.cpu_ms(run) or 0.0  # slower, because it lists all processes
@@ -167,7 +171,7 @@ class Meter:
         return run.largest_bytes or None
 
     def has_refused_processes(self, run: Run) -> bool:
-        """Whether the kernel has refused to start a process since the run began."""
+        """Return whether the kernel has refused to start a process since the run began."""
         before = run.before.refused_processes if run.before is not None else None
         return before is not None and (self._counters.read("refused_processes") or 0) > before
 

@@ -1,4 +1,4 @@
-"""The prefork pools: each zygote's children that are ready or being made, and the standby Node
+"""The prefork pools: each zygote's spare children, ready or being made, and the standby Node
 process.
 
 Guest side, used by the supervisor. A spare child runs as root until its program arrives, so no
@@ -32,13 +32,13 @@ if TYPE_CHECKING:
 READY_BYTES = 4096
 
 FAT_SPARES = 1
-"""Number of spare children of the fat zygote, which has loaded the image's modules. Each needs many
-times the memory of a spare child of the thin zygote.
-"""
+"""Number of spare children of the fat zygote, which has loaded the image's modules. Such a child
+needs many times the memory of a child of the thin zygote, which has loaded only the standard
+library."""
 
 
 class PreforkFailed(Exception):
-    """No more children can be made, so the container is unusable."""
+    """No more children can be forked, so the container is unusable."""
 
 
 @dataclass(eq=False)
@@ -70,8 +70,9 @@ class Child:
 
 
 def make_child() -> tuple[Child, list[int]]:
-    """Create the pipes of a future child. Returns the child, and its ends of the pipes: request,
-    reply, stdout, stderr."""
+    """Create the pipes of a future child. Returns the child, and the child's ends of the pipes:
+    request, reply, stdout, stderr.
+    """
     request_read, request_write = os.pipe()
     # The other pipes are created as the programs' user, so that a program can open /dev/stdout.
     with kernel.files_made_as(USER_ID):
@@ -129,7 +130,7 @@ class PreforkPool:
             self._order()
 
     def preload(self) -> None:
-        """Make the zygote load its modules. This does not wait for it."""
+        """Make the zygote load its modules, without waiting until they are loaded."""
         self._orders.sendall(PRELOAD)
 
     @property
@@ -143,7 +144,7 @@ class PreforkPool:
         return not self._ordered
 
     def take(self) -> Child | None:
-        """Remove a ready child from the pool and return it, or None if no child is ready."""
+        """Remove a ready child from the pool and return it. Return None if no child is ready."""
         return self._ready.popleft() if self._ready else None
 
     def _order(self) -> None:
@@ -227,7 +228,9 @@ class PreforkPools:
             self.fat.preload()
 
     def stock(self) -> None:
-        """Order the missing spares."""
+        """Order children in all pools until each pool has its number of spares. The pool of the fat
+        zygote is skipped until that zygote has loaded its modules.
+        """
         for pool in self._all if self.is_fat_loaded else (self.thin,):
             pool.stock()
 
@@ -268,7 +271,9 @@ class Stream:
         self._text = ""
 
     def read(self, limit_bytes: int) -> bool:
-        """Read the available data. Returns False if there is none or the other end is closed."""
+        """Read the available data. Returns False if no data is available or the other end is
+        closed.
+        """
         try:
             chunk = os.read(self.descriptor, CHUNK_BYTES)
         except BlockingIOError:
@@ -283,7 +288,8 @@ class Stream:
 
     def take(self, *, last: bool = False) -> list[str]:
         """Return the new text in pieces that fit a frame. An incomplete character is held back
-        until the next call, unless this is the `last`."""
+        until the next call, unless `last` is True.
+        """
         if last and not self.is_over:  # a character that the limit has cut is not invalid UTF-8
             self._text += self._decoder.decode(b"", final=True)
         text, self._text = self._text, ""
@@ -299,10 +305,10 @@ REQUEST = b"G" + framing.encode(
 
 
 class Standby:
-    """At most one Node process that has started and waits for its program. Unlike a spare child, it
-    already runs as the programs' user, because Node cannot give up root by itself. It waits only
-    while this user has no other process, so no program can reach it. It is killed before any other
-    program starts, and runs only one program.
+    """At most one Node process that has started and waits for its program. Unlike a spare child,
+    the process already runs as the programs' user, because Node cannot give up root by itself. It
+    waits only while this user has no other process, so no program can reach it. It is killed before
+    any other program starts, and runs only one program.
     """
 
     def __init__(
@@ -319,7 +325,9 @@ class Standby:
         self._ended: set[int] = set()
 
     def expect(self, cpu_s: int) -> None:
-        """Record that a JavaScript program runs with this CPU limit. Another one may follow."""
+        """Record that a JavaScript program runs with this CPU limit, because another JavaScript
+        program may follow.
+        """
         self._expected_cpu_s = cpu_s
 
     def prepare(self) -> None:
@@ -348,7 +356,8 @@ class Standby:
         return None
 
     def end(self) -> None:
-        """Kill the standby, wait until it is gone, and expect no JavaScript program any more.
+        """Kill the standby, and wait until it is gone. From now on, no JavaScript program is
+        expected.
 
         Raises PreforkFailed if the standby does not end.
         """

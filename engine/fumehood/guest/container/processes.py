@@ -1,10 +1,10 @@
-"""Find and kill the processes of the container's program, and become its user.
+"""Find and kill the processes of the container's program, and become the programs' user.
 
 Guest side, used by the supervisor, the first process of its PID namespace: all visible processes
-belong to this container. Invariants: a process with an id other than root's belongs to the program,
-or to a registered process (see `trees`); processes of the guest belong to root until nothing is
-left for them to do but run a program. A process is not considered gone while it may have left
-another in its place. Never used on a host.
+belong to this container. Invariants: a process of a user other than root belongs to the program, or
+to a registered process (see `trees`); a process of the guest belongs to root until the only thing
+left for it to do is to run a program. A process does not count as gone while it may have left
+another in its place. This module is never used on a host.
 """
 
 from __future__ import annotations
@@ -27,13 +27,14 @@ EXITING = 0x4
 
 
 def strangers(spared: Collection[int] = ()) -> list[int]:
-    """Return the ids of all processes that are not root's or that vanish while they are checked,
-    except `spared` and their dead children, which no other process can reap.
+    """Return the ids of all processes that run as a user other than root, and of all processes that
+    vanish while they are checked. The processes in `spared` are left out, and so are their dead
+    children, which no other process can reap.
 
-    A dead process counts until it is reaped: if only its first thread ended, the others still run.
-    Processes that vanish count because of programs that fork and exit again and again: such a
-    process is always dead or gone when it is checked, and its child did not exist when the
-    processes were listed.
+    A dead process is included until it is reaped: if only its first thread ended, the other threads
+    still run. Processes that vanish are included because a program may fork and exit again and
+    again: such a process is always dead or gone when it is checked, and its child did not exist
+    when the processes were listed.
     """
     found = [pid for pid in all_pids() if pid not in spared and is_stranger(pid)]
     return [pid for pid in found if not is_dead_child(pid, spared)] if spared else found
@@ -55,8 +56,8 @@ def all_pids() -> list[int]:
 
 
 def is_alive(pid: int) -> bool:
-    """Whether a process is alive, even if stopped. A process that was killed or is exiting does not
-    count as alive.
+    """Return whether a process is alive, even if stopped. A process that was killed or is exiting
+    does not count as alive.
     """
     is_killed = int(field(status(pid), b"SigPnd") or b"0", 16) & SIGKILL_PENDING
     # While the kernel ends a process, SIGKILL is no longer pending, and it is not a zombie yet.
@@ -65,16 +66,16 @@ def is_alive(pid: int) -> bool:
 
 
 def has_ended(pid: int) -> bool:
-    """Whether a process is gone, or waits to be reaped by its parent."""
+    """Return whether a process is gone, or waits to be reaped by its parent."""
     return (field(status(pid), b"State") or b"X")[:1] in b"ZX"
 
 
 def is_stopped(pid: int) -> bool:
-    """Whether a process was stopped by a signal, and not resumed.
+    """Return whether a process was stopped by a signal, and not resumed.
 
-    The kernel shows a process that has not run since then as running or asleep, but its signal is
-    pending, and its only thread stops before it executes another instruction. gVisor does not show
-    pending signals.
+    The kernel shows a stopped process as running or asleep until the process is scheduled again.
+    But the signal is then pending, and the process's only thread stops before it executes another
+    instruction. gVisor does not show pending signals.
     """
     shown = status(pid)
     if (field(shown, b"State") or b"X").startswith(b"T"):
@@ -85,12 +86,12 @@ def is_stopped(pid: int) -> bool:
 
 
 def works(pid: int) -> bool:
-    """Whether a process is running, ready to run, or waiting for a disk."""
+    """Return whether a process is running, ready to run, or waiting for a disk."""
     return (field(status(pid), b"State") or b"X")[:1] in b"RD"
 
 
 def runs(pid: int) -> bool:
-    """Whether a process is running or ready to run."""
+    """Return whether a process is running or ready to run."""
     return (field(status(pid), b"State") or b"X")[:1] == b"R"
 
 
@@ -108,7 +109,7 @@ def memory_bytes(pid: int) -> int | None:
 
 
 def is_stranger(pid: int) -> bool:
-    """Whether a process runs as a user other than root, or is gone.
+    """Return whether a process runs as a user other than root, or is gone.
 
     *Source*: proc_pid_status(5). The owner of the process's directory in /proc proves nothing: that
     owner is root if the process is not dumpable.
@@ -118,23 +119,26 @@ def is_stranger(pid: int) -> bool:
 
 
 def is_dead_child(pid: int, parents: Collection[int]) -> bool:
-    """Whether a process is a child of one of `parents`, and has ended with all its threads."""
+    """Return whether a process is a child of one of `parents`, and has ended with all its
+    threads.
+    """
     parent = field(status(pid), b"PPid")
     is_theirs = parent is not None and int(parent) in parents
     return is_theirs and has_ended(pid) and threads_of(pid) <= 1
 
 
 def parent_of(pid: int) -> int | None:
-    """Return the parent of a process, or None if the process is gone. The parent is 0 if the
-    process was started from outside the container."""
+    """Return the id of a process's parent, or None if the process is gone. The id is 0 if the
+    process was started from outside the container.
+    """
     shown = field(status(pid), b"PPid")
     return None if shown is None else int(shown)
 
 
 def origin_of(pid: int) -> int | None:
-    """Return the origin of a process: 1 if it descends from the container's first process, 0 if it
-    is or descends from a process that Docker has started, which nothing inside can imitate, or None
-    if it or an ancestor is gone.
+    """Return 1 if a process descends from the container's first process, 0 if Docker has started
+    the process or one of its ancestors, or None if the process or an ancestor is gone. Nothing in
+    the container can imitate the 0.
     """
     current: int | None = pid
     while current is not None and current > 1:
@@ -143,20 +147,22 @@ def origin_of(pid: int) -> int | None:
 
 
 def waited_cpu_ns(pid: int) -> int:
-    """Return the CPU time of all reaped descendants of a process in nanoseconds, as precise as the
-    kernel's ticks. *Source*: proc_pid_stat(5), cutime and cstime.
+    """Return the CPU time of all reaped descendants of a process in nanoseconds, with the precision
+    of the kernel's ticks. *Source*: proc_pid_stat(5), cutime and cstime.
     """
     return sum(map(int, _stat(pid)[13:15])) * (10**9 // os.sysconf("SC_CLK_TCK"))
 
 
 def has_terminal(pid: int) -> bool:
-    """Whether a process has a controlling terminal, at whose closing the kernel sends SIGCONT."""
+    """Return whether a process has a controlling terminal. When the terminal is closed, the kernel
+    sends SIGCONT to the process.
+    """
     return _stat(pid)[4] != b"0"
 
 
 def _stat(pid: int) -> list[bytes]:
-    """Return the fields that follow the name in a process's stat file. If the process is gone,
-    return the fields of an exiting process.
+    """Return the fields of a process's stat file that follow the process's name. If the process is
+    gone, return the fields of an exiting process.
     """
     try:
         with open(f"/proc/{pid}/stat", "rb") as stat:
@@ -166,9 +172,9 @@ def _stat(pid: int) -> list[bytes]:
 
 
 class Patience:
-    """Bounds the wait until killed processes are gone, by the CPU time of this process, which
-    searches for them. On a busy machine neither this process nor the killed ones get much CPU time,
-    so exceeding a wall time limit would not prove that they never end.
+    """Limits the wait until killed processes are gone. The limit is CPU time of this process, which
+    searches for them. Wall time would be a wrong limit: on a busy machine, neither this process nor
+    the killed processes get much CPU time, so a long wait would not prove that they never end.
     """
 
     def __init__(self, cpu_s: float) -> None:
@@ -176,8 +182,9 @@ class Patience:
         self._looks = self._idle_looks = 0
 
     def rest(self) -> bool:
-        """Pause before the next search. Returns False if this process has used too much CPU time,
-        or all other processes were asleep at the last `IDLE_LOOKS` searches.
+        """Pause before the next search. Returns False if the search must be given up: this process
+        has used too much CPU time, or all other processes were asleep at the last `IDLE_LOOKS`
+        searches.
         """
         if time.process_time() >= self._until_s:
             return False
@@ -192,8 +199,8 @@ class Patience:
 
 
 KILL_CPU_S = 2.0
-"""Maximum CPU time in seconds for killing a program's processes, however fast these start others.
-"""
+"""Maximum CPU time in seconds for killing a program's processes, however fast they start new
+ones."""
 
 SHORT_PAUSE_S, SHORT_PAUSES, LONG_PAUSE_S = 0.0005, 1000, 0.01
 """Length of a short pause between searches in seconds, number of short pauses, and length of a long
@@ -201,8 +208,8 @@ pause. Killed processes take time to die and to be reaped; long pauses leave the
 """
 
 IDLE_LOOKS = 200
-"""Number of successive searches after which the wait ends if no other process was running, ready to
-run, or waiting for a disk at any of them."""
+"""Number of successive searches after which the wait ends if, at all of them, no other process was
+running, ready to run, or waiting for a disk."""
 
 USER_ID = 10_001
 """User and group id of programs; the image has a passwd entry for it."""

@@ -1,7 +1,7 @@
 """Reads a child's request, and sets up what its program needs: files, standard input, arguments,
 environment variables and working directory.
 
-Guest side, in the child, which already runs as the programs' user, so files are written and read
+Guest side, in the child. The child already runs as the programs' user, so it reads and writes files
 with only that user's rights.
 """
 
@@ -49,8 +49,8 @@ def fed_pieces(size: int) -> Iterator[bytes]:
 
 def set_up(arguments: dict[str, Any]) -> Callable[[], None]:
     """Write the caller's files into the workspace, and set standard input, arguments, environment
-    and working directory. Returns a function with which a session restores the earlier arguments,
-    environment and working directory.
+    and working directory. Returns a function that restores the earlier arguments, environment and
+    working directory. Only sessions call that function.
 
     Raises:
         SetUpFailed: a file cannot be written, or the working directory cannot be entered.
@@ -112,8 +112,9 @@ def _enter(path: str) -> int:
 
 
 def memory_file(name: str, content: bytes) -> int:
-    """Create an anonymous file with this content. Returns its descriptor, positioned at the
-    beginning."""
+    """Create an anonymous file with this content. Returns a descriptor, positioned at the beginning
+    of the file.
+    """
     descriptor = os.memfd_create(name, 0)
     write_all(descriptor, content)
     os.lseek(descriptor, 0, os.SEEK_SET)
@@ -121,7 +122,9 @@ def memory_file(name: str, content: bytes) -> int:
 
 
 def _put(file: dict[str, Any]) -> None:
-    """Write one of the caller's files, whose path the host has checked."""
+    """Write one of the caller's files into the workspace. The host has already checked the file's
+    path.
+    """
     path = os.path.join(WORKSPACE, file["path"])
     try:
         if "content_base64" in file:
@@ -136,8 +139,8 @@ def _put(file: dict[str, Any]) -> None:
 
 
 def _write_new(path: str, content: bytes) -> None:
-    """Write a file beside its target and rename it, so that a link or pipe that an earlier run left
-    under this name is replaced and never written through.
+    """Write a file under a temporary name, and rename it to `path`. So a link or pipe that an
+    earlier run left at `path` is replaced, and never written through.
     """
     above, name = os.path.split(path)
     with (

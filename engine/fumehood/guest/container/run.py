@@ -49,7 +49,9 @@ class Keep:
 
 @dataclass
 class Run:
-    """A call being run. `killed_for` is the supervisor's reason for a kill and has precedence."""
+    """A run of a call. `killed_for` is the supervisor's reason for killing the run, or None. This
+    reason has precedence over all others.
+    """
 
     id: int
     program: str
@@ -58,11 +60,11 @@ class Run:
     keep: bool = False
     """Whether files, and a Python program's variables, are kept for the next run."""
     live: bool = False
-    """Whether the output is followed, so that new text must be sent at once."""
+    """Whether a client follows the output, so that new text must be sent at once."""
     thin: bool = False
     """Whether the program appears to need none of the modules that the image preloads."""
     streams: Mapping[str, str] = field(default_factory=dict)
-    """Kind of each of the run's streams → the host's text for the guest's end of it."""
+    """Kind of each of the run's streams → the host's text for the guest's end of the stream."""
     left_s: float | None = None
     """Seconds left until the deadline while the clock is paused, else None."""
     was_paused: bool = False
@@ -91,7 +93,7 @@ class Run:
     claim: dict[str, Any] | None = None
     sent_bytes: int = 0
     has_begun: bool = False
-    """Whether the child has read any of the request, which it does once it is sealed."""
+    """Whether the child has read any of the request. The child does so only when it is sealed."""
     received_bytes: int = 0
     status: int | None = None
     child_cpu_ns: int = 0
@@ -136,12 +138,14 @@ def ending_of(
 
 
 def is_running(run: Run) -> bool:
-    """Whether a run's first process was not killed and, as far as known, has not ended."""
+    """Return whether a run's first process was not killed and, as far as known, has not ended."""
     return run.killed_for is None and not run.is_over and run.status is None
 
 
 def stays(run: Run) -> bool:
-    """Whether a session's program claims that it is done and stays alive."""
+    """Return whether a session's program claims that it has finished and that its process stays
+    alive.
+    """
     return run.keep and (run.claim or {}).get("stays") is True
 
 
@@ -152,7 +156,9 @@ def claimed_exit(run: Run) -> int:
 
 
 def claimed_limits(run: Run) -> set[str]:
-    """Return the names of the limits that a claimed exception shows to have been reached."""
+    """Return the names of the limits that the program reached, according to its claimed
+    exception.
+    """
     number = _error_of(run).get("errno")
     name = _CLAIMED_LIMITS.get(number) if isinstance(number, int) else None
     return set() if name is None else {name}
@@ -167,11 +173,13 @@ def _ending_of_signal(run: Run, number: int, cpu_ms: float | None) -> str:
 
 
 def _told(run: Run) -> dict[str, Any]:
-    """Return the part of a claimed failure to forward. The host reads exactly these fields."""
+    """Return the fields of a claimed failure that are forwarded. The host reads exactly these
+    fields.
+    """
     return {"error": {key: _error_of(run).get(key) for key in ("kind", "message", "exception")}}
 
 
 def _error_of(run: Run) -> dict[str, Any]:
-    """Return the claimed failure, or {} if there is none."""
+    """Return the failure that the run's program claims, or {} if it claims none."""
     error = (run.claim or {}).get("error")
     return error if isinstance(error, dict) else {}

@@ -1,8 +1,9 @@
 """The self-check: before a container takes a call, its wall is inspected and attacked once.
 
-Guest side, used by the supervisor. The probe reads its own limits from the kernel, before anything
-untrusted is in the container; the supervisor reads everything else. Only limits that have been seen
-to hold are reported as enforced, and the host uses no container that lacks a required limit.
+Guest side, used by the supervisor. A child, the probe, attacks the wall and reads the child's own
+limits from the kernel, before anything untrusted is in the container. The supervisor reads
+everything else. A limit is reported as enforced only if the self-check has seen it hold. The host
+uses no container that lacks a required limit.
 """
 
 from __future__ import annotations
@@ -55,7 +56,9 @@ class SelfCheck:
         self._limits = claim.get("limits", {})
 
     def result(self, run: Run, after: Measures) -> tuple[dict[str, bool], list[str]]:
-        """Return for each limit whether it holds, and the reasons why the container is unusable."""
+        """Return two values: for each limit, whether it holds; and the reasons why the container is
+        unusable.
+        """
         faults = []
         if self._sealed is not True:
             why = (run.claim or {}).get("fault", "it does not say why")
@@ -87,7 +90,7 @@ class SelfCheck:
         return 0 < limit <= 2 * int(self._config["processes"])  # includes the guest's processes
 
     def _limits_disk(self, memory_bytes: int) -> bool:
-        """Whether all mounts in memory together hold at most half of the memory limit, and a
+        """Return whether the mounts in memory together hold at most half of the memory limit, and a
         workspace on a disk holds at most the configured `disk_bytes`.
         """
         found = {path: os.statvfs(path) for path in self._mounts.paths}
@@ -99,8 +102,8 @@ class SelfCheck:
 
 
 def _is_sealed(pid: int) -> bool:
-    """Whether a process irrevocably runs as the programs' user, without groups and capabilities,
-    and with one filter more than this process.
+    """Return whether a process irrevocably runs as the programs' user, without groups and
+    capabilities, and with one filter more than this process.
     """
     shown = children.status(pid)
     users = {value for key in (b"Uid", b"Gid") for value in (field(shown, key) or b"?").split()}

@@ -1,9 +1,9 @@
 """Streams: data that a program, or the container, exchanges with a part of the host.
 
-Guest side, used by the supervisor. Each kind is a module of `fumehood.guest.streams`, which has the
-name of the kind and a class `End`. The supervisor passes frames and events to these ends without
-reading them. Invariant: a frame reaches only the end of its kind; a program uses only the streams
-that the host has named for its run.
+Guest side, used by the supervisor. Each kind of stream is a module of `fumehood.guest.streams` that
+has the name of the kind and contains a class `End`. The supervisor passes frames and events to
+these ends without reading them. Invariant: a frame reaches only the end of its kind; a program uses
+only the streams that the host has named for its run.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from fumehood.protocol.streams import StreamFrame
 
 @dataclass(frozen=True)
 class Place:
-    """What the ends of streams may use of the supervisor."""
+    """The supervisor's objects and functions that the ends of streams may use."""
 
     host: Host
     selector: selectors.BaseSelector
@@ -40,37 +40,45 @@ class End:
         self.place = place
 
     def begin(self, run: Run, told: str) -> None:
-        """Serve the stream of a run whose program is about to start. `told` is the host's text."""
+        """Begin the stream of a run whose program is about to start. `told` is the host's text for
+        this stream.
+        """
 
     def on_frame(self, run: Run | None, frame: StreamFrame) -> None:
-        """Process a frame from the host. `run` is the run in progress, which need not be the run of
-        the frame.
+        """Process a frame from the host. `run` is the run in progress, which may differ from the
+        run to which the frame belongs.
         """
 
     def on_message(self, run: Run, message: dict[str, Any]) -> bool:
-        """Process a message of a run's program, which is hostile. Returns False if the message is
+        """Process a message from a run's program, which is hostile. Returns False if the message is
         not for this stream.
         """
         return False
 
     def on_garbage(self, run: Run) -> None:
-        """Handle the end of a program's messages, because one of them was invalid."""
+        """Handle an invalid message of the run's program. No more messages are read from the
+        program.
+        """
 
     def on_written(self, run: Run) -> None:
-        """Handle a change of the bytes that wait for a run's program (`Run.request`)."""
+        """Handle that bytes were written to the run's program, so that `Run.request` has become
+        shorter.
+        """
 
     def end(self) -> None:
         """End the stream of the run, whose processes are about to be killed."""
 
     def clear(self) -> None:
-        """Remove what killed processes have left, so that nothing of it reaches the next run."""
+        """Remove everything that the run's killed processes have left, so that it does not reach
+        the next run.
+        """
 
     def leave(self) -> None:
-        """Forget the host, which is gone."""
+        """Release everything that belongs to the host, because the host is gone."""
 
 
 class Streams:
-    """All ends of this container."""
+    """The guest's ends of all kinds of streams."""
 
     def __init__(self, place: Place) -> None:
         found = modules_of(streams)
@@ -78,7 +86,7 @@ class Streams:
 
     @property
     def kinds(self) -> list[str]:
-        """The kinds that this guest knows."""
+        """The kinds of streams that this guest supports, sorted."""
         return sorted(self._ends)
 
     def begin(self, run: Run) -> None:
@@ -87,30 +95,32 @@ class Streams:
             self._ends[kind].begin(run, told)
 
     def on_frame(self, run: Run | None, frame: StreamFrame) -> None:
-        """Pass on a frame from the host."""
+        """Pass a frame from the host to the end of its kind."""
         self._ends[frame.kind].on_frame(run, frame)
 
     def on_message(self, run: Run, message: dict[str, Any]) -> bool:
-        """Pass a program's message to a stream of its run. Returns False if it is for none."""
+        """Pass a program's message to the streams of its run. Returns False if no stream accepts
+        the message.
+        """
         return any(end.on_message(run, message) for end in self._of(run))
 
     def on_garbage(self, run: Run) -> None:
-        """Report to the streams of a run that its program's messages have ended."""
+        """Report to the streams of a run that its program sent an invalid message."""
         for end in self._of(run):
             end.on_garbage(run)
 
     def on_written(self, run: Run) -> None:
-        """Report to the streams of a run that its program has read bytes."""
+        """Report to the streams of a run that bytes were written to the run's program."""
         for end in self._of(run):
             end.on_written(run)
 
     def end(self) -> None:
-        """End the streams of a run."""
+        """End the streams of the run whose processes are about to be killed."""
         for end in self._ends.values():
             end.end()
 
     def clear(self) -> None:
-        """Remove what the killed processes of a run have left."""
+        """Remove everything that the killed processes of a run have left in the streams."""
         for end in self._ends.values():
             end.clear()
 

@@ -1,4 +1,4 @@
-"""The supervisor of a container: its first process, between the host and its programs.
+"""The supervisor: the first process of a container, between the host and the container's programs.
 
 Guest side. The supervisor serves one run at a time. It owns the channel (its standard input and
 output), keeps time, counts the output of a program, kills, measures, and restores the container.
@@ -8,8 +8,9 @@ host ──frames── supervisor ──one byte── zygotes ──fork──
 
 Invariants: no program decides how its run ended; `ended` is sent only when no process of the
 program is alive; `reset` reports a clean container only if this was verified; when the channel
-closes or the lifetime ends, the container ends, except that a session's container waits some time
-for another engine; nothing of a run whose engine is gone is sent to the next engine.
+closes or the lifetime ends, the container ends, but a session's container first waits some time for
+another engine if the channel closes; nothing of a run whose engine is gone is sent to the next
+engine.
 Single-threaded, one selector: no call in this file waits for a program.
 """
 
@@ -60,7 +61,8 @@ from fumehood.protocol import framing
 from fumehood.protocol.streams import StreamFrame
 
 FILE_CLOCK = getattr(time, "CLOCK_REALTIME_COARSE", 5)
-"""The clock that stamps files. *Source*: clock_gettime(2), <linux/time.h>."""
+"""The clock that the kernel uses for the times of files. *Source*: clock_gettime(2),
+<linux/time.h>."""
 
 OUTPUT_PAUSE_S = 0.02
 """Seconds that printed text may wait for more text before it is forwarded."""
@@ -73,9 +75,8 @@ HIDDEN_S = 2.0
 """Seconds between checks whether a killed process is dead although its end was not reported."""
 
 QUIET_S = 0.25
-"""Seconds without a program after which the fat zygote loads its modules, which takes most of a
-second. It loads them earlier if a program needs them.
-"""
+"""Seconds without a program after which the fat zygote loads its modules. Loading takes most of a
+second. If a program needs the modules, the zygote loads them earlier."""
 
 CAPABILITIES = 1 << 5 | 1 << 6 | 1 << 7
 """KILL, SETGID and SETUID. *Source*: capabilities(7), <linux/capability.h>."""
@@ -111,7 +112,7 @@ def _start_zygote(config: dict[str, Any], *, thin: bool) -> Zygote:
 
 
 class Supervisor:
-    """The event loop and its state."""
+    """The supervisor's event loop and state."""
 
     def __init__(self, thin: Zygote, fat: Zygote | None, config: dict[str, Any]) -> None:
         self._load_at = math.inf
@@ -235,7 +236,9 @@ class Supervisor:
             self._stop(run, "cancelled")
 
     def _keep(self, keep: Keep) -> None:
-        """Become a session's container, which another engine may take over."""
+        """Become a session's container. From now on, another engine may take over this
+        container.
+        """
         self._host.keep = keep
         if self._takeover is None:
             self._takeover = Takeover()
@@ -249,7 +252,9 @@ class Supervisor:
         return None if self._takeover is None else self._takeover.processes
 
     def _leave_host(self) -> None:
-        """Cancel the current run, and wait for another engine, because the host is gone."""
+        """Cancel the current run and wait for another engine, because the connection to the host is
+        lost.
+        """
         self._left_at = time.monotonic()
         self._unwatch(0)
         self._streams.leave()
@@ -344,8 +349,8 @@ class Supervisor:
         return True
 
     def _limit(self, child: Child, cpu_s: int | None, memory_bytes: int | None = None) -> None:
-        """Lower a child's limits that depend on the call. None leaves a limit as it is. Raises
-        OSError.
+        """Lower the limits of a child that depend on the call. If an argument is None, the
+        corresponding limit stays as it is. Raises OSError.
 
         Node gets no memory limit: it reserves far more address space than it uses, so only the
         container's memory limit applies to it.
@@ -375,7 +380,9 @@ class Supervisor:
         return True
 
     def _flush_request(self) -> None:
-        """Write as much of the request as the pipe takes, and the rest when it has room."""
+        """Write as much of the request as the pipe accepts. Write the rest when the pipe has room
+        again.
+        """
         run = self._run
         if run is None or run.child is None or run.child.request_fd < 0:
             return
@@ -412,8 +419,8 @@ class Supervisor:
             self._output_due = max(now, wait_from + OUTPUT_PAUSE_S)
 
     def _on_reply(self) -> None:
-        """Read a program's messages. The last valid one is the program's claim, which counts only
-        after its end.
+        """Read a program's messages. The last valid message is the program's claim, which counts
+        only after the program's end.
         """
         run = self._run
         if run is None or run.child is None:
@@ -464,7 +471,9 @@ class Supervisor:
         end()
 
     def _stop(self, run: Run, reason: str) -> None:
-        """Kill the program. The ending is reported once the kernel confirms the death."""
+        """Kill the run's program for a reason. The ending is reported once the kernel confirms the
+        death.
+        """
         if run.killed_for is None:
             run.killed_for = reason
             run.look_at = time.monotonic() + HIDDEN_S
@@ -479,7 +488,9 @@ class Supervisor:
     # -- its end ------------------------------------------------------------------
 
     def _on_end(self, ended: Notice) -> None:
-        """Handle a child that a zygote reaped: the program's first process, or the standby."""
+        """Handle the end of a child that a zygote reaped: the program's first process, or the
+        standby.
+        """
         self._cleaner.on_reaped(ended.pid)
         run = self._run
         if self._standby.has_ended(ended.pid) or run is None or run.child is None:
@@ -518,8 +529,9 @@ class Supervisor:
                 self._on_orphan(ended)
 
     def _on_orphan(self, ended: children.Ended) -> None:
-        """Count the resources of a dead process whose parent is gone. In a session, it may be the
-        run's first process."""
+        """Count the resources of a dead process whose parent is gone. In a session, this process
+        may be the run's first process.
+        """
         run = self._run
         if run is None:
             return
@@ -570,8 +582,8 @@ class Supervisor:
         self._load_at = time.monotonic() + QUIET_S
 
     def _finish(self, run: Run, why: str | None) -> None:
-        """Report whether the container is clean, and end the container if it is not clean. `why` is
-        the reason why the container is not clean, or None if it is clean.
+        """Report whether the container is clean, and end the container if it is not. `why` is the
+        reason why the container is not clean, or None if it is clean.
         """
         if not run.is_left:
             self._host.send({"op": "reset", "id": run.id, "clean": why is None, "why": why})
@@ -581,7 +593,9 @@ class Supervisor:
             end()
 
     def _prepare_standby(self) -> None:
-        """Prepare a standby if no process of a session and no registered process is left."""
+        """Prepare a standby, unless waiting processes of a session or registered processes
+        exist.
+        """
         if not self._chain.pids and not self._registered.pids:
             self._standby.prepare()
 
@@ -648,17 +662,17 @@ class Supervisor:
         return limits
 
     def _pids_of(self, run: Run) -> list[int]:
-        """Return the ids of a run's processes, without registered processes."""
+        """Return the process ids of a run's processes. Registered processes are not included."""
         child = run.child.pid if run.child is not None else 0
         if run.is_over:  # all other processes were killed
             return [child] if run.stayed else []
         return self._trees.strangers(self._chain.pids - {child})
 
     def _look_after_registered(self, run: Run | None) -> None:
-        """Handle the processes that dead keepers have left, which cannot be told apart from a
-        call's processes any more: kill them, or let the current run's cleaning do so. A keeper that
-        the supervisor has not killed was killed because memory ran out, so the current run is ended
-        for the same reason.
+        """Handle the processes that dead keepers have left: kill them, or let the current run's
+        cleaning kill them. They cannot be told apart from a call's processes any more. A keeper
+        that the supervisor has not killed was killed because memory ran out, so the current run is
+        ended for the same reason.
         """
         if not self._registered.has_lost:
             return
@@ -674,7 +688,9 @@ class Supervisor:
 
     @staticmethod
     def _is_chained(run: Run | None) -> bool:
-        """Whether a run uses the chain's processes, so that they are not waiting during the run."""
+        """Return whether a run uses the chain's processes, so that they are not waiting during the
+        run.
+        """
         return run is not None and run.keep and run.program == "python"
 
     def _watch_chain(self, run: Run | None, now: float) -> None:
@@ -711,8 +727,9 @@ class Supervisor:
         return max(0.0, min(times) - now)
 
     def _waits_until(self) -> float:
-        """Return the time at which a session without an engine ends, or infinity if there is a
-        host."""
+        """Return the time at which this container ends if no engine takes it over. Return infinity
+        if it has a host.
+        """
         if self._left_at is None or self._host.keep is None:
             return math.inf
         return self._left_at + self._host.keep.wait_s
@@ -748,7 +765,7 @@ class Supervisor:
             self._stop(run, "cpu_time")
 
     def _look_at_killed(self, run: Run, pid: int, now: float) -> None:
-        """Conclude a killed run if its first process is dead although its end was not reported.
+        """Conclude a killed run if its first process is dead although the death was not reported.
         Another process of the run can prevent the report. If the first process is still alive and
         there are registered processes, stop these, because they may use all CPU time.
         """
@@ -762,8 +779,9 @@ class Supervisor:
 
 
 def _has_cpu_limit(run: Run) -> bool:
-    """Whether a run's CPU time must be checked, because it can reach its limit before the wall time
-    limit ends the run."""
+    """Return whether a run's CPU time must be checked, because the run can reach its CPU limit
+    before its wall time limit.
+    """
     return run.was_paused or run.limits.cpu_s < run.limits.wall_s
 
 

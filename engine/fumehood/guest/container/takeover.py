@@ -2,10 +2,10 @@
 
 Guest side. The next engine runs `relay` in the container (`docker exec`). The relay passes its
 standard input and output to the supervisor, through a socket in the container's network namespace,
-and waits until the supervisor releases it. Programs can also reach this socket, so the kernel must
-confirm that a message comes from root, and from a process that Docker has started. The sender is
-read from each message (SCM_CREDENTIALS), because gVisor's SO_PEERCRED returns the credentials of
-the reader. Invariant: a host with a lower or equal epoch is refused.
+and waits until the supervisor releases it. Programs can also reach this socket. So the supervisor
+accepts a message only if the kernel confirms that the sender is root's, and that Docker has started
+it. The sender is read from each message (SCM_CREDENTIALS), because gVisor's SO_PEERCRED returns the
+credentials of the reader. Invariant: a host with a lower or equal epoch is refused.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from fumehood.guest.container import processes
 from fumehood.guest.core.pipes import receive
 
 ADDRESS = "\0fumehood-takeover"
-"""The address of an abstract socket, because programs can access every writable directory."""
+"""The address of the supervisor's socket. It is an abstract address: a socket file would be in a
+writable directory, and programs can access all of these."""
 
 DESCRIPTORS = 3
 """Number of descriptors in a relay's message: its input, its output, and one end of a socket that
@@ -30,7 +31,9 @@ REFUSED = 3
 
 
 class Takeover:
-    """The supervisor's end: receives relays' messages, and holds the relay that it uses."""
+    """The supervisor's side of takeovers: receives the messages of relays, and keeps the current
+    relay waiting until its release.
+    """
 
     def __init__(self) -> None:
         self.listener = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
@@ -41,7 +44,7 @@ class Takeover:
 
     @property
     def processes(self) -> int:
-        """Number of processes of the current relay: 1, or 0 if there is none."""
+        """Number of processes of the current relay: 1, or 0 if there is no relay."""
         return int(self._held is not None)
 
     def accept(self, epoch: int) -> tuple[int, int, int] | None:
@@ -63,7 +66,7 @@ class Takeover:
         return int(said), readable, writable
 
     def let_go(self) -> None:
-        """End the current relay."""
+        """End the current relay, if there is one."""
         if self._held is not None:
             os.close(self._held)
             self._held = None

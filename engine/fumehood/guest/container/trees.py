@@ -6,8 +6,8 @@ registered process include its keeper, a root process that becomes the parent of
 it. Invariants: nothing that a program chooses (name, group, session, files) counts; a process whose
 ancestors cannot be read, for example because it vanished meanwhile, is not spared.
 
-A process never leaves its tree, so processes that were found are not looked up again: their status
-files stay open, and such a file never shows another process with the same id.
+A process never leaves its tree, so a process that was found once is not looked up again. Its stat
+file stays open, and never shows another process with the same id.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from fumehood.guest.core import kernel
 from fumehood.guest.core.children import status
 
 MAX_CLIMBS = 5
-"""Maximum number of attempts to follow a process's ancestors to its keeper, if some of them end
-meanwhile."""
+"""Maximum number of attempts to follow a process's ancestors to its keeper. An attempt fails if an
+ancestor ends meanwhile."""
 
 STAT_BYTES = 1024
 THREADS_FIELD = 17
@@ -35,9 +35,8 @@ proc_pid_stat(5), num_threads."""
 END_PAUSE_S = 0.001
 
 MAX_LOOKS = 200
-"""Maximum number of searches for new processes of a tree before the tree is killed. The processes
-of a tree could resume each other for ever.
-"""
+"""Maximum number of searches for new processes of a tree before the tree is killed. Without this
+limit, processes that resume each other could prevent the kill for ever."""
 
 
 @dataclass(eq=False)
@@ -45,7 +44,7 @@ class _Known:
     """A process that was found below a keeper."""
 
     descriptor: int
-    """The descriptor of the process's open status file."""
+    """The descriptor of the process's open stat file."""
     threads: int = 0
     cpu_ns: int | None = None
     """CPU time at the last count, or None for a process with a single thread."""
@@ -63,15 +62,15 @@ class Trees:
         *,
         cached: bool,
     ) -> None:
-        """With `cached`, processes that were found are not looked up again."""
+        """With `cached`, a process that was found once is not looked up again."""
         self._keepers = keepers
         self._own = own
         self._is_cached = cached
         self._known: dict[int, _Known] = {}
 
     def count(self) -> tuple[int, bool]:
-        """Return the number of threads of the known processes, and whether this number has
-        certainly not changed since the last count. Processes that are gone are forgotten.
+        """Return two values: the number of threads of the known processes, and whether this number
+        has certainly not changed since the last count. Processes that are gone are forgotten.
 
         A known process that exists now existed at the last count. The threads of a process do not
         change while it uses no CPU time.
@@ -93,7 +92,9 @@ class Trees:
         return count, is_same
 
     def strangers(self, spared: Collection[int] = ()) -> list[int]:
-        """Return `processes.strangers` without the processes below a keeper."""
+        """Return the same process ids as `processes.strangers`, but without the processes below
+        keepers.
+        """
         if not self._keepers():
             return processes.strangers(spared)
         return self._look(spared)[0]
@@ -111,20 +112,21 @@ class Trees:
         return [pid for pid in found if not self._is_below(pid, keepers, ())] if keepers else found
 
     def kill_all(self, spared: Collection[int] = ()) -> int:
-        """Send SIGKILL to all `strangers`. Returns their number."""
+        """Send SIGKILL to all processes that `strangers` returns. Returns their number."""
         return processes.kill(self.strangers(spared))
 
     def kill_living(self, spared: Collection[int]) -> int:
-        """Send SIGKILL to all `strangers`. Returns the number of those that still existed, which
-        becomes 0 even if registered processes start and end all the time.
+        """Send SIGKILL to all processes that `strangers` returns. Returns how many of them still
+        existed. Unlike the number that `kill_all` returns, this number becomes 0 even if registered
+        processes start and end all the time.
         """
         return sum(processes.kill([pid]) for pid in self.strangers(spared) if status(pid))
 
     @contextmanager
     def frozen(self, spared: Collection[int]) -> Iterator[Callable[[], None]]:
-        """Yield a function that stops all processes below keepers. After the block, those that were
-        not stopped before are resumed. Without `cached` the function does nothing, because gVisor
-        sends SIGHUP to process groups that were stopped.
+        """Yield a function that stops all processes below keepers. When the block is left, the
+        processes that the function has stopped are resumed. Without `cached`, the function does
+        nothing, because gVisor sends SIGHUP to process groups that were stopped.
         """
         seen: set[int] = set()
         stopped: set[int] = set()
@@ -154,7 +156,7 @@ class Trees:
         self._known.clear()
 
     def _look(self, spared: Collection[int]) -> tuple[list[int], list[int]]:
-        """Return the strangers, and the processes below keepers."""
+        """Return two lists of process ids: the strangers, and the processes below keepers."""
         self.count()  # forgets processes that are gone, whose ids may be used again
         keepers = self._keepers()
         kept = set(self._known)

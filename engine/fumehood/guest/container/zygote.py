@@ -47,7 +47,7 @@ NOTICE_BYTES = _NOTICE.size
 
 
 class Notice(NamedTuple):
-    """A zygote's report about a child: that it exists, or that it has ended."""
+    """A zygote's report about a child: that the child was forked, or that it has ended."""
 
     has_ended: bool
     pid: int
@@ -64,14 +64,16 @@ class Notice(NamedTuple):
 
 
 def order_child(orders: socket.socket, *descriptors: int) -> None:
-    """Order a child from the zygote. `descriptors` are those of the child, in the sequence of
+    """Order a child from the zygote. `descriptors` are the child's descriptors, in the order of
     `PLACES`. Called by the supervisor.
     """
     socket.send_fds(orders, [FORK], descriptors)
 
 
 def run_zygote(orders: socket.socket, config: dict[str, Any], *, thin: bool) -> None:
-    """Preload, then fork one child per order until the supervisor closes the socket."""
+    """Load the modules, and then fork one child per order until the supervisor closes the
+    socket.
+    """
     kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
     kernel.prctl(kernel.PR_SET_DUMPABLE, 0)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -117,14 +119,15 @@ def run_zygote(orders: socket.socket, config: dict[str, Any], *, thin: bool) -> 
 
 
 def _out_of_the_way(end: socket.socket) -> socket.socket:
-    """Return the same socket with a descriptor number that no child uses."""
+    """Return the same socket under another descriptor number, which no child uses."""
     with end:
         return socket.socket(fileno=fcntl.fcntl(end.fileno(), fcntl.F_DUPFD_CLOEXEC, FIRST_OWN))
 
 
 def _fork() -> int | None:
-    """Fork as `os.fork` does. Return None if there are too many processes or too little memory
-    now."""
+    """Fork as `os.fork` does. Return None if this is impossible now, because there are too many
+    processes or too little memory.
+    """
     try:
         return os.fork()
     except OSError:

@@ -66,8 +66,9 @@ CLAIMABLE = ("memory", "output", "policy")
 
 
 def judge(reply: dict[str, Any]) -> tuple[str, dict[str, Any]]:
-    """Return the ending of a run that sent a reply, such as "ok", and the claim to report. A child
-    may claim only the failures in `CLAIMABLE`; any other error counts as an exception.
+    """Return how a run ended that sent the reply `reply`, such as "ok", and the claim to report to
+    the host. A child may claim only the failures in `CLAIMABLE`; any other error counts as an
+    exception.
     """
     error = reply.get("error")
     if error is None and isinstance(reply.get("result"), dict):
@@ -79,7 +80,9 @@ def judge(reply: dict[str, Any]) -> tuple[str, dict[str, Any]]:
 
 
 def ending_of(exit_code: int | None, signal_number: int | None) -> str:
-    """Return the ending of a run that the supervisor did not kill, by its exit code or signal."""
+    """Return how a run ended that the supervisor did not kill and that sent no reply, from the exit
+    code or the signal of its process.
+    """
     if signal_number == signal.SIGSYS:
         return "policy"
     if signal_number == signal.SIGXCPU:
@@ -97,7 +100,8 @@ def decode_status(status: int) -> tuple[int | None, int | None]:
 
 
 STATUS_BYTES = 16384
-"""Bytes read of a status file; more than the kernel writes for a process with a thousand groups."""
+"""Maximum number of bytes that are read from a status file. The kernel writes fewer bytes, even for
+a process with a thousand groups."""
 
 STATE = b"\nState:"
 """The status field that follows the process name on every kernel."""
@@ -110,7 +114,7 @@ def peak_bytes(pid: int) -> int | None:
 
 
 def is_sealed(pid: int, own_filters: int | None) -> bool:
-    """Whether the kernel shows that a child has given up its rights.
+    """Return whether the kernel shows that a child has given up its rights.
 
     In a container or a hardened service every process starts with a filter, so the child must have
     more filters than this process, which has `own_filters`.
@@ -120,7 +124,7 @@ def is_sealed(pid: int, own_filters: int | None) -> bool:
 
 
 def is_filtered(shown: bytes, own_filters: int | None) -> bool:
-    """Whether a process with this status has a filter beyond `own_filters`."""
+    """Return whether a process with the status `shown` has more filters than `own_filters`."""
     filters = field(shown, b"Seccomp_filters")
     has_more = filters is None or own_filters is None or int(filters) > own_filters
     return field(shown, b"Seccomp") == b"2" and has_more
@@ -167,8 +171,8 @@ def kill_below(pid: int) -> set[int]:
     Used by the jail's supervisor, the subreaper of all processes below it. Processes are not found
     by their user, because on a host this would kill the operator's own processes. Each process is
     stopped before its children are listed, so none is missed, and is killed through a descriptor,
-    so a reused process id is harmless. If the process `pid` had descendants, it stays stopped,
-    because the caller kills it next.
+    so a reused process id is harmless. A process `pid` with descendants stays stopped, because the
+    caller kills it next.
     """
     children = _children(pid)
     if not children:
@@ -190,8 +194,9 @@ def kill_below(pid: int) -> set[int]:
 
 
 def _children(pid: int) -> list[int]:
-    """Return the process ids of the children of all threads of a process. *Source*:
-    proc_pid_task(5)."""
+    """Return the process ids of the children of a process, including those that its other threads
+    have forked. *Source*: proc_pid_task(5).
+    """
     children: list[int] = []
     try:
         for thread in os.listdir(f"/proc/{pid}/task"):

@@ -1,7 +1,7 @@
 """The few kernel calls that Python does not offer, through the C library.
 
-Guest side. Loaded by supervisor and zygote before anything untrusted exists; the child
-keeps the module, but the system-call filter decides which calls still work.
+Guest side. Supervisor and zygote load this module before anything untrusted exists. A child still
+has the module, but the system-call filter decides which calls still work.
 """
 
 from __future__ import annotations
@@ -44,10 +44,11 @@ def syscall(number: int, *arguments: int | ctypes._Pointer[ctypes.Structure]) ->
 
 
 def fork_for_parent() -> int:
-    """Fork a sibling of this process. Return its process id, and 0 in the new process.
+    """Fork a sibling of this process. Return the sibling's process id here, and 0 in the sibling.
 
-    Like `os.fork`, but this process's parent becomes the parent of the new process and reaps it.
-    Use this only in a process with a single thread, so that no lock is held.
+    Unlike a child that `os.fork` creates, the sibling has the same parent as this process. Only
+    that parent can reap it. Use this function only in a process with a single thread, so that no
+    lock is held.
 
     *Source*: clone(2), CLONE_PARENT: the exit signal is that of this process.
 
@@ -68,7 +69,9 @@ def fork_for_parent() -> int:
 
 @contextmanager
 def files_made_as(user_id: int) -> Iterator[None]:
-    """Create files as another user within this context. The thread keeps its other rights."""
+    """Until the block is left, create files as the user `user_id`. The thread keeps its other
+    rights.
+    """
     _libc.setfsuid(user_id)
     try:
         yield
@@ -98,7 +101,9 @@ _NO_CAPABILITIES = (_CapabilitySets * 2)()
 
 
 def warm_up() -> None:
-    """Touch the memory pages that the calls of this module need, without changing anything."""
+    """Touch the memory pages that the calls of this module need, so that a child does not have to
+    copy them. Nothing else changes.
+    """
     found = (_CapabilitySets * 2)()
     _checked(_libc.capget(_OWN_CAPABILITIES, found), "capget")
     syscall(_GETPID)
@@ -147,7 +152,7 @@ def volunteer_for_oom(score: bytes = b"1000") -> None:
 
 def unread_bytes(pipe: int) -> int:
     """Return the number of unread bytes in a pipe, or 0 if the kernel does not report it. `pipe` is
-    either end; the other end may be closed.
+    a descriptor of either end; the other end may be closed.
     """
     found = ctypes.c_int(0)
     try:

@@ -1,8 +1,8 @@
 """Resource limits of one child: those that the child sets itself, and those set from outside.
 
 Guest side. Before a child is sealed, it lowers the limits that are the same for all calls. The
-supervisor sets memory and CPU time for each call from outside, with `prlimit`, so the child needs
-no system call that could raise them again.
+supervisor sets the memory and CPU time limits of each call from outside, with `prlimit`. So the
+child needs no system call with which it could raise its limits again.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ CPU_BACKSTOP_S = 1
 
 
 def limit_self(open_files: int = 0) -> None:
-    """Permanently lower the limits that are the same for every call. New descriptors get numbers
-    below `open_files`; open descriptors stay open.
+    """Permanently lower the limits of this process that are the same for every call. New
+    descriptors get numbers below `open_files`; open descriptors stay open.
     """
     for which, value in (*FIXED, (resource.RLIMIT_NOFILE, open_files)):
         resource.setrlimit(which, (value, value))
 
 
 def limit_child(pid: int, *, memory_bytes: int, cpu_s: float) -> None:
-    """Limit a child's address space, and its CPU time since it was started.
+    """Limit a child's address space, and the CPU time that the child may use in total.
 
     Raises:
         OSError: the child is gone, or a limit did not take effect.

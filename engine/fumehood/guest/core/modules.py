@@ -1,4 +1,4 @@
-"""Find the modules in a folder, each of which adds something of its name to the guest."""
+"""Imports the modules of a package. Each module adds one feature, which has the module's name."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from types import ModuleType
 
 
 def modules_of(folder: ModuleType) -> dict[str, ModuleType]:
-    """Import all modules in a folder, which is a module itself, and return them by name."""
+    """Import all modules in the package `folder`, and return them by name."""
     found = (os.path.splitext(name) for name in os.listdir(folder.__path__[0]))
     names = sorted(name for name, suffix in found if suffix == ".py" and name != "__init__")
     return {name: importlib.import_module(f"{folder.__name__}.{name}") for name in names}

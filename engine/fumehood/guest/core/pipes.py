@@ -31,7 +31,8 @@ SEAL_FAILED = 70
 MEMORY_REPLY = framing.encode(
     {"error": {"kind": "memory", "message": "the program needed more memory than its limit"}}
 )
-"""A reply encoded in advance, because a process without memory cannot build a reply."""
+"""The reply of a program that ran out of memory. It is encoded in advance, because a process
+without memory cannot build a reply."""
 
 
 def tell(message: dict[str, Any]) -> None:
@@ -103,7 +104,7 @@ Anything above this limit counts as too much output.
 
 
 def read_report(claim: Any) -> dict[str, Any] | None:
-    """Return the progress report in a child's claim, or None if it is invalid."""
+    """Return the progress report in a child's claim, or None if the report is invalid."""
     if not isinstance(claim, dict):
         return None
     percent, message = claim.get("percent"), claim.get("message")

@@ -82,7 +82,9 @@ def refuse(error: int = EPERM) -> Instruction:
 
 
 def allow_if_equal(argument: int, value: int) -> list[Instruction]:
-    """Allow a call if an argument has this value, and otherwise end the process."""
+    """Return a rule that allows a call if the argument with the index `argument` has this value,
+    and otherwise ends the process.
+    """
     # Both halves of the 64-bit argument: the kernel compares all of it.
     low = _OFFSET_ARGUMENTS + 8 * argument
     return [
@@ -95,7 +97,9 @@ def allow_if_equal(argument: int, value: int) -> list[Instruction]:
 
 
 def allow_without_bits(argument: int, bits: int, otherwise: Instruction) -> list[Instruction]:
-    """Allow a call if an argument has none of these bits. Else the verdict is `otherwise`."""
+    """Return a rule that allows a call if an argument has none of these bits. Otherwise, the
+    verdict is `otherwise`.
+    """
     return [
         _load(_OFFSET_ARGUMENTS + 8 * argument),
         (_JUMP_BITS_SET, 0, 1, bits),
@@ -105,8 +109,9 @@ def allow_without_bits(argument: int, bits: int, otherwise: Instruction) -> list
 
 
 def refuse_byte(argument: int, value: int) -> list[Instruction]:
-    """Refuse a call if an argument's lowest byte has this value. Else continue with the next
-    instruction."""
+    """Return instructions that refuse a call if an argument's lowest byte has this value.
+    Otherwise, the next instruction decides.
+    """
     return [
         _load(_OFFSET_ARGUMENTS + 8 * argument),
         (_AND, 0, 0, 0xFF),
@@ -116,8 +121,9 @@ def refuse_byte(argument: int, value: int) -> list[Instruction]:
 
 
 def allow_unless(values: Mapping[int, int], otherwise: Instruction) -> list[Instruction]:
-    """Allow a call unless all its arguments in `values` (argument → value) have these 32-bit
-    values. Else the verdict is `otherwise`."""
+    """Return a rule that allows a call, unless all its arguments in `values` (argument → value)
+    have these 32-bit values. In that case, the verdict is `otherwise`.
+    """
     body: list[Instruction] = []
     for argument, value in values.items():
         body += [_load(_OFFSET_ARGUMENTS + 8 * argument), *_unless_equal(value, [allow()])]
@@ -125,7 +131,9 @@ def allow_unless(values: Mapping[int, int], otherwise: Instruction) -> list[Inst
 
 
 def allow_without_all_bits(argument: int, bits: int, otherwise: Instruction) -> list[Instruction]:
-    """Allow a call unless an argument has all of these bits. Else the verdict is `otherwise`."""
+    """Return a rule that allows a call, unless an argument has all of these bits. In that case, the
+    verdict is `otherwise`.
+    """
     return [
         _load(_OFFSET_ARGUMENTS + 8 * argument),
         (_AND, 0, 0, bits),
@@ -135,8 +143,9 @@ def allow_without_all_bits(argument: int, bits: int, otherwise: Instruction) -> 
 
 
 def allow_if_in(argument: int, values: Sequence[int], otherwise: Instruction) -> list[Instruction]:
-    """Allow a call if an argument, which the kernel reads as 32 bits, has one of these values. Else
-    the verdict is `otherwise`."""
+    """Return a rule that allows a call if an argument, which the kernel reads as 32 bits, has one
+    of these values. Otherwise, the verdict is `otherwise`.
+    """
     body = [_load(_OFFSET_ARGUMENTS + 8 * argument)]
     for value in values:
         body += [(_JUMP_EQUAL, 0, 1, value), allow()]
@@ -144,8 +153,9 @@ def allow_if_in(argument: int, values: Sequence[int], otherwise: Instruction) ->
 
 
 def require(argument: int, value: int, *, ignoring: int = 0) -> list[Instruction]:
-    """End the process unless a 32-bit argument has this value, apart from the bits in `ignoring`.
-    Else continue with the next instruction."""
+    """Return instructions that end the process unless a 32-bit argument has this value, apart from
+    the bits in `ignoring`. Otherwise, the next instruction decides.
+    """
     return [
         _load(_OFFSET_ARGUMENTS + 8 * argument),
         (_AND, 0, 0, 0xFFFFFFFF & ~ignoring),
@@ -154,7 +164,9 @@ def require(argument: int, value: int, *, ignoring: int = 0) -> list[Instruction
 
 
 def refuse_greater(number: int, error: int) -> list[Instruction]:
-    """Refuse all calls with a number above `number`, with this error."""
+    """Return instructions that refuse all calls with a number above `number`, with the error
+    `error`.
+    """
     return [(_JUMP_GREATER, 0, 1, number), refuse(error)]
 
 
@@ -171,7 +183,7 @@ class _Program(ctypes.Structure):
 
 
 def install(program: bytes) -> None:
-    """Permanently install the filter on this process. `no_new_privs` must be set already.
+    """Permanently install the filter on this process, for which `no_new_privs` must already be set.
 
     Raises:
         OSError: the kernel has no seccomp filters, or refuses this one.
@@ -180,8 +192,9 @@ def install(program: bytes) -> None:
 
 
 def warm_up(program: bytes) -> None:
-    """Prepare `install` before a fork, because preparing it in a child would copy pages on every
-    call."""
+    """Prepare `install` before a fork. Otherwise, each child would copy memory pages to prepare
+    it.
+    """
     _header(program)
     kernel.warm_up()
 

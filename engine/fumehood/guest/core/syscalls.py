@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 HIGHEST_KNOWN = 451
-"""System calls with higher numbers are newer than this list."""
+"""The highest system-call number that this list covers. Calls with higher numbers are newer."""
 
 _X86_64 = {
     "read": 0, "write": 1, "open": 2, "close": 3, "stat": 4, "fstat": 5, "lstat": 6, "poll": 7,
@@ -129,7 +129,7 @@ ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
 
 
 def architecture_of(machine: str | None = None) -> Architecture:
-    """Return the architecture of a machine. The default is the machine that this runs on.
+    """Return the architecture of a machine. The default is the machine that runs this code.
 
     Raises:
         OSError: the architecture is not supported.
@@ -141,7 +141,8 @@ def architecture_of(machine: str | None = None) -> Architecture:
 
 
 def own_number(name: str) -> int:
-    """Return a system call's number on this architecture, or -1, which the kernel refuses, if it is
-    unknown."""
+    """Return a system call's number on this architecture. If the number is unknown, return -1,
+    which the kernel refuses.
+    """
     own = ARCHITECTURES.get(platform.machine())
     return -1 if own is None else own.numbers.get(name, -1)

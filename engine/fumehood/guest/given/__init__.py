@@ -1,5 +1,6 @@
-"""Modules that the guest gives to programs. No image contains them.
+"""Modules that the guest provides to programs. No image contains them.
 
-Each file is one module of this name, and its class `Maker` (`languages/given.py`) makes it. The
-module's owner on the host sends what it is made from, as an argument of the program's run.
+Each file provides the module with the file's name, which the file's class `Maker` creates (see
+`languages/given.py`). The module's owner on the host sends the data for it as an argument of the
+program's run.
 """

@@ -60,7 +60,7 @@ ABSENT = _Absent()
 
 
 class ToolCalls:
-    """The calls of one program. `open` resets them for each program of a session."""
+    """The tool calls of one program. In a session, `open` resets them for each program."""
 
     def __init__(self) -> None:
         self._pid = 0
@@ -89,7 +89,8 @@ class ToolCalls:
                 self._pid = 0
 
     def call(self, tool: str, arguments: dict[str, Any]) -> Any:
-        """Call a tool, wait for its answer, and return the answer's data. Any thread may call this.
+        """Call a tool, wait for its answer, and return the answer's data. Any thread may use this
+        method.
 
         Raises:
             ToolError: the call failed, or was refused.
@@ -176,7 +177,9 @@ def _refused(message: str) -> ToolError:
 
 
 def make_module(tools: Sequence[dict[str, Any]], call: Send) -> types.ModuleType:
-    """Return the module `tools`, with a function for each tool description that uses `call`."""
+    """Return the module `tools`. It has a function for each tool description, which calls the tool
+    with `call`.
+    """
     module = types.ModuleType("tools", "Other tools. A call that fails raises ToolError.")
     functions = [_function(tool, call) for tool in tools]
     for function in functions:
@@ -187,7 +190,9 @@ def make_module(tools: Sequence[dict[str, Any]], call: Send) -> types.ModuleType
 
 
 def _function(tool: dict[str, Any], call: Send) -> Callable[..., Any]:
-    """Return a function that calls a tool with its arguments, except those that are `ABSENT`."""
+    """Return a function that calls a tool with the given arguments, except those that are
+    `ABSENT`.
+    """
     name, signature = tool["name"], _signature(tool["parameters"])
     others = next((p.name for p in signature.parameters.values() if p.kind is p.VAR_KEYWORD), "")
 
@@ -229,8 +234,8 @@ def _signature(parameters: dict[str, Any]) -> inspect.Signature:
 
 
 def _is_plain(name: str) -> bool:
-    """Whether a name can be a parameter. Python normalizes identifiers that are not ASCII, so such
-    an argument could not be passed.
+    """Return whether a name can be a parameter's name. Names that are not ASCII cannot, because
+    Python normalizes identifiers, so such an argument could not be passed.
     """
     return name.isascii() and name.isidentifier() and not keyword.iskeyword(name)
 
@@ -257,16 +262,16 @@ def _documentation(tool: dict[str, Any]) -> str:
 
 
 class Maker:
-    """Makes the module for one program after the other."""
+    """Creates the module `tools` for each program in turn."""
 
     def __init__(self) -> None:
         self._calls = ToolCalls()
 
     def make(self, sent: Any, writing: threading.Lock) -> types.ModuleType:
-        """Return the module with the tools of a program, which may call them from now on."""
+        """Create the module with a program's tools. The program may call the tools from now on."""
         self._calls.open(writing)
         return make_module(sent, self._calls.call)
 
     def close(self) -> None:
-        """Refuse further calls."""
+        """Refuse all further tool calls of the program."""
         self._calls.close()

@@ -5,10 +5,10 @@ Python, and checked by the node table and the name table. While asteval evaluate
 estimates check each operation. Invariant: the node table admits no node that stores anything, so
 one process may evaluate many expressions of one trust domain.
 
-A node class in neither set of the table is refused, so a newer Python with a new node cannot widen
-the language; a test fails until the class is in one of the sets. Only numbers, lists and tuples can
-be reached from the result of a function in the name table. Functions whose results can be large
-come from `sizes`.
+The node table consists of the sets `ALLOWED` and `REFUSED`. A node class in neither set is also
+refused, so a newer Python with a new node cannot widen the language; a test fails until the class
+is in one of the sets. Only numbers, lists and tuples can be reached from the result of a function
+in the name table. Functions whose results can be large come from `sizes`.
 """
 
 from __future__ import annotations
@@ -47,7 +47,9 @@ HANDLED = frozenset(
 
 
 def run(request: dict[str, Any]) -> dict[str, Any]:
-    """Answer one request of the form `{arguments: {expression, precision?}, output_bytes}`."""
+    """Evaluate the expression in a request, `{arguments: {expression, precision?}, output_bytes}`,
+    and return the reply.
+    """
     arguments = request["arguments"]
     try:
         value = evaluate(arguments["expression"])
@@ -81,8 +83,8 @@ def evaluate(text: str) -> Any:
 
 
 def render(value: Any, precision: int | None, max_bytes: int) -> dict[str, Any]:
-    """Return the result as `{value, text}`: `value` for JSON, and `text` exact, but cut just over
-    `max_bytes` for long lists.
+    """Return the result as `{value, text}`. `value` is the value as JSON. `text` is the exact value
+    as text, in which long lists are cut just over `max_bytes`.
 
     Raises:
         TooLarge: lists are nested too deeply.
@@ -95,7 +97,7 @@ def render(value: Any, precision: int | None, max_bytes: int) -> dict[str, Any]:
 
 
 def preload() -> None:
-    """Build everything that the first expression needs, before anything is forked."""
+    """Create everything that the first expression needs, before any process is forked."""
     sys.setrecursionlimit(RECURSION_LIMIT)
     # The parser warns about odd but valid text (`1if 2else 3`). Printing the warning would end a
     # sealed process.
@@ -120,7 +122,9 @@ def _value(node: ast.expr) -> Any:
 
 @functools.cache
 def _interpreter() -> asteval.Interpreter:
-    """Return asteval's interpreter, with only the node table's handlers and our arithmetic."""
+    """Return asteval's interpreter, with only the handlers in the node table, and with arithmetic
+    that checks sizes.
+    """
     interpreter = asteval.Interpreter(
         symtable={**CONSTANTS, **FUNCTIONS},
         use_numpy=False,
@@ -156,7 +160,9 @@ def _parse(text: str) -> ast.Expression:
 
 
 def _refuse_bare_comma(body: ast.expr, text: str) -> None:
-    """Refuse `1,000` and `2,5`, which are tuples in Python but are meant as numbers."""
+    """Raise NotationRefused for `1,000` and `2,5`, which are tuples in Python but are meant as
+    numbers.
+    """
     if isinstance(body, ast.Tuple) and not text.lstrip().startswith("("):
         raise NotationRefused(
             "a comma outside brackets is no part of a number; write 1000 and 2.5, or [1, 2]"
@@ -164,7 +170,9 @@ def _refuse_bare_comma(body: ast.expr, text: str) -> None:
 
 
 def _root_cause(error: BaseException) -> BaseException:
-    """Return the original exception. asteval wraps it once for each level of the expression."""
+    """Return the original exception. asteval wraps an exception once for each level of the
+    expression.
+    """
     while error.__context__ is not None:
         error = error.__context__
     return error
@@ -185,8 +193,9 @@ def _rounded(value: Any, precision: int | None) -> Any:
 
 
 def _depth(value: Any) -> int:
-    """Return the number of levels of nested lists. Not recursive, because the expression's text
-    determines the number."""
+    """Return the number of levels of nested lists. This function does not recurse, because the
+    expression's text determines the number.
+    """
     depth = 0
     level = [value]
     while any(isinstance(item, list | tuple) for item in level):
@@ -258,7 +267,8 @@ _AFTER_PERCENT_SIGN = frozenset("*/)%],<>=!&|") | {"**", "//", "<<", ">>", "<=",
 
 
 _WORDS = frozenset(keyword.kwlist) - {"True", "False", "None"}
-"""Words that are operators. A parenthesis after such a word (`not`, `in`) does not make a call."""
+"""Python's keywords except constants, such as `not` and `in`. A parenthesis after one of these
+words does not make a call."""
 
 
 class NotationRefused(Exception):
@@ -300,7 +310,9 @@ def _refuse_misleading_signs(tokens: list[tuple[str, str]]) -> None:
 
 
 def _is_percent_sign(tokens: list[tuple[str, str]], index: int) -> bool:
-    """Whether a `%` means percent: no operand follows, or the spacing shows it, as in `5% - 3`."""
+    """Return whether a `%` means percent: no operand follows, or the spacing shows it, as in `5% -
+    3`.
+    """
     following = [t for t in tokens[index + 1 :] if t[0] != "space"][:1]
     if not following or following[0][1] in _AFTER_PERCENT_SIGN:
         return True
@@ -415,9 +427,9 @@ class Refused(Exception):
 
 
 def check_nodes(tree: ast.Expression) -> list[ast.AST]:
-    """Check the whole tree, and return its nodes for the other tables.
+    """Check the whole tree, and return all its nodes, for the checks that follow.
 
-    Not recursive, because the expression's text determines the depth.
+    This function does not recurse, because the expression's text determines the depth.
 
     Raises:
         Refused: a node is not allowed, a constant is not a number, or the tree is too deep.

@@ -41,7 +41,7 @@ CONDITIONAL: Rules = MappingProxyType(
         "mprotect": seccomp.allow_without_bits(2, PROT_EXEC, seccomp.kill()),
     }
 )
-"""System calls allowed with some arguments only."""
+"""System calls that are allowed only with some arguments."""
 
 
 def build_interpreter_filter(machine: str | None = None) -> bytes:

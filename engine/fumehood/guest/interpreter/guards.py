@@ -1,11 +1,11 @@
 """The guards: the functions that a compiled program calls instead of accessing objects itself.
 
 Guest side. RestrictedPython compiles `a.b` to `_getattr_(a, "b")`; a program can do only what these
-functions allow. Invariants: attributes are read by the table of the object's type; only containers,
-a few library objects, and the program's own classes and their instances can be changed; and every
-refusal is remembered, even if the program swallows it. A program's class has `type` as its
-metaclass and only `object`, exceptions and other classes of the program as bases; its methods
-cannot take part in attribute access, class creation or copying.
+functions allow. Invariants: an attribute can be read only if the table of its object's type allows
+it; only containers, a few library objects, and the program's own classes and their instances can be
+changed; and every refusal is remembered, even if the program swallows it. A program's class has
+`type` as its metaclass and only `object`, exceptions and other classes of the program as bases; its
+methods cannot take part in attribute access, class creation or copying.
 """
 
 from __future__ import annotations
@@ -149,8 +149,8 @@ ATTRIBUTES: Mapping[type, frozenset[str]] = types.MappingProxyType(
 WRITABLE: Mapping[type, frozenset[str]] = types.MappingProxyType(
     {decimal.Context: _words("prec rounding Emin Emax capitals clamp")}
 )
-"""Attributes of library objects that a program may set. On instances of its own classes, it may set
-any attribute."""
+"""Attributes of library objects that a program may set. On instances of the program's own classes,
+the program may set any attribute."""
 
 CONTAINERS = frozenset(
     {
@@ -219,8 +219,9 @@ class Guards(Uncopied):
         }
 
     def refused(self, why: str) -> Refused:
-        """Return the refusal to raise. The program's first refusal is remembered and returned every
-        time, in case the program swallows it."""
+        """Return the refusal to raise. Only the program's first refusal is created; all later calls
+        return the same one, even if the program has swallowed it.
+        """
         self.refusal = self.refusal or Refused(why)
         return self.refusal
 
@@ -268,36 +269,38 @@ class Guards(Uncopied):
         raise self.refused(f"a {kind.__name__[:40]} cannot be changed from a program")
 
     def change_item(self, sign: str, holder: Any, place: Any, value: Any) -> None:
-        """Evaluate `holder[place] += value` and similar statements."""
+        """Execute `holder[place] += value`, with the operator `sign` in place of `+=`."""
         target = self.changeable(holder)
         target[place] = IN_PLACE[sign](holder[place], value)
 
     def change_attribute(self, sign: str, holder: Any, name: str, value: Any) -> None:
-        """Evaluate `holder.name += value` and similar statements."""
+        """Execute `holder.name += value`, with the operator `sign` in place of `+=`."""
         target = self.changeable(holder)
         setattr(target, name, IN_PLACE[sign](self.get_attribute(holder, name), value))
 
     def make_class(self, name: str, bases: tuple[type, ...], namespace: dict[str, Any]) -> type:
-        """Create a class of the program. Raises Refused."""
+        """Create a class of the program. Raises Refused if programs may not define such a class."""
         try:
             return self.classes.make(name, bases, namespace)
         except Refused as refusal:
             raise self.refused(str(refusal)) from None
 
     def name_of(self, holder: Any) -> str:
-        """Return `holder.__name__` of a class or a function. Raises Refused for other objects."""
+        """Return `holder.__name__`, if `holder` is a class or a function. Otherwise, raise
+        Refused.
+        """
         if isinstance(holder, _NAMED) and type(name := holder.__name__) is str:
             return name
         raise self.refused("only classes and functions have a name")
 
     def super_init(self, holder: Any) -> Any:
-        """Return `super().__init__`. Raises Refused if `holder` is not a `super` object."""
+        """Return `holder.__init__`, if `holder` is a `super` object. Otherwise, raise Refused."""
         if type(holder) is not super:
             raise self.refused("__init__ can only be reached through super()")
         return holder.__init__  # type: ignore[misc]
 
     def type_of(self, *values: Any, **keywords: Any) -> type:
-        """Implement `type(value)`. Raises Refused if programs may not access the type."""
+        """Implement `type(value)`. Raises Refused if programs may not use the type of the value."""
         if len(values) != 1 or keywords:
             given = len(values) + len(keywords)
             raise TypeError(f"type() takes 1 argument here, and {given} were given")
@@ -307,8 +310,9 @@ class Guards(Uncopied):
         raise self.refused(f"the type {kind.__name__[:40]} is not for programs")
 
     def total_ordering(self, *values: Any, **keywords: Any) -> Any:
-        """Implement `functools.total_ordering`. Raises Refused for a class that is not the
-        program's."""
+        """Implement `functools.total_ordering`. Raises Refused if the program did not define the
+        class.
+        """
         kind = _one_class(*values, **keywords)
         if kind not in self.classes:
             raise self.refused("only a class of the program can be ordered")
@@ -385,7 +389,8 @@ class ProgramClasses(Uncopied):
         return kind in self._made
 
     def make(self, name: str, bases: tuple[type, ...], namespace: dict[str, Any]) -> type:
-        """Create a class and return it. `class` statements use this instead of a metaclass.
+        """Create a class and return it. This method is used for `class` statements in place of a
+        metaclass.
 
         Raises:
             Refused: programs may not use one of the bases, or define one of the members.
@@ -406,7 +411,7 @@ class ProgramClasses(Uncopied):
         return made
 
     def named_tuple(self, *values: Any, **keywords: Any) -> type:
-        """Implement `collections.namedtuple` without `eval` and frames, which the library uses.
+        """Implement `collections.namedtuple`. The library's own version uses `eval` and frames.
 
         Raises:
             ValueError: a name is not an identifier, is a keyword, begins with an underscore or is
@@ -452,10 +457,10 @@ class ProgramClasses(Uncopied):
         return made
 
     def defines(self, order: Iterable[type], name: str) -> bool | None:
-        """Return whether the program defined the first class in `order` that has a member `name`,
-        or None if no class has it.
+        """Find the first class in `order` that has a member `name`. Return whether the program
+        defined this class, or None if there is no such class.
 
-        `order` is the method resolution order, so the first such class is the one that Python uses.
+        `order` is the method resolution order, so Python uses the member of this class.
         """
         for kind in order:
             if name in vars(kind):

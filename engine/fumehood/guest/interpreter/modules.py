@@ -68,7 +68,9 @@ Module.__name__ = Module.__qualname__ = "module"  # as Python's errors call it
 
 
 class Hint:
-    """A placeholder for a name of `typing`. It does nothing, as annotations are not evaluated."""
+    """A placeholder for a name of `typing`. It does nothing, because annotations are not
+    evaluated.
+    """
 
     __slots__ = ("_name",)
 
@@ -94,13 +96,16 @@ class Hint:
 
 
 def _members(module: Any, words: str) -> dict[str, Any]:
-    """Return the named members of a module, without members that this Python version lacks."""
+    """Return the members of a module with these names, by name. Names that this Python version
+    lacks are omitted.
+    """
     return {name: getattr(module, name) for name in words.split() if hasattr(module, name)}
 
 
 def named(**functions: Any) -> dict[str, Any]:
-    """Return replacements for Python's functions, renamed so that Python's errors about arguments
-    show the original names."""
+    """Rename functions that replace Python's own, and return them by their new names. Python's
+    errors about arguments then show these names.
+    """
     for name, function in functions.items():
         function.__name__ = function.__qualname__ = name
     return functions
@@ -268,7 +273,8 @@ MADE_FOR_EACH: Mapping[str, frozenset[str]] = types.MappingProxyType(
         "functools": frozenset({"total_ordering"}),
     }
 )
-"""Members that are created for each program, because they make or change the program's classes."""
+"""Members that are created separately for each program, because they make or change the program's
+classes."""
 
 MODULES: Mapping[str, frozenset[str]] = types.MappingProxyType(
     {
@@ -284,7 +290,7 @@ FINDER = "_find_module_"
 
 
 class ModuleFinder:
-    """The modules of one program. Each is created when the program imports it.
+    """The modules of one program. Each module is created when the program imports it.
 
     Creating them in advance would add references to hundreds of objects, which would copy many
     memory pages into every child.

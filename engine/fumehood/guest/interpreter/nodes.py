@@ -1,11 +1,11 @@
 """The language of programs: every `ast` node class, allowed or refused, and every built-in name.
 
-Guest side, the first two tables that a program must pass. Invariants: a class in neither set is
-refused, so a newer Python with new syntax cannot widen the language; and every identifier in a node
-is checked after Python's parser has normalised it (PEP 3131). No built-in function reads an
-attribute by its name, makes code, opens anything or looks at a namespace; `type` takes one
-argument; `print` collects text. `Exception` is the most general exception that has a name, so that
-no program can catch what the sandbox raises.
+Guest side, the first two tables that a program must pass. Invariants: a node class that is neither
+in `ALLOWED` nor in `REFUSED` is also refused, so a newer Python with new syntax cannot widen the
+language; and every identifier in a node is checked after Python's parser has normalised it (PEP
+3131). No built-in function reads an attribute by its name, makes code, opens anything or looks at a
+namespace; `type` takes one argument; `print` collects text. `Exception` is the most general
+exception that has a name, so that no program can catch what the sandbox raises.
 """
 
 from __future__ import annotations
@@ -106,18 +106,18 @@ _SAID = {
 
 
 class Refused(BaseException):
-    """The program used something that the tables do not allow. The message names it.
+    """The program used something that the tables do not allow. The message names what it was.
 
-    This is not an `Exception`, and programs have no name for its base classes, so their `except`
-    cannot catch it. `finally: return` can still swallow it, so the guards remember that it was
-    raised, and `restricted` checks this at the end of the run.
+    This is not an `Exception`, and programs have no name for its base classes, so a program cannot
+    catch it with `except`. A program can still swallow it with `finally: return`. So the guards
+    remember each refusal, and `restricted` checks this at the end of the run.
     """
 
 
 def check(tree: ast.Module) -> list[ast.AST]:
     """Check every node of a program, and return the nodes.
 
-    Not recursive, because the program's text determines the depth.
+    This function does not recurse, because the program's text determines the depth.
 
     Raises:
         Refused: a node, identifier or import is not allowed, or the program is nested too deeply.
@@ -263,7 +263,7 @@ _CHECKS: Mapping[str, Callable[[Any], None]] = types.MappingProxyType(
         "Assign": _check_targets,
     }
 )
-"""Class of a node → a further check of such nodes."""
+"""Name of a node class → a further check of the nodes of this class."""
 
 
 def _is_super(node: ast.expr) -> bool:
@@ -304,8 +304,8 @@ EXCEPTIONS = (
 )  # fmt: skip
 
 MADE_FOR_EACH = ("print", "type")
-"""Names whose functions are created for each program: `print` writes to the program's output, and
-`type` is one of its guards."""
+"""Names whose functions are created separately for each program: `print` writes to the program's
+output, and `type` is one of the program's guards."""
 
 STATIC: Mapping[str, Any] = types.MappingProxyType(
     {name: getattr(builtins, name) for name in (*CONSTANTS, *FUNCTIONS, *EXCEPTIONS)}
@@ -324,13 +324,14 @@ it, and it is never changed.
 
 
 def check_names(nodes: list[ast.AST]) -> None:
-    """Refuse built-in names that are not in the table, unless the program binds them itself.
+    """Refuse built-in names that are not in the table, unless the program defines them itself.
 
     `nodes` are all nodes of the program. Unknown names are not refused: the program gets a
     NameError when it uses one.
 
     Raises:
-        Refused: the program uses such a built-in name. The message names an alternative if any.
+        Refused: the program uses a refused built-in name. The message names an alternative, if
+            there is one.
     """
     bound = set(_bound(nodes))
     for node in nodes:
@@ -385,11 +386,11 @@ VALUE = "_value_"
 
 
 def compile_program(tree: ast.Module) -> CodeType:
-    """Compile a program to code that accesses everything through guards.
+    """Compile a program to code that accesses objects only through guards.
 
     Raises:
         Refused: RestrictedPython refused the program.
-        SyntaxError: Python's compiler refused it.
+        SyntaxError: Python's compiler refused the program.
     """
     result = compile_restricted_exec(tree, filename=FILENAME, policy=ProgramPolicy)
     if result.code is None:
@@ -454,7 +455,7 @@ class ProgramPolicy(RestrictingNodeTransformer):
         return statement
 
     def visit_Nonlocal(self, node: ast.Nonlocal) -> Any:
-        """Allow `nonlocal`, whose names `check` has accepted."""
+        """Allow `nonlocal`. `check` has already accepted its names."""
         return node
 
     def visit_ClassDef(self, node: ast.ClassDef) -> Any:

@@ -1,4 +1,4 @@
-"""The interpreter's programs: loads them in the zygote, and prepares each child for them.
+"""Loads the interpreter's programs in the zygote, and prepares each child for them.
 
 Guest side, between the zygote and a child.
 """
@@ -17,8 +17,9 @@ from fumehood.guest.process.zygote import run_child, run_probe
 
 
 def preload(config: dict[str, Any]) -> Callable[[int], None]:
-    """Load what all programs need. Returns a function that runs in each child and gets the
-    supervisor's process id."""
+    """Load everything that the programs need. Returns a function that runs in each child, with the
+    supervisor's process id as its argument.
+    """
     filter_program = build_interpreter_filter()
     programs = {
         "calculator": calculator.run,

@@ -1,14 +1,14 @@
-"""Restricted programs: small Python programs, evaluated to a value and printed text.
+"""Restricted programs: small Python programs that are evaluated to a value and printed text.
 
 Guest side, run by a fresh child that dies after its answer. A program is checked by Python's
-parser, by our tables (syntax, names, imports) and by RestrictedPython's policy. While it runs, the
-guards check it; they read attributes by a separate table. Invariant: a program can reach only what
-is in these tables; if they fail, the wall around the process still holds.
+parser, by our tables (syntax, names, imports) and by RestrictedPython's policy. While the program
+runs, the guards check it, with a separate table of attributes. Invariant: a program can reach only
+what is in these tables; if they fail, the wall around the process still holds.
 
 Output: printed text never exceeds the output limit. A program that prints more ends with the error
 "output", whatever it does afterwards, or "policy" if the guards have refused it something. Values:
 only containers of exact built-in types are examined; everything else is shown by its own `repr`,
-whose exceptions count as the program's. Failures: only lines of the program are shown, no other
+whose exceptions count as the program's. Failures: only lines of the program are shown, not other
 files and functions. The program can choose an exception's type and message, so they are shortened.
 """
 
@@ -50,7 +50,7 @@ _BLOCKS = ("body", "orelse", "finalbody", "handlers")
 
 
 def run(request: dict[str, Any]) -> dict[str, Any]:
-    """Answer one request of the form `{arguments: {code}, output_bytes}`."""
+    """Run the program in a request, `{arguments: {code}, output_bytes}`, and return the reply."""
     return Run(request["arguments"]["code"], request["output_bytes"]).reply()
 
 
@@ -60,8 +60,9 @@ def warm_up() -> None:
 
 
 def preload() -> None:
-    """Run example programs before the first fork, to fill the caches that libraries fill at first
-    use."""
+    """Run example programs before the first fork, because libraries fill caches at their first
+    use.
+    """
     # Python prints a finaliser's exception to standard error, which a sealed child may not use.
     sys.unraisablehook = lambda _: None
     for program in _PRELOADS * REHEARSALS:
@@ -71,7 +72,7 @@ def preload() -> None:
 
 
 def compile_checked(code: str) -> CodeType:
-    """Check a program by all tables, and compile it.
+    """Check a program with all tables, and compile it.
 
     Raises:
         SyntaxError: the program is not valid Python.
@@ -350,7 +351,7 @@ def json_value(value: Any, max_bytes: int) -> Any:
     """Return the value as JSON, or None if JSON cannot hold it exactly.
 
     Raises:
-        OutputFull: the JSON is longer than `max_bytes`. The walk over the value stops there.
+        OutputFull: the JSON is longer than `max_bytes`. The rest of the value is then not examined.
     """
     try:
         return strict_json.exact(value, max_bytes)
@@ -361,7 +362,9 @@ def json_value(value: Any, max_bytes: int) -> Any:
 
 
 def short_repr(value: Any) -> str:
-    """Return `repr(value)`, cut after 4,000 characters. Stops walking long containers there."""
+    """Return `repr(value)`, cut after 4,000 characters. The rest of a long container is not
+    examined.
+    """
     text = _repr(value, MAX_REPR_CHARACTERS + 1, MAX_VALUE_DEPTH)
     return utf8(whole_words(text, MAX_REPR_CHARACTERS))
 
@@ -412,7 +415,9 @@ def _own_repr(value: Any) -> str:
 
 
 def describe(fault: BaseException, code: str) -> dict[str, Any]:
-    """Return `{type, message, line, traceback}` of an exception that the program did not catch."""
+    """Describe an exception that the program did not catch, as `{type, message, line,
+    traceback}`.
+    """
     lines = code.splitlines()
     frames = [frame for frame in traceback.walk_tb(fault.__traceback__) if _is_programs(frame[0])]
     kind = utf8(type(fault).__name__)[:MAX_TEXT_CHARACTERS]
@@ -434,14 +439,15 @@ def describe(fault: BaseException, code: str) -> dict[str, Any]:
 
 
 def last_line(fault: BaseException) -> str:
-    """Return the program's line in which an exception was raised, as " (line N)", or "" if it is
-    unknown."""
+    """Return the program's line in which an exception was raised, as " (line N)". If the line is
+    unknown, return "".
+    """
     lines = [line for frame, line in traceback.walk_tb(fault.__traceback__) if _is_programs(frame)]
     return f" (line {lines[-1]})" if lines else ""
 
 
 def describe_syntax(error: SyntaxError) -> dict[str, Any]:
-    """Return `{type, message, line, traceback}` of a program that is not valid Python."""
+    """Describe why a program is not valid Python, as `{type, message, line, traceback}`."""
     message = whole_words(utf8(str(error.msg or "invalid syntax")), MAX_TEXT_CHARACTERS)
     where = f'  File "{FILENAME}", line {error.lineno}\n' if error.lineno else ""
     text = whole_words(utf8(error.text.strip()), 120) if isinstance(error.text, str) else ""

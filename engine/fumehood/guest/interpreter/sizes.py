@@ -120,8 +120,9 @@ def product(values: Iterable[Any], start: Any = 1) -> Any:
 
 
 def total(values: Iterable[Any], start: Any = 0) -> Any:
-    """Implement `sum` for numbers only, because adding many lists takes quadratic time. Raises
-    TooLarge."""
+    """Implement `sum`, but only for numbers, because adding many lists takes quadratic time. Raises
+    TooLarge.
+    """
     result = start
     for value in _numbers([start, *values])[1:]:
         result = checked(result + value)
@@ -159,7 +160,9 @@ BINARY: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
 
 
 def _times(factor: float, count: int) -> float:
-    """Return the product, or infinity if a float cannot hold it, which is too large in any case."""
+    """Return the product. If a float cannot hold the product, return infinity, which exceeds every
+    limit.
+    """
     if factor == 0:
         return 0.0
     try:

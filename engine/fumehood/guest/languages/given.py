@@ -1,7 +1,8 @@
-"""Give Python programs the modules that parts of the host have for them (`fumehood.guest.given`).
+"""Provides Python programs with the modules in `fumehood.guest.given`.
 
-Guest side, in the child. A program gets a module if the host has sent an argument of the module's
-name. The modules are loaded in the zygote, and made for each program.
+Guest side, in the child. A program gets a module if the host has sent an argument with the module's
+name. The code for the modules is loaded in the zygote. The modules themselves are created for each
+program.
 """
 
 from __future__ import annotations
@@ -20,16 +21,16 @@ from fumehood.guest.core.modules import modules_of
 
 
 class Maker(Protocol):
-    """Makes one module for the programs of a main module, one after the other."""
+    """Creates one module, separately for each program of a main module."""
 
     def make(self, sent: Any, writing: threading.Lock) -> ModuleType:
         """Return the module for a program that is about to start. `sent` is the host's argument.
-        Code of the module holds `writing` while it writes a frame to the reply pipe.
+        The module's code holds `writing` while it writes a frame to the reply pipe.
         """
 
     def close(self) -> None:
-        """Let the module send nothing more, because the program has ended. Waits until no frame is
-        being written.
+        """Stop the module from sending anything more, because the program has ended. Waits until no
+        frame is being written.
         """
 
 
@@ -37,16 +38,18 @@ _MODULES = modules_of(given)
 
 
 class GivenModules:
-    """The modules that the programs of one main module get."""
+    """The given modules of the programs in one main module."""
 
     def __init__(self) -> None:
         self._makers: dict[str, Maker] = {}
         self._writing = threading.Lock()
         self._pid = 0
-        """The process that has modules now, or 0."""
+        """Id of the process whose program has given modules now, or 0 if no program has any."""
 
     def give(self, arguments: Mapping[str, Any]) -> None:
-        """Make the modules of the next program, and remove the other modules of the last one."""
+        """Create the modules of the next program. Remove the modules that only the last program
+        had.
+        """
         self._writing = threading.Lock()  # a thread of the last program may hold the old lock
         for name, module in _MODULES.items():
             if arguments.get(name) is not None:
@@ -67,7 +70,7 @@ class GivenModules:
 
     @property
     def writing(self) -> contextlib.AbstractContextManager[Any]:
-        """Held by other code while it writes a frame, so that the frame is not written into the
-        middle of another.
+        """A context that other code must enter to write a frame, so that the frame is not written
+        into the middle of a module's frame.
         """
         return self._writing if self._pid == os.getpid() else contextlib.nullcontext()

@@ -82,8 +82,8 @@ def preload(modules: Sequence[str] = ()) -> None:
 
 
 def expect_late() -> None:
-    """Make a program's own import of Matplotlib or pandas set up the imported library as `preload`
-    does.
+    """If a program itself imports Matplotlib or pandas, set up the library during the import, as
+    `preload` does.
     """
     late = late_modules()
     late.around["matplotlib"] = figures.fonts_found_late
@@ -139,7 +139,9 @@ table.groupby("key")["value"].agg(["mean", "sum"])
 
 
 def get_ready() -> None:
-    """Reseed `random`: forks of one zygote would otherwise draw the same numbers."""
+    """Reseed the random generators of Python and NumPy. Otherwise, all forks of one zygote would
+    draw the same numbers.
+    """
     random.seed()
     numpy_random = sys.modules.get("numpy.random")
     if numpy_random is not None:
@@ -166,8 +168,8 @@ class Program:
         self._given = GivenModules()
 
     def run(self, code: str, arguments: Mapping[str, Any] | None = None) -> tuple[int, Claim]:
-        """Run one program, and give it the modules that the host's `arguments` name. Returns its
-        exit code and claim. Threads of the program may still be running.
+        """Run one program, with the given modules for which `arguments` contains an argument.
+        Returns the program's exit code and claim. Threads of the program may still be running.
         """
         self._programs += 1
         self._code = code
@@ -191,13 +193,15 @@ class Program:
         return exit_code, claim
 
     def finish(self) -> None:
-        """Shut down as the interpreter does at its end. No program may run afterwards."""
+        """Run the steps with which the interpreter ends a program. No program may run
+        afterwards.
+        """
         _finish(self._names)
         self._given.close()
 
     def pause(self) -> None:
-        """Prepare for another process to continue the session: wait for all threads that are not
-        daemons, and flush the program's files.
+        """Prepare for another process to continue the session: wait for all threads except daemon
+        threads, and flush the program's files.
         """
         for step in (_join_threads, _flush_files):
             try:
@@ -218,7 +222,7 @@ class Program:
 
 def _catch_spawn(code: Callable[[], str]) -> None:
     """Make processes that `multiprocessing` spawns load the running program as their main module.
-    `code` returns the program's text, which is written to a file for them.
+    `code` returns the program's text, which is written to a file for these processes.
     """
     late_modules().around["multiprocessing.spawn"] = lambda: _spawn_caught(code)
     if "multiprocessing.spawn" in sys.modules:
@@ -361,8 +365,8 @@ def _in_program(entry: TracebackType | None) -> TracebackType | None:
 
 
 def _last_line(error: BaseException) -> int | None:
-    """Return the last line of the program in an exception's traceback, or None if the traceback has
-    none.
+    """Return the number of the program's last line in an exception's traceback, or None if the
+    traceback has no line of the program.
     """
     if isinstance(error, SyntaxError) and _is_program(error.filename):
         return error.lineno if _is_small(error.lineno) else None
@@ -393,8 +397,8 @@ def _exit_code(request: SystemExit) -> int:
 
 
 def _finish(names: dict[str, Any]) -> None:
-    """Do what the interpreter does at its end: join threads, run exit handlers, release the
-    program's objects, flush.
+    """Run the steps with which the interpreter ends a program: join threads, run exit handlers,
+    release the program's objects, and flush files.
     """
     for step in (
         threading._shutdown,  # type: ignore[attr-defined]
@@ -501,7 +505,7 @@ def success(value: Any) -> Claim:
 
 
 def _plain(value: Any) -> Any:
-    """Return the value if JSON can hold it unchanged, else None."""
+    """Return the value if JSON can hold it unchanged within the size limit, else None."""
     try:
         plain = strict_json.exact(value, MAX_VALUE_BYTES)
     except (strict_json.Inexact, strict_json.TooLong):
@@ -522,7 +526,9 @@ def represent(value: Any) -> str:
 
 
 def shortened(text: str, most: int) -> str:
-    """Shorten a text, keeping more of its end than of its middle, and make it valid UTF-8."""
+    """Return a text as valid UTF-8, without its middle if the text is longer than `most`
+    characters.
+    """
     if len(text) > most:
         head = whole_words(text, most // 2 - 20).removesuffix("…")
         tail = _end_of(text, most // 2 - 20)
@@ -532,7 +538,8 @@ def shortened(text: str, most: int) -> str:
 
 def _end_of(text: str, most: int) -> str:
     """Return the last `most` characters of a text. If they begin within a word or a private key,
-    leave out the rest of that word or key."""
+    the rest of that word or key is left out.
+    """
     at = len(text) - most
     begins = text.rfind(KEY_BEGINS, 0, at + len(KEY_BEGINS))
     is_in_key = begins >= 0 and text.find(KEY_ENDS, begins, at) < 0

@@ -1,4 +1,4 @@
-"""Shell and JavaScript: turns the child into bash with one command, or Node with one program.
+"""Shell and JavaScript: replaces the child by bash with one command, or by Node with one program.
 
 Guest side, in the child. After `execute`, nothing of the guest is left in the child's process. Bash
 makes no claims; its exit status decides how the run ended. Node runs `javascript.js`, from the same
@@ -20,12 +20,13 @@ MAX_ARGUMENT_BYTES = 100 * 1024
 """Size limit of one program argument, in bytes. *Source*: execve(2), MAX_ARG_STRLEN is 128 KB."""
 
 _IGNORED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)
-"""Signals that Python ignores and a program would inherit: `yes | head` would never end."""
+"""Signals that Python ignores. They are reset, because a program would inherit this: `yes | head`
+would never end."""
 
 
 RUN_ARGUMENTS = 'exec -- "$@"'
-"""A command with which bash finds and runs the program in its arguments, or prints its usual
-message if the program is missing."""
+"""A bash command that runs the program named by bash's arguments. If the program is missing, bash
+prints its usual message."""
 
 
 def become_bash(command: str | None, argv: list[str] | None = None) -> NoReturn:

@@ -19,7 +19,7 @@ from types import MappingProxyType
 from fumehood.guest.core import seccomp
 
 Rules = Mapping[str, Sequence[seccomp.Instruction]]
-"""System call → the instructions that decide about it."""
+"""System call → the instructions that decide whether it is allowed."""
 
 COMMON_ALLOWED = (
     "brk",
@@ -53,9 +53,8 @@ JAIL_ALLOWED = (
     "readlink", "readlinkat", "recvfrom", "rt_sigaction", "sched_getaffinity", "select",
     "shutdown", "sigaltstack", "stat", "statx", "sysinfo", "times", "uname", "write",
 )  # fmt: skip
-"""System calls allowed with any arguments. A program gains nothing by handling SIGXCPU, because the
-supervisor also measures CPU time.
-"""
+"""System calls that the jail allows with any arguments. A program gains nothing by handling
+SIGXCPU, because the supervisor also measures CPU time."""
 
 UNTIL_NARROWED = ("landlock_create_ruleset", "landlock_add_rule", "landlock_restrict_self")
 """System calls with which a child restricts its file access after it has read its request.
@@ -119,7 +118,7 @@ JAIL_CONDITIONAL: Rules = MappingProxyType(
         ],
     }
 )
-"""System calls allowed with some arguments only."""
+"""System calls that the jail allows only with some arguments."""
 
 
 def build_jail_filter(machine: str | None = None) -> bytes:

@@ -44,8 +44,9 @@ would end the child.
 
 
 def preload(config: dict[str, Any]) -> Callable[[int], None]:
-    """Load the modules that every function needs. Returns a function that runs in each child and
-    gets the supervisor's process id."""
+    """Load the modules that every function needs. Returns a function that runs in each child, with
+    the supervisor's process id as its argument.
+    """
     fumehood = importlib.import_module("fumehood")
     for name in PUBLIC_NAMES:
         getattr(fumehood, name)
@@ -71,7 +72,7 @@ def preload(config: dict[str, Any]) -> Callable[[int], None]:
 class _FunctionProgram:
     """The program `function`. Its request is `{module, name, import_path, pickled, arguments}`.
 
-    If the request contains `stream`, the function yields its result in parts.
+    If the request also contains `stream`, the function yields its result in parts.
     """
 
     def __init__(
@@ -88,7 +89,8 @@ class _FunctionProgram:
 
     def run(self, request: dict[str, Any]) -> dict[str, Any]:
         """Restrict file access to the libraries and the function's import path, then import and
-        call the function. Returns its reply."""
+        call the function. Returns the function's reply.
+        """
         wanted = request["arguments"]
         # A pickled function has no import path, and can read only the libraries.
         own = [wanted["import_path"]] if wanted["import_path"] else []
@@ -158,8 +160,8 @@ class _PathBeneath(ctypes.Structure):
 
 
 def restrict_to(readable: Iterable[str]) -> None:
-    """Restrict this process's file access to reading beneath these paths. `no_new_privs` must be
-    set. Paths that do not exist are ignored.
+    """Allow this process to read files beneath these paths, and no other file access.
+    `no_new_privs` must already be set. Paths that do not exist are ignored.
 
     Raises:
         Unavailable: the kernel has no Landlock.

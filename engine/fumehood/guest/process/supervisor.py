@@ -16,8 +16,8 @@ messages with the child and enforces its time limits; the supervisor only sets t
 kills it on request, and reaps it.
 
 At start each defence is attacked once, by probes in ordinary children (`run_probe` in `zygote`).
-Probes are runs with negative ids. A request of the host cannot start one. Only defences that held
-are reported as enforced.
+Probes are runs with negative ids. The host cannot request a probe. Only defences that held are
+reported as enforced.
 
 Invariants: no child decides how its run ended; an ending is reported only after the child was
 killed or has died; when the channel closes, every process of the guest ends. Single-threaded, one
@@ -65,8 +65,8 @@ ZYGOTE_GONE = "the zygote is gone"
 
 @dataclass
 class Run:
-    """A call being run. `killed_for` is the supervisor's own reason for a kill and overrides every
-    other ending.
+    """A run of a call. `killed_for` is the supervisor's own reason for killing the child, or None.
+    This reason overrides every other ending.
     """
 
     id: int
@@ -79,7 +79,7 @@ class Run:
     received_bytes: int = 0
     reports: int = 0
     parts: list[str] = field(default_factory=list)
-    """Received parts that were not forwarded yet."""
+    """Parts of the result that were received but not forwarded yet."""
 
 
 @dataclass
@@ -109,7 +109,8 @@ def _was_killed(ending: dict[str, Any]) -> bool:
 
 
 Row = tuple[str, str, Callable[[dict[str, Any]], bool]]
-"""A probe of `run_probe`, the limit that it tests, and a check of whether that limit held."""
+"""A probe of `run_probe`, the limit that the probe tests, and a function that returns whether the
+limit held."""
 
 PROBES: tuple[Row, ...] = (
     ("memory", "memory", _was_refused),
@@ -122,13 +123,14 @@ JAIL: tuple[Row, ...] = tuple(
     ("outside", limit, holds) if probe == "files" else (probe, limit, holds)
     for probe, limit, holds in PROBES
 )
-"""`PROBES` with `outside` in place of `files`, because the jail may read some
-files.
-"""
+"""The same as `PROBES`, but with the probe `outside` in place of `files`, because the jail may read
+some files."""
 
 
 class SelfTest:
-    """Attacks each defence once at start; `ready` reports which of them held."""
+    """Attacks each defence once at the start of the guest. The guest's `ready` reports which
+    defences held.
+    """
 
     def __init__(self, rows: Sequence[Row]) -> None:
         self._rows = rows
@@ -147,7 +149,8 @@ class SelfTest:
 
     def ended(self, run: Run, ending: dict[str, Any]) -> dict[str, bool] | None:
         """Record the outcome of a probe. After the last probe, return for each limit whether it is
-        enforced; before that, None."""
+        enforced. Before that, return None.
+        """
         _, limit, holds = self._rows[-1 - run.id]
         self._held[limit] = holds(ending)
         if len(self._held) < len(self._rows):
@@ -199,7 +202,7 @@ def supervise(config: dict[str, Any], handover_fd: int) -> None:
 
 
 class Supervisor:
-    """The event loop and its state."""
+    """The supervisor's event loop and state."""
 
     def __init__(
         self,
@@ -217,7 +220,8 @@ class Supervisor:
         self._children: dict[int, Child] = {}
         self._ready: deque[Child] = deque()
         self._unnamed: dict[int, children.Ended] = {}
-        """Ended processes that may be children whose ids the zygote has not reported yet."""
+        """Processes that have ended, and may be children whose process ids the zygote has not
+        reported yet."""
         self._waiting: deque[Run | Checkout] = deque()
         self._is_jail = config.get("wall") == "jail"
         self._selftest = SelfTest(JAIL if self._is_jail else PROBES)
@@ -280,8 +284,8 @@ class Supervisor:
         os._exit(0)
 
     def _fail(self, why: str) -> NoReturn:
-        """Report a fault to the host, and wait until the host closes the channel. The host then
-        starts a new guest.
+        """Report a fault to the host, and wait until the host closes the channel. The host will
+        then start a new guest.
         """
         self._kill_all()
         self._announce({}, why)
@@ -356,8 +360,8 @@ class Supervisor:
         self._close_pipes(child)
 
     def _limit(self, child: Child, memory_bytes: int, cpu_s: float) -> int | None:
-        """Set a child's limits from outside. Returns the child's CPU time so far in nanoseconds, or
-        None if the child is unusable.
+        """Set a child's limits from outside. Returns the child's CPU time so far in nanoseconds. If
+        the limits cannot be set, kill the child and return None.
         """
         used_ns = kernel.process_cpu_ns(child.pid) or 0
         try:
@@ -380,7 +384,7 @@ class Supervisor:
                 self._stop(child, "cancelled")
 
     def _stop(self, child: Child, reason: str) -> None:
-        """Kill a child; the ending is reported when the kernel confirms the death."""
+        """Kill a child for a reason. The ending is reported when the kernel confirms the death."""
         busy_with = child.run or child.checkout
         if busy_with is not None and busy_with.killed_for is None:
             busy_with.killed_for = reason
@@ -505,7 +509,9 @@ class Supervisor:
             self._tell_host({"op": "part", "id": run.id, "text": "".join(parts)})
 
     def _on_progress(self, run: Run, claim: Any) -> None:
-        """Forward a progress report if it is valid and the run has not sent too many."""
+        """Forward a progress report if it is valid, and if the run has not already sent the maximum
+        number of reports.
+        """
         report = pipes.read_report(claim)
         if report is not None and run.reports < framing.MAX_REPORTS and run.killed_for is None:
             run.reports += 1
@@ -519,7 +525,9 @@ class Supervisor:
         self._ready.append(child)
 
     def _flush(self, child: Child) -> None:
-        """Write as much of a child's request as the pipe takes, and the rest when it has room."""
+        """Write as much of a child's request as the pipe accepts. Write the rest when the pipe has
+        room again.
+        """
         if child.pid not in self._children:
             return
         try:
@@ -608,7 +616,7 @@ class Supervisor:
         child.request_fd = child.reply_fd = -1
 
     def _read_last_messages(self, child: Child) -> None:
-        """Read the last messages of a child that ended before its pipe was read."""
+        """Read the messages that are still in the pipe of a dead child."""
         run = child.run
         if child.sealed and (run is None or run.killed_for is not None):
             return
@@ -653,7 +661,7 @@ def _count(child: Child, received_bytes: int) -> None:
 
 
 def _streams(run: Run) -> bool:
-    """Whether a run calls a function that yields its result in parts."""
+    """Return whether a run calls a function that yields its result in parts."""
     return run.program == "function" and bool(run.arguments.get("stream"))
 
 

@@ -1,5 +1,5 @@
-"""The zygote loads modules once and forks children that share those pages; a child runs one call's
-program.
+"""The zygote loads modules once and forks children that share the modules' memory pages. A child
+runs the program of one call, or evaluates the expressions of one trust domain.
 
 Guest side, below the supervisor. Invariant: the zygote never receives a byte of any call. It
 receives one constant byte with two descriptors and answers with a process id. A fork server that
@@ -34,15 +34,16 @@ from fumehood.guest.core.pipes import (
 from fumehood.protocol import framing
 
 Program = Callable[[dict[str, Any]], dict[str, Any]]
-"""Maps a request to a reply: `{"result": …}` or `{"error": {kind, message, …}}`."""
+"""A function that takes a request and returns a reply: `{"result": …}` or `{"error": {kind,
+message, …}}`."""
 
 ORDERS_FD = REPLY_FD + 1
 """The descriptor on which the zygote receives orders. Each child closes it."""
 
 
 def seal_zygote(orders: socket.socket) -> socket.socket:
-    """Give up everything in the zygote that no child may have. Returns the socket for orders under
-    its new number.
+    """Give up all rights and resources of the zygote that no child may have. Returns the socket for
+    orders under its new number.
 
     Descriptors received after this get the two lowest free numbers, `REQUEST_FD` and `REPLY_FD`.
     """
@@ -68,7 +69,7 @@ def run_child(
     open_files: int = 0,
     hide_files: Callable[[], None] = lambda: None,
 ) -> None:
-    """Seal this process, then answer requests until the supervisor closes the pipe.
+    """Seal this process, and then answer requests until the supervisor closes the pipe.
 
     `open_files` and `hide_files` are for the jail, whose filter allows reading files.
     """
@@ -87,8 +88,8 @@ def seal(
     open_files: int,
     hide_files: Callable[[], None],
 ) -> None:
-    """Give up all rights, in an order in which each step can still use what later steps remove. The
-    supervisor checks from outside whether a child is sealed.
+    """Give up all rights. The order matters, because a step may use rights that a later step gives
+    up. The supervisor checks from outside whether a child is sealed.
 
     The zygote has already given up its capabilities, environment and directory. `random` reseeds
     itself after a fork.
@@ -131,7 +132,9 @@ PID = struct.Struct("!i")
 
 
 def run_zygote(orders: socket.socket, config: dict[str, Any]) -> None:
-    """Preload, then fork one child per order until the supervisor closes the socket."""
+    """Load the programs, and then fork one child per order until the supervisor closes the
+    socket.
+    """
     kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
     kernel.prctl(kernel.PR_SET_DUMPABLE, 0)
     signal.set_wakeup_fd(-1)
@@ -163,14 +166,17 @@ def run_zygote(orders: socket.socket, config: dict[str, Any]) -> None:
 
 
 def preload(config: dict[str, Any]) -> Callable[[int], None]:
-    """Load the programs of this wall, which the host has named. Return the function that each child
-    runs first; it takes the supervisor's process id."""
+    """Load the programs of this wall, which the host has named in `config`. Return the function
+    that runs first in each child, with the supervisor's process id as its argument.
+    """
     prepare: Callable[[int], None] = importlib.import_module(config["programs"]).preload(config)
     return prepare
 
 
 def order_child(orders: socket.socket, request_fd: int, reply_fd: int) -> None:
-    """Order a child with these ends of its pipes from the zygote. Called by the supervisor."""
+    """Order a child from the zygote, with these ends of the child's pipes. Called by the
+    supervisor.
+    """
     socket.send_fds(orders, [FORK], [request_fd, reply_fd])
 
 
@@ -196,8 +202,8 @@ def _open_file() -> str:
 
 
 def _look_outside() -> str:
-    """Try to read a file and a directory that every Linux has, and to write to a world-writable
-    directory.
+    """Try to read a file and a directory that every Linux system has, and to write to a directory
+    that every user may write to. Return "refused" if every attempt is refused, else "seen".
     """
     outside: tuple[Callable[[], object], ...] = (
         lambda: os.listdir("/"),

@@ -1,4 +1,5 @@
 """The guest's ends of streams: each module is one kind, and its class `End` serves the stream.
 
-The host's part that owns a kind opens its streams, and tells the guest of them when a run starts.
+The part of the host that owns a kind opens the streams of this kind. When a run starts, the host
+tells the guest which streams the run has.
 """

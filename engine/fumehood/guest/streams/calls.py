@@ -1,7 +1,7 @@
-"""The stream of a program's calls of tools: calls to the host, and answers to the program.
+"""The stream of a program's tool calls: carries calls to the host, and answers to the program.
 
-Guest side, used by the supervisor. The program's messages are hostile: the form and the number of
-its calls are checked here, and everything again by the host. Answers are not parsed.
+Guest side, used by the supervisor. The program's messages are hostile. The form and the number of
+its calls are checked here, and the host checks everything again. Answers are not parsed.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from fumehood.protocol import framing, strict_json
 from fumehood.protocol.streams import Joiner, StreamFrame
 
 REFUSALS = 100
-"""Number of tool calls that a program may make beyond its limit. A program that makes more ignores
-the refusals, and is ended."""
+"""Number of tool calls that a program may make beyond its limit, each of which is refused. A
+program that ignores so many refusals is ended."""
 
 MAX_TOOL_CHARACTERS = 256
 
@@ -24,10 +24,10 @@ MAX_UNREAD_BYTES = 16 << 20
 
 
 class End(streams.End):
-    """Forwards the calls of the run in progress, if its program may call tools."""
+    """Forwards the tool calls of the current run's program, if the program may call tools."""
 
     def begin(self, run: Run, told: str) -> None:
-        """Count the run's calls from zero."""
+        """Begin to count the run's calls from zero."""
         self._calls = 0
         self._answer = Joiner()
 
@@ -45,7 +45,7 @@ class End(streams.End):
 
     def on_message(self, run: Run, message: dict[str, Any]) -> bool:
         """Forward a program's tool call. End the program if the call is invalid, or if the program
-        has made too many calls.
+        has made too many calls. Returns False if the message is not a tool call.
         """
         if "call" not in message:
             return False

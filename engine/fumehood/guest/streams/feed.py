@@ -1,8 +1,8 @@
 """The stream by which the host feeds bytes to one of the engine's own programs.
 
-Guest side, used by the supervisor. The stream has one connection, in one direction: the bytes go
-into the pipe of the program's request. The host sends as many as its window allows, and more as the
-program reads.
+Guest side, used by the supervisor. The stream has one connection, in one direction: the bytes are
+written into the pipe of the program's request. The host first sends as many bytes as its window
+allows, and then more as the program reads.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from fumehood.protocol.streams import StreamFrame
 
 
 class End(streams.End):
-    """Feeds the program of the run in progress, if the host has opened a feed."""
+    """Feeds bytes to the current run's program, if the host has opened a feed."""
 
     def begin(self, run: Run, told: str) -> None:
-        """Let the host send as many bytes as `told` says."""
+        """Allow the host to send the number of bytes that `told` contains."""
         assert run.child is not None
         self._window = int(told)
         self._fed_bytes = 0
@@ -29,14 +29,16 @@ class End(streams.End):
         self._take(run, self._window)
 
     def on_frame(self, run: Run | None, frame: StreamFrame) -> None:
-        """Pass bytes to the run's program, unless it has ended."""
+        """Pass bytes from the host to the run's program, unless the program has ended."""
         if run is not None and run.id == frame.run_id and is_running(run):
             data = Segment.parse(frame.body).data
             self._fed_bytes += len(data)
             self.place.write(run, data)
 
     def on_written(self, run: Run) -> None:
-        """Report the fed bytes that no longer wait, as soon as it is worth a frame."""
+        """Report to the host how many of the fed bytes were written to the program. A small number
+        is reported only when no fed bytes are left to write.
+        """
         taken_bytes = self._fed_bytes - min(self._fed_bytes, len(run.request))
         if taken_bytes and (not run.request or taken_bytes >= self._window // 4):
             self._fed_bytes -= taken_bytes

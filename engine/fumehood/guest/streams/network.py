@@ -1,8 +1,8 @@
 """The stream of connections to the gateway, which programs reach as an HTTP proxy on loopback.
 
-Guest side, used by the supervisor and by a server's front. The bytes are not parsed here; the host
-parses them. Invariants: bytes are relayed only during a run with network, and connections at other
-times are closed at once; after a run, none of its connections is left.
+Guest side, used by the supervisor and by the front of an operator's program. The bytes are not
+parsed here; the host parses them. Invariants: bytes are relayed only during a run with network, and
+connections at other times are closed at once; after a run, none of its connections is left.
 """
 
 from __future__ import annotations
@@ -36,8 +36,9 @@ class Relay(Connections):
         selector.register(self._listener, selectors.EVENT_READ, self._on_connection)
 
     def begin(self, run_id: int, trust: str) -> None:
-        """Relay the connections of this run from now on. `trust` contains the certificates that
-        clients must trust, in PEM. Raises OSError if they cannot be stored."""
+        """Relay the connections of the run `run_id` from now on. `trust` contains the certificates
+        that clients should trust, in PEM. Raises OSError if the certificates cannot be stored.
+        """
         if trust != self._trust:
             with open(f"{TRUST_FILE}.new", "w") as file:
                 file.write(trust)
@@ -47,7 +48,7 @@ class Relay(Connections):
         self.run_id = run_id
 
     def end(self) -> None:
-        """Close all connections, and relay nothing until `begin`."""
+        """Close all connections, and relay nothing until `begin` is called again."""
         self.run_id = None
         self.close()
 
@@ -78,7 +79,7 @@ class Relay(Connections):
 
 
 class End(streams.End):
-    """Relays the connections of the run in progress, if it has network."""
+    """Relays the connections of the current run's program, if the run has network."""
 
     def __init__(self, kind: str, place: streams.Place) -> None:
         super().__init__(kind, place)
@@ -97,9 +98,9 @@ class End(streams.End):
         self._relay.end()
 
     def clear(self) -> None:
-        """Close the connections that the killed programs have begun."""
+        """Close the connections that killed programs have begun and that were not accepted yet."""
         self._relay.turn_away()
 
     def leave(self) -> None:
-        """Close all connections."""
+        """Close all connections, because the host is gone."""
         self._relay.end()

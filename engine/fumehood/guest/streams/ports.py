@@ -1,7 +1,7 @@
-"""The stream of connections to ports: the host connects to what listens on loopback.
+"""The stream of connections to ports: the host connects to servers on the container's loopback.
 
-Guest side, used by the supervisor. Invariants: the host's connections reach only loopback, and
-only in the container of a session; they end with the channel.
+Guest side, used by the supervisor. Invariants: the host's connections reach only loopback, and only
+in the container of a session; they are closed when the channel closes.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ LOOPBACK = ((socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1"))
 
 
 class Ports(Connections):
-    """Connects to ports on loopback at the host's request."""
+    """Opens connections to ports on loopback at the host's request."""
 
     def __init__(self, kind: str, host: Host, selector: selectors.BaseSelector) -> None:
         super().__init__(kind, host, selector)
@@ -36,7 +36,9 @@ class Ports(Connections):
         super().close()
 
     def on_segment(self, segment: Segment) -> None:
-        """Process a segment from the host. Each `OPEN` gets one answer."""
+        """Process a segment from the host. Each `OPEN` is answered once, with `OPENED` or
+        `CLOSED`.
+        """
         if segment.step == OPEN:
             port = int.from_bytes(segment.data, "big")
             are_many = self.count + len(self._opening) >= MAX_PORT_CONNECTIONS
@@ -96,7 +98,7 @@ class Ports(Connections):
 
 
 class End(streams.End):
-    """Serves the host's connections to ports, in a session's container."""
+    """Serves the host's connections to ports in a session's container."""
 
     def __init__(self, kind: str, place: streams.Place) -> None:
         super().__init__(kind, place)
@@ -107,5 +109,5 @@ class End(streams.End):
         self._ports.on_frame(frame)
 
     def leave(self) -> None:
-        """Close all connections."""
+        """Close all connections, because the host is gone."""
         self._ports.close()
