@@ -1,4 +1,5 @@
-"""Run blocking calls in threads, with a deadline for each call and a limit on their number.
+"""Run blocking calls in threads, with a deadline for each call and a limit on the number of
+threads.
 
 Host side. A call that hangs keeps its thread until the call ends by itself; other calls share the
 remaining threads. `anyio.to_thread` cannot do this: an abandoned call frees its slot while its
@@ -20,9 +21,10 @@ Answer = TypeVar("Answer")
 
 
 class BoundedThreads:
-    """Runs each call in a separate daemon thread, at most `most` calls at a time.
+    """Runs each call in a separate daemon thread, at most `most` calls at a time. `name` is the
+    name of the threads.
 
-    A call that has passed its deadline counts until its thread ends. `name` is the threads' name.
+    A call that has missed its deadline still counts towards `most` until its thread ends.
     """
 
     def __init__(self, most: int, name: str) -> None:
@@ -36,8 +38,8 @@ class BoundedThreads:
         *,
         unwanted: Callable[[Answer], None] = lambda answer: None,
     ) -> Answer:
-        """Run a call and return its answer. If the call returns after the deadline, or after the
-        caller was cancelled, its answer is passed to `unwanted`.
+        """Run a call in a thread and return its result. If the call ends after its deadline, or
+        after the caller was cancelled, the result is passed to `unwanted`.
 
         Raises:
             TimeoutError: no thread was free in time, or the call did not end in time.

@@ -2,7 +2,7 @@
 
 Host side. Everything received is untrusted. Invariants: at most `WINDOW_BYTES` of one connection
 are buffered in either direction. A guest that sends more, or opens too many connections, breaks the
-protocol. After `close` every connection is broken.
+protocol. After `close`, all connections are broken.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from fumehood.sandbox.streams import StreamPort
 
 
 class Connection(anyio.abc.ByteStream):
-    """One connection."""
+    """One connection between the host and a program in the container."""
 
     def __init__(
         self,
@@ -39,8 +39,8 @@ class Connection(anyio.abc.ByteStream):
         room: int = WINDOW_BYTES,
         window: int = WINDOW_BYTES,
     ) -> None:
-        """`room` is how many bytes may be sent now, before the program has read any. `window` is
-        the maximum number of sent bytes that the program has not read.
+        """`room` is the number of bytes that may be sent before the program has read any. `window`
+        is the maximum number of bytes that may be sent without being read by the program.
         """
         self._connections = connections
         self._number = number
@@ -56,7 +56,9 @@ class Connection(anyio.abc.ByteStream):
         self._change = anyio.Event()
 
     async def receive(self, max_bytes: int = PIECE_BYTES) -> bytes:
-        """Return the next bytes. Raises the same errors as anyio's streams."""
+        """Wait for the next bytes from the program, and return at most `max_bytes` of them. Raises
+        the same errors as the streams of anyio.
+        """
         await anyio.lowlevel.checkpoint_if_cancelled()
         while not self._received:
             if self._is_gone:
@@ -73,8 +75,8 @@ class Connection(anyio.abc.ByteStream):
         return data
 
     async def send(self, item: bytes) -> None:
-        """Send all bytes. Wait while the program does not read. Raises the same errors as anyio's
-        streams.
+        """Send all bytes to the program, and wait as long as the program does not read. Raises the
+        same errors as the streams of anyio.
         """
         await anyio.lowlevel.checkpoint_if_cancelled()
         view = memoryview(item)
@@ -90,10 +92,10 @@ class Connection(anyio.abc.ByteStream):
             self._tell(DATA, piece)
 
     async def send_eof(self) -> None:
-        """Do nothing: only `aclose` shows the program the end of the stream."""
+        """Do nothing. The program reads the end of the stream only after `aclose`."""
 
     async def aclose(self) -> None:
-        """Close the connection. The program can still read what was sent."""
+        """Close the connection. The program can still read what was sent before."""
         self.on_gone = lambda: None
         if not self._is_gone:
             self._tell(CLOSED)
@@ -101,7 +103,9 @@ class Connection(anyio.abc.ByteStream):
         self._connections.forget(self._number)
 
     def on_segment(self, segment: Segment) -> None:
-        """Process a segment from the guest. Raises FrameError if it breaks the protocol."""
+        """Process a segment of this connection from the guest. Raises FrameError if the segment
+        breaks the protocol.
+        """
         if segment.step == DATA and not self._is_finished:
             self._received += segment.data
             if len(self._received) + self._untold > WINDOW_BYTES:
@@ -120,7 +124,7 @@ class Connection(anyio.abc.ByteStream):
         self._wake()
 
     def lose(self) -> None:
-        """Break the connection and discard received bytes."""
+        """Break the connection, and discard bytes that were received but not read."""
         if not self._is_gone:
             self._is_gone = True
             self._received.clear()
@@ -136,8 +140,8 @@ class Connection(anyio.abc.ByteStream):
 
 
 class Connections:
-    """All connections of one stream. `on_open` receives each connection that the guest opens, and
-    must not block.
+    """All connections of one stream. `on_open` is called with each connection that the guest opens,
+    and must not block.
     """
 
     def __init__(self, port: StreamPort, on_open: Callable[[Connection], None]) -> None:
@@ -148,12 +152,14 @@ class Connections:
         self._is_closed = False
 
     def send(self, segment: Segment) -> None:
-        """Send a segment to the guest, unless all connections were broken."""
+        """Send a segment to the guest. Do nothing after `close`."""
         if not self._is_closed:
             self._port.send(segment.encode())
 
     def on_frame(self, body: bytes) -> None:
-        """Process a segment from the guest. Raises FrameError if it breaks the protocol."""
+        """Parse a segment from the guest and pass it to its connection. Raises FrameError if the
+        segment breaks the protocol.
+        """
         segment = Segment.parse(body)
         if not self._is_closed:
             self._on_segment(segment)
@@ -171,11 +177,11 @@ class Connections:
             raise FrameError("a connection that was never opened")
 
     def forget(self, number: int) -> None:
-        """Ignore further segments of a closed connection."""
+        """Remove a closed connection. Further segments of the connection are ignored."""
         self._open.pop(number, None)
 
     def close(self) -> None:
-        """Break all connections."""
+        """Break all connections. Segments that arrive later are ignored."""
         self._is_closed = True
         for connection in list(self._open.values()):
             connection.lose()

@@ -1,13 +1,13 @@
-"""Execution on the host: functions that the operator trusts, without a sandbox.
+"""Execution on the host: functions that the operator trusts run without a sandbox.
 
 Host side. This module enforces wall time (by cancelling, or by killing a worker process) and a size
 limit on the result, and reports only these limits. It also limits how many calls run at once, so
 that one tool cannot occupy the engine.
 
 Synchronous functions run in workers, so that they can be killed. A worker serves one call at a time
-and is reused. A worker that exceeded its time, was cancelled, died or sent anything but one reply
-is killed with all its descendants, and the next call gets a new one. A call waits at most 30 s for
-a slot on the host, and then at most 30 s for a worker.
+and is reused. If a worker exceeded its time, was cancelled, died or sent anything but one reply, it
+is killed with all its descendants, and the next call gets a new worker. A call waits at most 30 s
+for a slot on the host, and then at most 30 s for a worker.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ MAX_KILL_ROUNDS = 100
 
 @dataclass(frozen=True, slots=True)
 class HostLease:
-    """The right to run one call on the host, in the engine's process or in a worker."""
+    """The right to run one call on the host, either in the engine's process or in a worker."""
 
     queue_ms: float
     workers: Workers
@@ -94,12 +94,16 @@ class HostLease:
         limits: Limits,
         sinks: RunSinks = NO_SINKS,
     ) -> RunEnding:
-        """Call a synchronous function in a worker. Not used for asynchronous functions."""
+        """Call a synchronous function in a worker. Asynchronous functions do not use this
+        method.
+        """
         return await self.workers.run(arguments, limits, self.principal_id, sinks)
 
 
 class Host:
-    """Slots on the host: for functions, and separately for requests to each service."""
+    """The slots on the host. Functions share one set of slots, and each service has a separate set
+    for requests to it.
+    """
 
     limits = HOST_LIMITS
     status = WallStatus(ENFORCED, ENFORCED, ENFORCED, is_ready=True)
@@ -110,13 +114,15 @@ class Host:
         self._upstreams: dict[str, Host] = {}  # bounded by the number of registered services
 
     def for_upstream(self, upstream: str) -> Host:
-        """Return the slots of one service, so that a slow service does not delay the others."""
+        """Return the slots for requests to one service. Because each service has its own slots, a
+        slow service does not delay the others.
+        """
         if upstream not in self._upstreams:
             self._upstreams[upstream] = Host(MAX_REQUESTS, "this tool's service")
         return self._upstreams[upstream]
 
     async def stop(self) -> None:
-        """End the workers and everything that runs in them."""
+        """Kill all workers, and everything that runs in them."""
         await self._workers.stop()
 
     @asynccontextmanager
@@ -128,7 +134,9 @@ class Host:
         memory_mb: int | None = None,
         image: str | None = None,
     ) -> AsyncIterator[HostLease]:
-        """Wait at most 30 s for a slot, and hold it during the block. Raises SandboxUnavailable."""
+        """Wait at most 30 s for a slot, and hold it during the block. Raises SandboxUnavailable if
+        no slot becomes free.
+        """
         asked = time.monotonic()
         await self._slots.take(domain.principal_id)
         try:
@@ -141,7 +149,7 @@ class Host:
 
 
 class Workers:
-    """The workers of one engine, started when needed."""
+    """The worker processes of one engine. A worker is started when it is needed."""
 
     def __init__(self) -> None:
         self._slots = Slots(MAX_WORKERS, "the workers of synchronous functions")
@@ -155,9 +163,11 @@ class Workers:
         principal_id: str,
         sinks: RunSinks = NO_SINKS,
     ) -> RunEnding:
-        """Call the function that `call` names (`{module, name, arguments}`) for a principal.
+        """Call a function in a worker, and return the ending. `call` names the function and its
+        arguments: `{module, name, arguments}`. The principal's share limits how many workers its
+        calls use.
 
-        On cancellation, kill the worker before raising.
+        If the caller is cancelled, the worker is killed before the cancellation is raised.
 
         Raises:
             SandboxUnavailable: no worker was free in time, or none could be started.
@@ -175,7 +185,7 @@ class Workers:
             self._slots.leave(principal_id)
 
     async def stop(self) -> None:
-        """End all workers and everything that runs in them."""
+        """Kill all workers, and everything that runs in them."""
         for worker in list(self._all):
             await self._discard(worker)
 
@@ -203,7 +213,9 @@ class Workers:
 
 
 class _Worker:
-    """A worker process and the channel to it. `is_fit` is whether the worker may be used again."""
+    """A worker process and the channel to it. `is_fit` is True if the worker may be used for
+    another call.
+    """
 
     def __init__(
         self,
@@ -218,7 +230,9 @@ class _Worker:
 
     @classmethod
     async def start(cls) -> _Worker:
-        """Start a worker. Raises SandboxUnavailable if it cannot be started."""
+        """Start a worker process and return it. Raises SandboxUnavailable if it cannot be
+        started.
+        """
         ours, theirs = socket.socketpair()
         with theirs:
             given = map(str, (theirs.fileno(), os.getpid()))
@@ -251,8 +265,8 @@ class _Worker:
 
     @property
     def is_alive(self) -> bool:
-        """Whether the process runs, according to the kernel. The event loop notices the end only
-        later.
+        """Whether the process is running. The kernel is queried, because the event loop notices the
+        end of a process only later.
         """
         if self._process.returncode is not None:
             return False
@@ -263,7 +277,9 @@ class _Worker:
             return False
 
     async def run(self, call: JsonObject, limits: Limits, sinks: RunSinks = NO_SINKS) -> RunEnding:
-        """Run one call. Afterwards `is_fit` is False if the worker must not be used again."""
+        """Run one call, and return its ending. Then `is_fit` is True if the worker may be used for
+        another call.
+        """
         self.is_fit = False
         try:
             with anyio.fail_after(limits.wall_s):
@@ -280,7 +296,7 @@ class _Worker:
         return ending_of_reply(reply, isolation="none", cpu_ms=None, output_bytes=None)
 
     async def kill(self) -> None:
-        """Kill the process and its descendants, and wait until the process has ended."""
+        """Kill the process and its descendants, and wait until the process itself has ended."""
         self._writer.transport.abort()
         if self._process.returncode is None:
             _kill_tree(self._process.pid)
@@ -290,10 +306,11 @@ class _Worker:
     async def _ask(
         self, message: JsonObject, max_bytes: int, sinks: RunSinks = NO_SINKS
     ) -> JsonObject | None:
-        """Send one message and return its reply, or None if the worker died.
+        """Send one message to the worker, and return the reply. Return None if the worker died.
+        Progress reports and partial results are passed to `sinks`.
 
         Raises:
-            FrameTooLarge: the reply has more than `max_bytes`.
+            FrameTooLarge: the reply has more than `max_bytes` bytes.
             FrameError: the worker sent something other than one reply.
         """
         decoder = framing.Decoder(max_bytes)
@@ -321,7 +338,9 @@ class _Worker:
 
 
 def _without_events(frames: list[JsonObject], sinks: RunSinks) -> list[JsonObject]:
-    """Return a worker's replies; pass its progress reports and partial results to the sinks."""
+    """Pass the progress reports and partial results among a worker's frames to the sinks. Return
+    the remaining frames, which are replies.
+    """
     replies = []
     for frame in frames:
         if frame.keys() == {"percent", "message"}:
@@ -336,16 +355,18 @@ def _without_events(frames: list[JsonObject], sinks: RunSinks) -> list[JsonObjec
 
 
 def _import_path() -> list[str]:
-    """Return this program's import path, made absolute: '' means the current directory."""
+    """Return the import path of this process with absolute paths. The entry '' means the current
+    directory.
+    """
     return [str(Path(entry).absolute()) for entry in sys.path]
 
 
 def _kill_tree(pid: int) -> None:
-    """Suspend the worker, so that it starts no more processes. Then kill its descendants and the
-    worker.
+    """Kill a worker and its descendants. The worker is suspended first, so that it starts no more
+    processes.
 
-    Several rounds are needed: a killed process's children become children of the worker, which is
-    their subreaper, and are found in the next round.
+    Several rounds are needed. When a process is killed, its children become children of the worker,
+    which is their subreaper, and are found in the next round.
     """
     try:
         worker = psutil.Process(pid)

@@ -1,7 +1,7 @@
 """Connections to the ports of a session.
 
-Host side. The host opens the connections, which belong to the session's container and to none of
-its runs. A guest may open none.
+Host side. The host opens the connections, and a guest may open none. A connection belongs to the
+session's container, and not to one of its runs.
 """
 
 from __future__ import annotations
@@ -23,17 +23,21 @@ CONNECT_S = 10.0
 
 
 class PortConnection(Connection):
-    """One connection to a port of a session."""
+    """One connection from the host to a port of a session."""
 
     async def send_eof(self) -> None:
-        """Let the program read the end of the stream. The program can still send."""
+        """Send the end of the stream to the program. The program can still send bytes to the
+        host.
+        """
         await anyio.lowlevel.checkpoint_if_cancelled()
         if not self._is_gone:
             self._tell(FINISHED)
 
 
 class PortConnections(Connections):
-    """All connections to the ports of one session's container. The host opens and numbers them."""
+    """All connections to the ports of one session's container. The host opens the connections and
+    numbers them.
+    """
 
     def __init__(self, port: StreamPort) -> None:
         super().__init__(port, lambda connection: None)
@@ -42,11 +46,11 @@ class PortConnections(Connections):
         None if the caller has given up."""
 
     async def connect(self, port: int) -> PortConnection:
-        """Connect to a port on the loopback of the container.
+        """Connect to a port on the container's loopback interface.
 
         Raises:
             InvalidParams: `port` is the gateway's port, or not a valid port number.
-            NetworkError: nothing listens on the port, or nothing accepts in time.
+            NetworkError: nothing listens on the port, or nothing accepts the connection in time.
             SandboxUnavailable: there are too many connections, or the container has ended.
         """
         if not 0 < port <= MAX_PORT or port == GATEWAY_PORT:
@@ -103,7 +107,7 @@ class PortConnections(Connections):
                 waiting.set_exception(_ended())
 
     def close(self) -> None:
-        """Break all connections. No connection can be opened afterwards."""
+        """Break all connections. Afterwards, no new connection can be opened."""
         super().close()
         for waiting in self._opening.values():
             if waiting is not None and not waiting.done():

@@ -1,4 +1,4 @@
-"""The operator's settings of the walls, of containers and of sessions, as plain values."""
+"""The operator's settings for walls, containers and sessions, as plain values."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ ImageName = Annotated[str, Field(pattern=IMAGE_NAME)]
 
 
 class SessionSettings(BaseModel):
-    """Defaults and maximums for sessions, and limits on their number."""
+    """Defaults and maximums for sessions, and limits on the number of sessions."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -75,12 +75,16 @@ class SessionSettings(BaseModel):
 
     @property
     def max_of_one(self) -> int:
-        """The limit for one principal, which is never above the limit for all."""
+        """Maximum number of sessions of one principal that are not stopped. This is never above the
+        maximum for all principals.
+        """
         return min(self.max_per_principal, self.max)
 
 
 class Preset(SessionFields):
-    """Properties of sessions, set by the operator: defaults for requests that name the preset."""
+    """Properties of sessions that the operator has set under a name. A request that names the
+    preset gets them as defaults.
+    """
 
     model_config = ConfigDict(strict=False)
 
@@ -92,8 +96,8 @@ AllPresets = dict[PresetName, Preset]
 
 
 def require_presets_within(presets: Mapping[str, Preset], sessions: SessionSettings) -> None:
-    """Check that each preset's values are within the limits for sessions. Limits that depend on the
-    host are checked when a session is created.
+    """Check that the values of each preset are within the limits for sessions. Limits that depend
+    on the host are only checked when a session is created.
 
     Raises:
         ValueError: a value is outside its limits; the message names its key.
@@ -153,7 +157,7 @@ class JailSettings(ProcessWallSettings):
 
 
 class LanguageImages(BaseModel):
-    """The image for programs in each language, for calls without a session."""
+    """The image for programs in each language, if the call has no session."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -220,11 +224,12 @@ class ContainerSettings(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class WallSettings:
-    """The settings of all walls.
+    """The settings of all walls of one engine.
 
-    `own_images` is the folder of the operator's own recipes. `longest_session_s` and
-    `longest_with_disk_s` are the maximum lifetimes of sessions without and with a disk. `orphan_s`
-    is how long a session's container waits for the next engine.
+    `own_images` is the folder of the operator's own recipes. `longest_session_s` is the maximum
+    lifetime of a session without a disk, and `longest_with_disk_s` of a session with a disk.
+    `orphan_s` is how long a session's container waits for the next engine. All times are in
+    seconds.
     """
 
     jail: JailSettings
@@ -242,7 +247,7 @@ class WallSettings:
 
 @dataclass(frozen=True, slots=True)
 class EngineIdentity:
-    """Identifies the engine that owns a container.
+    """The identity of an engine, by which its containers are recognized.
 
     Each start of an engine has a new `engine_id`. All engines with the same state directory have
     the same `owner_id`.

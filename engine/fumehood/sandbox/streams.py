@@ -1,11 +1,12 @@
-"""Streams of a container's channel: what a feature exchanges with its own code in the guest.
+"""Streams of a container's channel: each connects a feature of the engine with the feature's own
+code in the guest.
 
-Host side. A stream has a kind, which names its owner: the owner opens the stream for a run
+Host side. A stream has a kind, which names its owner. The owner opens the stream for a run
 (`RunSinks.streams`) or for a container, checks every frame from the guest, and has code of the same
 kind in the guest (`guest/streams/`). The channel, the walls and the sessions pass frames on unread.
-Invariants: the channel accepts only frames of streams that were opened, and only while they are
-open; an end that finds a frame invalid ends the container; a run whose guest lacks one of its
-streams does not begin.
+Invariants: the channel accepts only frames of streams that were opened, and only while the streams
+are open; an end that finds a frame invalid ends the container; if the guest lacks one of a run's
+streams, the run does not begin.
 """
 
 from __future__ import annotations
@@ -27,61 +28,67 @@ EngineError.
 
 
 class RunClock(Protocol):
-    """The clock of a run, by which its time limit is measured."""
+    """The clock that measures a run's time against the run's limit."""
 
     def pause(self, *, is_paused: bool) -> None:
-        """Pause the clock while the run waits for a human, or resume the clock. Does nothing after
-        the run has ended.
+        """If `is_paused` is True, stop the clock, because the run waits for a human. Otherwise, let
+        it continue. Does nothing after the run has ended.
         """
 
 
 class StreamPort(RunClock, Protocol):
-    """The channel as one stream uses it. Does nothing after the stream's run has ended."""
+    """What one stream can do with the channel. After the stream's run has ended, the methods do
+    nothing.
+    """
 
     @property
     def dial(self) -> Dial | None:
-        """A function that connects from the container's machine, or None if the container runs on
-        the engine's own machine.
+        """A function that opens connections from the machine on which the container runs. None if
+        that is the engine's own machine.
         """
 
     def send(self, body: bytes) -> None:
-        """Send a frame to the guest. Must not be called while the stream is being opened."""
+        """Send a frame to the guest's end of the stream. Must not be called while the stream is
+        being opened.
+        """
 
     def refuse(self, why: str) -> None:
-        """End the container, because what the guest sent breaks the protocol. For a fault that is
-        found after `StreamEnd.on_frame` has returned.
+        """End the container, because the guest broke the protocol. For faults that are found only
+        after `StreamEnd.on_frame` has returned.
         """
 
 
 class StreamEnd(Protocol):
-    """The host's end of one stream. The event loop calls its methods, so they must not block."""
+    """The host's end of one stream. Its methods are called in the event loop, so they must not
+    block.
+    """
 
     def on_frame(self, body: bytes) -> None:
-        """Process the body of a frame from the guest, which is hostile. After `close`, check the
-        frame and drop it.
+        """Process the body of a frame from the guest, which is hostile. After `close`, the frame is
+        still checked, but then dropped.
 
         Raises:
-            FrameError: the frame breaks the protocol. The container ends.
+            FrameError: the frame breaks the protocol. The container is then ended.
         """
 
     def close(self) -> None:
-        """Handle the end of the stream: its run was cancelled, or the run or the container has
-        ended. May be called again.
+        """The stream has ended, because its run was cancelled, or because the run or the container
+        has ended. May be called several times.
         """
 
 
 class KeptEnd(StreamEnd, Protocol):
-    """The host's end of a stream that belongs to a container, and to none of its runs."""
+    """The host's end of a stream that belongs to a container, and not to one of its runs."""
 
     def interrupt(self) -> None:
-        """Break what passes over the stream now, because the container is about to be frozen. The
-        stream stays open.
+        """Break the transfers that are in progress, because the container is about to be frozen.
+        The stream itself stays open.
         """
 
 
 @dataclass(frozen=True, slots=True)
 class StreamKind:
-    """What the channel and the guest must know of a stream."""
+    """A kind of stream: the properties that the channel and the guest need."""
 
     name: str
     """The name of the kind, and of the guest's module in `guest/streams/`."""
@@ -99,7 +106,7 @@ K = TypeVar("K", bound=KeptEnd)
 
 @dataclass(frozen=True, slots=True)
 class Stream(Generic[E]):
-    """A stream that can be opened."""
+    """A stream that can be opened for a run or a container."""
 
     kind: StreamKind
     open: Callable[[StreamPort], E]

@@ -2,7 +2,7 @@
 
 Host side. Definitions, policies and recipes decide what agents may do, so files that another user
 could have written are refused. Invariants: a directory's path is resolved first, and from then on
-no symbolic link is followed; every check is made on the opened file, because its name may refer to
+no symbolic link is followed; every check is made on the opened file, because the name may refer to
 another file by then; only regular files are opened.
 """
 
@@ -25,14 +25,16 @@ _OPEN = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NOCTTY
 
 
 class Untrusted(Exception):
-    """A directory or file is refused. The message gives the operator the reason."""
+    """A directory or file is not trusted, so it is not read. The message gives the operator the
+    reason.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """A file's identity, owner, mode, size and times.
+    """The identity, owner, mode, size and times of a file.
 
-    A change of the file changes its signature.
+    If a file changes, its signature changes.
     """
 
     device: int
@@ -45,7 +47,7 @@ class Signature:
 
 
 def signature_of(found: os.stat_result) -> Signature:
-    """Return the signature of a file."""
+    """Return the signature of a file, given the result of `stat`."""
     return Signature(
         found.st_dev, found.st_ino, found.st_mode, found.st_uid, found.st_size,
         found.st_mtime_ns, found.st_ctime_ns,
@@ -55,9 +57,9 @@ def signature_of(found: os.stat_result) -> Signature:
 def open_directory(path: Path, owners: frozenset[int]) -> int:
     """Open a directory and return its descriptor, which the caller must close.
 
-    The directory and all directories above it must belong to one of `owners`, and their modes must
-    not let group or others write. Directories above it with the sticky bit (like `/tmp`) are
-    accepted in spite of their modes, because other users cannot replace their entries.
+    The directory and all directories above it must belong to one of `owners`, and only their owners
+    may have the right to write in them. A directory above it with the sticky bit (like `/tmp`) may
+    be writable for others, because they still cannot replace its entries.
 
     Raises:
         Untrusted: the directory is missing, or another user could change its content.
@@ -86,9 +88,9 @@ def open_directory(path: Path, owners: frozenset[int]) -> int:
 
 
 def list_files(directory: int) -> dict[str, Signature]:
-    """Return the names in the directory, each with its file's current signature.
+    """Return the current signature of each file in a directory, by the file's name.
 
-    Names that begin with a dot or end with a tilde are ignored: editors, and programs that replace
+    Names that begin with a dot or end with a tilde are left out: editors, and programs that replace
     files, leave such files behind.
 
     Raises:
@@ -106,9 +108,9 @@ def list_files(directory: int) -> dict[str, Signature]:
 
 
 def read_file(directory: int, name: str, owners: frozenset[int]) -> tuple[bytes, Signature]:
-    """Read a file. Return its bytes, and its signature after they were read.
+    """Read a file in a directory. Return its bytes, and the signature that it had afterwards.
 
-    If the signature differs from the one in an earlier list, the file has changed since.
+    If `list_files` returned another signature before, the file has changed since then.
 
     Raises:
         Untrusted: the file is not a regular file, is too large, or could have been written by
@@ -133,8 +135,9 @@ def read_file(directory: int, name: str, owners: frozenset[int]) -> tuple[bytes,
 
 
 def read_trusted(path: Path) -> tuple[bytes, Signature]:
-    """Read a file that only root or the engine's user could have written. Raises the same errors as
-    `read_file`, and Untrusted if another user could change the file's directory.
+    """Read a file that only root or the engine's user could have written. Return its bytes and its
+    signature. Raises the same errors as `read_file`, and Untrusted if another user could change the
+    file's directory.
     """
     owners = frozenset({0, os.geteuid()})
     directory = open_directory(path.parent, owners)
@@ -145,8 +148,9 @@ def read_trusted(path: Path) -> tuple[bytes, Signature]:
 
 
 def read_private(path: Path) -> bytes:
-    """Read a file with `read_trusted`, and check that its mode lets only its owner read it. Raises
-    the same errors as `read_trusted`, and Untrusted if the mode lets others read the file.
+    """Read a file that only root or the engine's user could have written, and that only its owner
+    can read. Return its bytes. Raises the same errors as `read_trusted`, and Untrusted if others
+    can read the file.
     """
     data, signature = read_trusted(path)
     if stat.S_IMODE(signature.mode) & 0o077:

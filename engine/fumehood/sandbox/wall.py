@@ -1,10 +1,9 @@
 """The interfaces of walls and leases, and the code that walls share.
 
-Host side. `pipeline` and the executors use them; `process/`, `container/` and `cluster/` implement
-them.
-Invariants: a wall reports only limits that it was seen to enforce on this host; leaving a lease
-during a run ends the run; a program may report the kind of its failure, but never turn a failure
-into success.
+Host side. `pipeline` and the executors use the interfaces; `process/`, `container/` and `cluster/`
+implement them. Invariants: a wall reports only limits that it was seen to enforce on this host; if
+a lease is left during a run, the run is ended; a program may report the kind of its failure, but
+never turn a failure into success.
 """
 
 from __future__ import annotations
@@ -34,16 +33,17 @@ OnProgress = Callable[[float, str], None]
 
 
 class FileSink(Protocol):
-    """Receives the files that a run left in its workspace, one at a time."""
+    """Receives the files that a run left in its workspace, one file after the other."""
 
     def start(self, path: str, size: int, kind: FileKind = "file") -> None:
-        """Begin a file.
+        """Start the next file.
 
-        `path` is relative and made of plain names; `size` is the program's claim.
+        `path` is relative and consists of plain names. `size` is in bytes, as the program claims
+        it.
         """
 
     def write(self, data: bytes) -> None:
-        """Add bytes to the file that was started last, at most 64 KB at a time."""
+        """Receive the next bytes of the current file, at most 64 KB at a time."""
 
 
 OnOutput = Callable[[str, str], None]
@@ -57,9 +57,10 @@ OnEnding = Callable[["RunEnding"], None]
 
 
 class Brake:
-    """Lets the receiver of a run's events pause the reading of the program's stream.
+    """Lets the receiver of a run's events pause the reading of the program's output.
 
-    The receiver sets `is_on`, and calls `release` when it can receive more.
+    To pause it, the receiver sets `is_on`. When the receiver can process more events, it calls
+    `release`.
     """
 
     def __init__(self) -> None:
@@ -67,13 +68,15 @@ class Brake:
         self._resume: Callable[[], None] | None = None
 
     def hold(self, pause: Callable[[], None], resume: Callable[[], None]) -> None:
-        """If the brake is on, call `pause`. The next `release` calls `resume`."""
+        """If the brake is on, call `pause`, which stops the reading. The next `release` then calls
+        `resume`.
+        """
         if self.is_on and self._resume is None:
             pause()
             self._resume = resume
 
     def release(self) -> None:
-        """Turn the brake off and resume the reading."""
+        """Turn the brake off, and let the reading continue."""
         self.is_on = False
         resume, self._resume = self._resume, None
         if resume is not None:
@@ -86,17 +89,20 @@ four times as long, but at most `MAX_BREAK_S`."""
 
 
 async def rest_after(took_s: float) -> None:
-    """Take a break from reading, after a chunk that took `took_s` seconds to process."""
+    """Pause the reading of a program's output, if the last chunk took so long to process that other
+    tasks had to wait. `took_s` is this time in seconds.
+    """
     if took_s > BUSY_S:
         await anyio.sleep(min(4 * took_s, MAX_BREAK_S))
 
 
 @dataclass(frozen=True, slots=True)
 class RunSinks:
-    """Receivers of a run's events. Events without a receiver are dropped.
+    """The receivers of a run's events. An event without a receiver is dropped.
 
-    Receivers are called in the event loop, so they must not block. A receiver that raises is not
-    called again, and the run continues. Only a stream's end can refuse what it receives.
+    Receivers are called in the event loop, so they must not block. If a receiver raises an
+    exception, it is not called again, and the run continues. Only the end of a stream can refuse
+    what it receives.
     """
 
     progress: OnProgress | None = None
@@ -124,10 +130,10 @@ NO_SINKS = RunSinks()
 
 @dataclass(frozen=True, slots=True)
 class RunEnding:
-    """How one run ended.
+    """How a run ended, and what it used and produced.
 
-    `result` and `claimed_…` come from the program and are limited in size. Everything else was
-    decided or measured outside the program.
+    `result` and the fields `claimed_…` come from the program and are limited in size. All other
+    values were decided or measured outside the program.
     """
 
     ended_by: EndedBy
@@ -168,11 +174,11 @@ class RunEnding:
 
 
 class Lease(Protocol):
-    """A slot in a wall, for one run."""
+    """The right to run one program behind a wall."""
 
     @property
     def queue_ms(self) -> float:
-        """Milliseconds that the call waited for the lease."""
+        """How long the call waited for the lease, in milliseconds."""
 
     async def run(
         self,
@@ -181,7 +187,8 @@ class Lease(Protocol):
         limits: Limits,
         sinks: RunSinks = NO_SINKS,
     ) -> RunEnding:
-        """Run one program to its end. On cancellation, end the program before raising.
+        """Run one program to its end, and return the ending. If the caller is cancelled, the
+        program is ended before the cancellation is raised.
 
         `sinks.progress` receives the program's progress reports, which are unverified claims.
         """
@@ -189,7 +196,7 @@ class Lease(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class WallStatus:
-    """A wall's enforced and missing limits at one moment, as far as known."""
+    """Which limits a wall enforces at one moment, as far as known, and why it may not be ready."""
 
     required: frozenset[Limit]
     """The limits without which no call runs here."""
@@ -213,7 +220,9 @@ class WallStatus:
     guest_pid: int | None = None
 
     def lacking(self, wall: str) -> frozenset[Limit]:
-        """Return the limits that a wall of this name needs, and that are not enforced."""
+        """Return the required limits that are not enforced. `wall` is the wall's name, which also
+        determines required limits.
+        """
         return (self.required | least_limits(wall)) - self.enforced
 
 
@@ -222,11 +231,11 @@ class Wall(Protocol):
 
     @property
     def limits(self) -> WallLimits:
-        """Default and maximum limits of calls."""
+        """The default and maximum limits of calls behind this wall."""
 
     @property
     def status(self) -> WallStatus:
-        """The limits that the wall enforces now, and its faults."""
+        """The limits that the wall enforces now, and its current faults."""
 
     def lease(
         self,
@@ -236,10 +245,10 @@ class Wall(Protocol):
         memory_mb: int | None = None,
         image: str | None = None,
     ) -> AbstractAsyncContextManager[Lease]:
-        """Wait a bounded time for a sandbox of this trust domain.
+        """Wait a bounded time for a sandbox of this trust domain, and lease it.
 
-        With `fresh`, the sandbox has run nothing before. If the wall offers several memory sizes or
-        images, `memory_mb` and `image` choose one.
+        If `fresh` is True, the sandbox has run nothing before. If the wall offers several memory
+        sizes or images, `memory_mb` and `image` choose one.
 
         Raises:
             SandboxUnavailable: no sandbox was available in time.
@@ -251,19 +260,21 @@ RETRY_AFTER_MS = 1000
 
 
 def try_later(words: str) -> SandboxUnavailable:
-    """Return the error for a lack of resources that is expected to end soon."""
+    """Return the error that advises the caller to repeat the call, because the lack of a resource
+    is expected to end soon.
+    """
     return SandboxUnavailable(words, retry_after_ms=RETRY_AFTER_MS)
 
 
 class WallDown(SandboxUnavailable):
-    """The wall currently enforces no limits, so nothing runs behind it."""
+    """The wall currently enforces no limits at all, so nothing runs behind it."""
 
 
 def require_enforcing(wall: str, status: WallStatus) -> frozenset[Limit]:
-    """Check that a wall of this name enforces all required limits, and return them.
+    """Check that a wall enforces all required limits, and return the required limits.
 
-    The required limits are those that the wall requires, and those that the engine requires of
-    every wall of this kind.
+    Some limits are required by the wall itself. Others are required by the engine of every wall
+    with this name.
 
     Raises:
         WallDown: the wall enforces no limits at all.
@@ -293,7 +304,7 @@ class ImageMissing(SandboxUnavailable):
 
     @classmethod
     def of(cls, image: str, fault: str, remedy: str) -> ImageMissing:
-        """Create the error. `fault` completes "The image NAME …"."""
+        """Return the error for an image. `fault` completes the sentence "The image NAME …"."""
         return cls(f"The image {image} {fault}. {remedy}", retryable=False)
 
 
@@ -303,11 +314,11 @@ REMOVE_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class AttachedProgram:
-    """A program that the operator configured, in a separate container without a guest.
+    """A running program that the operator configured, in a separate container without a guest.
 
     `reader` reads the program's standard output and error, as multiplexed by Docker. `writer`
-    writes to its standard input. With a network, both belong to the container's front, which starts
-    the program.
+    writes to the program's standard input. If the container has a network, both are connected to
+    the container's front, which starts the program.
     """
 
     reader: asyncio.StreamReader
@@ -315,7 +326,9 @@ class AttachedProgram:
     remove: Callable[[], Awaitable[None]]
 
     async def stop(self) -> None:
-        """Remove the container. If Docker does not respond in time, a sweep removes it later."""
+        """End the program by removing its container. If Docker does not respond in time, a later
+        sweep removes the container.
+        """
         with anyio.CancelScope(shield=True):
             self.writer.close()
             with suppress(OSError), anyio.move_on_after(REMOVE_S):
@@ -324,13 +337,16 @@ class AttachedProgram:
 
 @runtime_checkable
 class OpensPrograms(Protocol):
-    """A wall that can run programs that the operator configured, each in a separate container."""
+    """A wall that can run programs that the operator configured. Each program gets a separate
+    container.
+    """
 
     async def open_program(
         self, command: tuple[str, ...], env: Mapping[str, str], *, image: str, memory_mb: int,
         has_network: bool = False,
     ) -> AttachedProgram:  # fmt: skip
-        """Start a program that the operator configured, in a separate container.
+        """Start a program in a separate container, and return it. `env` contains the program's
+        environment variables.
 
         Raises:
             ImageMissing: the image does not exist.
@@ -339,7 +355,7 @@ class OpensPrograms(Protocol):
 
 
 class HasImages(ABC):
-    """A wall whose sandboxes need images, which may be missing or change.
+    """A wall whose sandboxes need images. An image may be missing or change.
 
     This is a base class, not a protocol, because each call does several `isinstance` checks for it,
     and those are slow for protocols.
@@ -358,7 +374,8 @@ class HasImages(ABC):
     async def look_again(self) -> None:
         """Query Docker again, and wait a bounded time for the result.
 
-        Concurrent callers share a query, but never a query that began before they called.
+        Concurrent callers may share one query. A caller never gets the result of a query that began
+        before its call.
 
         Raises:
             SandboxUnavailable: the engine is stopping.
@@ -366,17 +383,18 @@ class HasImages(ABC):
 
     @abstractmethod
     async def with_additions(self, image: str, wanted: Sequence[str], principal_id: str) -> str:
-        """Return the name of an image to which something is added. A part of the engine decides on
-        behalf of the principal what exactly fulfils these wishes.
+        """Return the name of an image that adds to `image` what fulfils these wishes. A part of the
+        engine determines exactly what is added for the principal.
 
         Raises:
             InvalidParams: a wish is not allowed or cannot be fulfilled.
-            SandboxUnavailable: it cannot be decided now.
+            SandboxUnavailable: the additions cannot be determined now.
         """
 
     @abstractmethod
     async def facts_of(self, image: str) -> JsonObject:
-        """Return an image's name and digest, the runtime, and what was added to it.
+        """Return the facts of an image: its name, its digest, the container runtime, and what was
+        added to it.
 
         Raises:
             SandboxUnavailable: the image does not exist, or Docker cannot be queried.
@@ -384,7 +402,7 @@ class HasImages(ABC):
 
 
 def pins_of(lock: str) -> tuple[str, ...]:
-    """Return the packages in a lock's text, each as NAME==VERSION."""
+    """Return the packages that a lock names, each in the form NAME==VERSION."""
     return tuple(line.split()[0] for line in lock.splitlines() if "==" in line)
 
 
@@ -395,7 +413,9 @@ class Walls:
         self._walls = walls
 
     def get(self, name: str) -> Wall:
-        """Return a wall by its name. Raises SandboxUnavailable if this engine does not have it."""
+        """Return the wall with this name. Raises SandboxUnavailable if this engine does not have
+        it.
+        """
         if name not in self._walls:
             raise SandboxUnavailable(
                 f"This engine has no {name} wall, and uses no weaker one instead.", retryable=False
@@ -404,30 +424,30 @@ class Walls:
 
 
 class SessionContainer(Protocol):
-    """One container for one session, from its creation to its end.
+    """The container of one session, from its creation to its end.
 
-    The container serves one trust domain, one run at a time, and ends with its session.
+    The container serves one trust domain and one run at a time, and ends with its session.
     """
 
     @property
     def name(self) -> str:
-        """The name by which a later engine finds the container."""
+        """The name by which a later engine can find the container."""
 
     @property
     def node(self) -> str:
-        """The id of the container's node, or "" if the engine has no nodes."""
+        """The id of the node on which the container runs, or "" if the engine has no nodes."""
 
     @property
     def languages(self) -> tuple[str, ...]:
-        """The languages of the container's image."""
+        """The languages that the container's image supports."""
 
     @property
     def lock(self) -> str:
-        """A lock of what was added to the image, or "" if nothing was."""
+        """The lock of the image's additions, or "" if nothing was added to the image."""
 
     async def facts(self) -> JsonObject:
-        """Return the facts of the image that the next run uses, in the form that
-        `HasImages.facts_of` returns.
+        """Return the facts of the image that the next run uses, in the form of
+        `HasImages.facts_of`.
 
         Raises:
             SandboxUnavailable: the facts cannot be determined now.
@@ -435,7 +455,9 @@ class SessionContainer(Protocol):
 
     @property
     def lost(self) -> str | None:
-        """Why the container has ended, as a clause; None while it exists or is only stopped."""
+        """A clause that says why the container is permanently lost, or None if it exists or is only
+        stopped.
+        """
 
     @property
     def is_paused(self) -> bool:
@@ -443,28 +465,33 @@ class SessionContainer(Protocol):
 
     @property
     def is_stopped(self) -> bool:
-        """Whether the container has ended, and only its disk is kept."""
+        """Whether the container has ended but its disk is kept, so that it can be started again."""
 
     @property
     def is_away(self) -> bool:
-        """Whether the container is unreachable because its node is gone, perhaps permanently."""
+        """Whether the container cannot be reached because its node is gone. The node may come
+        back.
+        """
 
     async def stop(self, unless: Callable[[], bool] = lambda: False) -> None:
-        """End the container after the current run, but keep its disk for the next `until_free`.
+        """End the container after the current run, but keep its disk. The next `until_free` starts
+        a container for the disk.
+
         If `unless` returns True just before the end, the container is not stopped.
         """
 
     def copy_disk(self, copy: str) -> AbstractAsyncContextManager[int]:
-        """Copy the container's disk under the name `copy`, while no run is in progress. The block
-        gets the size of the copy in bytes. After the block the copy is removed, unless the function
-        passed to `SessionWall.spare_copies` returns its name.
+        """Copy the container's disk to a disk with the name `copy`, while no run is in progress.
+        The block gets the size of the copy in bytes. The copy is removed after the block, unless
+        the function passed to `SessionWall.spare_copies` returns its name.
 
         Raises:
             SandboxUnavailable: there is no room, or the disk could not be copied.
         """
 
     async def restore(self, copy: str) -> None:
-        """Stop the container, and replace its disk with a copy. Must not be called during a run.
+        """Stop the container, and replace its disk with a copy of the disk `copy`. Must not be
+        called during a run.
 
         Raises:
             SandboxUnavailable: there is no room, or the disk could not be replaced and is
@@ -473,23 +500,24 @@ class SessionContainer(Protocol):
 
     @property
     def running(self) -> int:
-        """The last reported number of registered processes that run in the container."""
+        """The number of registered processes that run in the container, as last reported."""
 
     async def processes(self, request: JsonObject) -> JsonObject:
-        """Carry out a request about the registered processes, which run beside calls: `do` is
-        `list`, `start`, `read`, `write` or `stop`. Requests are possible during runs. A request
-        neither starts nor thaws the container.
+        """Send a request about the registered processes, which run independently of calls, and
+        return the result. The request's `do` is `list`, `start`, `read`, `write` or `stop`.
+
+        A request is possible during a run. It neither starts nor thaws the container.
 
         Raises:
-            InvalidParams: the request is not valid, or cannot be carried out.
+            InvalidParams: the request is invalid, or cannot be carried out.
             ResourceNotFound: there is no such process.
             SandboxUnavailable: the container is stopped, paused or lost, or does not answer in
                 time.
         """
 
     async def connect(self, port: int) -> anyio.abc.ByteStream:
-        """Connect to a port on the container's loopback. The connection ends when the container
-        ends or is paused. Connecting neither starts nor thaws the container.
+        """Connect to a port on the container's loopback interface. The connection ends when the
+        container ends or is paused. Connecting neither starts nor thaws the container.
 
         Raises:
             InvalidParams: `port` is not a valid port number.
@@ -499,16 +527,16 @@ class SessionContainer(Protocol):
         """
 
     async def pause(self) -> None:
-        """Freeze the container's processes, after the cleanup of the last run. Must not be called
-        during a run.
+        """Freeze the container's processes once the container is clean after the last run. Must not
+        be called during a run.
 
         Raises:
             SandboxUnavailable: the container could not be frozen.
         """
 
     async def until_free(self) -> None:
-        """Thaw a paused container, or start a stopped container again. Then wait a bounded time
-        until the container is clean after the last run, or has ended.
+        """Make the container ready for the next run: thaw it, or start it again. Then wait a
+        bounded time until the container is clean after the last run, or has ended.
 
         Raises:
             SandboxUnavailable: the container cannot be thawed or started now.
@@ -517,16 +545,19 @@ class SessionContainer(Protocol):
     async def run(
         self, program: str, arguments: JsonObject, limits: Limits, sinks: RunSinks
     ) -> RunEnding:
-        """Run a program.
+        """Run a program, and return the ending.
 
-        The container must be free. Files and variables are kept for the next run.
+        `until_free` must have returned before. The next run gets the files and variables that this
+        run leaves.
         """
 
     def end(self, why: str) -> None:
-        """End the container and everything in it. Does nothing if it has already ended."""
+        """End the container and everything that runs in it. Does nothing if the container has
+        already ended.
+        """
 
     async def until_gone(self) -> None:
-        """Wait until the container, which has ended, is removed."""
+        """Wait until the container is removed. It must have ended before."""
 
 
 FIRST_EPOCH = 1
@@ -537,7 +568,9 @@ higher epoch.
 
 @dataclass(frozen=True, slots=True)
 class HostSize:
-    """The memory in MB and the number of processors of the host of a wall's containers."""
+    """The size of the host on which a wall's containers run: its memory in MB, and its number of
+    processors.
+    """
 
     memory_mb: int
     cpus: float
@@ -545,20 +578,22 @@ class HostSize:
 
 @runtime_checkable
 class SessionWall(Wall, Protocol):
-    """A wall with containers for sessions."""
+    """A wall that can also create containers for sessions."""
 
     @property
     def host(self) -> HostSize:
-        """The size of the containers' host; zeros if the size is not known."""
+        """The size of the host on which containers run. Both numbers are 0 if the size is not
+        known.
+        """
 
     async def until_host_is_known(self) -> None:
-        """Determine the size of the containers' host, unless it is known. Raises
-        SandboxUnavailable.
+        """Determine the size of the host on which containers run, unless it is already known.
+        Raises SandboxUnavailable if the engine is stopping.
         """
 
     @property
     def keeps_sessions(self) -> bool:
-        """Whether the containers of sessions outlive the engine."""
+        """Whether the containers of sessions continue to run when the engine ends."""
 
     async def hold(
         self,
@@ -572,9 +607,11 @@ class SessionWall(Wall, Protocol):
         lock: str = "",
         on_lost: Callable[[], None],
     ) -> SessionContainer:
-        """Wait a bounded time for an unused container, and reserve it for this domain. With
-        `disk_mb`, the working directory is a separate disk. `additions`, or those of a `lock`,
-        are added to the image.
+        """Wait a bounded time for a container in which nothing has run, and reserve it for a
+        session in this trust domain.
+
+        If `disk_mb` is given, the working directory is a separate disk of this size. Either
+        `additions` or the contents of a `lock` are added to the image.
 
         `on_lost` is called once the container has ended for any reason. If the container has a
         disk, `on_lost` is also called each time that the container is stopped.
@@ -586,34 +623,39 @@ class SessionWall(Wall, Protocol):
         """
 
     def spare_copies(self, copies: Callable[[], Iterable[str]]) -> None:
-        """Keep those copies of disks whose names `copies` returns. Called before the wall's context
-        is entered.
+        """From now on, keep the copies of disks whose names `copies` returns. Other copies are
+        removed. Called before the wall's context is entered.
         """
 
     def sweep_soon(self) -> None:
-        """Start removing, in the background, disks and copies that are no longer needed."""
+        """Start removing disks and copies that are no longer needed. The removal takes place in the
+        background.
+        """
 
     def fork(
         self, copy: str, session_id: str, home: SessionHome
     ) -> AbstractAsyncContextManager[str]:
-        """Make the disk of a new session from a copy, on the host of the copied session, which has
-        this `home`. The block gets a name for the new session's container; the container does not
-        exist yet. If the block fails, the disk is removed.
+        """Make the disk of a new session from the copy of another session's disk. `home` belongs to
+        the other session, and the new disk is made on the same host.
+
+        The block gets the name for the new session's container, which does not exist yet. If the
+        block fails, the new disk is removed.
 
         Raises:
             SandboxUnavailable: there is no room, or the disk could not be made.
         """
 
     def expect(self, record: SessionRecord, home: SessionHome) -> None:
-        """Keep the container of an earlier engine's session from being removed before `resume`.
-        Called before the wall's context is entered.
+        """Protect the container of an earlier engine's session from removal until `resume` is
+        called. Called before the wall's context is entered.
         """
 
     def resume(
         self, record: SessionRecord, home: SessionHome, on_lost: Callable[[], None]
     ) -> SessionContainer:
-        """Return the container of an earlier engine's session. The container is taken over before
-        its first use. The epoch in `home` is higher than that of every earlier engine.
+        """Return the container of an earlier engine's session. The container is taken over at the
+        latest when it is first used. The epoch in `home` must be higher than that of every earlier
+        engine.
         """
 
 
@@ -632,10 +674,10 @@ QUEUE_PATIENCE_S = 30.0
 
 
 class Slots:
-    """The number of concurrent runs of one wall, and the queue for them.
+    """The limit on concurrent runs behind one wall, and the queue of calls that wait for a slot.
 
     The queue is limited in length and in time. One principal never has all slots or the whole
-    queue, so its calls, however long they run, never lock out the calls of other principals. `what`
+    queue. So its calls, however long they run, never lock out the calls of other principals. `what`
     completes the sentence "Too many calls wait for …" in errors.
     """
 
@@ -647,8 +689,8 @@ class Slots:
         self._what = what
 
     async def take(self, principal_id: str) -> None:
-        """Take a slot. Wait up to `QUEUE_PATIENCE_S` until the principal's share and the total
-        allow it.
+        """Take a slot for a principal. If the principal's share or all slots are in use, wait for a
+        slot at most `QUEUE_PATIENCE_S` seconds.
 
         Raises:
             SandboxUnavailable: too many calls are already waiting, or no slot became free in time.
@@ -673,8 +715,8 @@ class Slots:
             raise self._busy()
 
     def leave(self, principal_id: str) -> None:
-        """Give back a slot, and grant free slots to waiting calls, in order of arrival, as far as
-        their principals' shares allow.
+        """Give back a principal's slot. Then grant the free slots to waiting calls in order of
+        arrival. Calls whose principal has used up its share are passed over.
         """
         self._running.give_back(principal_id)
         for turn, waiting in list(self._queue.items()):
@@ -703,9 +745,9 @@ _CLAIMABLE = {
 def ending_of_reply(
     reply: JsonObject, *, isolation: str, cpu_ms: float | None, output_bytes: int | None
 ) -> RunEnding:
-    """Return the ending of a run whose child replied directly to the host.
+    """Return the ending of a run whose process sent `reply` directly to the host.
 
-    `cpu_ms` and `output_bytes` were measured by the host.
+    The host has measured `cpu_ms` and `output_bytes`.
     """
     error = reply.get("error")
     result = reply.get("result")
@@ -724,7 +766,7 @@ def ending_of_reply(
 
 
 def ending_of_frame(message: GuestEnding) -> RunEnding:
-    """Return the ending of a run, as reported by the guest's supervisor."""
+    """Convert the report of a guest's supervisor to the ending of a run."""
     claim = message.claim or {}
     result = claim.get("result")
     ended_by = message.ended_by
@@ -752,8 +794,8 @@ class Claims(TypedDict):
 
 
 def claims_of(error: object) -> Claims:
-    """Return the fields of a `RunEnding` for the error in a program's reply. A field that the reply
-    lacks is None.
+    """Return the fields of a `RunEnding` that describe the error in a program's reply. A field is
+    None if the reply has no value for it.
     """
     found: JsonObject = error if isinstance(error, dict) else {}
     kind, message = (

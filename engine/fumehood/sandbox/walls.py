@@ -1,4 +1,4 @@
-"""All walls of an engine: created from their settings, started, stopped and reported together.
+"""All walls of an engine: created from the settings, then started, stopped and reported together.
 
 Host side, used by `compose`.
 """
@@ -52,7 +52,9 @@ WARNINGS = frozenset(
 
 
 def logged(log: Logger, warnings: Collection[str] = WARNINGS) -> OnEvent:
-    """Return a function that logs the events of walls and sessions."""
+    """Return a function that logs the events of walls and sessions. Events named in `warnings` are
+    logged as warnings, the others as information.
+    """
 
     def on_event(event: str, values: JsonObject) -> None:
         level = log.warning if event in warnings else log.info
@@ -63,7 +65,7 @@ def logged(log: Logger, warnings: Collection[str] = WARNINGS) -> OnEvent:
 
 @dataclass(frozen=True, slots=True)
 class OwnWalls:
-    """The walls and settings of the kernel from which a part can make its own walls."""
+    """The kernel's own settings and container wall, from which a part can make its walls."""
 
     settings: WallSettings
     container: ContainerWall | None
@@ -78,19 +80,21 @@ WallsOfParts = Callable[[OwnWalls], Mapping[str, Wall]]
 
 
 def no_walls(own: OwnWalls) -> Mapping[str, Wall]:
-    """Return no walls."""
+    """Return an empty mapping. Used if no part makes walls."""
     return {}
 
 
 class EngineWalls:
-    """The walls of an engine.
+    """The walls of one engine.
 
     Entering the asynchronous context starts the walls that are in use.
 
-    `jailed_paths` are the import paths of sandboxed functions; `state` is the state directory, or
-    None if the engine keeps no state. A wall that is passed in is used instead of a new one, and a
-    wall in `given` instead of the wall of a part with the same name. `of_parts` makes walls with
-    other names; a wall named `container` runs the engine's containers.
+    `jailed_paths` are the import paths of sandboxed functions. `state` is the state directory, or
+    None if the engine keeps no state. `jail` and `container`, if given, are used instead of new
+    walls.
+
+    `of_parts` makes the walls of parts by name. If a part makes a wall named `container`, that wall
+    runs the engine's containers. A wall in `given` replaces the part's wall with the same name.
     """
 
     def __init__(
@@ -150,10 +154,11 @@ class EngineWalls:
         await self._stack.aclose()
 
     def report(self) -> dict[str, dict[str, Any]]:
-        """Return the enforced limits, the readiness and the faults of each wall in use.
+        """Return the enforced limits, the readiness and the faults of each wall in use, by the
+        wall's name.
 
-        If an `essential` wall is not ready, the engine refuses all calls; if another wall is not
-        ready, only the calls of tools that need that wall.
+        If a wall marked as `essential` is not ready, the engine refuses all calls. If another wall
+        is not ready, the engine refuses only the calls of tools that need this wall.
         """
         walls = {name: wall for name, wall in self._added.items() if name in ESSENTIAL_WALLS}
         if self._jailed_paths:
@@ -163,12 +168,16 @@ class EngineWalls:
         return {name: _report(name, wall) for name, wall in walls.items()}
 
     def containers(self) -> dict[str, int]:
-        """Return the number of containers by state, and of calls that wait for one."""
+        """Return the number of containers in each state, and the number of calls that wait for a
+        container.
+        """
         counts: JsonObject = getattr(self.container, "counts", {})
         return {name: int(count) for name, count in counts.items()}
 
     def readiness(self) -> tuple[bool, dict[str, WallReadiness]]:
-        """Return whether every essential wall is ready, and the public part of each report."""
+        """Return True if every essential wall is ready. Also return the public part of each wall's
+        report, by the wall's name.
+        """
         report = self.report()
         is_held = all(wall["ready"] for wall in report.values() if wall["essential"])
         shown = {
@@ -197,11 +206,11 @@ def _report(name: str, wall: Wall) -> dict[str, Any]:
 def container_wall(
     settings: WallSettings, state: Path | None, on_event: OnEvent, *, eager: bool
 ) -> ContainerWall:
-    """Create the wall of this machine's containers.
+    """Create the wall for containers on this machine.
 
-    With `eager`, the wall queries Docker when it starts, because an earlier engine of the same
-    state may have left containers behind. Otherwise it does so at the first call that needs a
-    container.
+    If `eager` is True, the wall queries Docker when it starts, because an earlier engine with the
+    same state may have left containers behind. Otherwise, the wall queries Docker at the first call
+    that needs a container.
 
     Raises:
         PartError: the image maker cannot be created.

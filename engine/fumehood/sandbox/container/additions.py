@@ -1,9 +1,9 @@
 """Images with additions: an image, and what callers add to it for a session or a call.
 
 Host side, for the container wall. An image with additions has a separate name, IMAGE+DIGEST, by
-which the wall treats it like any other image. The digest is that of a lock: a text that names
-exactly what is added, from which another engine or node makes the same image. The kernel finds such
-an image if it exists; the `ImageMaker` of a part writes the lock and makes the image.
+which the wall treats it like any other image. The digest is that of a lock. A lock is a text that
+names exactly what is added, so another engine or node can make the same image from it. The kernel
+finds such an image if it exists. The `ImageMaker` of a part writes the lock and makes the image.
 Invariants: without a maker, nothing can be added, and an image that is missing is refused, never
 replaced by the image below. An image with additions is made on the current image, so after an
 upgrade of the image, a new one is made.
@@ -36,13 +36,14 @@ not contain it.
 class ImageMaker(ABC):
     """Makes images with additions, for one container wall.
 
-    No code of what is added runs before a program uses it. A maker decides what may be added.
+    A maker decides what may be added. It never runs the code of an addition; that code only runs
+    when a program uses it.
     """
 
     @abstractmethod
     async def lock(self, image: Image, wanted: Sequence[str], principal_id: str) -> str:
-        """Return a lock of exactly what is added to an image for these wishes of the principal, or
-        "" if nothing is.
+        """Return the lock for additions to an image. `wanted` contains the principal's wishes, and
+        the lock names exactly what fulfils them. Return "" if nothing has to be added.
 
         Raises:
             InvalidParams: a wish is not allowed or cannot be fulfilled.
@@ -51,17 +52,19 @@ class ImageMaker(ABC):
 
     @abstractmethod
     async def make(self, base: Image, lock: str) -> None:
-        """Make the image that adds what a lock names to `base`, so that `find_layer` of the catalog
-        finds it.
+        """Make an image that adds the contents of a lock to the image `base`. `find_layer` of the
+        catalog then finds the new image.
 
         Raises:
-            InvalidParams: what the lock names is no longer available.
+            InvalidParams: a content of the lock is no longer available.
             SandboxUnavailable: the image cannot be made now.
         """
 
     @abstractmethod
     async def sweep(self) -> None:
-        """Remove what is left of interrupted work. Called regularly. Raises DockerError."""
+        """Remove what interrupted work of the maker has left behind. Called regularly. Raises
+        DockerError.
+        """
 
 
 NewImageMaker = Callable[[Docker, Path, Path | None, OnEvent], ImageMaker]
@@ -71,7 +74,9 @@ of an engine create their own."""
 
 
 class Additions:
-    """The images with additions of one container wall. Without a `maker`, only existing ones."""
+    """The images with additions of one container wall. Without a `maker`, only images that already
+    exist can be used.
+    """
 
     def __init__(self, docker: Docker, maker: ImageMaker | None = None) -> None:
         self._docker = docker
@@ -80,7 +85,8 @@ class Additions:
         """Name of an image with additions → its lock."""
 
     async def name_for(self, image: Image, wanted: Sequence[str], principal_id: str) -> str:
-        """Return the name of an image with these additions to `image`.
+        """Return the name of the image that adds these wishes to `image`. The image need not exist
+        yet.
 
         Raises the same errors as `ImageMaker.lock`.
         """
@@ -92,7 +98,9 @@ class Additions:
         return self.add(image.name, await self._maker.lock(image, wanted, principal_id))
 
     def add(self, image: str, lock: str) -> str:
-        """Return the name of an image to which a lock is added, and remember the lock."""
+        """Remember a lock, and return the name of the image that adds the lock's contents to
+        `image`. If the lock is empty, return `image`.
+        """
         if not lock:
             return image
         name = f"{image}{PLUS}{hashlib.sha256(lock.encode()).hexdigest()[:32]}"
@@ -100,17 +108,18 @@ class Additions:
         return name
 
     def lock_text(self, name: str) -> str:
-        """Return the lock of the image with this name, or "" if it has no additions or its lock is
-        no longer known.
+        """Return the lock of the image with this name. Return "" if the image has no additions, or
+        if its lock is no longer remembered.
         """
         return self._locks.get(name, "")
 
     async def find(self, base: Image, name: str) -> Image:
-        """Return the image with this name, which adds to `base`. Make it if necessary.
+        """Return the image with this name, whose additions are made on top of `base`. If the image
+        does not exist, make it.
 
         Raises:
-            InvalidParams: what is added is no longer available.
-            SandboxUnavailable: the image does not exist, and cannot be made now or at all.
+            InvalidParams: an addition is no longer available.
+            SandboxUnavailable: the image does not exist and cannot be made, now or at all.
         """
         lock = self._locks.get(name)
         if lock is None:
@@ -141,6 +150,6 @@ class Additions:
             raise try_later(f"{error.message} {error.remedy}") from None
 
     async def sweep(self) -> None:
-        """Remove what is left of interrupted work. Raises DockerError."""
+        """Remove what interrupted work of the maker has left behind. Raises DockerError."""
         if self._maker is not None:
             await self._maker.sweep()

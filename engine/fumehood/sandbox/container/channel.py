@@ -1,12 +1,12 @@
 """The channel to the guest of one container: the attached stream, decoded to frames.
 
-Host side, used by `container`. Its input is untrusted: sizes are checked before anything is kept,
-frames are parsed strictly and accepted only in the protocol's order, and the first invalid frame
-ends the container. Times that the guest measures are only reported; deadlines use the host's clock.
-Whatever a guest sends, at most the output limit of each stream is kept, and only files that fit the
-workspace are forwarded, with relative paths that stay inside it.
+Host side, used by `container`. The channel's input is untrusted: sizes are checked before anything
+is kept, frames are parsed strictly and accepted only in the protocol's order, and the first invalid
+frame ends the container. Times that the guest measures are only reported; deadlines use the host's
+clock. Whatever a guest sends, at most the output limit of each stream is kept, and only files that
+fit the workspace are forwarded, with relative paths that stay inside it.
 
-During a run the guest sends output and files, then the run's ending, then whether the container is
+During a run, the guest sends output and files, then the run's ending, then whether the container is
 clean again. The caller waits only until the ending.
 
 Docker multiplexes two streams into one, in records with a header of eight bytes. No more than one
@@ -17,9 +17,10 @@ preloaded modules. The choice affects only speed: a wrong "not needed" costs the
 a wrong "needed" a slower start. So the program's text is searched with regular expressions instead
 of parsed, and any doubt means "needed".
 
-Requests about a session's registered processes are checked before they are sent. Each waits a
-bounded time by the host's clock. An answer without a request, or a count of processes that cannot
-be right, breaks the protocol. A guest has at most `MAX_OPEN` requests to answer.
+Requests about a session's registered processes are checked before they are sent. Each request waits
+a bounded time by the host's clock. An answer without a request, or an impossible number of
+processes, breaks the protocol. At most `MAX_OPEN` requests to a guest are unanswered at the same
+time.
 """
 
 from __future__ import annotations
@@ -116,9 +117,10 @@ _DOUBT = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Clocks:
-    """Seconds after which a silent guest is ended. They are long, because a session's files and
-    variables are lost with the guest, and a busy host is slow. A working guest measures processor
-    time to detect processes that it cannot end, and reports them itself.
+    """How long the host waits for a silent guest before it ends the guest, in seconds. The times
+    are long, because a session's files and variables are lost with the guest, and a busy host is
+    slow. A guest that works detects processes that it cannot end, by their processor time, and
+    reports them itself.
     """
 
     answer_grace_s: float = 60.0
@@ -139,17 +141,21 @@ USUAL_CLOCKS = Clocks()
 
 
 class ChannelListener(Protocol):
-    """Receives a channel's events in the event loop. Its methods must not block."""
+    """The user of a channel, which receives the channel's events in the event loop. Its methods
+    must not block.
+    """
 
     def on_clean(self) -> None:
-        """Handle the end of the cleanup: the next run may be sent."""
+        """The container is clean again after a run, so the next run may be sent."""
 
     def on_end(self, why: str) -> None:
-        """Handle the end of the channel. Called once, as the last event."""
+        """The channel has ended for the reason `why`. This is the last event, and is reported
+        once.
+        """
 
 
 class Channel(asyncio.Protocol):
-    """One guest's channel. Unusable once `dead` is set."""
+    """The channel to the guest of one container. It cannot be used any more once `dead` is set."""
 
     def __init__(
         self, listener: ChannelListener | None = None, clocks: Clocks = USUAL_CLOCKS
@@ -197,17 +203,19 @@ class Channel(asyncio.Protocol):
 
     @property
     def is_dead(self) -> bool:
-        """Whether the channel, and with it the container, has ended."""
+        """Whether the channel has ended, and the container with it."""
         return self.dead.is_set()
 
     @property
     def is_resetting(self) -> bool:
-        """Whether a run has ended and the container is not yet clean."""
+        """Whether a run has ended, but the container is not clean yet."""
         return self._resetting is not None
 
     @property
     def is_free(self) -> bool:
-        """Whether the next run may be sent."""
+        """Whether the next run may be sent: the channel is open, no run is in progress, and the
+        container is clean.
+        """
         return not (self.is_dead or self._run is not None or self.is_resetting)
 
     async def run(
@@ -220,13 +228,14 @@ class Channel(asyncio.Protocol):
         *,
         keep: bool = False,
     ) -> RunEnding:
-        """Run a program and return its ending. If the stream ended first, the ending has
-        `SANDBOX_LOST`. On cancellation, end the program before raising.
+        """Run a program and return its ending. If the channel ends before the run does, the ending
+        is `SANDBOX_LOST`. If the caller is cancelled, the program is ended before the cancellation
+        is raised.
 
-        With `keep`, the files, and a Python program's variables, are kept for the next run.
+        If `keep` is True, the next run gets the files, and a Python program's variables.
 
         Raises:
-            SandboxUnavailable: the guest does not know one of the streams.
+            SandboxUnavailable: the guest does not know one of the streams in `sinks`.
         """
         if not self.is_free or not self.ready.is_set() or self._transport is None:
             raise InternalError("A run was given to a container that is not free.")
@@ -271,7 +280,7 @@ class Channel(asyncio.Protocol):
 
     def opened(self, stream: Stream[K]) -> K:
         """Return the host's end of a stream that belongs to the container, and not to a run. The
-        first call opens it, and it stays open as long as the channel.
+        first call opens the stream, which then stays open until the channel ends.
 
         Raises:
             SandboxUnavailable: the guest does not know this kind of stream.
@@ -286,13 +295,16 @@ class Channel(asyncio.Protocol):
         return found
 
     def interrupt_streams(self) -> None:
-        """Break what passes over the container's streams, before the container is frozen."""
+        """Break the transfers over the container's own streams, because the container is about to
+        be frozen.
+        """
         for end in self._streams.values():
             end.interrupt()
 
     def end(self, why: str) -> None:
-        """Close the stream, which closes the guest's stdin, so that the guest ends itself. The
-        owner of the container must remove it. Further calls do nothing.
+        """End the channel for the reason `why`. This closes the guest's stdin, so that the guest
+        ends itself. The owner of the container must then remove the container. If the channel has
+        already ended, do nothing.
         """
         if self.dead.is_set():
             return
@@ -342,7 +354,9 @@ class Channel(asyncio.Protocol):
     # -- inside -------------------------------------------------------------------
 
     def _on_frame(self, frame: ContainerFrame) -> None:
-        """Handle one frame. Raises FrameError if the protocol does not allow it now."""
+        """Process one frame from the guest. Raises FrameError if the protocol does not allow the
+        frame now.
+        """
         if isinstance(frame, GuestReady):
             if self.ready.is_set():
                 raise FrameError("it was ready before")
@@ -394,8 +408,8 @@ class Channel(asyncio.Protocol):
                 raise FrameError("not while a program runs")
 
     def keep(self, epoch: int, wait_s: float) -> None:
-        """Assign the container to a session. If this engine disappears, the guest waits `wait_s`
-        seconds for another engine with an epoch above `epoch`.
+        """Inform the guest that its container now belongs to a session. If this engine disappears,
+        the guest waits `wait_s` seconds for another engine whose epoch is higher than `epoch`.
         """
         self._is_kept = True
         self._send(framing.encode({"op": "keep", "epoch": epoch, "wait_s": wait_s}))
@@ -415,8 +429,8 @@ class Channel(asyncio.Protocol):
             )
 
     def send_frame(self, run_id: int, kind: StreamKind, body: bytes) -> None:
-        """Send a frame of a stream, if the stream's run has not ended. End a guest that has left
-        too much unread.
+        """Send a frame of a stream to the guest, unless the stream's run has ended. If the guest
+        has left too many bytes unread, end the container instead.
         """
         is_open = run_id == NO_RUN or (self._run is not None and self._run.id == run_id)
         if not is_open or self._transport is None:
@@ -427,12 +441,16 @@ class Channel(asyncio.Protocol):
         self._transport.write(StreamFrame(kind.name, run_id, body).encode())
 
     def refuse(self, run_id: int, why: str) -> None:
-        """End the container because of a frame of a stream, unless the stream's run has ended."""
+        """End the container because its guest has sent an invalid frame of a stream. Do nothing if
+        the stream's run has already ended.
+        """
         if run_id == NO_RUN or (self._run is not None and self._run.id == run_id):
             self.end(f"{INVALID}{why}")
 
     def pause(self, run_id: int, *, is_paused: bool) -> None:
-        """Pause or resume a run's deadlines on host and guest, if the program still runs."""
+        """Pause or resume the deadlines of a run, on the host and in the guest. Do nothing if the
+        run's program has ended.
+        """
         run, overdue = self._run, self._overdue
         if run is None or run.id != run_id or run.is_collecting or self._transport is None:
             return
@@ -460,8 +478,8 @@ class Channel(asyncio.Protocol):
             self.listener.on_clean()
 
     async def _cancel(self, run_id: int) -> RunEnding | None:
-        """Cancel a run, wait for its end, and return the ending. If the guest does not answer, end
-        the channel and return None.
+        """Cancel a run, wait for its end, and return its ending. If the guest does not end the run
+        in time, end the channel and return None.
         """
         if self._run is None or self._transport is None:
             return None
@@ -476,7 +494,9 @@ class Channel(asyncio.Protocol):
         return None
 
     def _give_up(self) -> None:
-        """End the run and the channel of a guest that did not end the run by its deadline."""
+        """End the channel, because the guest did not end a run by its deadline. The run's ending is
+        `WALL_TIME` or, if the program had already ended, `SANDBOX_LOST`.
+        """
         run, answer = self._run, self._answer
         if run is not None and answer is not None and not answer.done():
             late = EndedBy.SANDBOX_LOST if run.is_collecting else EndedBy.WALL_TIME
@@ -503,7 +523,7 @@ class Channel(asyncio.Protocol):
 
 @dataclass(frozen=True, slots=True)
 class _Port:
-    """Implements `StreamPort` for one stream."""
+    """The `StreamPort` of one stream of the channel."""
 
     channel: Channel
     run_id: int
@@ -524,7 +544,7 @@ class _Port:
 
 
 class _KeptText:
-    """The beginning of a stream, up to `most` characters."""
+    """The beginning of an output stream, at most `most` characters."""
 
     def __init__(self, most: int) -> None:
         self._left = most
@@ -539,9 +559,10 @@ class _KeptText:
 
 
 class ReceivedRun:
-    """Processes the frames of one run: keeps output for the ending, and passes events to sinks.
+    """Processes the frames of one run: keeps the beginning of the output for the run's ending, and
+    passes events to the sinks.
 
-    Its methods raise FrameError for a frame that breaks the protocol's order or limits.
+    The methods raise FrameError if a frame breaks the protocol's order or limits.
     """
 
     def __init__(
@@ -552,7 +573,7 @@ class ReceivedRun:
         isolation: str,
         port: Callable[[StreamKind], StreamPort],
     ) -> None:
-        """`port` returns the port of a stream of this run."""
+        """`port` creates the port for a kind of stream of this run."""
         self.id = run_id
         self._streams: dict[str, StreamEnd] = {
             stream.kind.name: stream.open(port(stream.kind)) for stream in sinks.streams
@@ -573,12 +594,16 @@ class ReceivedRun:
         self._disk_left = (limits.memory_mb or 0) * MB
 
     def mute(self) -> None:
-        """Ignore files and progress from now on, and close the streams, but pass on output."""
+        """From now on, ignore files and progress reports. Close the streams. Output is still passed
+        on.
+        """
         self._sink = self._on_progress = None
         self.close_streams()
 
     def on_output(self, frame: ContainerOutput) -> None:
-        """Keep the next text of a stream, up to a limit, and pass it on. Raises FrameError."""
+        """Add text to the kept beginning of an output stream, and pass the text to the sink. Raises
+        FrameError.
+        """
         self._must_be_mine(frame.id)
         self._texts[frame.stream].add(frame.text)
         if self._on_output is not None:
@@ -588,7 +613,7 @@ class ReceivedRun:
                 self._on_output = None
 
     def on_progress(self, frame: GuestProgress) -> None:
-        """Pass on a progress report. Raises FrameError."""
+        """Pass a progress report to the sink. Raises FrameError."""
         self._must_be_mine(frame.id)
         if self._on_progress is not None:
             try:
@@ -597,7 +622,7 @@ class ReceivedRun:
                 self._on_progress = None
 
     def on_stream(self, frame: StreamFrame) -> None:
-        """Pass on a frame of one of the run's streams. Raises FrameError."""
+        """Pass a frame of a stream to the host's end of the stream. Raises FrameError."""
         self._must_be_mine(frame.run_id)
         if frame.kind not in self._streams or self.is_collecting:
             raise FrameError("a frame of a stream that no program can have used")
@@ -609,7 +634,7 @@ class ReceivedRun:
             end.close()
 
     def on_file(self, frame: ContainerFile) -> None:
-        """Begin a file of the workspace. Raises FrameError."""
+        """Start a file that the run left in the workspace. Raises FrameError."""
         self._must_be_mine(frame.id)
         self.is_collecting = True
         self._files += 1
@@ -622,7 +647,7 @@ class ReceivedRun:
         self._hand_on(lambda sink: sink.start(frame.path, frame.size, frame.kind))
 
     def on_data(self, frame: ContainerData) -> None:
-        """Forward the next bytes of the file that was started last. Raises FrameError."""
+        """Pass the next bytes of the current file to the sink. Raises FrameError."""
         self._must_be_mine(frame.id)
         content = frame.data
         if not self._files or not 0 < len(content) <= self._file_left:
@@ -631,7 +656,9 @@ class ReceivedRun:
         self._hand_on(lambda sink: sink.write(content))
 
     def on_ended(self, frame: ContainerEnding) -> RunEnding:
-        """Convert the guest's last message to the run's ending. Raises FrameError."""
+        """Convert the guest's report on the end of the run to the run's ending. Raises
+        FrameError.
+        """
         self._must_be_mine(frame.id)
         claim = frame.claim or {}
         result, claims = claim.get("result"), claims_of(claim.get("error"))
@@ -660,7 +687,9 @@ class ReceivedRun:
         )
 
     def cut_off(self, ended_by: EndedBy) -> RunEnding:
-        """Return an ending, with the output so far, for a run whose guest did not report one."""
+        """Return the ending of a run that the guest did not end properly. The ending contains the
+        output so far.
+        """
         stdout, stderr = self._texts["stdout"].text, self._texts["stderr"].text
         sizes = [len(text.encode("utf-8", "replace")) for text in (stdout, stderr)]
         return RunEnding(
@@ -687,7 +716,7 @@ class ReceivedRun:
 
 
 def is_plain_path(path: str) -> bool:
-    """Whether a path is relative and made only of valid file names."""
+    """Whether a path is relative and consists only of valid file names."""
     try:
         path.encode()
     except UnicodeEncodeError:
@@ -699,7 +728,9 @@ def is_plain_path(path: str) -> bool:
 
 
 class Demultiplexer:
-    """Splits chunks of Docker's multiplexed stream into pieces of stdout and stderr."""
+    """Splits Docker's multiplexed stream, which arrives in chunks, into pieces of stdout and
+    stderr.
+    """
 
     def __init__(self) -> None:
         self._header = bytearray()
@@ -707,7 +738,8 @@ class Demultiplexer:
         self._left = 0
 
     def feed(self, chunk: bytes) -> Iterator[tuple[int, bytes]]:
-        """Yield pairs of a stream's number and its next bytes, in order of arrival.
+        """Yield the pieces in the next chunk in order of arrival, each as a stream's number and
+        bytes.
 
         Raises:
             FrameError: the chunk has a header that Docker never sends.
@@ -736,10 +768,10 @@ class Demultiplexer:
 
 
 def needs_preloaded(code: str, given: Collection[str] = ()) -> bool:
-    """Whether a Python program may import a module outside the standard library. For a program that
-    is too long to be sent in one part, this is True without a search.
+    """Whether a Python program may import a module that is not in the standard library. The result
+    is also True for a program that is too long to be sent in one part, without a search.
 
-    Imports of the modules in `given`, which the guest provides, do not count.
+    Imports of modules in `given` are ignored, because the guest provides these modules.
     """
     if len(code) > PART_CHARACTERS or _DOUBT.search(code):
         return True
@@ -751,10 +783,10 @@ def needs_preloaded(code: str, given: Collection[str] = ()) -> bool:
 
 
 def _modules_of(clause: re.Match[str]) -> list[str]:
-    """Return the module names in one import statement.
+    """Return the names of the modules that an import statement imports.
 
-    Text that is not a module name is returned as well: it matches no module of the standard
-    library.
+    The result may also contain text that is not a module name. This does no harm, because such text
+    never equals the name of a module in the standard library.
     """
     source, imported = clause.groups()
     if source is not None:
@@ -777,7 +809,7 @@ DEFAULT_GRACE_S = 5.0
 
 
 class ProcessRequests:
-    """Requests to one guest about registered processes. `send` sends a frame, and `on_change` is
+    """Sends requests about registered processes to one guest. `send` sends a frame. `on_change` is
     called when the number of running processes has changed.
     """
 
@@ -790,10 +822,10 @@ class ProcessRequests:
         self._open: dict[int, asyncio.Future[ContainerAnswer]] = {}
 
     async def ask(self, request: JsonObject) -> JsonObject:
-        """Send a request and return the result in the guest's answer.
+        """Send a request to the guest, and return the result in its answer.
 
         Raises:
-            InvalidParams: the request is not valid, or cannot be carried out.
+            InvalidParams: the request is invalid, or cannot be carried out.
             ResourceNotFound: there is no such process.
             SandboxUnavailable: the guest has ended, does not answer in time, or has too many
                 unanswered requests.
@@ -813,7 +845,9 @@ class ProcessRequests:
         raise try_later("The session did not answer in time. Repeat the request.")
 
     def on_answer(self, frame: ContainerAnswer) -> None:
-        """Process an answer from the guest. Raises FrameError if it answers no request."""
+        """Process the guest's answer to a request. Raises FrameError if there is no such
+        request.
+        """
         waiting = self._open.pop(frame.id, None)
         if waiting is None:
             raise FrameError("an answer that nobody asked for")
@@ -822,18 +856,18 @@ class ProcessRequests:
             waiting.set_result(frame)
 
     def on_count(self, frame: ContainerProcesses) -> None:
-        """Process a new number of running processes. Raises FrameError unless the number has
-        fallen.
+        """Process the guest's report that fewer processes are running. Raises FrameError if the
+        reported number is not lower than the last one.
 
-        Without a start request the number can only fall, so a guest cannot send such frames without
-        end.
+        The number can only rise through a request to start a process, and the answer to that
+        request reports it. So a guest cannot send such reports without end.
         """
         if self.running is not None and frame.running >= self.running:
             raise FrameError("a number of processes that nothing explains")
         self._count(frame.running)
 
     def close(self) -> None:
-        """Fail all requests, because the guest has ended."""
+        """Make all unanswered requests fail, because the guest has ended."""
         self.running = 0
         for waiting in self._open.values():
             if not waiting.done():
@@ -848,7 +882,9 @@ class ProcessRequests:
 
 
 def _fields_of(request: JsonObject) -> JsonObject:
-    """Return the fields of a request's frame, with defaults. Raises InvalidParams."""
+    """Return the fields of the frame for a request, with defaults for absent arguments. Raises
+    InvalidParams if the request is invalid.
+    """
     given = {name: value for name, value in request.items() if value is not None}
     do = given.pop("do")
     model = ARGUMENTS[f"process:{do}"]
@@ -877,7 +913,9 @@ def _fields_of(request: JsonObject) -> JsonObject:
 
 
 def _result_of(answer: ContainerAnswer) -> JsonObject:
-    """Return the result in an answer, or raise the error for its fault."""
+    """Return the result in the guest's answer. If the answer reports a fault, raise the
+    corresponding error.
+    """
     fault = answer.fault
     if fault is None:
         return answer.parts

@@ -1,7 +1,7 @@
 """One container from its start to its end, and the runs in it.
 
-Host side, between the pool or the wall and Docker. Invariant: a container serves only after Docker
-has created it without a warning and its guest has tested every required limit.
+Host side, between the pool or the wall and Docker. Invariant: a container is used only if Docker
+created it without a warning and its guest has tested every required limit.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ container's end and the reason at the same time."""
 
 
 class ContainerFailed(Exception):
-    """The container was created but does not work. The exception's text is for the operator."""
+    """The container was created, but does not work. The exception's text is for the operator."""
 
     message = "Containers start, but the guest in them does not."
     """The error's text for callers."""
@@ -59,7 +59,7 @@ class ContainerFailed(Exception):
 
 
 class LimitsNotEnforced(ContainerFailed):
-    """The container lacks a required limit. A retry would fail in the same way."""
+    """The container lacks a required limit. Another attempt would fail in the same way."""
 
     message = "Containers on this host lack a required limit."
     remedy = "Run `fumehood doctor` to see why."
@@ -74,7 +74,7 @@ class LimitsNotEnforced(ContainerFailed):
 
 
 class Container(Channel):
-    """A running container, created by `start`, as the channel to its guest.
+    """A running container, which is also the channel to its guest. Created by `start`.
 
     The caller of `start` must remove the container, even if `start` fails.
     """
@@ -104,7 +104,7 @@ class Container(Channel):
         command: tuple[str, ...] = GUEST_COMMAND,
         ready_s: float = START_DEADLINE_S,
     ) -> Container:
-        """Create a container, attach to its streams, start it, and wait until it is ready.
+        """Create a container, attach to its streams, start it, and wait until its guest is ready.
 
         Raises:
             DockerError: Docker failed.
@@ -126,13 +126,13 @@ class Container(Channel):
     async def take_over(
         cls, docker: Docker, name: str, image_id: str, *, required: frozenset[Limit], epoch: int
     ) -> Container:
-        """Take over a running session's container from an engine that is gone. The guest cancels a
-        run that is still in progress.
+        """Take over the running container of a session from an earlier engine, which has ended. If
+        a run is still in progress, the guest cancels it.
 
         Raises:
             DockerError: Docker failed.
-            ContainerFailed: the guest failed, or refused because the epoch that it knows is not
-                below `epoch`.
+            ContainerFailed: the guest failed, or the guest refused because it already knows an
+                epoch that is not below `epoch`.
         """
         container = cls(docker, name, image_id)
         container._id = name
@@ -152,8 +152,8 @@ class Container(Channel):
         ready_s: float,
         begun: bytes = b"",
     ) -> None:
-        """Connect to the guest's streams, from which `begun` has already been read, and wait until
-        the guest is ready.
+        """Connect the channel to the guest's streams, and wait until the guest is ready. `begun`
+        contains the bytes that have already been read from the streams.
         """
         try:
             stream.setblocking(False)
@@ -189,8 +189,8 @@ class Container(Channel):
         *,
         keep: bool = False,
     ) -> RunEnding:
-        """Run a program as `Channel.run` does. If the container is lost, determine whether memory
-        ran out.
+        """Run a program like `Channel.run`. If the container is lost because its memory ran out,
+        the ending is `MEMORY`.
         """
         if self.is_dead:  # it ended after it was leased
             return RunEnding(EndedBy.SANDBOX_LOST, isolation)
@@ -212,17 +212,17 @@ class Container(Channel):
         return ending
 
     async def until_examined(self) -> None:
-        """Wait until the reason for the container's end is known. If the container were removed
-        earlier, the reason would be lost.
+        """Wait until the reason for the container's end is known. Until then, the container must
+        not be removed, because Docker could no longer report the reason.
         """
         await self._examined.wait()
 
     async def _was_killed_for_memory(self) -> bool:
-        """Return whether the guest was killed because memory ran out; False if Docker does not
-        report it in time.
+        """Return True if Docker reports that the guest was killed because memory ran out. Return
+        False if there was another reason, or if Docker does not report one in time.
 
         Neither the exit code nor Docker's flag is sufficient alone: other processes may kill the
-        guest, and the flag is also set if a child was killed. The container is never used again.
+        guest, and the flag is also set if only a child was killed.
         """
         looks = 0
         with anyio.move_on_after(LOSS_DEADLINE_S), suppress(DockerError):

@@ -2,10 +2,10 @@
 
 Host side, for the container wall. A disk is an ext4 file system in a file with a loop device, which
 Docker mounts as a separate volume. So the kernel enforces the disk's size and its number of files,
-and deleting it is quick. This requires an engine that runs as root on Docker's host. Invariants:
-all space of a disk is allocated when it is made, so no program's write fails because others filled
-the host; `sweep` removes the remains of a disk that a killed engine left; programs never write to
-the file or the device, only through the mounted file system.
+and the disk is deleted quickly. This requires an engine that runs as root on Docker's host.
+Invariants: all space of a disk is allocated when it is made, so no program's write fails because
+others filled the host; `sweep` removes the remains of a disk that a killed engine left; programs
+never write to the file or the device, only through the mounted file system.
 """
 
 from __future__ import annotations
@@ -72,7 +72,9 @@ directory, as into /tmp, but only root can change the directory itself.
 
 
 class Disks:
-    """The disks of one state directory's sessions. Without a directory there are no disks."""
+    """The disks of the sessions with one state directory. If the directory is None, no disks can be
+    made.
+    """
 
     def __init__(
         self,
@@ -89,7 +91,7 @@ class Disks:
         """The lock that is held while space is reserved."""
 
     def why_none(self) -> str | None:
-        """Return why this engine cannot make disks, or None if it can."""
+        """Return a clause that says why this engine cannot make disks, or None if it can."""
         if self._directory is None:
             return "an engine without a state directory has none"
         if os.geteuid() != 0:
@@ -102,11 +104,11 @@ class Disks:
         return None
 
     async def make(self, name: str, mb: int) -> None:
-        """Make a disk, and a Docker volume with the same name.
+        """Make a disk of `mb` MB, and a Docker volume with the same name.
 
         Raises:
-            SandboxUnavailable: there is no room, or the disk could not be made; nothing of it is
-                left.
+            SandboxUnavailable: there is no room, or the disk could not be made. Nothing of the disk
+                is left.
         """
         assert self._directory is not None
         path = self._directory / name
@@ -130,9 +132,11 @@ class Disks:
         is_new: bool = False,
         unless: tuple[type[DockerError], ...] = (),
     ) -> AsyncIterator[None]:
-        """If the block fails, log why, and raise an error that gives callers the cause without
-        names and paths. `what` completes the sentence "The disk could not be …", for example
-        "copied". With `is_new`, remove the disk as well. Failures of the types `unless` are raised
+        """Convert a failure in the block to an error for callers, and log it. The error names the
+        cause, but no names and paths of the host.
+
+        `what` completes the sentence "The disk could not be …", for example "copied". If `is_new`
+        is True, the disk is removed after a failure. Failures of the types in `unless` are raised
         unchanged.
         """
         try:
@@ -150,11 +154,11 @@ class Disks:
             raise try_later(words) from error
 
     async def copy(self, name: str, target: str) -> int:
-        """Copy a disk and return the bytes that the copy takes on the host. No program may write to
-        the disk meanwhile.
+        """Copy a disk, and return the number of bytes that the copy takes on the host. During the
+        copy, no program may write to the disk.
 
         Raises:
-            SandboxUnavailable: there is no room, or the copy failed; nothing of it is left.
+            SandboxUnavailable: there is no room, or the copy failed. Nothing of the copy is left.
         """
         assert self._directory is not None
         source, path = self._directory / name, self._directory / target
@@ -180,8 +184,11 @@ class Disks:
             self._copying.pop(target, None)
 
     async def prepare(self, source: str, new: str) -> None:
-        """Make and check a copy of a disk that will `replace` another disk. Raises
-        SandboxUnavailable if there is no room or the copy failed.
+        """Make a copy of the disk `source` with the name `new`, and check its file system. The copy
+        can then `replace` another disk.
+
+        Raises:
+            SandboxUnavailable: there is no room, or the copy failed.
         """
         assert self._directory is not None
         await self._try_to_remove(new)  # the remains of a failed attempt
@@ -190,7 +197,7 @@ class Disks:
             await _check(str(self._directory / new))
 
     async def replace(self, name: str, new: str) -> None:
-        """Replace a disk, which no container uses, with the disk `new`.
+        """Replace a disk with the disk `new`. No container may use the replaced disk.
 
         Raises:
             SandboxUnavailable: the disk could not be replaced, and is unchanged.
@@ -201,15 +208,15 @@ class Disks:
             await anyio.to_thread.run_sync((self._directory / new).replace, path)
 
     def has(self, name: str) -> bool:
-        """Whether a disk exists."""
+        """Whether a disk with this name exists."""
         return self._directory is not None and (self._directory / name).exists()
 
     async def attach(self, name: str) -> None:
-        """Make a disk ready for a new container, even after a restart of the host.
+        """Make a disk usable for a new container. This also works after a restart of the host.
 
         Raises:
             DockerConflict: a container still uses the disk.
-            SandboxUnavailable: the disk could not be attached; it is kept.
+            SandboxUnavailable: the disk could not be attached. The disk itself is kept.
         """
         async with self._for_callers(name, "attached", unless=(DockerConflict,)):
             path = await self._detach(name)
@@ -226,13 +233,18 @@ class Disks:
         await self._docker.create_volume(name, options)
 
     async def _devices(self, path: Path) -> list[str]:
-        """Return the loop devices of a disk: one if the disk is attached, otherwise none."""
+        """Return the names of a disk's loop devices. An attached disk has one, any other disk has
+        none.
+        """
         found = await _run("losetup", "--associated", str(path))
         return [line.partition(":")[0] for line in found.splitlines()]
 
     def _promise(self, path: Path, needed: int) -> None:
-        """Create an empty file for a disk. Raises SandboxUnavailable if the host has fewer than
-        `needed` free bytes that are not reserved for other disks.
+        """Create the empty file of a new disk, if the host has enough space for the disk.
+
+        Raises:
+            SandboxUnavailable: fewer than `needed` bytes are both free and not reserved for other
+                disks.
         """
         assert self._directory is not None
         self._directory.mkdir(mode=0o700, exist_ok=True)
@@ -255,7 +267,9 @@ class Disks:
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
 
     async def detach(self, name: str) -> None:
-        """Release a disk's volume and loop device, until `attach`. Failures are ignored."""
+        """Release the volume and the loop device of a disk, until the next `attach`. Failures are
+        ignored.
+        """
         with suppress(*FAILURES):
             await self._detach(name)
 
@@ -268,7 +282,7 @@ class Disks:
         return path
 
     async def remove(self, name: str) -> None:
-        """Remove a disk or the remains of one. No container may use it any more.
+        """Remove a disk, or what is left of it. No container may use the disk any more.
 
         Raises:
             OSError, subprocess.SubprocessError, DockerError: the disk could not be removed.
@@ -276,8 +290,8 @@ class Disks:
         (await self._detach(name)).unlink(missing_ok=True)
 
     async def sweep(self, in_use: Callable[[], Iterable[str]]) -> None:
-        """Remove all disks and copies whose names `in_use` does not return. A disk or copy that
-        cannot be removed stays until the next sweep.
+        """Remove all disks and copies whose names are not in the result of `in_use`. A disk or copy
+        that cannot be removed stays until the next sweep.
         """
         if self._directory is None:
             return
@@ -296,10 +310,12 @@ class Disks:
 
 
 def _free(device: str, path: Path) -> None:
-    """Free a disk's loop device, as soon as the device is no longer mounted. Do nothing if the
-    device now belongs to another file: the end of a container may have freed the device since it
-    was listed, and a disk of any engine on this host may have taken it. While the device is open
-    here, no other disk can take it. *Source*: loop(4).
+    """Detach a loop device from a disk, as soon as the device is no longer mounted. Do nothing if
+    the device now belongs to another file.
+
+    The device may have been freed when a container ended, and any engine on this host may then have
+    taken it for another disk. While the device is open here, nothing else can take it. *Source*:
+    loop(4).
     """
     try:
         with Path(device).open("rb", buffering=0) as opened:
@@ -313,7 +329,9 @@ def _free(device: str, path: Path) -> None:
 
 
 def _cause(error: BaseException) -> str:
-    """Return which step failed and how, without names and paths of the host, for callers."""
+    """Return a description of a failure for callers: which step failed and how, without names and
+    paths of the host.
+    """
     match error:
         case DockerError():
             return error.message.removesuffix(".")
@@ -332,7 +350,7 @@ def _give_all_its_room(path: Path, size: int) -> None:
 
 
 def _size_and_data(path: Path) -> tuple[int, int]:
-    """Return a file's size and the number of its bytes that are not in holes."""
+    """Return the size of a file, and how many of its bytes are not in holes."""
     end = data = 0
     with path.open("rb") as file:
         size = os.fstat(file.fileno()).st_size
@@ -349,8 +367,8 @@ def _size_and_data(path: Path) -> tuple[int, int]:
 
 
 async def _check(path: str) -> None:
-    """Check the file system of a disk that is not attached, and repair it if necessary, for example
-    because it was copied or lost while in use.
+    """Check the file system of a disk that is not attached, and repair it if necessary. It may be
+    damaged if the disk was copied or lost while in use.
     """
     await _run("e2fsck", "-p", path, told=CHECK, most_status=1)  # 1: errors were repaired
 
@@ -362,8 +380,8 @@ async def _run(
     most_status: int = 0,
     deadline_s: float = RUN_S,
 ) -> str:
-    """Run a program of the host with the input `told`, and return its output. An exit status of up
-    to `most_status` counts as success.
+    """Run a program of the host, and return its output. `told` is the program's input. Exit
+    statuses up to `most_status` mean success.
 
     Raises:
         OSError, subprocess.SubprocessError: the program failed, or took too long.

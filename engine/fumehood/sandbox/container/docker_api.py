@@ -7,19 +7,20 @@ command that runs in an existing container is the relay to its guest. The event 
 every request has a deadline, and the number of threads is limited.
 
 The package `docker` (its low-level client) blocks, so its requests run in threads. The package is
-imported with the first request to a daemon that is listening; an engine without Docker never loads
-it. A call that hangs keeps its thread until the client's own time limit ends the call; other calls
-share the remaining threads (`bounded_threads`).
+imported with the first request to a daemon that is listening, so an engine without Docker never
+loads it. A request that hangs keeps its thread until the client's own time limit ends the request;
+other requests share the remaining threads (`bounded_threads`).
 
 Commands and tests may block, so they use the client itself, from `open_docker`. That function
 checks that a daemon answers: an installed `docker` program does not prove that there is a daemon.
 
-The second half checks the requirements on Docker and its host. Docker only warns about limits that
-the kernel lacks, so they are checked before containers are created; a property that Docker does not
-report counts as missing.
+The second half of this module checks the requirements on Docker and its host. Docker only warns
+about limits that the kernel lacks, so they are checked before containers are created; a property
+that Docker does not report counts as missing.
 
-`DOCKER_HOST` may be `unix://…` or `tcp://…`. The engine refuses encrypted connections: the channel
-to a guest is the socket itself, handed to the event loop. `open_docker` accepts TLS.
+`DOCKER_HOST` may be `unix://…` or `tcp://…`. The engine refuses encrypted connections, because the
+channel to a guest is the socket itself, which is handed to the event loop. `open_docker` accepts
+TLS.
 """
 
 from __future__ import annotations
@@ -91,7 +92,7 @@ class DockerError(Exception):
 
 
 class DockerUnreachable(DockerError):
-    """No daemon that this engine may use is listening."""
+    """No Docker daemon can be reached with this engine's address and rights."""
 
 
 class DockerNotRunning(DockerUnreachable):
@@ -131,15 +132,17 @@ class DockerTimeout(DockerError):
 
 
 class DockerNotFound(DockerError):
-    """There is no such container, image or volume."""
+    """The container, image or volume does not exist."""
 
 
 class DockerConflict(DockerError):
-    """A name is taken, a volume is in use, or a container's state forbids the request."""
+    """A name is already taken, a volume is in use, or a container's state forbids the request."""
 
 
 class DockerWarned(DockerError):
-    """Docker created a container with a warning: Docker ignores limits that the kernel lacks."""
+    """Docker created a container with a warning. It warns about limits that the kernel lacks and
+    that it therefore ignores.
+    """
 
     message = "Docker cannot apply all limits of a container."
     remedy = "Run `fumehood doctor` to see why."
@@ -148,7 +151,7 @@ class DockerWarned(DockerError):
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """A container in a listing."""
+    """One container in Docker's list of containers."""
 
     id: str
     name: str
@@ -157,7 +160,7 @@ class Listed:
 
 
 class Docker:
-    """The Docker daemon at `DOCKER_HOST`. The constructor does not connect."""
+    """The Docker daemon at `DOCKER_HOST`. Creating this object does not connect to the daemon."""
 
     def __init__(self, environment: Mapping[str, str]) -> None:
         self.host = docker_host(environment)
@@ -170,18 +173,18 @@ class Docker:
 
     @property
     def is_local(self) -> bool:
-        """Whether the daemon runs on this host, judging by its address."""
+        """Whether the daemon's address is on this host."""
         return self.host.startswith("unix://")
 
     async def info(self) -> JsonObject:
-        """Return the daemon's description of itself and its host."""
+        """Return Docker's system information: facts about the daemon and its host."""
         return await self.ask("describe itself", lambda client: client.info(), QUICK_S)
 
     async def launch(self, body: JsonObject, name: str) -> tuple[str, socket.socket]:
         """Create a container, attach to its streams and start it.
 
-        Return its id, and its three streams as one socket, which the caller must close. If this
-        fails, a created container may remain under `name`.
+        Return the container's id, and its three streams as one socket. The caller must close the
+        socket. If this method fails, a created container may be left under `name`.
 
         Raises:
             DockerWarned: Docker could not apply a setting; the container was not started.
@@ -197,7 +200,7 @@ class Docker:
         self, container_id: str, command: tuple[str, ...]
     ) -> tuple[socket.socket, bytes]:
         """Run a command as root in a running container. Return the command's streams as one socket,
-        which the caller must close, and the bytes that have already been read from the socket.
+        and the bytes that have already been read from it. The caller must close the socket.
 
         Raises:
             DockerNotFound, DockerConflict: the container is gone, or not running.
@@ -219,12 +222,14 @@ class Docker:
         return found
 
     async def state(self, container_id: str) -> JsonObject:
-        """Return the `State` of a container. Raises DockerNotFound."""
+        """Return the field `State` of Docker's description of a container. Raises
+        DockerNotFound.
+        """
         state: JsonObject = (await self.inspect(container_id))["State"]
         return state
 
     async def pause(self, container_id: str) -> None:
-        """Freeze all processes of a container, by id or name. Do nothing if they are frozen.
+        """Freeze all processes of a container. Do nothing if they are already frozen.
 
         Raises:
             DockerNotFound: the container is gone.
@@ -242,7 +247,7 @@ class Docker:
                 await anyio.sleep(pause_s)
 
     async def unpause(self, container_id: str) -> None:
-        """Thaw the processes of a container. Do nothing if they are not frozen.
+        """Thaw all processes of a container. Do nothing if they are not frozen.
 
         Raises:
             DockerNotFound: the container is gone.
@@ -256,8 +261,8 @@ class Docker:
                 raise
 
     async def create_volume(self, name: str, options: Mapping[str, str]) -> None:
-        """Create a volume with the driver `local`. `options` are the driver's `type`, `device` and
-        `o`, as for mount(8).
+        """Create a volume with Docker's driver `local`. `options` are the driver's options `type`,
+        `device` and `o`, which mean the same as for mount(8).
         """
         await self.ask(
             "create a volume",
@@ -266,7 +271,7 @@ class Docker:
         )
 
     async def remove_volume(self, name: str) -> None:
-        """Remove a volume. A missing volume counts as removed.
+        """Remove a volume. Do nothing if it does not exist.
 
         Raises:
             DockerConflict: a container uses the volume.
@@ -275,8 +280,8 @@ class Docker:
             await self.ask("remove a volume", lambda client: client.remove_volume(name), SLOW_S)
 
     async def remove(self, container_id: str) -> None:
-        """Kill and remove a container by id or name. A container that is missing or already being
-        removed counts as removed.
+        """Kill and remove a container, given its id or name. Do nothing if the container does not
+        exist or is already being removed.
         """
         with suppress(DockerNotFound, DockerConflict):
             await self.ask(
@@ -286,7 +291,9 @@ class Docker:
             )
 
     async def list(self, label: str) -> list[Listed]:
-        """Return all containers with a label (`name` or `name=value`), including stopped ones."""
+        """Return all containers that have a label (`name` or `name=value`), including stopped
+        containers.
+        """
         found = await self.ask(
             "list containers",
             lambda client: client.containers(all=True, filters={"label": [label]}),
@@ -310,9 +317,9 @@ class Docker:
         *,
         unwanted: Callable[[Answer], None] = lambda answer: None,
     ) -> Answer:
-        """Run a call of the low-level client in a thread, and return its result. `asked` completes
-        the sentence "Docker did not …" in errors, for example "create a volume". A result that
-        comes too late is passed to `unwanted`.
+        """Run `call` in a thread with the low-level client, and return its result. `asked`
+        completes the sentence "Docker did not …" in errors, for example "create a volume". A result
+        that arrives after the deadline is passed to `unwanted`.
 
         Raises:
             DockerError: Docker cannot be used, or the request failed.
@@ -342,7 +349,9 @@ class Docker:
             self.failure = failure
 
     def _connected(self) -> Any:
-        """Return the client. After a failure to connect, create a new one. Runs in a thread."""
+        """Return the low-level client. If the last connection failed, create a new client. Runs in
+        a thread.
+        """
         if self._wants_tls or self.host.startswith("https://"):
             raise DockerNotSupported("Docker over TLS is not supported.")
         # Check each time: the package leaks a socket if it cannot connect.
@@ -359,12 +368,12 @@ class Docker:
 
 
 def docker_host(environment: Mapping[str, str] = os.environ) -> str:
-    """Return the daemon's address: `DOCKER_HOST`, or Docker's default socket."""
+    """Return the address of the Docker daemon: `DOCKER_HOST`, or Docker's default socket."""
     return environment.get("DOCKER_HOST") or DEFAULT_HOST
 
 
 def open_docker(environment: Mapping[str, str] = os.environ, *, timeout_s: float = OPEN_S) -> Any:
-    """Return a blocking client, after the daemon has answered. The client waits at most `timeout_s`
+    """Return a blocking client for a daemon that has answered. The client waits at most `timeout_s`
     seconds for each answer.
 
     Raises:
@@ -385,7 +394,7 @@ def open_docker(environment: Mapping[str, str] = os.environ, *, timeout_s: float
 
 @contextmanager
 def typed_errors() -> Iterator[None]:
-    """Raise DockerError instead of the exceptions of a blocking client."""
+    """Convert the exceptions of a blocking client in the block to DockerError."""
     from docker.errors import DockerException
     from requests.exceptions import RequestException
 
@@ -396,7 +405,7 @@ def typed_errors() -> Iterator[None]:
 
 
 def _check_listening(host: str, deadline_s: float) -> None:
-    """Raise OSError or DockerError unless a daemon is listening."""
+    """Raise OSError or DockerError unless a daemon is listening at the address."""
     if host.startswith(("tcp://", "http://", "https://")):
         return
     if not host.startswith("unix://"):
@@ -438,8 +447,9 @@ def _launch_in(
 
 
 def _detached(attached: Any) -> tuple[socket.socket, bytes]:
-    """Detach a stream's socket from the HTTP client, so that the client does not close it. Return
-    the socket, and the bytes of the stream that the client has read with the response's headers.
+    """Take the socket of an attached stream away from the HTTP client, which would otherwise close
+    it. Return the socket, and those bytes of the stream that the client has read together with the
+    response's headers.
     """
     try:
         attached._sock.setblocking(False)
@@ -507,8 +517,9 @@ host: the texts of system call errors, and of some errors in Go's libraries.
 
 
 def _known_cause(words: str) -> str | None:
-    """Return the last cause in Docker's explanation that `KNOWN_CAUSES` contains, or None if there
-    is none. The explanation begins with the outermost failure, so the last cause is the innermost.
+    """Return the last of the `KNOWN_CAUSES` in Docker's explanation of a failure, or None if it
+    contains none of them. An explanation begins with the outermost failure, so the last cause is
+    the innermost.
     """
     words = words.lower()
     found = [(words.rfind(cause) + len(cause), cause) for cause in KNOWN_CAUSES if cause in words]
@@ -528,7 +539,9 @@ LIMITS = {"MemoryLimit": "memory", "CpuCfsQuota": "cpu", "PidsLimit": "pids"}
 
 @dataclass(frozen=True, slots=True)
 class Unfit:
-    """Why a host cannot run containers with all limits, and the remedy, in words for callers."""
+    """Why a host cannot run containers with all limits, and the remedy. Both are texts for
+    callers.
+    """
 
     message: str
     remedy: str
@@ -539,8 +552,8 @@ class Unfit:
 
 @dataclass(frozen=True, slots=True)
 class HostCheck:
-    """The check of one requirement on the host. `found` describes the host; `unfit` is None if the
-    host meets the requirement.
+    """The result of checking one requirement on the host. `found` describes what the host has.
+    `unfit` is the fault, or None if the host meets the requirement.
     """
 
     name: str
@@ -551,8 +564,8 @@ class HostCheck:
 def host_checks(
     info: JsonObject, *, runtime: str | None, has_swap: bool | None
 ) -> tuple[HostCheck, ...]:
-    """Check all requirements on Docker's host. `has_swap` is whether the host has swap space, or
-    None if this is unknown.
+    """Check all requirements on Docker's host, and return one result for each. `has_swap` is True
+    if the host has swap space, and None if this is unknown.
 
     *Source*: Docker Engine API 1.41, SystemInfo.
     """
@@ -567,16 +580,16 @@ def host_checks(
 
 
 def why_unfit(info: JsonObject, *, runtime: str | None, has_swap: bool | None) -> Unfit | None:
-    """Return the fault for the first requirement that Docker's host does not meet, or None if the
-    host meets all requirements.
+    """Return the first fault that `host_checks` finds, or None if Docker's host meets all
+    requirements.
     """
     checks = host_checks(info, runtime=runtime, has_swap=has_swap)
     return next((check.unfit for check in checks if check.unfit is not None), None)
 
 
 def may_swap(*, is_local: bool) -> bool | None:
-    """Return whether Docker's host has swap space, or None if this is unknown, as for a remote
-    host.
+    """Return whether Docker's host has swap space, or None if this is unknown. It is unknown for a
+    remote host.
     """
     try:
         swaps = Path("/proc/swaps").read_text(encoding="ascii") if is_local else None

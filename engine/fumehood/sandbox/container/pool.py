@@ -1,4 +1,5 @@
-"""The pool of containers: which trust domain owns each, and which waiting call is served next.
+"""The pool of containers: which trust domain owns each container, and which waiting call is served
+next.
 
 Host side, between the wall and `container`. Runs only in the event loop, so each change of
 `PoolState` is atomic. Invariants: a container serves one trust domain for its whole life. It is
@@ -8,8 +9,8 @@ never more than `pool_max` containers, including those that are being created or
 container taken for a session leaves the pool.
 
 The queue is bounded in total, for each principal, and for each trust domain. Turns alternate
-between principals, then between the domains of one principal; within a domain, requests are served
-in order. Opening many sessions therefore gains a principal nothing.
+between principals, then between the domains of one principal. Within a domain, requests are served
+in order. Therefore a principal gains nothing by opening many sessions.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ wait for one. This is twice the time to create a container.
 
 @dataclass(frozen=True, slots=True, order=True)
 class Kind:
-    """The image, memory and processors that a call needs."""
+    """The properties of the container that a call needs: image, memory and processors."""
 
     image: str
     memory_mb: int
@@ -53,14 +54,18 @@ class Kind:
 
 
 class EntryFactory(Protocol):
-    """Creates and removes containers."""
+    """Creates and removes the containers of a pool."""
 
     async def make(self, kind: Kind) -> Container:
-        """Create a container. If this fails, nothing remains, and EngineError is raised."""
+        """Create a container and return it. If the creation fails, EngineError is raised and no
+        container is left.
+        """
         ...
 
     async def remove(self, name: str) -> None:
-        """Remove a container by name. Retry until it is removed."""
+        """Remove the container with this name. Return only when the container is removed, however
+        many attempts that takes.
+        """
         ...
 
 
@@ -83,7 +88,7 @@ UNUSED = (State.WARM, State.IDLE)
 
 @dataclass(eq=False, slots=True)
 class PoolEntry:
-    """One container of the pool."""
+    """One container of the pool, with its state and its history."""
 
     container: Container
     kind: Kind
@@ -97,7 +102,7 @@ class PoolEntry:
     """When `domain` received the container, by the monotonic clock."""
 
     def on_clean(self) -> None:
-        """Notify the pool that the container has been reset."""
+        """Notify the pool that the container is clean after a run."""
         self.pool.on_clean(self)
 
     def on_end(self, why: str) -> None:
@@ -107,10 +112,11 @@ class PoolEntry:
     def why_not_again(
         self, settings: ContainerSettings, now: float, *, once: bool, is_spared: bool = False
     ) -> str | None:
-        """Return why the container must not be used again, as a clause, or None if it may be.
+        """Return a clause that says why the container must not be used again, or None if it may be
+        used.
 
-        `once` means that the container was requested for a single call. With `is_spared`, its idle
-        time does not count.
+        `once` is True if the container was requested for a single call and has served it. If
+        `is_spared` is True, the time for which the container was idle does not count.
         """
         container = self.container
         reasons = {
@@ -129,7 +135,7 @@ class PoolEntry:
 
 @dataclass(eq=False, slots=True)
 class PoolRequest:
-    """A call that waits for a container."""
+    """A call that waits for a container of the pool."""
 
     domain: TrustDomain
     kind: Kind
@@ -142,11 +148,11 @@ class PoolRequest:
 
 
 class Waiting(Protocol):
-    """A request in the queue."""
+    """A request that can wait in a `FairQueue`."""
 
     @property
     def domain(self) -> TrustDomain:
-        """The trust domain that made the request."""
+        """The trust domain for which the request was made."""
         ...
 
 
@@ -154,7 +160,9 @@ W = TypeVar("W", bound=Waiting)
 
 
 class FairQueue(Generic[W]):
-    """The waiting requests of all principals, by principal and trust domain, in turn order."""
+    """The waiting requests of all principals. Principals take turns, and so do the trust domains of
+    one principal.
+    """
 
     def __init__(self) -> None:
         self._principals: OrderedDict[str, OrderedDict[TrustDomain, list[W]]] = OrderedDict()
@@ -168,10 +176,11 @@ class FairQueue(Generic[W]):
         return iter([one for domains in everybody for mine in domains.values() for one in mine])
 
     def join(self, request: W) -> bool:
-        """Add a request after the others of its domain. Return False if too many wait already.
+        """Add a request after the other requests of its trust domain. Return False, and do not add
+        it, if too many requests are already waiting.
 
-        No principal has more requests in the queue than there are free places, so a principal
-        without requests always finds a place, however often others repeat their calls.
+        A principal may have at most as many requests in the queue as there are free places. So a
+        principal without requests always finds a place, however often others repeat their calls.
         """
         principal_id = request.domain.principal_id
         domains = self._principals.get(principal_id, OrderedDict())
@@ -186,7 +195,7 @@ class FairQueue(Generic[W]):
         return True
 
     def leave(self, request: W) -> bool:
-        """Remove a request. Return False if it is not in the queue."""
+        """Remove a request from the queue. Return False if the request is not in the queue."""
         principal_id = request.domain.principal_id
         domains = self._principals.get(principal_id, OrderedDict())
         mine = domains.get(request.domain, [])
@@ -201,7 +210,9 @@ class FairQueue(Generic[W]):
         return True
 
     def pass_on(self, request: W) -> None:
-        """Move the request's principal and domain to the end of the turn order."""
+        """End the turn of a request's principal and trust domain: both go to the end of the turn
+        order.
+        """
         principal_id = request.domain.principal_id
         if principal_id in self._principals:
             self._principals.move_to_end(principal_id)
@@ -209,7 +220,9 @@ class FairQueue(Generic[W]):
                 self._principals[principal_id].move_to_end(request.domain)
 
     def in_turn(self) -> Iterator[list[W]]:
-        """Yield the requests of each domain in turn order. The queue may change meanwhile."""
+        """Yield, in turn order, the list of each trust domain's requests. The queue may change
+        during the iteration.
+        """
         columns = [list(domains.values()) for domains in self._principals.values()]
         for row in zip_longest(*columns, fillvalue=()):
             for mine in row:
@@ -220,7 +233,9 @@ class FairQueue(Generic[W]):
 
 
 class PoolState:
-    """The containers that exist or are being created or removed. Only `Pool` changes this."""
+    """All containers of the pool, including those that are being created or removed. Only `Pool`
+    changes this state.
+    """
 
     def __init__(self) -> None:
         self.entries: dict[str, PoolEntry] = {}
@@ -231,7 +246,7 @@ class PoolState:
 
     @property
     def total(self) -> int:
-        """The number of all containers, including those that are being removed or created."""
+        """The number of all containers, including those that are being created or removed."""
         return len(self.entries) + len(self.leaving) + self.making
 
     @property
@@ -240,7 +255,9 @@ class PoolState:
         return any(entry.state in UNUSED for entry in self.entries.values())
 
     def coming(self) -> Counter[tuple[TrustDomain | None, Kind]]:
-        """Return the number of containers being reset, by domain and kind."""
+        """Return how many containers are being reset, by the trust domain and the kind of the
+        container.
+        """
         return Counter(
             (entry.domain, entry.kind)
             for entry in self.entries.values()
@@ -248,8 +265,8 @@ class PoolState:
         )
 
     def shares(self, requests: Iterable[PoolRequest]) -> Counter[str]:
-        """Return the number of containers that each principal uses or that are being created for
-        it.
+        """Return, for each principal, the number of containers that its calls use or that are being
+        created for its calls.
         """
         busy = [entry.domain for entry in self.entries.values() if entry.state is State.BUSY]
         shares = Counter(domain.principal_id for domain in busy if domain is not None)
@@ -259,8 +276,8 @@ class PoolState:
     def find(self, request: PoolRequest, state: State) -> PoolEntry | None:
         """Return a container in this state that may serve the request, or None if there is none.
 
-        If there are several, the most recently used container is returned, so that surplus
-        containers stay idle and expire.
+        If there are several, return the most recently used container. The others then stay idle and
+        expire.
         """
         domain = None if state is State.WARM else request.domain
         if request.fresh and state is not State.WARM:
@@ -273,12 +290,13 @@ class PoolState:
         return max(fitting, key=lambda entry: entry.last_used, default=None)
 
     def dispensable(self, requests: Iterable[PoolRequest], now: float) -> PoolEntry | None:
-        """Return the container to destroy if a new container needs its place, or None if none may
-        be destroyed.
+        """Return the container to destroy when a new container needs its place, or None if no
+        container may be destroyed.
 
-        This is the least recently used container without a call; warm containers come last. A
-        domain that itself waits for a container of this kind keeps its container for `TURN_S`
-        seconds: if each call of each domain got a new container, all would wait longer.
+        The result is the least recently used container that no call uses. A warm container is
+        chosen only if there is no idle one. If a trust domain itself waits for a container of this
+        kind, it keeps its container for `TURN_S` seconds. Otherwise each call of each domain might
+        need a new container, and all calls would wait longer.
         """
         wanted = {(request.domain, request.kind) for request in requests if not request.fresh}
         idle = (
@@ -292,7 +310,7 @@ class PoolState:
         )
 
     def counts(self) -> JsonObject:
-        """Return the number of containers by state."""
+        """Return the number of containers in each state."""
         states = Counter(entry.state for entry in self.entries.values())
         return {
             **{state.name.lower(): states[state] for state in State},
@@ -302,9 +320,9 @@ class PoolState:
 
 
 class Pool:
-    """Containers to lease.
+    """The containers that calls can lease.
 
-    `warm_image` is the image of the containers that are kept ready for any domain.
+    `warm_image` is the image of the containers that are kept ready for any trust domain.
     """
 
     def __init__(
@@ -340,8 +358,8 @@ class Pool:
     # -- for the wall ---------------------------------------------------------------
 
     async def take(self, domain: TrustDomain, kind: Kind, *, fresh: bool) -> PoolEntry:
-        """Wait a bounded time for a container that this domain used before or that has run nothing;
-        with `fresh`, only for a container that has run nothing.
+        """Wait a bounded time for a container, and return it. The container has run only calls of
+        this trust domain. If `fresh` is True, it has run nothing.
 
         Raises:
             SandboxUnavailable: no container became free in time, too many calls are waiting, or
@@ -365,8 +383,10 @@ class Pool:
             raise
 
     def give_back(self, entry: PoolEntry, *, ran: bool, fresh: bool) -> None:
-        """Give back a container after its lease. The container is destroyed if it was `fresh` and
-        used, if a run in it did not end, or if it has reached a limit.
+        """Give back a container after its lease. `ran` is True if a program ran in it.
+
+        The container is destroyed if a program ran in it and it was requested as `fresh`, if a run
+        in it did not end, or if the container has reached a limit.
         """
         if entry.container.name not in self._state.entries:
             return
@@ -383,7 +403,8 @@ class Pool:
         self._dispatch()
 
     def let_go(self, entry: PoolEntry, listener: ChannelListener) -> bool:
-        """Take a leased, unused container out of the pool. Return False if it has ended meanwhile.
+        """Remove a leased container, in which nothing has run, from the pool. Return False if the
+        container has ended in the meantime.
 
         From then on, `listener` receives the container's events, and must end and remove the
         container.
@@ -396,22 +417,25 @@ class Pool:
         return True
 
     def refuse_waiting(self, refusal: EngineError) -> None:
-        """Refuse all waiting calls."""
+        """Make all waiting calls fail with this error."""
         for request in self._queue:
             self._refuse(request, refusal)
 
     def close(self, refusal: EngineError, why: str) -> None:
-        """Refuse all calls from now on and destroy all containers; `why` is logged."""
+        """Refuse all waiting and all future calls with this error. Destroy all containers, and log
+        `why`.
+        """
         self._refusal = refusal
         self.refuse_waiting(refusal)
         for entry in list(self._state.entries.values()):
             self._destroy(entry, why)
 
     def tidy(self, *, least_warm: int = 0) -> None:
-        """Destroy containers that are too old, and create missing warm ones. Called periodically.
+        """Destroy containers that are too old or were idle too long, and create missing warm
+        containers. Called periodically.
 
-        If fewer than `least_warm` containers are ready, one more is created, whatever the settings
-        are.
+        If fewer than `least_warm` warm containers are ready, one more is created, even if the
+        settings require none.
         """
         spared = self._settings.pool_min
         for entry in list(self._state.entries.values()):
@@ -428,9 +452,9 @@ class Pool:
         self._keep_warm(least_warm)
 
     def retire(self, is_outdated: Callable[[Container], bool]) -> None:
-        """Destroy outdated containers that no call uses.
+        """Destroy all containers for which `is_outdated` returns True and that no call uses.
 
-        Containers in use stay until the next call of this method.
+        Containers that a call uses stay until the next call of this method.
         """
         for entry in list(self._state.entries.values()):
             if entry.state in UNUSED and is_outdated(entry.container):
@@ -438,7 +462,7 @@ class Pool:
         self._dispatch()
 
     def warm(self) -> Counter[Kind]:
-        """Return the number of containers that have run nothing, by kind."""
+        """Return the number of containers that have run nothing, by the kind of the container."""
         entries = self._state.entries.values()
         return Counter(entry.kind for entry in entries if entry.state is State.WARM)
 
@@ -448,19 +472,25 @@ class Pool:
         return [*self._state.entries, *self._state.leaving]
 
     def counts(self) -> JsonObject:
-        """Return the number of containers by state, for the operator."""
+        """Return, for the operator, the numbers of containers in each state, of waiting calls, and
+        of containers that could not be cleaned.
+        """
         return {**self._state.counts(), "waiting": len(self._queue), "dirty": self.dirty}
 
     # -- events of containers -------------------------------------------------------
 
     def on_clean(self, entry: PoolEntry) -> None:
-        """Mark a container as idle after its reset, and offer it to waiting calls."""
+        """A container is clean after a run. Mark the container as idle, and offer it to waiting
+        calls.
+        """
         if entry.state is State.RESETTING:
             entry.state = State.IDLE
             self._dispatch()
 
     def on_end(self, entry: PoolEntry, why: str) -> None:
-        """Start removing a container whose end was caused by itself, its channel, or `_destroy`."""
+        """A container has ended for any reason. Take it out of the pool, and start removing it in
+        the background.
+        """
         if self._state.entries.pop(entry.container.name, None) is None:
             return
         if entry.container.is_dirty:
@@ -474,10 +504,11 @@ class Pool:
     # -- inside -----------------------------------------------------------------
 
     def _dispatch(self) -> None:
-        """Grant free containers in turn, create missing ones, and keep some warm.
+        """Grant free containers to waiting calls in turn, start creating missing containers, and
+        keep some warm.
 
-        Changes made here may call this method again. Such a call only records that there is more to
-        do.
+        A change made here may call this method again. The inner call then only records that there
+        is more to do, and the outer call does it.
         """
         self._has_changed = True
         if self._is_dispatching:
@@ -495,7 +526,9 @@ class Pool:
             self._is_dispatching = False
 
     def _serve_queue(self) -> None:
-        """Grant or create at most one container for each waiting trust domain."""
+        """For each waiting trust domain, grant a free container to one call, or start creating a
+        container for it.
+        """
         coming = self._state.coming()
         shares = self._state.shares(self._queue)
         can_make = True
@@ -539,9 +572,10 @@ class Pool:
         request.granted.set_result(entry)
 
     def _start_making(self, request: PoolRequest) -> bool:
-        """Start creating a container for a request. If the pool is full, destroy an unused one.
+        """Start creating a container for a request. If the pool is full, first destroy a container
+        that no call uses.
 
-        Return False if none can be destroyed.
+        Return False, and create nothing, if the pool is full and no container may be destroyed.
         """
         instead_of = None
         if self._state.total >= self._settings.pool_max:
@@ -557,8 +591,8 @@ class Pool:
         return True
 
     def _keep_warm(self, least_warm: int) -> None:
-        """Start creating one more warm container, if fewer than `least_warm` are ready, no call is
-        waiting, and there is room.
+        """Start creating a warm container if fewer than `least_warm` are ready. Do nothing if calls
+        are waiting, a warm container is already being created, or the pool is full.
         """
         if len(self._queue) or self._state.warming:
             return
@@ -615,8 +649,8 @@ class Pool:
             self.on_end(entry, why)
 
     def _forget(self, request: PoolRequest) -> None:
-        """Remove a waiting call, and give back a container that was granted to it at the same
-        moment.
+        """Remove a call that no longer waits. If a container was granted to the call at the same
+        moment, give the container back.
         """
         self._queue.leave(request)
         granted = request.granted
@@ -640,5 +674,7 @@ class Pool:
 
 
 def _another(error: EngineError) -> EngineError:
-    """Return a copy of the error: raising the same object twice would mix the tracebacks."""
+    """Return a copy of an error. If the same object were raised twice, the tracebacks would be
+    mixed.
+    """
     return copy.copy(error)

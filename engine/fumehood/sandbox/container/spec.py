@@ -1,9 +1,9 @@
 """The specification of a container: every Docker setting that protects the host, in one place.
 
-Host side, pure. This module builds the complete body of the request that creates a container, so no
-default of a library or of the Docker client's configuration is mixed in. Invariant: a call or a
-tool chooses only the image and the memory class; all other values are fixed, derived or set by the
-operator.
+Host side, pure. This module builds the complete body of the request that creates a container. So
+neither the defaults of a library nor the Docker client's configuration can change it. Invariant: a
+call or a tool chooses only the image and the memory class; all other values are fixed, derived or
+set by the operator.
 
 Docker's own defaults are used on purpose: its seccomp profile (so there is no `seccomp=` option),
 its read-only paths below /proc and /sys, and its AppArmor profile if the host has one.
@@ -78,7 +78,7 @@ The guest lowers the limit of each child to `CONTAINER_OPEN_FILES`."""
 
 @dataclass(frozen=True, slots=True)
 class ContainerSpec:
-    """The values that differ between containers."""
+    """The settings in which containers differ from each other."""
 
     name: str
     image_id: str
@@ -120,13 +120,13 @@ class ContainerSpec:
 
     @property
     def writable_mb(self) -> dict[str, int]:
-        """Path → size in MB of each writable file system."""
+        """Path of each writable file system → its size in MB."""
         sizes = container_writable_mb(self.memory_mb)
         return {**sizes, **({WORKSPACE: self.disk[1]} if self.disk is not None else {})}
 
 
 def create_body(spec: ContainerSpec, command: tuple[str, ...] = GUEST_COMMAND) -> JsonObject:
-    """Return the body of `POST /containers/create`.
+    """Return the body of the request `POST /containers/create` for a container with a guest.
 
     *Source*: Docker Engine API 1.41, ContainerCreate.
     """
@@ -155,9 +155,11 @@ def create_body(spec: ContainerSpec, command: tuple[str, ...] = GUEST_COMMAND) -
 def program_body(
     spec: ContainerSpec, command: tuple[str, ...], env: Mapping[str, str], *, has_network: bool
 ) -> JsonObject:
-    """Return the body of `POST /containers/create` for a program that the operator configured. The
-    program runs without a guest, or with network behind a front, as an unprivileged user without
-    capabilities.
+    """Return the body of the request `POST /containers/create` for a program that the operator
+    configured.
+
+    The program runs as an unprivileged user without capabilities, and without a guest. If
+    `has_network` is True, the container starts a front, which starts the program.
     """
     if has_network:
         config = {"wall": "front", "import_paths": list(GUEST_IMPORT_PATHS), "command": command}
@@ -174,7 +176,7 @@ def program_body(
 
 
 def guest_config(spec: ContainerSpec) -> JsonObject:
-    """Return the guest's configuration. Nothing in it comes from a call."""
+    """Return the configuration of a container's guest. No value in it comes from a call."""
     return {
         "wall": "container",
         "import_paths": list(GUEST_IMPORT_PATHS),
@@ -190,8 +192,8 @@ def guest_config(spec: ContainerSpec) -> JsonObject:
 
 
 def relay_command(epoch: int, command: tuple[str, ...] = GUEST_COMMAND) -> tuple[str, ...]:
-    """Return the command that connects its standard streams to the guest. The guest then treats
-    them as coming from a new host with this epoch.
+    """Return a command that connects its own standard streams to the guest of the container in
+    which it runs. The guest then treats these streams as those of a new host with this epoch.
     """
     config = {"wall": "relay", "import_paths": list(GUEST_IMPORT_PATHS), "epoch": epoch}
     return (*command, json.dumps(config, sort_keys=True))

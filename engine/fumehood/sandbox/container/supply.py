@@ -1,4 +1,4 @@
-"""The supply of containers: finds images, creates containers, and removes lost ones.
+"""The supply of containers: finds images, creates containers, and removes lost containers.
 
 Host side, between the wall and Docker. A "look" queries Docker for its state and its images. A call
 whose image is not known to exist starts a look; calls that arrive meanwhile share the result.
@@ -7,11 +7,11 @@ container's name counts as in use before its creation is requested, and a contai
 become ready is removed.
 
 A sweep removes containers that a crash between two steps left behind: those that have this engine's
-labels, but a name that is not in use. For each container, the first rule that applies decides:
-without our labels, it is left alone. With this engine's or this owner's label, it is removed if its
-name is not in use. (A state directory has one engine at a time, so an earlier engine's container is
-in use only if it belongs to a session that is to be taken over.) With another owner's label, it is
-removed only if it is stopped and long past its deadline.
+labels, but a name that is not in use. For each container, the first of these rules that applies
+decides. A container without our labels is left alone. A container with this engine's or this
+owner's label is removed if its name is not in use. (A state directory has one engine at a time, so
+an earlier engine's container is in use only if it belongs to a session that is to be taken over.) A
+container with another owner's label is removed only if it is stopped and long past its deadline.
 """
 
 from __future__ import annotations
@@ -121,7 +121,9 @@ FindImage = Callable[[Docker, str], "Awaitable[Image]"]
 
 
 def image_finder(own: Path | None = None) -> FindImage:
-    """Return a function that finds images. `own` is the folder of the operator's own recipes."""
+    """Return a function that finds an image in Docker by its name. `own` is the folder of the
+    operator's own recipes.
+    """
 
     async def find_in(docker: Docker, name: str) -> Image:
         # Imported here, because it loads Docker's package, which an engine without Docker must not.
@@ -136,11 +138,11 @@ def image_finder(own: Path | None = None) -> FindImage:
 
 @dataclass(frozen=True, slots=True)
 class Making:
-    """How containers are created.
+    """Settings for the creation of containers.
 
-    `held_s` and `held_with_disk_s` are the longest times for which sessions without and with a disk
-    keep a container. `orphan_s` is how long a session's container waits for the next engine. All
-    are in seconds.
+    `held_s` is the longest time for which a session without a disk keeps a container, and
+    `held_with_disk_s` for a session with a disk. `orphan_s` is how long a session's container waits
+    for the next engine. All times are in seconds.
     """
 
     command: tuple[str, ...] = GUEST_COMMAND
@@ -157,7 +159,7 @@ class ContainerSupply:
     """Finds images, and creates and removes containers.
 
     `required` are the limits that every container must enforce. `in_use` returns the names of the
-    containers that a sweep must not remove. `on_look` is called after each look.
+    containers that a sweep must not remove. `on_look` is called after each look at Docker.
     """
 
     required = frozenset(Limit)
@@ -214,15 +216,15 @@ class ContainerSupply:
 
     @property
     def down(self) -> Trouble | None:
-        """Why Docker cannot be used, according to the last request and the last look, or None if it
-        can be used.
+        """The reason why Docker cannot be used, or None if it can be used. The last request and the
+        last look determine it.
         """
         return self._docker.failure or self._unfit
 
     @property
     def trouble(self) -> Trouble | None:
-        """Why calls get no container (Docker cannot be used, or a limit was missing), or None if
-        calls get containers.
+        """The reason why calls get no container, or None if they get one. Either Docker cannot be
+        used, or the last container lacked a required limit.
         """
         return self.down or self.lacking
 
@@ -233,7 +235,8 @@ class ContainerSupply:
         return self.down is None and any(name in self.images for name in names)
 
     def name_for(self, language: str) -> str:
-        """Return the name of the configured image for a language. The image may be missing.
+        """Return the name of the image that is configured for a language. The image itself may be
+        missing.
 
         Raises:
             SandboxUnavailable: no image is configured for the language.
@@ -247,8 +250,9 @@ class ContainerSupply:
         return name
 
     def check(self, name: str, language: str | None) -> None:
-        """Check that a program in a language can use an image, without a request to Docker. An
-        image that is not known yet passes the check.
+        """Check that an image exists and supports a language, without a request to Docker. An image
+        that is not known yet passes the check. If `language` is None, only the existence is
+        checked.
 
         Raises:
             ImageMissing: the image was missing at the last look.
@@ -267,12 +271,12 @@ class ContainerSupply:
     # -- looking --------------------------------------------------------------------
 
     async def find(self, name: str) -> Image:
-        """Return an image by its name. Query Docker if the image is not yet known. An image with
-        additions is made if necessary.
+        """Return the image with this name. If the image is not known yet, query Docker. If it is an
+        image with additions that does not exist, make it.
 
         Raises:
             ImageMissing: the image does not exist.
-            InvalidParams: what is added to the image is no longer available.
+            InvalidParams: an addition is no longer available.
             SandboxUnavailable: Docker cannot be used, or the image cannot be made now.
         """
         below, plus, _ = name.partition(PLUS)
@@ -294,10 +298,10 @@ class ContainerSupply:
         return self.images[name]
 
     async def look(self) -> None:
-        """Query Docker for its state, its host and the images, and keep the result.
+        """Query Docker for its state, its host and the images, and keep the results in this object.
 
-        Return without a query if another look has begun and ended since this was called, or if the
-        last look has just reached its deadline.
+        Do nothing if another look began after this call and has ended, or if the last look reached
+        its deadline less than `REMEMBERED_S` seconds ago.
         """
         came = time.monotonic()
         async with self._turn:
@@ -347,8 +351,8 @@ class ContainerSupply:
         return unfit
 
     def _report(self) -> None:
-        """Log whether Docker and the images are available, if this has changed since the last log
-        event.
+        """Log whether Docker and the configured images are available. If this has not changed since
+        it was last logged, do nothing.
         """
         missing = [error.message for error in self.missing.values()]
         result = [self.down.message] if self.down is not None else missing
@@ -367,8 +371,8 @@ class ContainerSupply:
     # -- making ---------------------------------------------------------------------
 
     async def make(self, kind: Kind, disk: tuple[str, int] | None = None) -> Container:
-        """Create and start a container. `disk` is the volume of the working directory and its size
-        in MB.
+        """Create and start a container of this kind. `disk` is the volume of its working directory
+        and the volume's size in MB.
 
         Raises:
             SandboxUnavailable: the image is missing, or the container could not be started or lacks
@@ -409,8 +413,10 @@ class ContainerSupply:
         self, command: tuple[str, ...], env: Mapping[str, str], image: str, memory_mb: int,
         *, has_network: bool,
     ) -> AttachedProgram:  # fmt: skip
-        """Start a program that the operator configured, in a separate container. Raises
-        SandboxUnavailable.
+        """Start a program that the operator configured, in a separate container.
+
+        Raises:
+            SandboxUnavailable: the image is missing, or Docker cannot be used.
         """
         await self.find(image)
         spec = self._spec(Kind(image, memory_mb))
@@ -430,8 +436,8 @@ class ContainerSupply:
         return AttachedProgram(reader, writer, remove)
 
     async def take_over(self, name: str, epoch: int) -> Container | None:
-        """Take over the container of an earlier engine's session. Return None if the container is
-        gone or cannot be taken over.
+        """Take over a session's container from an earlier engine, and return it. Return None if the
+        container is gone or cannot be taken over.
 
         Raises:
             SandboxUnavailable: Docker cannot be used now.
@@ -459,13 +465,15 @@ class ContainerSupply:
             raise unavailable(error) from None
 
     async def is_paused(self, name: str) -> bool:
-        """Return whether a container is frozen; False if it is gone. Raises SandboxUnavailable."""
+        """Return whether a container is frozen. A container that is gone is not. Raises
+        SandboxUnavailable if Docker cannot be used.
+        """
         with for_callers():
             return bool((await self._docker.state(name)).get("Paused"))
         return False
 
     async def is_dead(self, name: str) -> bool:
-        """Return whether a container is gone, has ended, or will end as soon as it is thawed.
+        """Return True if a container is gone, has ended, or will end as soon as it is thawed.
 
         Raises:
             DockerError: Docker cannot be queried now.
@@ -477,12 +485,12 @@ class ContainerSupply:
         return not state.get("Running") or is_killed(int(state.get("Pid") or 0))
 
     async def pause(self, name: str) -> None:
-        """Freeze a container. Raises SandboxUnavailable."""
+        """Freeze a container. Raises SandboxUnavailable if Docker fails."""
         with for_callers():
             await self._docker.pause(name)
 
     async def unpause(self, name: str) -> None:
-        """Thaw a frozen container. Raises SandboxUnavailable."""
+        """Thaw a frozen container. Raises SandboxUnavailable if Docker fails."""
         with for_callers():
             await self._docker.unpause(name)
 
@@ -493,8 +501,8 @@ class ContainerSupply:
             self.unsettled.discard(name)  # if the removal was cancelled, a sweep may do it
 
     def _spec(self, kind: Kind, disk: tuple[str, int] | None = None) -> ContainerSpec:
-        """Return the specification of a new container. Raises SandboxUnavailable if the image is
-        unknown.
+        """Return the specification of a new container of this kind. Raises SandboxUnavailable if
+        the image is not known.
         """
         image, settings, identity = self.images.get(kind.image), self._settings, self._identity
         cpus = kind.cpus or settings.cpus
@@ -524,8 +532,8 @@ class ContainerSupply:
         )
 
     def _failed(self, spec: ContainerSpec, error: Exception) -> Trouble:
-        """Record and log a failed start. Return the error, whose message and remedy are for callers
-        and do not quote Docker.
+        """Record and log that a container could not be started. Return the error for callers: its
+        message and remedy do not quote Docker.
         """
         if isinstance(error, LimitsNotEnforced):
             self.seen, self.lacking = error.enforced, error
@@ -538,7 +546,9 @@ class ContainerSupply:
     # -- removing -------------------------------------------------------------------
 
     async def remove(self, name: str) -> None:
-        """Remove a container by name. Retry until Docker has removed it."""
+        """Remove the container with this name. Return only when Docker has removed it, however many
+        attempts that takes.
+        """
         tries = 0
         while True:
             try:
@@ -550,7 +560,7 @@ class ContainerSupply:
                 return
 
     async def sweep(self) -> None:
-        """Find and remove lost containers.
+        """Find lost containers and remove them.
 
         A container that cannot be removed stays until the next sweep.
 
@@ -571,8 +581,8 @@ class ContainerSupply:
             self._on_event("container.reaped", {"name": one.name, "owner": owner})
 
     async def stop(self, spared: frozenset[str] = frozenset(), ended: Iterable[str] = ()) -> None:
-        """Remove all containers of this engine except those named in `spared`, and the containers
-        named in `ended`, in parallel, within `STOP_DEADLINE_S`.
+        """Remove all containers of this engine except those named in `spared`. Also remove the
+        containers named in `ended`. All removals together take at most `STOP_DEADLINE_S` seconds.
         """
         with anyio.move_on_after(STOP_DEADLINE_S, shield=True):
             try:
@@ -604,8 +614,9 @@ class ContainerSupply:
 
 
 def is_killed(pid: int) -> bool:
-    """Return whether a SIGKILL is pending for a process of this machine, or False if there is no
-    such process. With version 1 of cgroups, a frozen process receives the signal only when thawed.
+    """Return whether a process of this machine has a pending SIGKILL. Return False if the process
+    does not exist. With version 1 of cgroups, a frozen process receives the signal only when it is
+    thawed.
     """
     with suppress(OSError, ValueError):
         lines = Path(f"/proc/{pid}/status").read_text("ascii", "replace").splitlines()
@@ -617,8 +628,8 @@ def is_killed(pid: int) -> bool:
 
 @contextmanager
 def for_callers() -> Iterator[None]:
-    """Convert Docker's errors in the block to errors for callers. Ignore that a container is gone,
-    because its channel reports that.
+    """Convert Docker's errors in the block to errors for callers. If a container is gone, no error
+    is raised, because the container's channel reports that.
     """
     try:
         yield
@@ -629,7 +640,7 @@ def for_callers() -> Iterator[None]:
 
 
 def unavailable(trouble: Trouble) -> SandboxUnavailable:
-    """Return the error that a fault causes for calls that need a container."""
+    """Return the error for a call that needs a container, if `trouble` prevents containers."""
     return SandboxUnavailable(
         f"Containers are unavailable; nothing ran. {trouble.message} {trouble.remedy}".rstrip(),
         retryable=trouble.heals,

@@ -1,10 +1,11 @@
-"""The container wall: programs in hardened Docker containers, warm ones if possible.
+"""The container wall: programs in hardened Docker containers, which are already warm if possible.
 
-Host side. Above it are the pipeline and the executors; below it the supply, the pool and Docker. An
-engine without Docker starts as fast as one with it, and refuses only tools that need a container.
-Invariants: if an image is missing, only the calls that need it are refused. A container of the pool
-is returned to the pool after its run. A session's container is never returned to the pool, because
-the session's files and processes stay in it; it counts as in use until it is removed.
+Host side. Above the wall are the pipeline and the executors; below it are the supply, the pool and
+Docker. An engine without Docker starts as fast as one with Docker, and refuses only tools that need
+a container. Invariants: if an image is missing, only the calls that need it are refused. A
+container of the pool is returned to the pool after its run. A session's container is never returned
+to the pool, because the session's files and processes stay in it; it counts as in use until it is
+removed.
 """
 
 from __future__ import annotations
@@ -110,11 +111,11 @@ idle engine soon notices a change."""
 
 
 class ContainerWall(HasImages):
-    """Runs programs in containers, inside its asynchronous context.
+    """Runs programs in containers, while its asynchronous context is entered.
 
-    With `eager`, Docker is queried soon after the context is entered, and the containers of
-    sessions outlive this engine. Otherwise, Docker is queried at the first call. Entering the
-    context never waits for Docker.
+    If `eager` is True, Docker is queried soon after the context is entered, and the containers of
+    sessions outlive this engine. Otherwise, Docker is not queried before the first call. Entering
+    the context never waits for Docker.
     """
 
     def __init__(
@@ -176,8 +177,8 @@ class ContainerWall(HasImages):
         )
 
     def stand_by(self) -> None:
-        """Query Docker at the first use only, because another wall manages the engine's containers.
-        Called before the context is entered.
+        """Do not query Docker before the first use, because another wall manages the engine's
+        containers. Called before the context is entered.
         """
         self._is_in_use = False
 
@@ -208,7 +209,9 @@ class ContainerWall(HasImages):
 
     @property
     def status(self) -> WallStatus:
-        """The limits that the last container enforced, and the faults that prevent containers."""
+        """The limits that the last container enforced, and the faults because of which calls get no
+        container.
+        """
         supply, required = self._supply, self._supply.required
         trouble, enforced = supply.trouble, required
         if trouble is not None:
@@ -227,28 +230,32 @@ class ContainerWall(HasImages):
 
     @property
     def counts(self) -> JsonObject:
-        """The number of containers by state."""
+        """The numbers of the pool (`Pool.counts`), and the number of sessions' containers as
+        `held`.
+        """
         return {**self._pool.counts(), "held": len(self._held)}
 
     @property
     def images(self) -> Mapping[str, Image]:
-        """Name → image, for the images that are known to exist."""
+        """Name → image, for all images that are known to exist."""
         return self._supply.images
 
     @property
     def warm(self) -> Mapping[Kind, int]:
-        """The number of warm containers by kind. Warm containers have run nothing, and are for any
-        domain.
+        """The number of warm containers of each kind. A warm container has run nothing, and may be
+        used for any trust domain.
         """
         return self._pool.warm()
 
     def add_lock(self, image: str, lock: str) -> None:
-        """Register the lock to which the digest in an image's name refers."""
+        """Remember the lock of an image with additions. The image's name contains only the lock's
+        digest.
+        """
         self._additions.add(image.partition(PLUS)[0], lock)
 
     async def save_image(self, image: str, file: IO[bytes]) -> None:
-        """Write an image with its tag to a file, for another Docker daemon. Raises
-        SandboxUnavailable.
+        """Write an image and its tag to a file, from which another Docker daemon can load the
+        image. Raises SandboxUnavailable if Docker fails.
         """
 
         def save(client: Any) -> None:
@@ -260,15 +267,17 @@ class ContainerWall(HasImages):
             await self._docker.ask("save an image", save, TRANSFER_S)
 
     async def load_image(self, file: IO[bytes]) -> None:
-        """Load an image from a file that `save_image` wrote. Raises SandboxUnavailable."""
+        """Load an image from a file that `save_image` wrote. Raises SandboxUnavailable if Docker
+        fails.
+        """
         with for_callers():
             await self._docker.ask(
                 "load an image", lambda client: list(client.load_image(file)), TRANSFER_S
             )
 
     async def until_host_is_known(self) -> None:
-        """Query Docker unless the size of its host is known. Raises SandboxUnavailable if the
-        engine is stopping.
+        """Query Docker for the size of its host, unless the size is already known. Raises
+        SandboxUnavailable if the engine is stopping.
         """
         self._begin()
         if not self.host.memory_mb:
@@ -291,7 +300,7 @@ class ContainerWall(HasImages):
         return name
 
     async def look_again(self) -> None:
-        """Query Docker and the images again, and wait a bounded time for the result.
+        """Query Docker and the images again, and wait a bounded time for the results.
 
         Raises:
             SandboxUnavailable: the engine is stopping.
@@ -309,7 +318,9 @@ class ContainerWall(HasImages):
         return self.facts(image, (await self._find(image)).id)
 
     def facts(self, image: str, digest: str) -> JsonObject:
-        """Return the same facts as `facts_of`, for an image whose digest is already known."""
+        """Return the facts of an image, in the form of `facts_of`. The caller knows the image's
+        digest, so Docker is not queried.
+        """
         lock = self.lock_text(image)
         return {
             "image": image,
@@ -319,7 +330,9 @@ class ContainerWall(HasImages):
         }
 
     async def with_additions(self, image: str, wanted: Sequence[str], principal_id: str) -> str:
-        """Return the name of an image with these additions (`Additions.name_for`)."""
+        """Return the name of the image that adds these wishes to `image`. See
+        `Additions.name_for`.
+        """
         return await self._additions.name_for(await self._find(image), wanted, principal_id)
 
     @asynccontextmanager
@@ -331,9 +344,10 @@ class ContainerWall(HasImages):
         memory_mb: int | None = None,
         image: str | None = None,
     ) -> AsyncIterator[ContainerLease]:
-        """Lease a container for this domain, with this image or, by default, the image for Python.
+        """Lease a container for this trust domain. The default image is the one for Python
+        programs.
 
-        With `fresh`, the container has run nothing before, and is destroyed after the run.
+        If `fresh` is True, the container has run nothing before, and is destroyed after the run.
         """
         asked = time.monotonic()
         image = image or self._supply.name_for(MAIN_LANGUAGE)
@@ -358,8 +372,9 @@ class ContainerWall(HasImages):
         lock: str = "",
         on_lost: Callable[[], None],
     ) -> HeldContainer:
-        """Take an unused container out of the pool for a session, if possible a warm one. With
-        `disk_mb`, create a container with a disk instead.
+        """Reserve a container for a session, and return it. The container comes from the pool and
+        has run nothing. If `disk_mb` is given, a new container with a disk of this size is created
+        instead.
 
         Raises:
             InvalidParams: an addition is not allowed or not available.
@@ -389,8 +404,8 @@ class ContainerWall(HasImages):
         return held
 
     def _keep(self, container: Container, epoch: int) -> None:
-        """Inform the guest that its container now belongs to a session, and how long the guest may
-        wait for another engine.
+        """Inform a container's guest that the container now belongs to a session, and how long the
+        guest may wait for another engine.
         """
         container.keep(epoch, self._orphan_s if self.keeps_sessions else 0.0)
 
@@ -412,7 +427,7 @@ class ContainerWall(HasImages):
         return held
 
     def image_of(self, held: HeldContainer) -> str:
-        """Return the name of a session's image. Register the image's lock again first, because the
+        """Return the name of a session's image. Also remember the image's lock again, because the
         locks of later requests may have displaced it.
         """
         if held.lock:
@@ -420,19 +435,25 @@ class ContainerWall(HasImages):
         return held.image
 
     def lock_text(self, image: str) -> str:
-        """Return the lock of what was added to an image, or "" if nothing was."""
+        """Return the lock of an image with additions, or "" if the image has no additions or its
+        lock is no longer remembered.
+        """
         return self._additions.lock_text(image)
 
     def _use(self, held: HeldContainer, container: Container) -> None:
-        """Give a session the new container that was made for its disk."""
+        """Give a session a new container, which was created for the session's disk."""
         assert held.disk is not None
         self._held[container.name] = held
         self._keep(container, held.disk.epoch)
         held.use(container)
 
     async def restart(self, held: HeldContainer) -> None:
-        """Create a container for the disk of a stopped session. The session uses this container
-        from then on. If the disk is gone, end the session. Raises SandboxUnavailable.
+        """Create a container for the disk of a stopped session. From then on, the session uses this
+        container. If the disk is gone, the session ends instead.
+
+        Raises:
+            SandboxUnavailable: the image is missing, or the container or the disk cannot be used
+                now.
         """
         disk = held.disk
         assert disk is not None
@@ -457,8 +478,8 @@ class ContainerWall(HasImages):
 
     @asynccontextmanager
     async def fork(self, copy: str, session_id: str, home: SessionHome) -> AsyncIterator[str]:
-        """Make the disk of a new session from a copy. The block gets the disk's name. If the block
-        fails, the disk is removed.
+        """Make the disk of a new session from the copy of another session's disk. Yield the name of
+        the new disk. If the block fails, the new disk is removed.
         """
         disk = f"fumehood-{session_id}"
         with self.spared(disk, for_good=True):
@@ -467,8 +488,8 @@ class ContainerWall(HasImages):
 
     @contextmanager
     def spared(self, disk: str, *, for_good: bool = False) -> Iterator[None]:
-        """Protect a disk from removal during the block, and with `for_good` also after it, unless
-        the block fails.
+        """Protect a disk from removal during the block. If `for_good` is True and the block
+        succeeds, the disk stays protected afterwards.
         """
         self._disks_in_use.add(disk)
         is_kept = False
@@ -481,21 +502,29 @@ class ContainerWall(HasImages):
                 self.sweep_soon()
 
     def spare_copies(self, copies: Callable[[], Iterable[str]]) -> None:
-        """Keep those copies of disks whose names `copies` returns."""
+        """From now on, keep the copies of disks whose names `copies` returns. Other copies are
+        removed.
+        """
         self._copies = copies
 
     def drop_disk(self, disk: str) -> None:
-        """Remove, in the background, the disk of a session that could not be created."""
+        """Start removing the disk of a session that could not be created. The removal takes place
+        in the background.
+        """
         self._disks_in_use.discard(disk)
         self.sweep_soon()
 
     def sweep_soon(self) -> None:
-        """Start removing, in the background, disks and copies that are no longer needed."""
+        """Start removing disks and copies that are no longer needed. The removal takes place in the
+        background.
+        """
         if self._group is not None and not self._is_stopping:
             self.start_soon(self._sweep_disks)
 
     def is_disk_gone(self, held: HeldContainer) -> bool:
-        """Return whether a session's disk was deleted, and if so, end the session's container."""
+        """Return True if the disk of a session no longer exists. In this case, also end the
+        session's container.
+        """
         is_gone = held.disk is not None and not self.disks.has(held.disk.volume)
         if is_gone:
             held.end(DISK_GONE)
@@ -504,7 +533,7 @@ class ContainerWall(HasImages):
     async def see_off_stopped(
         self, name: str, container: Container | None, held: HeldContainer
     ) -> None:
-        """Remove the container of a stopped session, and detach the disk."""
+        """Remove the container of a session that was stopped, and detach the session's disk."""
         removed = held.removed
         if container is not None:
             await container.until_examined()
@@ -515,8 +544,8 @@ class ContainerWall(HasImages):
         removed.set()
 
     def expect(self, record: SessionRecord, home: SessionHome) -> None:
-        """Keep the container and disk of an earlier engine's session from being removed before
-        `resume`.
+        """Protect the container and the disk of an earlier engine's session from removal until
+        `resume` is called.
         """
         self._expected.add(home.container)
         if record.disk_mb is not None:
@@ -526,7 +555,7 @@ class ContainerWall(HasImages):
         self, record: SessionRecord, home: SessionHome, on_lost: Callable[[], None]
     ) -> HeldContainer:
         """Return the container of an earlier engine's session. The container is taken over in the
-        background, or at the latest before its first use.
+        background, or at the latest when it is first used.
         """
         image = self._additions.add(record.image, home.lock)
         name, kind = home.container, Kind(image, record.memory_mb, record.cpus or 0.0)
@@ -557,7 +586,9 @@ class ContainerWall(HasImages):
         self, command: tuple[str, ...], env: Mapping[str, str], *, image: str, memory_mb: int,
         has_network: bool = False,
     ) -> AttachedProgram:  # fmt: skip
-        """Start a program that the operator configured. Implements `OpensPrograms`."""
+        """Start a program that the operator configured, in a separate container. Implements
+        `OpensPrograms`.
+        """
         self._begin()
         return await self._supply.open_program(
             command, env, image, memory_mb, has_network=has_network
@@ -576,7 +607,9 @@ class ContainerWall(HasImages):
         return [*self._supply.unsettled, *self._pool.names, *self._held, *self._expected]
 
     def _begin(self) -> None:
-        """Start querying Docker regularly, at the first call. Raises SandboxUnavailable."""
+        """Start to query Docker regularly, if that has not begun. Raises SandboxUnavailable if the
+        engine is stopping.
+        """
         if self._group is None or self._is_stopping:
             raise _stopping()
         if not self._is_in_use:
@@ -584,8 +617,8 @@ class ContainerWall(HasImages):
             self.start_soon(self._keep_looking)
 
     def _looked(self) -> None:
-        """After a look at Docker, refuse waiting calls if Docker cannot be used. Otherwise, retire
-        the containers of outdated images.
+        """Apply the results of a look at Docker. If Docker cannot be used, refuse the waiting
+        calls. Otherwise, destroy the unused containers of outdated images.
         """
         if self._supply.down is not None:
             self._pool.refuse_waiting(unavailable(self._supply.down))
@@ -594,7 +627,9 @@ class ContainerWall(HasImages):
             self._pool.retire(lambda container: container.image_id not in ids)
 
     async def _keep_looking(self) -> None:
-        """Periodically look at Docker, remove lost containers and tidy the pool."""
+        """Look at Docker at regular intervals. After each look, remove lost containers and disks,
+        and tidy the pool.
+        """
         await anyio.sleep(FIRST_LOOK_DELAY_S)
         next_look = 0.0
         while True:
@@ -617,27 +652,29 @@ class ContainerWall(HasImages):
             await anyio.sleep(min(LOOK_AGAIN_S, LOOK_WHILE_AWAY_S))
 
     async def _find_dead(self) -> None:
-        """Detect containers of sessions that have ended unnoticed. Raises DockerError."""
+        """Detect sessions' containers that have ended without a report by their channel. Raises
+        DockerError.
+        """
         for held in list(self._held.values()):
             await held.look()
 
     async def _find(self, image: str) -> Image:
-        """Return an image (`ContainerSupply.find`). Also raises SandboxUnavailable if the engine is
-        stopping.
+        """Return an image as `ContainerSupply.find` does, and raise the same errors. Raises
+        SandboxUnavailable also if the engine is stopping.
         """
         self._begin()
         return await self._supply.find(image)
 
     async def _sweep_disks(self) -> None:
-        """Remove the disks of ended sessions. A disk that a container still uses stays until the
-        next look.
+        """Remove the disks of sessions that have ended, and copies that are no longer needed. A
+        disk that a container still uses stays until the next sweep.
         """
         await self.disks.sweep(lambda: {*self._copies(), *self._disks_in_use})
         self._ending_disks = set(filter(self.disks.has, self._ending_disks))
 
     async def _sweep_ending_disks(self) -> None:
-        """Remove the disks of sessions that have just ended, within `STOP_DEADLINE_S`. A container
-        uses its disk until Docker has removed it.
+        """Wait at most `STOP_DEADLINE_S` seconds until the disks of sessions that have just ended
+        are removed. A disk cannot be removed before Docker has removed its container.
         """
         self._disks_in_use -= self._ending_disks
         with anyio.move_on_after(STOP_DEADLINE_S, shield=True):
@@ -647,7 +684,9 @@ class ContainerWall(HasImages):
                 await self._sweep_disks()
 
     def see_off(self, held: HeldContainer) -> None:
-        """Start removing a session's container, which has ended, in the background."""
+        """A session's container has ended. Start removing the container, and its disk if it has
+        one, in the background.
+        """
         if held.disk is not None:
             self._ending_disks.add(held.disk.volume)
         self.start_soon(self._see_off, held)
@@ -679,7 +718,7 @@ def _stopping() -> SandboxUnavailable:
 
 @dataclass(slots=True)
 class ContainerLease:
-    """A lease on one container, for one run. `queue_ms` is how long the call waited for the
+    """The right to use a container for one run. `queue_ms` is how long the call waited for the
     container, in milliseconds.
     """
 
@@ -695,7 +734,7 @@ class ContainerLease:
         limits: Limits,
         sinks: RunSinks = NO_SINKS,
     ) -> RunEnding:
-        """Run one program in the container, in a separate process."""
+        """Run one program in a separate process of the container."""
         self.has_run = True
         isolation = "container_per_call" if self.fresh else "call"
         return await self.container.run(program, arguments, limits, sinks, isolation)
@@ -703,7 +742,7 @@ class ContainerLease:
 
 @dataclass(frozen=True, slots=True)
 class SessionDisk:
-    """A session's disk, and the properties of the containers that are created for it."""
+    """The disk of a session, and the properties of the containers that are created to use it."""
 
     volume: str
     mb: int
@@ -712,7 +751,7 @@ class SessionDisk:
 
 
 class HeldContainer:
-    """A session's container. Receives the container's events after the container left the pool."""
+    """The container of a session. Receives the container's events in place of the pool."""
 
     is_away = False
 
@@ -726,7 +765,9 @@ class HeldContainer:
         on_lost: Callable[[], None],
         take_over: Callable[[], Awaitable[Container | None]] | None = None,
     ) -> None:
-        """`take_over` returns the container of an earlier engine, or None if it is gone."""
+        """`take_over` takes over the container from an earlier engine and returns it, or returns
+        None if the container is gone. It is None for a new container.
+        """
         self.name = name
         """The container's name in Docker."""
         self.node = ""
@@ -764,14 +805,16 @@ class HeldContainer:
         """
 
     async def until_unchanging(self) -> None:
-        """Wait until no restart or removal of the container is in progress, so that nothing uses
-        the disk.
+        """Wait until the container is neither being started again nor being removed, so that
+        nothing uses the disk.
         """
         async with self._changing:
             await self.removed.wait()
 
     async def pause(self) -> None:
-        """Freeze the container after the last run's cleanup. The next `until_free` thaws it."""
+        """Freeze the container once it is clean after the last run. The next `until_free` thaws the
+        container.
+        """
         async with self._changing:
             if not self.is_paused:
                 await self._until_settled()
@@ -782,9 +825,10 @@ class HeldContainer:
                     await self._supply.pause(self.name)
 
     async def stop(self, unless: Callable[[], bool] = lambda: False) -> None:
-        """End the container after the cleanup of the last run, and keep its disk. Do nothing if
-        `unless` returns True before or after that cleanup, for example because a new call has
-        arrived.
+        """End the container once it is clean after the last run, and keep its disk.
+
+        `unless` is called before and after the wait for the cleanup. If it returns True, for
+        example because a new call has arrived, the container is not ended.
         """
         async with self._changing:
             if unless():
@@ -799,9 +843,9 @@ class HeldContainer:
 
     @asynccontextmanager
     async def copy_disk(self, copy: str) -> AsyncIterator[int]:
-        """Copy the disk under the name `copy`. The block gets the copy's size in bytes. After the
-        block the copy is removed, unless the function passed to `ContainerWall.spare_copies`
-        returns its name.
+        """Copy the disk of the session to a disk with the name `copy`, and yield the size of the
+        copy in bytes. The copy is removed after the block, unless the function passed to
+        `ContainerWall.spare_copies` returns its name.
         """
         assert self.disk is not None
         with self._wall.spared(copy):
@@ -815,8 +859,8 @@ class HeldContainer:
             yield size
 
     async def restore(self, copy: str) -> None:
-        """Stop the container, and replace its disk with a copy. If the copy cannot be prepared, the
-        container is not stopped.
+        """Stop the container, and replace its disk with a copy of the disk `copy`. If the copy
+        cannot be made, the container is not stopped.
         """
         assert self.disk is not None
         new = f"{self.disk.volume}{NEW}"
@@ -829,8 +873,9 @@ class HeldContainer:
                     await self._wall.disks.replace(self.disk.volume, new)
 
     async def take_over(self) -> None:
-        """Take over the container of an earlier engine, unless it is frozen. If the container is
-        gone, the session is stopped or lost. Retry while Docker cannot be used.
+        """Take over the container from an earlier engine, unless the container is frozen. Retry as
+        long as Docker cannot be used. If the container is gone, the session is stopped if it has a
+        disk, and otherwise lost.
         """
         while self.lost is None and not self.is_stopped:
             try:
@@ -844,8 +889,8 @@ class HeldContainer:
                 return
 
     async def look(self) -> None:
-        """Detect the end of a container whose stream does not show it, because the container is
-        frozen or not taken over yet.
+        """Detect that the container has ended, if its channel cannot report that: because the
+        container is frozen, or because it was not taken over yet.
 
         Raises:
             DockerError: Docker cannot be queried now.
@@ -862,9 +907,9 @@ class HeldContainer:
                 self.on_end(STREAM_ENDED)
 
     async def until_free(self) -> None:
-        """Thaw a frozen container, start a stopped container again, or take over the container of
-        an earlier engine. Then wait for the cleanup after the last run, for which the channel has a
-        time limit.
+        """Make the container ready for the next run: thaw it, start it again, or take it over from
+        an earlier engine. Then wait until the container is clean after the last run. The channel
+        limits the time for this cleanup.
 
         Raises:
             SandboxUnavailable: the container cannot be thawed, started or taken over now.
@@ -875,8 +920,9 @@ class HeldContainer:
         await self._until_settled()
 
     async def facts(self) -> JsonObject:
-        """Return the facts of the image that the next run uses. The container of an earlier engine
-        is taken over for this, to get the digest of its image.
+        """Return the facts of the image that the next run uses, in the form of
+        `ContainerWall.facts_of`. If the container belongs to an earlier engine, it is taken over
+        first, because its image's digest is needed.
         """
         if not self.is_stopped and self.container is None:
             await self.until_free()
@@ -886,7 +932,9 @@ class HeldContainer:
         return await self._wall.facts_of(image)
 
     async def _until_removed(self) -> None:
-        """Wait until Docker has removed a stopped session's container, which uses the disk."""
+        """Wait until Docker has removed the container of a stopped session. Until then, the
+        container uses the disk. Raises SandboxUnavailable if that takes too long.
+        """
         with anyio.move_on_after(RESTART_S):
             await self.removed.wait()
             return
@@ -911,8 +959,9 @@ class HeldContainer:
             await self._has_changed.wait()
 
     def use(self, container: Container | None) -> None:
-        """Use a container that was created for the disk or taken over, or end it if the session has
-        ended meanwhile. None means that the container is gone.
+        """Use `container` for the session from now on. It was created for the session's disk, or
+        taken over. If the session has ended in the meantime, end the container. If `container` is
+        None, the container is gone.
         """
         self.is_stopped, self.container = False, container
         if container is not None:
@@ -925,7 +974,7 @@ class HeldContainer:
             self.listen_to(container)
 
     def listen_to(self, container: Container) -> None:
-        """Receive the events of this container from now on."""
+        """Receive the events of `container` from now on."""
         container.listener = self
         container.on_processes = lambda: self.on_processes()
         self.on_processes()
@@ -933,7 +982,7 @@ class HeldContainer:
     async def run(
         self, program: str, arguments: JsonObject, limits: Limits, sinks: RunSinks
     ) -> RunEnding:
-        """Run a program. The program's files and variables are kept for the next run."""
+        """Run a program. The next run gets the files and variables that this run leaves."""
         if self.container is None:
             return RunEnding(EndedBy.SANDBOX_LOST, "session")
         return await self.container.run(program, arguments, limits, sinks, "session", keep=True)
@@ -944,31 +993,35 @@ class HeldContainer:
         return (self.container.processes.running or 0) if self.container is not None else 0
 
     async def processes(self, request: JsonObject) -> JsonObject:
-        """Carry out a request about the registered processes. A stopped session has none."""
+        """Send a request about the registered processes to the guest, and return the result. If the
+        session is stopped, the list of processes is empty.
+        """
         if self.is_stopped and self.lost is None and request.get("do") == "list":
             return {"processes": []}
         return await self._reachable().processes.ask(request)
 
     async def connect(self, port: int) -> anyio.abc.ByteStream:
-        """Connect to a port on the loopback of the container."""
+        """Connect to a port on the container's loopback interface."""
         return await self._reachable().opened(PORTS).connect(port)
 
     def _reachable(self) -> Container:
-        """Return the container. Raises SandboxUnavailable if it does not run now."""
+        """Return the container if it can be used now. Raises SandboxUnavailable if it is paused,
+        stopped or lost.
+        """
         if self.container is None or self.lost is not None or self.is_paused:
             state = "paused" if self.is_paused else "stopped" if self.is_stopped else "not running"
             raise try_later(f"The session is {state}. Resume it, and repeat the request.")
         return self.container
 
     def leave(self) -> None:
-        """Leave the container to the next engine, and ignore further events."""
+        """Leave the container running for the next engine, and ignore its events from now on."""
         self.lost = self.why = "the engine stops"
         self._has_changed.set()
         if self.container is not None:
             self.container.end(self.lost)
 
     def end(self, why: str) -> None:
-        """End the container with everything that runs in it, and remove its disk."""
+        """End the container and everything that runs in it. Remove the container and its disk."""
         self._is_ending = True
         if self.container is not None:
             self.container.end(why)  # calls `on_end`, unless the container had already ended
@@ -981,11 +1034,13 @@ class HeldContainer:
     # -- events of the container ---------------------------------------------------------
 
     def on_clean(self) -> None:
-        """Let `until_free` continue, because the container is clean after a run."""
+        """The container is clean after a run. Let `until_free` continue."""
         self._has_changed.set()
 
     def on_end(self, why: str) -> None:
-        """Handle the container's end, caused by itself, its channel, or `end`."""
+        """The container has ended for any reason. If it has a disk that is to be kept, the session
+        is stopped. Otherwise, the session is lost.
+        """
         if self.lost is not None:
             return
         if self.disk is not None and not self._is_ending:
@@ -997,7 +1052,9 @@ class HeldContainer:
         self._on_lost()
 
     def _on_stop(self) -> None:
-        """Handle the end of a container whose disk is kept: the session is stopped."""
+        """Mark the session as stopped, because its container has ended but its disk is kept. Start
+        removing the container.
+        """
         if self.is_stopped:
             return
         self.is_stopped, self.is_paused = True, False
@@ -1009,8 +1066,8 @@ class HeldContainer:
 
 
 def _in_words(why: str) -> str:
-    """Return why a container ended, as a clause for its session's owner. The guest's own text is in
-    parentheses.
+    """Return why a container ended, as a clause for the owner of its session. Text that the guest
+    sent is in parentheses.
     """
     if why.startswith(DIRTY):
         claim = "".join(c for c in why.removeprefix(DIRTY) if c.isprintable())

@@ -1,8 +1,8 @@
 """The images in Docker: found by their labels, used by their ids.
 
-Host side, between Docker and the container wall or the command line. Invariant: an image is this
-engine's only if its labels have the current digests of recipe and guest, and it has a tag of our
-repository (an image that somebody derives from ours inherits the labels but not the tag).
+Host side, between Docker and the container wall or the command line. Invariant: an image counts as
+this engine's only if its labels have the current digests of recipe and guest, and it has a tag of
+our repository. (An image that somebody derives from ours inherits the labels but not the tag.)
 """
 
 from __future__ import annotations
@@ -69,10 +69,11 @@ PACKAGES_FROM = "fumehood.packages-from"
 
 @dataclass(frozen=True, slots=True)
 class Image:
-    """An image that an engine has built. Use `id`, the digest, because names can be reassigned.
+    """An image that an engine has built. Refer to the image by `id`, its digest, because a name can
+    be reassigned.
 
-    `recipe` and `guest` are the digests of the recipe and of the guest's files that it was built
-    from.
+    `recipe` is the digest of the recipe from which the image was built, and `guest` that of the
+    guest's files.
     """
 
     name: str
@@ -92,7 +93,9 @@ class Image:
 
     @property
     def is_own(self) -> bool:
-        """Whether this engine would now build the same image on the same base."""
+        """Whether the image is current: this engine would build the same image from the recipe and
+        the guest that exist now.
+        """
         try:
             recipe = read_recipe(self.name, base=self.base, own=self.images_directory)
         except (UnknownImage, WrongRecipe):
@@ -101,7 +104,7 @@ class Image:
 
 
 def find_image(client: docker.APIClient, name: str, *, own: Path | None = None) -> Image:
-    """Return the newest image with this name that this engine would build in the same way now.
+    """Return the newest image with this name that is current (`Image.is_own`).
 
     `own` is the folder of the operator's own recipes.
 
@@ -122,8 +125,8 @@ def find_image(client: docker.APIClient, name: str, *, own: Path | None = None) 
 
 
 def newest_own(found: Sequence[Image]) -> Image | None:
-    """Return the first image in the list that this engine would build, or None if there is none.
-    The newest image must come first in the list.
+    """Return the first image in a list that is current (`Image.is_own`), or None if there is none.
+    The list must begin with the newest image.
     """
     return next((image for image in found if image.is_own), None)
 
@@ -131,8 +134,8 @@ def newest_own(found: Sequence[Image]) -> Image | None:
 def list_images(
     client: docker.APIClient, name: str | None = None, *, own: Path | None = None
 ) -> list[Image]:
-    """Return all images, or those with this name, that have our labels and tag, newest first. The
-    result includes images of other engines.
+    """Return all images in Docker that have our labels and tag, newest first. If `name` is given,
+    only images with this name are returned. The result includes images that are not current.
     """
     label = f"{IMAGE}={name}" if name is not None else IMAGE
     rows = client.images(filters={"label": [label, GUEST]})
@@ -142,8 +145,8 @@ def list_images(
 
 
 def _has_our_tag(row: dict[str, Any]) -> bool:
-    """Return whether a row of Docker's list is an image of ours, and not a layer, which has
-    inherited the image's labels.
+    """Whether a row of Docker's list has a tag of our repository that matches the row's labels. A
+    package layer inherits the labels of its image, and does not count.
     """
     if LAYER_BASE in (row.get("Labels") or {}):
         return False
@@ -152,8 +155,8 @@ def _has_our_tag(row: dict[str, Any]) -> bool:
 
 
 def _parsed(row: dict[str, Any], own: Path | None) -> Image | None:
-    """Return the image in a row of Docker's list. The image's labels are untrusted: return None if
-    they are invalid.
+    """Convert a row of Docker's list to an image. The labels are untrusted, so return None if they
+    are invalid.
     """
     labels = row.get("Labels") or {}
     try:
@@ -176,13 +179,15 @@ def _parsed(row: dict[str, Any], own: Path | None) -> Image | None:
 
 
 def layer_tag(base: str, lock: str) -> str:
-    """Return the tag of the layer that adds what a lock names to the image with the id `base`."""
+    """Return the tag of a layer. The layer adds the contents of the lock to the image with the id
+    `base`.
+    """
     return hashlib.sha256(f"{base}\n{lock}".encode()).hexdigest()
 
 
 def find_layer(client: docker.APIClient, base: str, lock: str) -> str | None:
-    """Return the id of the layer that adds what a lock names to the image with the id `base`, or
-    None if it does not exist.
+    """Return the id of the layer that adds the contents of the lock to the image with the id
+    `base`, or None if there is no such layer.
     """
     try:
         return str(client.inspect_image(f"{LAYERS}:{layer_tag(base, lock)}")["Id"])

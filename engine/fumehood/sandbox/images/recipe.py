@@ -67,16 +67,18 @@ _BASE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/:-]*@sha256:[0-9a-f]{64}")
 
 
 class UnknownImage(Exception):
-    """There is no recipe with the name of the requested image."""
+    """No recipe has the name of the requested image."""
 
 
 class WrongRecipe(Exception):
-    """An image's recipe, or the requested base, is invalid."""
+    """The recipe of an image, or the requested base image, is invalid."""
 
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """The sources that determine an image. `files` contains pairs of a file name and content."""
+    """The sources from which an image is built. `files` contains pairs of a file's name and its
+    content.
+    """
 
     name: str
     settings: ImageSettings
@@ -88,13 +90,13 @@ class Recipe:
 
     @property
     def digest(self) -> str:
-        """SHA-256 over the base and all files, as hexadecimal digits."""
+        """The SHA-256 over everything that the recipe contains, as hexadecimal digits."""
         return _digest((("base", self.base.encode()), ("about", self.about), *self.files))
 
     @property
     def root_digest(self) -> str:
-        """SHA-256 over the sources of the root file system, as hexadecimal digits. Images with the
-        same Debian packages share a root file system.
+        """The SHA-256 over the sources of the root file system, as hexadecimal digits. Images with
+        the same digest share one root file system.
         """
         packages = "\n".join(sorted(self.packages)).encode()
         parts = [("base", self.base.encode()), ("release", self.release.encode())]
@@ -104,12 +106,12 @@ class Recipe:
 
     @property
     def release(self) -> str:
-        """The Debian release."""
+        """The name of the image's Debian release."""
         return self.settings.release
 
     @property
     def about(self) -> bytes:
-        """The image's description for its guest, as the content of a JSON file."""
+        """The description of the image that its guest reads, as the content of a JSON file."""
         document = {
             "name": self.name,
             "languages": list(self.settings.languages),
@@ -126,7 +128,7 @@ class Recipe:
         return chosen
 
     def file(self, name: str) -> bytes:
-        """Return one file's content.
+        """Return the content of the recipe's file with this name.
 
         Raises:
             WrongRecipe: the file is missing.
@@ -135,13 +137,17 @@ class Recipe:
 
 
 def images_folder() -> Path:
-    """Return the path of `sandbox_images` in the installed package or in the checkout."""
+    """Return the folder of the built-in recipes, `sandbox_images`, in the installed package or in
+    the checkout.
+    """
     installed = PACKAGE / "sandbox_images"
     return installed if installed.is_dir() else PACKAGE.parents[1] / "sandbox_images"
 
 
 def image_names(folder: Path | None = None, *, own: Path | None = None) -> list[str]:
-    """Return the names of all recipes: built-in ones, and those in the operator's folder `own`."""
+    """Return the names of all recipes: the built-in recipes, and those in the operator's folder
+    `own`.
+    """
     ours = {file.parent.name for file in (folder or images_folder()).glob("*/image.toml")}
     theirs = set() if own is None else {file.parent.name for file in own.glob("*/image.toml")}
     return sorted(ours | {name for name in theirs if _IMAGE_NAME.fullmatch(name)})
@@ -150,11 +156,12 @@ def image_names(folder: Path | None = None, *, own: Path | None = None) -> list[
 def read_recipe(
     name: str, *, base: str = "", folder: Path | None = None, own: Path | None = None
 ) -> Recipe:
-    """Read the recipe of one image. A built-in image has precedence.
+    """Read the recipe of one image. If a built-in recipe and one of the operator have the same
+    name, the built-in recipe is read.
 
     Raises:
         UnknownImage: no recipe has this name.
-        WrongRecipe: its files or `base` are invalid.
+        WrongRecipe: the recipe's files or `base` are invalid.
     """
     if not _IMAGE_NAME.fullmatch(name) or name not in image_names(folder, own=own):
         known = ", ".join(image_names(folder, own=own)) or "none"
@@ -174,7 +181,7 @@ def read_recipe(
 
 
 def recipe_of(name: str, files: tuple[tuple[str, bytes], ...], *, base: str = "") -> Recipe:
-    """Return the recipe that consists of these files.
+    """Create the recipe of an image from its files.
 
     Raises:
         WrongRecipe: the files or `base` are invalid.
@@ -197,7 +204,7 @@ def recipe_of(name: str, files: tuple[tuple[str, bytes], ...], *, base: str = ""
 
 
 def is_debian_package(name: str) -> bool:
-    """Whether a text is a valid name of a Debian package."""
+    """Whether a text is a valid name for a Debian package."""
     return _DEBIAN_PACKAGE.fullmatch(name) is not None
 
 
@@ -216,19 +223,25 @@ def _text(name: str, files: tuple[tuple[str, bytes], ...], wanted: str) -> str:
 
 
 def _common_files(known: set[str]) -> tuple[tuple[str, bytes], ...]:
-    """Return the shared files, except those that the image's folder replaces."""
+    """Return the files that all images share, as pairs of name and content. Files whose names are
+    in `known` are left out, because the image's own files replace them.
+    """
     found = sorted((images_folder() / COMMON).glob("*"))
     return tuple((path.name, path.read_bytes()) for path in found if path.name not in known)
 
 
 @cache
 def guest_digest() -> str:
-    """Return the SHA-256 over the files of this engine's guest, as hexadecimal digits."""
+    """Return the SHA-256 over the files of this engine's guest. The result is in hexadecimal
+    digits.
+    """
     return _digest(guest_files())
 
 
 def guest_files(package: Path = PACKAGE) -> tuple[tuple[str, bytes], ...]:
-    """Return the guest's files: path relative to the package and content, sorted by path."""
+    """Return the guest's files as pairs of path and content, sorted by path. The paths are relative
+    to the package.
+    """
     found = [package / "__init__.py", *(package / "protocol" / name for name in _PROTOCOL)]
     found += (path for path in (package / "guest").rglob("*") if path.suffix in (".py", ".js"))
     pairs = [(path.relative_to(package).as_posix(), path.read_bytes()) for path in found]
@@ -236,14 +249,14 @@ def guest_files(package: Path = PACKAGE) -> tuple[tuple[str, bytes], ...]:
 
 
 def listed(text: str) -> tuple[str, ...]:
-    """Return the lines of a list without comments and blank lines."""
+    """Return the entries of a list, one from each line. Comments and blank lines are left out."""
     lines = (line.split("#", 1)[0].strip() for line in text.splitlines())
     return tuple(line for line in lines if line)
 
 
 def _digest(pairs: tuple[tuple[str, bytes], ...]) -> str:
-    """Return the SHA-256 over names and contents, as hexadecimal digits. The hash includes the
-    lengths of names and contents, so that no two lists collide.
+    """Return the SHA-256 over pairs of name and content, as hexadecimal digits. The hash includes
+    the lengths of names and contents, so that no two lists have the same hash.
     """
     total = hashlib.sha256()
     for name, content in pairs:
@@ -256,7 +269,8 @@ def _digest(pairs: tuple[tuple[str, bytes], ...]) -> str:
 
 
 def read_own_files(folder: Path) -> tuple[tuple[str, bytes], ...]:
-    """Read the files of an operator's own image. Return pairs of name and content, sorted by name.
+    """Read the files of an operator's own image. Return pairs of a file's name and its content,
+    sorted by name.
 
     Raises:
         Untrusted: another user could have written a file, or a file is missing.
@@ -285,7 +299,7 @@ def _language(name: str) -> str:
 
 
 class ImageSettings(BaseModel):
-    """The values of `image.toml`, with their defaults."""
+    """The settings in an image's file `image.toml`, with their defaults."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
@@ -303,7 +317,9 @@ class ImageSettings(BaseModel):
 
 
 def _settings(name: str, text: str) -> ImageSettings:
-    """Parse `image.toml`. Raises WrongRecipe if it is not TOML, or has an invalid key or value."""
+    """Parse the content of `image.toml`. Raises WrongRecipe if it is not TOML, or has an invalid
+    key or value.
+    """
     try:
         return ImageSettings.model_validate(tomllib.loads(text))
     except tomllib.TOMLDecodeError as error:
@@ -323,12 +339,12 @@ _HASH = re.compile(r"--hash=sha256:([0-9a-f]{64})")
 
 
 class WrongRequirements(Exception):
-    """A list of packages is refused. The message names the line or file, and the reason."""
+    """A list of packages is invalid. The message names the line or file, and the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pinned:
-    """One version of a package."""
+    """One version of a package, and the files that are accepted for it."""
 
     name: str
     version: str
@@ -338,13 +354,13 @@ class Pinned:
 
 @dataclass(frozen=True, slots=True)
 class Lock:
-    """All installed packages, including dependencies."""
+    """The exact versions of all packages to install, including dependencies."""
 
     packages: tuple[Pinned, ...] = ()
 
     @property
     def text(self) -> str:
-        """The lock in pip's format."""
+        """The text of the lock, in pip's format."""
         lines = (
             f"{each.name}=={each.version}"
             + "".join(f" \\\n    --hash=sha256:{digest}" for digest in each.hashes)
@@ -354,7 +370,7 @@ class Lock:
 
 
 def parse_lock(text: str) -> Lock:
-    """Parse `requirements.lock`.
+    """Parse the text of a lock in pip's format, such as `requirements.lock`.
 
     Raises:
         WrongRequirements: a line is not a package with a version and hashes.
@@ -363,13 +379,15 @@ def parse_lock(text: str) -> Lock:
 
 
 def normalized(name: str) -> str:
-    """Return a package's name in the form in which the index compares names. *Source*: PEP 503."""
+    """Return a package's name in the normal form that package indexes compare. *Source*: PEP
+    503.
+    """
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
 def lines_of(text: str) -> list[str]:
-    """Return the lines of a requirements file, without comments and blank lines. A line that
-    continues another one is joined to it.
+    """Return the lines of a requirements file, without comments and blank lines. Continued lines
+    are joined.
     """
     joined = text.replace("\\\n", " ")
     lines = (re.sub(r"(^|\s)#.*", "", line).strip() for line in joined.splitlines())
@@ -390,5 +408,5 @@ def _pinned(line: str) -> Pinned:
 
 
 def shown(line: str) -> str:
-    """Return the beginning of a line, quoted for a message."""
+    """Return the beginning of a line in quotation marks, for an error message."""
     return repr(line[:80])

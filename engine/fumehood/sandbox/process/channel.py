@@ -2,7 +2,8 @@
 
 Host side, between the wall and the guest's supervisor. The supervisor's frames are untrusted: they
 are limited in size and parsed strictly, and the first invalid frame ends the guest. Deadlines use
-the host's clock: if a run does not end in time, its guest is killed, with all other runs in it.
+the host's clock: if a run does not end in time, its guest is killed, and all other runs in this
+guest are lost.
 """
 
 from __future__ import annotations
@@ -61,11 +62,11 @@ runs are lost.
 
 
 class GuestFailed(Exception):
-    """The guest did not start or has ended."""
+    """The guest could not be started, or has ended."""
 
 
 class GuestProcess(asyncio.Protocol):
-    """A running guest, created by `start`. Once `dead` is set, every run ends as lost."""
+    """A running guest process, created by `start`. Once `dead` is set, every run ends as lost."""
 
     def __init__(self, process: anyio.abc.Process, handover: socket.socket) -> None:
         self._process = process
@@ -86,12 +87,12 @@ class GuestProcess(asyncio.Protocol):
         command: Sequence[str],
         make: Callable[[anyio.abc.Process, socket.socket], Self] | None = None,
     ) -> Self:
-        """Start a guest and wait until it has tested itself. `make` creates this object; None
-        calls the class.
+        """Start a guest, and wait until it has tested itself. `make` creates the object to return;
+        if it is None, the class itself is called.
 
         Raises:
-            GuestFailed: the guest could not be started, has ended, or was not ready in
-                `START_DEADLINE_S`.
+            GuestFailed: the guest could not be started, has ended, or was not ready within
+                `START_DEADLINE_S` seconds.
         """
         with contextlib.ExitStack() as theirs, contextlib.ExitStack() as ours:
             try:
@@ -136,7 +137,7 @@ class GuestProcess(asyncio.Protocol):
 
     @property
     def pid(self) -> int:
-        """Process id of the supervisor."""
+        """The process id of the guest's supervisor."""
         return self._process.pid
 
     async def run(
@@ -146,9 +147,9 @@ class GuestProcess(asyncio.Protocol):
         limits: Limits,
         sinks: RunSinks = NO_SINKS,
     ) -> RunEnding:
-        """Run a program in a fresh child.
+        """Run a program in a child process that has run nothing before, and return the ending.
 
-        On cancellation, end the program before raising.
+        If the caller is cancelled, the program is ended before the cancellation is raised.
 
         Raises:
             RequestTooLarge: the arguments exceed the size of a request.
@@ -179,13 +180,17 @@ class GuestProcess(asyncio.Protocol):
             self._listeners.pop(run_id, None)
 
     async def stop(self) -> None:
-        """Kill the guest and everything in it, and wait until its supervisor has ended."""
+        """Kill the guest's supervisor and everything below it, and wait until the supervisor has
+        ended.
+        """
         self.kill()
         with anyio.CancelScope(shield=True):
             await self._process.wait()
 
     def kill(self) -> None:
-        """Kill the supervisor and its descendants, without relying on parent-death signals."""
+        """Kill the guest's supervisor and all its descendants. The descendants are killed one by
+        one, because parent-death signals are not relied on.
+        """
         self._end()
         # List the descendants first, because children of a dead supervisor get another parent.
         family = _with_descendants(self._process.pid)
@@ -249,7 +254,7 @@ class GuestProcess(asyncio.Protocol):
             self._listeners.pop(message.id, None)
 
     def _on_handover(self) -> None:
-        """Kill a guest that hands over a child that was not requested."""
+        """Kill the guest, because it handed over a child process that was not requested."""
         self.kill()
 
     def _new_id(self) -> int:
@@ -261,7 +266,9 @@ class GuestProcess(asyncio.Protocol):
             self._transport.write(framing.encode(message))
 
     async def _cancel(self, run_id: int) -> None:
-        """Cancel a run and wait for its end. Kill a guest that does not answer in time."""
+        """Cancel a run, and wait for its end. If the guest does not end the run in time, kill the
+        guest.
+        """
         if self.dead.is_set():
             return
         ended: asyncio.Future[RunEnding] = asyncio.get_running_loop().create_future()
@@ -273,8 +280,8 @@ class GuestProcess(asyncio.Protocol):
         self.kill()
 
     def _give_up(self, run_id: int) -> None:
-        """Kill a guest that did not end a run by its deadline. That run ends as timed out; all
-        other runs are lost.
+        """Kill the guest, because it did not end a run by the run's deadline. This run ends as
+        timed out; all other runs of the guest are lost.
         """
         answer = self._pending.pop(run_id, None)
         if answer is not None and not answer.done():
@@ -293,7 +300,7 @@ class GuestProcess(asyncio.Protocol):
         self._lose_all()
 
     def _lose_all(self) -> None:
-        """End every run as lost."""
+        """End all runs with the ending `LOST`."""
         for answer in self._pending.values():
             if not answer.done():
                 answer.set_result(LOST)
@@ -301,7 +308,9 @@ class GuestProcess(asyncio.Protocol):
 
 
 def guest_command(config: JsonObject, python: str = sys.executable) -> list[str]:
-    """Return the command that starts the guest, isolated and without site packages."""
+    """Return the command that starts a guest with this configuration. Python runs in isolated mode
+    and without site packages.
+    """
     return [python, "-I", "-S", "-B", "-X", "utf8", str(GUEST_PROGRAM), json.dumps(config)]
 
 

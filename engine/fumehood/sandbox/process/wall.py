@@ -1,10 +1,10 @@
 """The base class of the process walls, and the jail.
 
 Host side, between the executors and `channel`. Each wall has one guest, which serves all trust
-domains. A guest that dies is replaced at once, or after a pause if several die soon after their
-start. Waiting calls use the new guest; only the old guest's runs are lost. Invariants: nothing runs
-in a guest that lacks a required limit; a call with `fresh`, and every call in the jail, gets a
-process that has run nothing before.
+domains. If the guest dies, a new guest is started at once, or after a pause if several guests have
+died soon after their start. Waiting calls use the new guest; only the runs in the old guest are
+lost. Invariants: nothing runs in a guest that lacks a required limit; a call with `fresh`, and
+every call in the jail, gets a process that has run nothing before.
 """
 
 from __future__ import annotations
@@ -52,10 +52,10 @@ ENGINE = str(Path(__file__).parents[3])
 
 
 class ProcessWall:
-    """A wall with one guest process, which is restarted when it ends.
+    """A wall with one guest process. If the guest ends, a new one is started.
 
-    An asynchronous context manager: entering it starts the guest and waits, bounded, until the
-    guest is ready.
+    A wall is an asynchronous context manager. Entering it starts the guest, and waits a bounded
+    time until the guest is ready.
     """
 
     name: ClassVar[str]
@@ -96,8 +96,8 @@ class ProcessWall:
 
     @property
     def status(self) -> WallStatus:
-        """The limits that the guest enforces, and its faults. While a guest starts, the required
-        limits count as enforced.
+        """The limits that the guest enforces, and its faults. While a guest is starting, all
+        required limits count as enforced.
         """
         if self._guest is not None:
             held = self._guest.enforced
@@ -115,7 +115,7 @@ class ProcessWall:
 
     @property
     def guest_pid(self) -> int | None:
-        """Process id of the running guest's supervisor."""
+        """The process id of the running guest's supervisor, or None if no guest is running."""
         return self._guest.pid if self._guest is not None else None
 
     def lease(
@@ -126,11 +126,14 @@ class ProcessWall:
         memory_mb: int | None = None,
         image: str | None = None,
     ) -> ProcessLease:
-        """Lease a slot, which gives each run a fresh child."""
+        """Lease a slot in the guest. Each run in the slot gets a child process that has run nothing
+        before.
+        """
         return ProcessLease(self, domain.principal_id)
 
     async def running(self) -> GuestProcess:
-        """Return the running guest. Wait up to `GUEST_PATIENCE_S` for a guest that is starting.
+        """Return the running guest. If a guest is starting, wait for it, at most `GUEST_PATIENCE_S`
+        seconds.
 
         Raises:
             SandboxUnavailable: no guest is running, or the guest lacks a required limit.
@@ -154,7 +157,9 @@ class ProcessWall:
         return self._guest is not None and not self._guest.dead.is_set()
 
     async def _keep_a_guest(self) -> None:
-        """Start a guest whenever none is running, with pauses if guests end soon after a start."""
+        """Start a new guest whenever none is running. Pause before the start if guests have ended
+        soon after their start.
+        """
         short_lives = 0
         while True:
             await anyio.sleep(RESTART_PAUSE_S[min(short_lives, len(RESTART_PAUSE_S) - 1)])
@@ -196,7 +201,7 @@ class ProcessWall:
 
 
 class ProcessLease:
-    """A lease on a slot in the guest.
+    """The right to use one slot of the guest.
 
     This is a class because a generator would be slower, and every short call needs a lease.
     """
@@ -231,12 +236,14 @@ class ProcessLease:
         limits: Limits,
         sinks: RunSinks = NO_SINKS,
     ) -> RunEnding:
-        """Run one program in the guest."""
+        """Run one program in the guest, and return the ending."""
         assert self._guest is not None
         return await self._guest.run(program, arguments, limits, sinks)
 
     async def _prepare(self) -> None:
-        """Wait for what else the lease needs, once it has a slot."""
+        """Wait for any further resource that the lease needs in addition to its slot. Subclasses
+        override this.
+        """
 
     def _leave(self) -> None:
         self._wall.slots.leave(self._principal_id)
@@ -259,12 +266,13 @@ LIBRARY_DIRECTORIES = ("site-packages", "dist-packages")
 
 
 class JailWall(ProcessWall):
-    """The wall for sandboxed functions, each in a fresh child.
+    """The wall for sandboxed functions. Each function runs in a child process that has run nothing
+    before.
 
-    The files that a child may read are fixed before it runs any of the function's code: Python, its
-    libraries, and the function's import path. `tool_paths` are the import paths of all functions
-    that may be called; a pickled function has none. Without Landlock, the jail does not start, and
-    sandboxed functions are refused, but nothing else.
+    A child may read only Python, its libraries, and the function's import path. This is fixed
+    before the child runs any of the function's code. `tool_paths` are the import paths of all
+    functions that may be called; a pickled function has none. If the kernel has no Landlock, the
+    jail does not start, and only sandboxed functions are refused.
     """
 
     name = "jail"
@@ -285,7 +293,9 @@ class JailWall(ProcessWall):
 
 
 def jail_command(tool_paths: Iterable[str]) -> list[str]:
-    """Return the command that starts the jail's guest, with the files that children may read."""
+    """Return the command that starts the jail's guest. The command contains the list of the files
+    that children may read.
+    """
     packages = library_directories()
     libraries = [
         *SYSTEM_LIBRARIES,
@@ -307,7 +317,9 @@ def jail_command(tool_paths: Iterable[str]) -> list[str]:
 
 
 def library_directories() -> list[str]:
-    """Return the directories of installed packages, in this process's search order."""
+    """Return the directories in which Python packages are installed, in the order in which this
+    process searches them.
+    """
     paths = map(Path, sys.path)
     named = [str(path) for path in paths if path.name in LIBRARY_DIRECTORIES]
     directories = [ENGINE, directory_of("pydantic"), *named]
@@ -315,7 +327,9 @@ def library_directories() -> list[str]:
 
 
 def directory_of(library: str) -> str:
-    """Return an installed library's import path. Raises SandboxUnavailable if it is missing."""
+    """Return the import path of an installed library. Raises SandboxUnavailable if the library is
+    not installed.
+    """
     found = importlib.util.find_spec(library)
     if found is None or found.origin is None:
         raise SandboxUnavailable(f"{library} is not installed.", retryable=False)
