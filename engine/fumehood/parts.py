@@ -1,12 +1,13 @@
 """Find the parts of the product.
 
 A part is an entry point in the group `fumehood.parts`. The kernel never imports a part directly: it
-calls `parts()`, and imports by name what it uses. So a command does not load the code of parts that
-it does not use, and everything else works without a part's files and entry point.
+calls `parts()`, and imports by name the objects that it uses. So a command does not load the code
+of parts that it does not use, and if the files and the entry point of a part are deleted,
+everything else still works.
 
-Invariants: the order is fixed (by `Part.after`, then by name; parts of other distributions come
-last); two parts never add the same thing. A part of another distribution runs inside the engine
-with all the engine's rights, so it is loaded only if the operator names it (`parts` in the
+Invariants: the order of parts is fixed (by `Part.after`, then by name; parts of other distributions
+come last); two parts never add the same thing. A part of another distribution runs inside the
+engine with all the engine's rights, so it is loaded only if the operator names it (`parts` in the
 configuration file, or FUMEHOOD_PARTS).
 """
 
@@ -40,7 +41,8 @@ T = TypeVar("T")
 
 @cache
 def parts() -> tuple[Part, ...]:
-    """Return the parts of this distribution, and those that the operator names, in their order.
+    """Return the parts of this distribution, followed by the parts of other distributions that the
+    operator names.
 
     Raises:
         PartError: a part is missing or cannot be loaded, or two parts add the same thing.
@@ -66,7 +68,7 @@ def parts() -> tuple[Part, ...]:
 
 
 def own_parts() -> tuple[Part, ...]:
-    """Return the parts of this distribution in their order.
+    """Return the parts of this distribution, in the order that `ordered` defines.
 
     Raises:
         PartError: a part cannot be loaded.
@@ -87,10 +89,12 @@ def own_parts() -> tuple[Part, ...]:
 
 
 def with_methods(kernel: type[T]) -> type[T]:
-    """Return a kernel class with the methods that the product's own parts add to it.
+    """Return a subclass of a kernel class that also has the methods which the product's own parts
+    add to the class. If no part adds a method, return the class itself.
 
     Raises:
-        PartError: a part replaces an attribute of the kernel's class or of another part's class.
+        PartError: a part would replace an attribute of the kernel's class or of another part's
+            class.
     """
     added: list[type[T]] = []
     known = set(dir(kernel))
@@ -107,18 +111,20 @@ def with_methods(kernel: type[T]) -> type[T]:
 
 
 def tool_kinds() -> dict[str, ToolKind]:
-    """Return the executors that parts add, by name."""
+    """Return the executors that all parts add, by the name of the executor."""
     return {name: kind for part in parts() for name, kind in part.executors.items()}
 
 
 def places(kind: Literal["states", "files"]) -> dict[str, Named]:
-    """Return what parts add for URLs, by the scheme of the URL."""
+    """Return the names of the classes that parts add for the schemes of `state.url` (if `kind` is
+    `states`) or `files.url` (if it is `files`), by scheme.
+    """
     return {scheme: place for part in parts() for scheme, place in getattr(part, kind).items()}
 
 
 def fields_of_parts(values: Mapping[str, JsonObject]) -> dict[str, Any]:
-    """Return the fields of a session's record that parts fill, from the values that parts keep with
-    the session: None for a field without a value.
+    """Return the fields that parts add to a session's record, by name. `values` contains the values
+    that the parts keep with the session. A field whose value is missing is None.
     """
     return {
         name: imported(place)(values[name]) if name in values else None
@@ -128,20 +134,23 @@ def fields_of_parts(values: Mapping[str, JsonObject]) -> dict[str, Any]:
 
 
 def listed(names: Iterable[str]) -> str:
-    """Return names as one text, for people."""
+    """Return names in alphabetical order as one text for people, or "none" if there are no
+    names.
+    """
     return ", ".join(sorted(names)) or "none"
 
 
 def coming(config: Any) -> list[str]:
-    """Return the name prefixes of tools that parts may register later."""
+    """Return the beginnings of the names of tools that parts may register after the start."""
     places = [part.coming for part in parts() if part.coming is not None]
     return [prefix for place in places for prefix in imported(place)(config)]
 
 
 def named() -> tuple[str, ...]:
-    """Return the parts of other distributions that the operator names.
+    """Return the names of the parts of other distributions that the operator wants to load.
 
-    If the value cannot be read, the result is empty: `Config` checks it and reports the fault.
+    If the setting cannot be read, the result is empty. `Config` later checks the setting and
+    reports the fault.
     """
     given: Any = os.environ.get(VARIABLE)
     if not given:
@@ -159,14 +168,16 @@ def named() -> tuple[str, ...]:
 
 
 def split_names(value: Any) -> Any:
-    """Split a text at commas, because environment variables cannot hold lists."""
+    """Split a text at commas into names, because an environment variable cannot hold a list. Other
+    values are returned unchanged.
+    """
     if isinstance(value, str):
         return tuple(name.strip() for name in value.split(",") if name.strip())
     return value
 
 
 def foreign() -> list[EntryPoint]:
-    """Return the entry points of other distributions in the group `fumehood.parts`."""
+    """Return the entry points in the group `fumehood.parts` that belong to other distributions."""
     from importlib.metadata import entry_points
 
     found = [
@@ -178,7 +189,7 @@ def foreign() -> list[EntryPoint]:
 
 
 def _loaded(entries: Iterable[EntryPoint]) -> tuple[Part, ...]:
-    """Load parts, and return them in their order."""
+    """Load the parts of these entry points, and return them in the order that `ordered` defines."""
     found: dict[str, Part] = {}
     for entry in entries:
         part = _load(entry)

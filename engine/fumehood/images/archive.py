@@ -1,4 +1,6 @@
-"""Archives whose members are owned by root and writable only by root, such as that of the guest."""
+"""Tar archives whose members are owned by root and writable only by root, such as the guest's
+archive.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +13,10 @@ from fumehood.sandbox.images.recipe import ABOUT, GUEST_HOME, guest_files
 
 
 def guest_archive(about: bytes = b"{}") -> bytes:
-    """Return a tar archive of the guest and the image's description `about`, to be unpacked at the
-    root of a file system.
+    """Return a tar archive that contains the guest and the image's description `about`. It is meant
+    to be unpacked at the root of a file system.
 
-    The files are owned by root and writable only by root.
+    All members are owned by root and writable only by root.
     """
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w") as archive:
@@ -30,19 +32,21 @@ def guest_archive(about: bytes = b"{}") -> bytes:
 
 
 def add_file(archive: tarfile.TarFile, path: str, content: bytes) -> None:
-    """Add a file that is owned by root and writable only by root."""
+    """Add a file with this content to an archive. It is owned by root and writable only by root."""
     add_stream(archive, path, io.BytesIO(content), len(content))
 
 
 def add_stream(archive: tarfile.TarFile, path: str, content: IO[bytes], size: int) -> None:
-    """Add a file of `size` bytes. Its owner and mode are those of files added with `add_file`."""
+    """Add a file to an archive, with `size` bytes read from `content`. It is owned by root and
+    writable only by root.
+    """
     member = tarfile.TarInfo(path)
     member.size = size
     archive.addfile(member, content)
 
 
 def add_folder(archive: tarfile.TarFile, path: str) -> None:
-    """Add a folder that is owned by root and writable only by root."""
+    """Add a folder to an archive. It is owned by root and writable only by root."""
     member = tarfile.TarInfo(path)
     member.type, member.mode = tarfile.DIRTYPE, 0o755
     archive.addfile(member)

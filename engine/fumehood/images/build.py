@@ -1,20 +1,20 @@
 """Build an image in three layers: Debian packages, Python packages, and the guest.
 
-Host side, between the command line and Docker. A layer that exists with the right labels is not
-built again: a root file system takes half a minute and seldom changes, and images with the same
+Host side, between the command line and Docker. A layer that already exists with the right labels is
+not built again: a root file system takes half a minute and seldom changes, and images with the same
 Debian packages share one. Invariants: a layer's labels are set together with its content and
 identify its sources by digests, so an interrupted build leaves nothing that looks finished, and an
 image built on a root file system is never mistaken for a root file system. Wheels are unpacked
 without running anything in them; their members become plain files and folders below the folder for
 packages, owned by root and writable only by root.
 
-Build steps run in containers without a network, capabilities or another user's files. Each
-container has a deadline in its name, so that a later build removes the containers of a killed
+Build steps run in containers without a network, capabilities or another user's files. The name of
+each container contains a deadline, so that a later build can remove the containers of a killed
 build.
 
 An operator's own image has a recipe folder that adds packages to a built-in image. The folder is
-made under a temporary name, and `publish` renames it after the image was built. Invariant: a folder
-with an image's name is complete, and only its owner can write in it.
+created under a temporary name, and `publish` renames it after the image was built. Invariant: a
+folder that has the name of an image is complete, and only its owner can write in it.
 """
 
 from __future__ import annotations
@@ -163,7 +163,9 @@ the import path."""
 
 @dataclass(frozen=True, slots=True)
 class Built:
-    """A built image, and whether this build made its base and its guest layer."""
+    """A built image. `made_base` and `made_guest` are True if this build made the image's base or
+    its guest layer, and False if the layer already existed.
+    """
 
     image: Image
     made_base: bool
@@ -182,8 +184,8 @@ def build_image(
 ) -> Built:
     """Build the layers of an image that are missing or out of date.
 
-    With `force`, rebuild all layers, except a root file system made after `since` (Unix time): one
-    command may build several images that share it.
+    If `force` is True, all layers are rebuilt. The only exception is a root file system made after
+    `since` (Unix time), because one command may build several images that share it.
 
     `cache` is the directory of downloaded wheels; `own` is the folder of the operator's own
     recipes.
@@ -221,8 +223,8 @@ def wheel_cache() -> Path:
 
 
 def _ready(client: docker.APIClient, recipe: Recipe, own: Path | None) -> Image | None:
-    """Return the existing image with the digests of this recipe and the current guest, or None if
-    there is none. This reads none of the recipe's files.
+    """Return the existing image that was built from this recipe and the current guest, or None if
+    there is no such image. Digests are compared, so none of the recipe's files are read.
     """
     wanted = (recipe.digest, guest_digest())
     found = list_images(client, recipe.name, own=own)
@@ -233,7 +235,9 @@ def _ready(client: docker.APIClient, recipe: Recipe, own: Path | None) -> Image 
 
 
 def find_base(client: docker.APIClient, recipe: Recipe) -> str | None:
-    """Return the id of the image below the guest layer, or None if it has to be built."""
+    """Return the id of the image on which the guest layer is built, or None if that image must be
+    built first.
+    """
     if not recipe.lock.packages:
         return _find_root(client, recipe, newer_than=0)
     rows = client.images(
@@ -245,9 +249,10 @@ def find_base(client: docker.APIClient, recipe: Recipe) -> str | None:
 def make_base(
     client: docker.APIClient, recipe: Recipe, on_step: OnStep, newer_than: float, cache: Path
 ) -> str:
-    """Build the image below the guest layer, and return its id.
+    """Build the image on which the guest layer is built, and return its id.
 
-    A root file system is reused if its packages were installed after `newer_than` (Unix time).
+    An existing root file system is used if its packages were installed after `newer_than` (Unix
+    time).
 
     Raises:
         ImageBuildError: a step failed; the message names the remedy.
@@ -318,7 +323,7 @@ def _count_packages(root: Path) -> int:
 def _add_packages(
     client: docker.APIClient, recipe: Recipe, root: str, wheels: list[Path], on_step: OnStep
 ) -> str:
-    """Add Python packages to a root file system, and compile them with its own Python. Return the
+    """Add Python packages to a root file system, and compile them with the Python in it. Return the
     id of the new image.
     """
     on_step(f"unpacking and compiling packages of the Python index: {len(wheels)}")
@@ -347,7 +352,9 @@ def _put_wheels(
     files: Mapping[str, str],
     deadline_s: float,
 ) -> None:
-    """Unpack wheels into a folder of a build container, and add `files` (path → content)."""
+    """Copy unpacked wheels to a folder of a build container. Also copy `files`, which maps paths to
+    contents.
+    """
     with tempfile.TemporaryDirectory(prefix="fumehood-image-") as directory:
         _require_room(Path(directory))
         site = Path(directory) / "site.tar"
@@ -362,7 +369,7 @@ def _put_wheels(
 def _commit(
     client: docker.APIClient, container: str, tag: tuple[str, str], labels: Mapping[str, str]
 ) -> str:
-    """Create an image from a build container, and return the image's id."""
+    """Create an image from the content of a build container, and return the image's id."""
     changes = [*SETTINGS, "CMD []", _label_line(labels)]
     return str(client.commit(container, repository=tag[0], tag=tag[1], changes=changes)["Id"])
 
@@ -370,7 +377,8 @@ def _commit(
 def add_layer(
     client: docker.APIClient, base: Image, recipe: Recipe, lock: Lock, cache: Path
 ) -> str:
-    """Add packages that callers request to an image, and return the id of the new image.
+    """Build a new image that adds packages to the image `base`, for callers who request them.
+    Return the id of the new image.
 
     Raises:
         PackagesRefused, ImageBuildError: the packages are not available or cannot be unpacked.
@@ -391,7 +399,8 @@ def add_layer(
 
 
 def add_guest(client: docker.APIClient, recipe: Recipe, base: str, on_step: OnStep) -> str:
-    """Add the guest and the image's description, and return the image's id.
+    """Add the guest and the image's description to the image with the id `base`. Return the id of
+    the new image.
 
     The image's own Python compiles the guest.
 
@@ -430,8 +439,8 @@ def _label_line(labels: Mapping[str, str]) -> str:
 
 
 def unpack(wheels: Sequence[Path], folder: str, target: Path, deadline_s: float) -> None:
-    """Unpack wheels into a folder of a tar archive at `target`. This is done in a process with
-    limits, because anybody may have published the wheels.
+    """Unpack wheels into a folder of a new tar archive at `target`. A separate process with limits
+    does this, because anybody may have published the wheels.
 
     Raises:
         PackagesRefused: the wheels cannot be unpacked, or not within the limits.
@@ -470,9 +479,10 @@ PROCESSES = 64
 def builder(
     client: docker.APIClient, image: str, command: Sequence[str], *, run_s: float
 ) -> Iterator[str]:
-    """Create a container for a command that takes at most `run_s` seconds, and yield its id.
+    """Create a build container for a command that takes at most `run_s` seconds, and yield the
+    container's id.
 
-    The container is not started. It is removed when the block ends.
+    The container is created but not started. It is removed when the block ends.
     """
     host = client.create_host_config(
         network_mode="none",
@@ -494,11 +504,11 @@ def builder(
 
 
 def run(client: docker.APIClient, container: str, *, run_s: float, failed: str) -> None:
-    """Start a container and wait for its command to succeed.
+    """Start a build container, and wait at most `run_s` seconds until its command has succeeded.
 
     Raises:
-        ImageBuildError: the command failed. The message contains `failed` and the cause or the last
-            lines of output.
+        ImageBuildError: the command failed. The message begins with `failed`, followed by the cause
+            or the last lines of output.
     """
     client.start(container)
     status = client.wait(container, timeout=run_s)["StatusCode"]
@@ -508,7 +518,9 @@ def run(client: docker.APIClient, container: str, *, run_s: float, failed: str) 
 
 
 def sweep_builders(client: docker.APIClient) -> None:
-    """Remove build containers whose deadline has passed, because their build was killed."""
+    """Remove build containers whose deadline has passed. A killed build leaves such containers
+    behind.
+    """
     for row in client.containers(all=True, filters={"name": NAME}):
         deadline = re.fullmatch(rf"/{NAME}(\d+)-[0-9a-f]+", row["Names"][0])
         if deadline is not None and int(deadline[1]) < time.time():
@@ -531,8 +543,8 @@ class ImageRequest:
 
 
 def is_own_name(name: str) -> bool:
-    """Whether an operator may give this name to an image. The names of built-in images, and those
-    that this package uses for layers in Docker, are reserved.
+    """Whether an operator may give this name to an image. The names of built-in images are
+    reserved, and so are the names that this package uses for layers in Docker.
     """
     taken = name in image_names() or name in (COMMON, "root", "base", "building", "packages")
     return re.fullmatch(IMAGE_NAME, name) is not None and not (
@@ -541,10 +553,11 @@ def is_own_name(name: str) -> bool:
 
 
 def check_request(request: ImageRequest, home: Path, *, replace: bool = False) -> None:
-    """Check a request before anything is downloaded or created.
+    """Check a request for an image before anything is downloaded or created.
 
     Raises:
-        WrongRecipe: a name or a requirement is invalid, or the image already exists.
+        WrongRecipe: a name or a requirement is invalid, or the image already exists and `replace`
+            is False.
     """
     if not is_own_name(request.name):
         ours = ", ".join(image_names())
@@ -567,8 +580,8 @@ def check_request(request: ImageRequest, home: Path, *, replace: bool = False) -
 
 @contextmanager
 def make_aside(request: ImageRequest, home: Path, cache: Path, on_step: OnStep) -> Iterator[Path]:
-    """Yield a temporary folder with the image's recipe. The folder is removed after the block,
-    unless it was published.
+    """Create the recipe of a requested image in a temporary folder, and yield the folder. If the
+    folder was not published, it is removed after the block.
 
     `home` is the folder of the operator's images; `cache` is the directory of downloaded wheels.
 
@@ -599,8 +612,8 @@ def make_aside(request: ImageRequest, home: Path, cache: Path, on_step: OnStep) 
 
 
 def publish(folder: Path, name: str) -> Path:
-    """Rename a recipe's folder to the image's name, and replace an earlier folder of this name.
-    Return the new path.
+    """Rename a temporary recipe folder to the image's name, and return the new path. An existing
+    folder with this name is replaced.
     """
     target = folder.with_name(name)
     folder.chmod(0o755)
@@ -615,7 +628,9 @@ def publish(folder: Path, name: str) -> Path:
 
 
 def _requirements(below: Recipe, text: str) -> str:
-    """Merge the built-in image's requirements and the requested ones. Raises WrongRecipe."""
+    """Merge the requirements of the built-in image with the requested ones, and return them as the
+    text of a requirements file. Raises WrongRecipe if a line is invalid.
+    """
     ours = dict(below.files).get("requirements.in", b"").decode()
     try:
         wanted = parse_requirements(text)

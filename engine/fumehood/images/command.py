@@ -186,9 +186,10 @@ def _own_images() -> Path:
 
 
 def _make(request: ImageRequest, base: str, *, replace: bool) -> Image:
-    """Make the image's folder in a temporary place, build the image, then publish the folder.
+    """Create the recipe folder of a new image in a temporary place, build the image, publish the
+    folder, and return the image.
 
-    End the command with the reason if that fails.
+    If a step fails, end the command and print the reason.
     """
     own = _own_images()
     try:
@@ -211,9 +212,9 @@ def _make(request: ImageRequest, base: str, *, replace: bool) -> Image:
 
 
 def _require_known(client: docker.APIClient, name: str, own: Path) -> None:
-    """End the command if the image is unknown.
+    """End the command with an error if there is no image with this name.
 
-    The operator's own image is known if its folder exists, or if Docker has the image.
+    An image of the operator exists if its folder exists, or if Docker has the image.
     """
     names = image_names(own=own)
     if name in names:
@@ -264,7 +265,9 @@ def _document(image: Image) -> JsonObject:
 
 
 def open_engine() -> docker.APIClient:
-    """Connect to Docker, or end the command with a remedy."""
+    """Return a client that is connected to Docker. If that fails, end the command and print the
+    remedy.
+    """
     try:
         return open_docker(timeout_s=DEADLINE_S)
     except DockerError as error:
@@ -274,7 +277,9 @@ def open_engine() -> docker.APIClient:
 def _build(
     client: docker.APIClient, recipe: Recipe, own: Path, *, force: bool, since: float
 ) -> Built:
-    """Build one image and print the time it took, or end the command with the reason."""
+    """Build one image, print the time it took, and return the result. If the build fails, end the
+    command and print the reason.
+    """
     started = time.monotonic()
     try:
         on_step = _step(recipe.name)
@@ -288,7 +293,9 @@ def _build(
 
 
 def _step(name: str) -> Callable[[str], None]:
-    """Return a function that prints a step of a build, with the time since `_step` was called."""
+    """Return a function that prints a step of an image's build, with the seconds since `_step` was
+    called.
+    """
     started = time.monotonic()
 
     def show(step: str) -> None:

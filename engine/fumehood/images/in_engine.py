@@ -11,10 +11,10 @@ from fumehood.sandbox.container.additions import NewImageMaker
 
 
 class Images(EnginePart):
-    """The images part of one engine."""
+    """The images as a part of one engine."""
 
     def image_maker(self) -> NewImageMaker:
-        """Return what creates the maker of layers of packages."""
+        """Return the function that creates the maker of package layers for a container wall."""
         settings = self.kernel.config.of("packages", PackageSettings)
         assert settings is not None
         return partial(new_layers, settings)

@@ -1,8 +1,8 @@
 """Download wheels from the Python index with pip, for the image's Python instead of the host's.
 
-Host side. Only wheels are accepted, because building a source package would run its code here.
-Invariants: no code of a package runs on the host; a file for a locked package is accepted only if
-its hash is in the lock. pip's own configuration selects the index.
+Host side. Only wheels are accepted, because building a source package would run the package's code
+here. Invariants: no code of a package runs on the host; a file for a locked package is accepted
+only if its hash is in the lock. pip's own configuration selects the index.
 """
 
 from __future__ import annotations
@@ -67,11 +67,11 @@ def resolve(
     *,
     deadline_s: float | None = None,
 ) -> Lock:
-    """Find compatible versions of the requirements and all dependencies, store their wheels in
-    `cache`, and return the lock.
+    """Find compatible versions of the required packages and of all their dependencies. Store the
+    wheels in `cache`, and return the lock.
 
-    The packages of `below` are already installed: they keep their versions, and the returned lock
-    does not include them.
+    The packages of `below` are already installed in the image. They keep their versions, and are
+    left out of the returned lock.
 
     Raises:
         ImageBuildError: pip failed; the message names the remedy.
@@ -83,7 +83,8 @@ def resolve(
 
 
 def fetch(lock: Lock, release: str, cache: Path, on_step: OnStep) -> list[Path]:
-    """Return one wheel for each locked package, from `cache` if possible.
+    """Return the paths of wheels, one for each locked package. Wheels that are not in `cache` are
+    downloaded.
 
     Raises:
         ImageBuildError: pip or the cache failed; the message names the remedy.
@@ -107,8 +108,8 @@ def _download(
     *options: str,
     deadline_s: float | None = None,
 ) -> list[Path]:
-    """Download wheels into the cache, and return their paths. `texts` maps options of pip that take
-    a file (without `--`) to the file's content.
+    """Download wheels into the cache with pip, and return their paths. `texts` contains the options
+    of pip that take a file: the option's name without `--` → the file's content.
     """
     cache.mkdir(parents=True, exist_ok=True, mode=0o700)
     with tempfile.TemporaryDirectory(prefix=".fetching-", dir=cache) as directory:
@@ -128,8 +129,8 @@ def _keep(cache: Path, wheel: Path) -> Path:
 
 
 def trim(cache: Path, most_bytes: int) -> None:
-    """Remove the oldest wheels from a cache until its size is at most `most_bytes`. Also remove the
-    remains of killed downloads.
+    """Remove the oldest wheels from a cache until the cache has at most `most_bytes` bytes. Also
+    remove what killed downloads have left behind.
     """
     wheels = sorted(cache.glob("*/*.whl"), key=lambda wheel: wheel.stat().st_mtime, reverse=True)
     total = 0
@@ -143,8 +144,8 @@ def trim(cache: Path, most_bytes: int) -> None:
 
 
 def _kept(cache: Path, package: Pinned) -> Path | None:
-    """Return the path of a cached wheel with a hash of the locked package, or None if there is
-    none.
+    """Return the path of a cached wheel whose hash the locked package accepts, or None if the cache
+    contains no such wheel.
 
     Wheels for other architectures are ignored, because different machines may share a home
     directory.
@@ -181,8 +182,8 @@ def _python_of(release: str) -> tuple[str, int]:
 
 
 def _markers(release: str) -> str:
-    """Return the values of the environment markers in an image of this release, as JSON.
-    *Source*: PEP 508.
+    """Return the environment markers of the Python in an image of this Debian release, as a JSON
+    object. *Source*: PEP 508.
     """
     version, _ = _python_of(release)
     return json.dumps({
@@ -195,7 +196,7 @@ def _markers(release: str) -> str:
 
 
 def _pip(arguments: list[str], release: str, deadline_s: float | None = None) -> None:
-    """Run pip for the image's Python. Raises ImageBuildError if it fails or takes too long."""
+    """Run pip for the image's Python. Raises ImageBuildError if pip fails or takes too long."""
     options = ["--disable-pip-version-check", "--no-input", "--no-color", *PATIENCE]
     status, said = _run(
         [_python_with_pip(), "-I", pip_for_image.__file__, _markers(release), *arguments, *options],
@@ -218,7 +219,12 @@ def _run(command: list[str], deadline_s: float | None = None) -> tuple[int, str]
 
 
 def _python_with_pip() -> str:
-    """Return the path of a Python that has pip: this process's or, as fallback, the system's."""
+    """Return the path of a Python that has pip: the one that runs this process or, if it has no
+    pip, the system's.
+
+    Raises:
+        ImageBuildError: neither of them has pip.
+    """
     for python in (sys.executable, shutil.which("python3")):
         if python and _run([python, "-I", "-c", "import pip"])[0] == 0:
             return python
@@ -229,7 +235,7 @@ def _python_with_pip() -> str:
 
 
 def _pip_error(said: str) -> ImageBuildError:
-    """Return the error for a failed run of pip, given pip's output."""
+    """Return the error for a failed run of pip. `said` is pip's output."""
     lines = [line for line in said.splitlines() if "is ignored: it is neither" not in line]
     lacks = _MISSING.search(said)
     if "Retrying (" in said:

@@ -1,4 +1,4 @@
-"""The call option that images add."""
+"""The call option `packages`, which the images part adds."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ if TYPE_CHECKING:
 
 
 def require_own_container(permitted: PermittedCall, plan: Plan) -> None:
-    """Raise InvalidParams if the call could not use packages of its own."""
+    """Raise InvalidParams if packages cannot be added for this call. They can only be added to a
+    separate container that runs a Python or shell program.
+    """
     for is_wrong, words in (
         (plan.placement.is_of_session,
          "A session has the packages that it was made with: sessions new --package."),

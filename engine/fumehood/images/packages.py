@@ -1,9 +1,9 @@
-"""Packages of the Python index that are requested for a session or a call: layers on images.
+"""Packages of the Python index that are requested for a session or a call, and the layers that add
+them to images.
 
-Host side. The names are resolved to a lock with hashes, and the wheels are unpacked once into a
-layer, which every later request with the same lock uses.
-Invariants: only packages that the operator allows are installed on request; no code of a package
-runs before a program imports it.
+Host side. The names are resolved to a lock with hashes. The wheels are unpacked once into a layer,
+which all later requests with the same lock use. Invariants: only packages that the operator allows
+are installed on request; no code of a package runs before a program imports it.
 """
 
 from __future__ import annotations
@@ -56,7 +56,9 @@ MAKING_S = 240.0
 def new_layers(
     settings: PackageSettings, docker: Docker, own: Path, state: Path | None, on_event: OnEvent
 ) -> PackageLayers:
-    """Create the maker of a wall's layers. With `settings` given, this is a `NewImageMaker`."""
+    """Create the maker of package layers for one container wall. Without its first parameter, this
+    function is a `NewImageMaker`.
+    """
     cache = state / "wheels" if state is not None else None
     return PackageLayers(settings, docker, own, cache, on_event)
 
@@ -64,8 +66,8 @@ def new_layers(
 class PackageLayers(ImageMaker):
     """Resolves requests for packages, and makes layers of packages, one at a time.
 
-    `own` is the folder of the operator's own recipes, and `cache` is the directory of wheels, or
-    None for that of the user.
+    `own` is the folder of the operator's own recipes. `cache` is the directory of downloaded
+    wheels, or None for the default directory of the engine's user.
     """
 
     def __init__(
@@ -88,7 +90,8 @@ class PackageLayers(ImageMaker):
         """Image id and request → the lock, and when it expires, by the monotonic clock."""
 
     async def lock(self, image: Image, wanted: Sequence[str], principal_id: str) -> str:
-        """Return the lock of these packages and all that they need, in the versions of today.
+        """Return the lock of these packages and all their dependencies. The versions are the newest
+        ones that are compatible, found at most `LOCK_S` seconds ago.
 
         Raises:
             InvalidParams: a package is not allowed or not available.
@@ -110,7 +113,8 @@ class PackageLayers(ImageMaker):
         return lock
 
     async def make(self, base: Image, lock: str) -> None:
-        """Add the packages of a lock to an image, unless this was done meanwhile.
+        """Make the layer that adds the packages of a lock to an image. Do nothing if the layer
+        already exists.
 
         Raises:
             InvalidParams: the packages are no longer available.
@@ -137,7 +141,9 @@ class PackageLayers(ImageMaker):
         index.trim(cache, most_bytes)
 
     def _checked(self, packages: Sequence[str]) -> str:
-        """Return the requested packages as a requirements file's text. Raises InvalidParams."""
+        """Check the requested packages, and return them as the text of a requirements file. Raises
+        InvalidParams if a package is invalid or not allowed.
+        """
         from fumehood.images.requirements import merged, parse_requirements
         from fumehood.sandbox.images.recipe import WrongRequirements, normalized
 
@@ -176,8 +182,8 @@ class PackageLayers(ImageMaker):
             self._waiting.give_back(principal_id)
 
     async def _in_thread(self, work: Callable[[], Answer]) -> Answer:
-        """Run blocking work in a thread and return its result. Convert its errors to errors for
-        callers.
+        """Run blocking work in a thread and return its result. Errors of the work are converted to
+        errors for callers.
         """
         from fumehood.images.index import PackagesRefused
         from fumehood.images.rootfs import CAUSE_UNKNOWN, ImageBuildError
@@ -199,12 +205,14 @@ class PackageLayers(ImageMaker):
             raise self._failed(error) from None
 
     def _failed(self, error: Exception) -> SandboxUnavailable:
-        """Log an error whose text may name paths of this host, and return an error for callers."""
+        """Log an error whose text may contain paths of this host. Return an error for callers,
+        which does not contain the text.
+        """
         self._on_event("packages.failed", {"why": str(error)})
         return try_later("The packages could not be installed. The engine's log says why.")
 
     async def sweep(self) -> None:
-        """Remove the containers of killed builds. Raises DockerError."""
+        """Remove the build containers that killed builds left behind. Raises DockerError."""
         if self._settings.allow:
             from fumehood.images.build import sweep_builders
 

@@ -2,9 +2,9 @@
 
 Host side. pip's `--python-version` affects which files pip selects, but pip evaluates conditions
 such as `python_version < "3.12"` for the Python that runs pip, so an image would lack packages that
-only its own Python needs. This program replaces the values in those conditions with its first
-argument, a JSON object. If the replacement has no effect in the installed pip, it fails before
-anything is done. Usage: pip_for_image.py MARKERS ARGUMENT…
+only its own Python needs. This program makes pip evaluate these conditions with the values in the
+first argument, a JSON object. If that has no effect in the installed version of pip, the program
+fails before pip does anything. Usage: pip_for_image.py MARKERS ARGUMENT…
 """
 
 from __future__ import annotations
@@ -29,7 +29,9 @@ anybody may have published. It equals the limit for all unpacked packages of an 
 
 
 def main(markers: str, arguments: list[str]) -> int:
-    """Run pip with these markers; return its exit status, or 3 if the markers have no effect."""
+    """Run pip with these environment markers, and return pip's exit status. If the markers have no
+    effect, do not run pip, and return 3.
+    """
     resource.setrlimit(resource.RLIMIT_FSIZE, (MAX_FILE_BYTES, MAX_FILE_BYTES))
     resource.setrlimit(resource.RLIMIT_AS, (MAX_FILE_BYTES, MAX_FILE_BYTES))
     environment = json.loads(markers)

@@ -1,4 +1,5 @@
-"""The removal of images, of what is below them and of layers on them, if nothing needs them.
+"""Remove images, the images on which they are based, and the layers on top of them, if nothing
+needs them.
 
 Host side. Invariants: an image that a container uses, or on which another image is based, is never
 removed. A build also keeps images that an engine of another version made in the last week.
@@ -42,8 +43,9 @@ KEPT_S = 7 * 24 * 3600
 
 
 def replaced_by(client: docker.APIClient, recipe: Recipe) -> set[str]:
-    """Return the ids of images and bases that a new build replaces: those that were built from the
-    same sources, and images of the same name and root file systems that are over a week old.
+    """Return the ids of the images and bases that a new build of this recipe makes unnecessary.
+    These are the images and bases that were built from the same sources, and all that are over a
+    week old: images and bases of the same name, and root file systems.
     """
     guest, now = guest_digest(), time.time()
     tops = {
@@ -65,14 +67,14 @@ def replaced_by(client: docker.APIClient, recipe: Recipe) -> set[str]:
 
 
 def images_of(client: docker.APIClient, name: str) -> set[str]:
-    """Return the ids of all images and bases that any engine has built under this name."""
+    """Return the ids of all images and bases with this name, whichever engine built them."""
     tops = {image.id for image in list_images(client, name)}
     return tops | {str(row["Id"]) for row in client.images(name=f"{REPOSITORY}/base-{name}")}
 
 
 def useless(client: docker.APIClient, own: Path) -> set[str]:
-    """Return the ids of images and bases that are over a week old and that this engine would not
-    use.
+    """Return the ids of images and bases that this engine would not use and that are over a week
+    old.
     """
     tops = list_images(client, own=own)
     used = {image.recipe for image in tops if image.is_own}
@@ -90,9 +92,9 @@ def useless(client: docker.APIClient, own: Path) -> set[str]:
 
 
 def old_layers(client: docker.APIClient, most_bytes: int, own: Path | None = None) -> set[str]:
-    """Return the ids of layers of packages that are over a week old and whose image is not current.
-    If the total size exceeds `most_bytes`, also return the ids of the oldest layers. Layers that
-    were made in the last minutes are excluded.
+    """Return the ids of package layers that can be removed: layers that are over a week old and
+    whose image is no longer current, layers without a tag, and the oldest layers as long as the
+    total size exceeds `most_bytes`. Layers made in the last minutes are never included.
     """
     current = {image.id: image.size_bytes for image in list_images(client, own=own) if image.is_own}
     rows = client.images(filters={"label": LAYER_BASE})
@@ -110,8 +112,8 @@ def old_layers(client: docker.APIClient, most_bytes: int, own: Path | None = Non
 
 
 def idle_roots(client: docker.APIClient, own: Path) -> set[str]:
-    """Return the ids of root file systems that no recipe needs. Root file systems made in the last
-    hour are excluded, because a running build may be using them.
+    """Return the ids of root file systems that no recipe needs. Those made in the last hour are
+    left out, because a running build may be using them.
     """
     wanted = set()
     for name in image_names(own=own):
@@ -125,10 +127,10 @@ def idle_roots(client: docker.APIClient, own: Path) -> set[str]:
 
 
 def remove_unused(client: docker.APIClient, identifiers: Iterable[str]) -> set[str]:
-    """Remove images that nothing needs, and the layers of packages on them. Return the ids of those
-    that were removed.
+    """Remove images, and the package layers on them, unless a container or another image needs
+    them. Return the ids of the removed images and layers.
 
-    An image is removed before its base. An image that a container or another image needs stays.
+    An image is removed before the image on which it is based.
     """
     left = set(identifiers)
     layers = client.images(filters={"label": LAYER_BASE})
@@ -145,7 +147,9 @@ def remove_unused(client: docker.APIClient, identifiers: Iterable[str]) -> set[s
 
 
 def users_of(client: docker.APIClient, identifiers: Iterable[str]) -> list[str]:
-    """Return the names of containers made from these images, including stopped ones."""
+    """Return the names of the containers that were created from these images, including stopped
+    containers.
+    """
     names = {
         str(container["Names"][0]).removeprefix("/")
         for identifier in identifiers
@@ -155,7 +159,7 @@ def users_of(client: docker.APIClient, identifiers: Iterable[str]) -> list[str]:
 
 
 def _remove(client: docker.APIClient, identifier: str) -> bool:
-    """Remove an image unless a container uses it. Return whether it was removed."""
+    """Remove an image, unless a container uses it. Return True if the image was removed."""
     try:
         if client.containers(all=True, quiet=True, filters={"ancestor": identifier}):
             return False

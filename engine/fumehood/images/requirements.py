@@ -1,4 +1,4 @@
-"""Requirements: the packages that a caller or an operator asks for, and the locks that result.
+"""Requirements: the packages that a caller or an operator requests, and the locks that result.
 
 Host side, pure apart from reading wheels. Invariant: a requirement names a package of the index; it
 is never an option of pip, an address or a path.
@@ -42,7 +42,7 @@ _ARCHIVES = (
 
 
 def parse_requirements(text: str) -> dict[str, str]:
-    """Parse a requirements file: normalized name of each package → its line.
+    """Parse the text of a requirements file. Return normalized package name → the package's line.
 
     Raises:
         WrongRequirements: a line is not a name with optional extras, versions and marker, or two
@@ -63,10 +63,11 @@ def parse_requirements(text: str) -> dict[str, str]:
 
 
 def lock_of(wheels: Iterable[Path]) -> Lock:
-    """Return the lock that accepts exactly these files.
+    """Return a lock that accepts these wheels and no other files.
 
     Raises:
-        WrongRequirements: a file's name is not a wheel's name, or cannot be written in a lock.
+        WrongRequirements: the name of a file is not the name of a wheel, or cannot be written in a
+            lock.
     """
     packages = []
     for wheel in wheels:
@@ -85,14 +86,14 @@ def digest_of_file(path: Path) -> str:
 
 
 def merged(ours: Mapping[str, str], theirs: Mapping[str, str]) -> str:
-    """Merge two parsed lists, and return the text of the merged list. If both name a package, the
-    line in `theirs` is used.
+    """Merge two lists in the form that `parse_requirements` returns. Return the text of a
+    requirements file. If both lists contain a package, the line in `theirs` is used.
     """
     return "".join(f"{line}\n" for _, line in sorted({**ours, **theirs}.items()))
 
 
 def _may_be_a_file(words: str) -> bool:
-    """Whether pip would look for a file with this name, as it does for `name==1.0.zip`."""
+    """Whether pip might take a requirement for the path of a file, as with `name==1.0.zip`."""
     return words.rstrip().lower().endswith(_ARCHIVES)
 
 
@@ -107,6 +108,6 @@ def _why_refused(line: str) -> str:
 
 
 def without(lock: Lock, other: Lock) -> Lock:
-    """Return the packages of a lock that another lock does not name."""
+    """Return the lock without the packages that the lock `other` also contains."""
     names = {each.name for each in other.packages}
     return Lock(tuple(each for each in lock.packages if each.name not in names))

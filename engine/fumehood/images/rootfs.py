@@ -1,10 +1,8 @@
 """Make an image's root file system as a tar file: with `mmdebstrap`, or from an existing image.
 
-Host side. `mmdebstrap` needs root; the other way uses Docker, with a network. Both install the same
-packages and finally run the script `finish` of the image's recipe. Invariant: only the recipe
+Host side. `mmdebstrap` needs root. The other way uses Docker, with a network. Both install the same
+packages, and finally run the script `finish` of the image's recipe. Invariant: only the recipe
 determines which of this host's files are copied into the file system.
-
-`build_error` returns the error for a failed step, with a remedy if its output shows a known cause.
 """
 
 from __future__ import annotations
@@ -53,7 +51,7 @@ _STEPS = tuple(f"I: {verb} " for verb in _VERBS)
 
 
 def make_root(recipe: Recipe, target: Path, on_step: OnStep) -> None:
-    """Install the recipe's packages into a new Debian system, and write it to the tar file
+    """Install the recipe's packages into a new Debian system, and write the system to the tar file
     `target`.
 
     Raises:
@@ -103,8 +101,8 @@ def run_program(
     directory: Path | None = None,
     on_line: Callable[[str], None] = lambda line: None,
 ) -> tuple[int, list[str]]:
-    """Run a program, and end it at the deadline. Return its exit status and output lines. `on_line`
-    receives each line at once.
+    """Run a program, and stop it if it still runs after `deadline_s` seconds. Return its exit
+    status and its output lines. `on_line` receives each line as soon as it is printed.
     """
     output: list[str] = []
     with subprocess.Popen(  # noqa: S603 - callers build the command from checked names
@@ -138,7 +136,9 @@ def run_program(
 
 
 def _end(process: subprocess.Popen[str]) -> None:
-    """Terminate a program, wait while it cleans up its mounts and files, then kill it."""
+    """Ask a program to end with SIGTERM, and kill it after `END_PATIENCE_S` seconds. Meanwhile the
+    program can clean up its mounts and files.
+    """
     for signal_number in (signal.SIGTERM, signal.SIGKILL):
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal_number)
@@ -149,8 +149,8 @@ def _end(process: subprocess.Popen[str]) -> None:
 def make_root_from_base(
     client: docker.APIClient, recipe: Recipe, target: Path, on_step: OnStep
 ) -> None:
-    """Install missing packages into the recipe's base image, and write the result to the tar file
-    `target`.
+    """Install the recipe's packages into its base image, and write the resulting file system to the
+    tar file `target`.
 
     Raises:
         ImageBuildError: a step failed; the message names the remedy.
@@ -196,8 +196,8 @@ def _context(recipe: Recipe) -> bytes:
 
 
 def _flatten(client: docker.APIClient, tag: str, target: Path, on_step: OnStep) -> None:
-    """Write an image's file system to the tar file `target` as one layer, without the files that
-    upper layers removed.
+    """Write the file system of the image `tag` to the tar file `target`. The result is a single
+    layer, without files that an upper layer has removed.
     """
     on_step("flattening it into one layer")
     container = client.create_container(tag, command=["true"])["Id"]
@@ -266,8 +266,9 @@ class ImageBuildError(Exception):
 
 
 def build_error(what: str, output: Iterable[str]) -> ImageBuildError:
-    """Return the error for the failed step `what`, given its last output lines. `what` begins the
-    message.
+    """Return the error for a failed step. Its message begins with `what`, which describes the
+    failed step. `output` contains the last lines that the step printed. If they show a known cause,
+    the error names the cause and the remedy.
     """
     lines = [line for line in output if line.strip()]
     text = "\n".join(lines)

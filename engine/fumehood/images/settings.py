@@ -1,4 +1,4 @@
-"""The operator's settings of packages that callers may request."""
+"""The operator's settings for packages that callers may request."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from fumehood.core.part import Setting
 
 
 class PackageSettings(BaseModel):
-    """Packages of the Python index that may be requested for sessions and calls."""
+    """Which packages of the Python index callers may request for sessions and calls."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 

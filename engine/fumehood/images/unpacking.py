@@ -2,8 +2,8 @@
 
 Host side. Nothing in a wheel is run. The members of wheels become plain files and folders below
 FOLDER, owned by root and writable only by root. This module imports neither Docker nor pip. If a
-wheel is refused, the process prints the cause and the remedy as a line of JSON and exits with the
-status `REFUSED`.
+wheel is refused, the process prints the cause and the remedy as one line of JSON, and its exit
+status is `REFUSED`.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ _NOT_UNPACKED = (
 
 
 def write_site(archive: tarfile.TarFile, wheels: Iterable[Path], folder: str) -> None:
-    """Unpack wheels into a folder of a tar archive.
+    """Add the contents of wheels to a tar archive, in the folder `folder`.
 
     Raises:
         Refused: a file is not a readable wheel, a member is not a plain file below the folder, or
@@ -119,7 +119,9 @@ def _add_folders(archive: tarfile.TarFile, top: str, path: PurePosixPath, known:
 
 
 def main(folder: str, target: str, *wheels: str) -> int:
-    """Unpack the wheels to the tar file `target`, and return the exit status."""
+    """Unpack the wheels into the new tar archive `target`, and return the exit status of the
+    process.
+    """
     resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY_BYTES, MAX_MEMORY_BYTES))
     resource.setrlimit(resource.RLIMIT_FSIZE, (MAX_SITE_BYTES, MAX_SITE_BYTES))
     try:

@@ -1,7 +1,7 @@
-"""The arguments of executors by name: their models, faults and schemas.
+"""The arguments of executors: their models, the faults of a call's arguments, and their schemas.
 
-Host side. The kernel's models are in `core/arguments.py`; a part's `ToolKind` names the model of
-its executor, if the engine runs its tools in a sandbox.
+Host side. The models of the kernel's executors are in `core/arguments.py`. The model of an executor
+that a part adds is named by its `ToolKind`, if the engine runs the executor's tools in a sandbox.
 """
 
 from __future__ import annotations
@@ -20,13 +20,17 @@ from fumehood.parts import tool_kinds
 
 
 def arguments_of(executor: str) -> type[Arguments] | None:
-    """Return the model of an executor's arguments, or None if its tools declare their own."""
+    """Return the model of an executor's arguments, or None if each tool of the executor declares
+    its own parameters.
+    """
     return all_arguments().get(executor)
 
 
 @lru_cache(maxsize=1)
 def all_arguments() -> Mapping[str, type[Arguments]]:
-    """Return the models of the kernel's executors and of those that parts add, by executor."""
+    """Return the models of the arguments of all executors that have one, by the name of the
+    executor.
+    """
     # Not a constant: parts may import this module while they are being loaded.
     kinds = tool_kinds().items()
     added = {name: imported(kind.arguments) for name, kind in kinds if kind.arguments is not None}
@@ -36,7 +40,8 @@ def all_arguments() -> Mapping[str, type[Arguments]]:
 def argument_faults(executor: str, arguments: JsonObject) -> list[tuple[str, str]]:
     """Return all faults of a call's arguments, each as a dotted path and a clause.
 
-    The list is empty for executors whose tools declare their own arguments.
+    The list is empty if the executor has no model of its arguments, or does not check them on the
+    host.
     """
     model = arguments_of(executor)
     if model is None or not model.is_checked_here:
@@ -45,13 +50,16 @@ def argument_faults(executor: str, arguments: JsonObject) -> list[tuple[str, str
 
 
 def source_of(executor: str) -> str:
-    """Return the name of the argument that holds the executor's program, or an empty string."""
+    """Return the name of the argument that contains the executor's program, or an empty text if the
+    executor runs no program.
+    """
     model = arguments_of(executor)
     return model.source if model is not None else ""
 
 
 def without_empty_twins(executor: str, arguments: JsonObject) -> JsonObject:
-    """Return the arguments without the empty arguments whose exclusive alternative is also given.
+    """Return a call's arguments without unintended empty values. An empty argument is removed if
+    its exclusive alternative is also given.
 
     Models and frameworks that fill in every parameter send such empty arguments.
     """
@@ -76,7 +84,8 @@ def _without_empty(given: Any, exclusive: tuple[tuple[str, str], ...]) -> Any:
 
 
 def argument_schema(executor: str) -> JsonObject:
-    """Return the JSON Schema of all arguments of an executor, for a tool that does not narrow them.
+    """Return the JSON Schema of all arguments of an executor. A tool that does not narrow the
+    arguments uses it as its own schema.
 
     Required arguments and alternatives come first.
 
@@ -115,7 +124,7 @@ class _PlainSchema(GenerateJsonSchema):
         }
 
     def sort(self, value: Any, parent_key: str | None = None) -> Any:
-        """Keep the order of the model's fields."""
+        """Return the value unchanged, so that fields keep the order that they have in the model."""
         return value
 
 

@@ -1,9 +1,9 @@
-"""Parse a document into a definition, or list every fault in it.
+"""Parse a document into a tool definition, or list every fault in the document.
 
-Host side; definitions from every source of tools are checked here. Invariants: a field that this
+Host side. Definitions from every source of tools are checked here. Invariants: a field that this
 version cannot enforce is refused, never accepted and ignored, and a definition of a tool that
-another service runs holds no literal credential. Nothing here resolves, opens or sends anything; a
-fault quotes names, never values.
+another service runs contains no literal credential. Nothing here resolves, opens or sends anything;
+a fault quotes names, never values.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class InvalidDefinition(InvalidParams):
 
 
 def parse_definition(document: JsonObject) -> ToolDefinition:
-    """Parse and check a document.
+    """Parse and check the document of a tool's definition.
 
     Raises:
         InvalidDefinition: the document has faults. The error lists all of them.
@@ -83,7 +83,7 @@ def parse_definition(document: JsonObject) -> ToolDefinition:
 
 
 def check_definition(definition: ToolDefinition) -> None:
-    """Check a definition that is already parsed.
+    """Check a definition that was created in Python, in the same way as a parsed document.
 
     Raises:
         InvalidDefinition: the definition has faults. The error lists all of them.
@@ -111,7 +111,9 @@ def _document_faults(document: JsonObject) -> list[str]:
 
 
 def _required_faults(document: JsonObject) -> Iterator[str]:
-    """Yield a fault for each required parameter that a closed schema does not declare."""
+    """Yield a fault for each required parameter that is not declared, if the schema forbids
+    parameters that are not declared. No call could be valid for such a schema.
+    """
     schema = document.get("parameters")
     if not isinstance(schema, dict) or schema.get("additionalProperties") is not False:
         return
@@ -129,7 +131,9 @@ RESTRICTIONS = ("rate_limit",)
 
 
 def unenforced(document: Mapping[str, Any]) -> Iterator[str]:
-    """Yield a fault for each field that restricts a tool's calls and that no part enforces."""
+    """Yield a fault for each field in the definition that would restrict the tool's calls, but that
+    no part of this engine enforces.
+    """
     from fumehood.parts import parts  # the jail loads this module, and needs no parts
 
     for field in RESTRICTIONS:
@@ -139,7 +143,7 @@ def unenforced(document: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _faults_of_parts(document: JsonObject) -> Iterator[str]:
-    """Yield faults in the fields that parts read."""
+    """Yield the faults that parts find in a definition, and the faults of `unenforced`."""
     from fumehood.core.part import imported
     from fumehood.parts import parts
 
@@ -150,7 +154,7 @@ def _faults_of_parts(document: JsonObject) -> Iterator[str]:
 
 
 def _failure_faults(document: JsonObject) -> Iterator[str]:
-    """Yield faults in the fields about retries and fallbacks."""
+    """Yield the faults in a definition's fields for retries and fallbacks."""
     executor = document.get("executor")
     if isinstance(executor, str) and _arguments_of(executor) is not None:
         for field in ("retry_count", "fallback"):
@@ -239,8 +243,8 @@ def _program_faults(
 
 
 def declared_in(document: JsonObject) -> tuple[JsonObject, Collection[str]]:
-    """Return the declared parameters by name, and the names of the required parameters. If
-    `properties` or `required` is invalid, it counts as empty.
+    """Return the parameters that a definition declares, by name, and the names of the required
+    parameters. If `properties` or `required` is invalid, it counts as empty.
     """
     schema = document.get("parameters")
     schema = schema if isinstance(schema, dict) else {}
@@ -268,7 +272,7 @@ LOCAL_TYPES = ("BUILTIN", "NATIVE")
 
 @dataclass(frozen=True, slots=True)
 class Remote:
-    """A tool type whose tools another service runs. Only tools of such types can come from outside
+    """A type of tools that another service runs. Only tools of such types can be defined outside
     the engine.
     """
 
@@ -278,7 +282,7 @@ class Remote:
 
 
 def remote_types() -> dict[str, Remote]:
-    """Return the tool types whose tools another service runs, by name, in the order of
+    """Return the types of tools that another service runs, by the name of the type, in the order of
     `ToolType`.
     """
     added = {one.type: Remote(name, one.fields) for name, one in _added().items()}
@@ -292,8 +296,8 @@ def _added() -> dict[str, ToolKind]:
 
 
 def remote_type(kind: str) -> Remote | None:
-    """Return the tool type with the name `kind`, or None if no other service runs tools of that
-    type.
+    """Return the tool type with the name `kind` if another service runs tools of this type,
+    otherwise None.
     """
     return None if kind in LOCAL_TYPES else remote_types().get(kind)
 
@@ -339,7 +343,9 @@ _USE_A_REFERENCE = "write ${secret:NAME} instead of a literal"
 
 
 def rest_faults(document: JsonObject) -> Iterator[str]:
-    """Yield every fault in the fields that only tools run by another service can have."""
+    """Yield every fault in the fields that only definitions of tools run by another service can
+    have.
+    """
     kind = document.get("type", "NATIVE")
     if not isinstance(kind, str):
         return  # the model reports this fault
@@ -363,7 +369,7 @@ def rest_faults(document: JsonObject) -> Iterator[str]:
 
 
 def _request_faults(document: JsonObject) -> Iterator[str]:
-    """Yield faults in the fields that describe a REST tool's request."""
+    """Yield the faults in the fields that describe the requests of a REST tool."""
     method, headers = document.get("method"), document.get("headers")
     if method not in METHODS:
         yield f"method: a REST tool needs one of {', '.join(METHODS)}"
@@ -381,7 +387,9 @@ def _request_faults(document: JsonObject) -> Iterator[str]:
 
 
 def _response_faults(document: JsonObject) -> Iterator[str]:
-    """Yield faults in the fields that describe how a REST tool's responses become results."""
+    """Yield the faults in the fields that describe how the responses to a REST tool become
+    results.
+    """
     response = document.get("response")
     if not isinstance(response, dict):
         return
@@ -443,7 +451,9 @@ def _endpoint_faults(endpoint: str, document: JsonObject, *, is_rest: bool) -> I
 def _placeholder_faults(
     names: list[str], values: list[str], queried: set[str], document: JsonObject
 ) -> Iterator[str]:
-    """Yield faults of the placeholders in the path and in the query's values."""
+    """Yield the faults of an endpoint's placeholders. `names` are the placeholders in the path,
+    `values` those in the query, and `queried` the names of the query's parameters.
+    """
     properties, required = declared_in(document)
     for name in dict.fromkeys(names):
         declared = properties.get(name)
@@ -461,7 +471,7 @@ def _placeholder_faults(
 
 
 def url_faults(url: str) -> Iterator[str]:
-    """Yield every fault of a URL that the engine would send requests to."""
+    """Yield every fault of a URL to which the engine would send requests."""
     if len(url) > MAX_URL:
         yield f"endpoint: longer than {MAX_URL} characters"
         return
@@ -514,7 +524,7 @@ def header_faults(name: str, value: str) -> Iterator[str]:
 
 
 def is_credential_name(name: str) -> bool:
-    """Whether a variable or header of this name probably holds a credential."""
+    """Whether a variable or header with this name probably contains a credential."""
     return _CREDENTIAL_NAME.search(name) is not None
 
 

@@ -1,4 +1,4 @@
-"""Discovery at the start: tools of installed packages and of an embedding program.
+"""Discovery at the start: the tools of installed packages and of an embedding program.
 
 Host side. A package offers tools through the entry point `fumehood.tools`, which names a
 `ToolDefinition`, a `FunctionTool`, or a list of these. Loading an entry point runs its package's
@@ -10,10 +10,10 @@ registered or none.
 An asynchronous function with `sandboxed=False` is awaited in this process. Other functions run in a
 process that imports them: a sandboxed function in the jail, a synchronous function with
 `sandboxed=False` in a worker that can be killed. A function of the started program (`__main__`: a
-script, or the cells of a notebook) cannot be imported without running the whole program again, so
-it is pickled by value, with the globals that it uses. Invariants: pickles only go from the host to
-the other process, never back; a function that can neither be imported nor pickled is refused at
-registration, with the remedy.
+script, or the cells of a notebook) cannot be imported without running the whole program again.
+Therefore such a function is pickled by value, with the globals that it uses. Invariants: pickles
+are only sent from the host to the other process, never back; a function that can neither be
+imported nor pickled is refused at registration, with the remedy.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ BUILTIN_PACKAGE = "fumehood_tools"
 
 @dataclass(frozen=True, slots=True)
 class LoadFault:
-    """An entry point whose tools were not registered, and the reason."""
+    """The reason why a tool of an entry point was not registered."""
 
     entry_point: str
     reason: str
@@ -73,10 +73,11 @@ def discover(
     private: Sequence[Path] = (),
     web: WebToolSettings | None = None,
 ) -> list[LoadFault]:
-    """Register every tool that installed packages offer, and return the failures.
+    """Register the tools of all installed packages. Return the reasons why tools were not
+    registered.
 
-    The built-in web tools are disabled unless `web` enables them. No import path of a sandboxed
-    function may contain a `private` directory.
+    The built-in web tools are disabled unless `web` enables them. A sandboxed function is refused
+    if its import path contains a `private` directory.
     """
     faults: list[LoadFault] = []
     offered = list(found if found is not None else entry_points(group=GROUP))
@@ -108,8 +109,8 @@ def discover(
 def _configured(
     definition: ToolDefinition, settings: WebToolSettings
 ) -> tuple[ToolDefinition, str | None]:
-    """Return a built-in tool as the operator has configured it, and the reason why the tool is
-    disabled, or None if it is enabled.
+    """Return the definition of a built-in tool with the operator's settings. Also return why the
+    tool is disabled, or None if it is enabled.
     """
     if definition.name == FETCH and not settings.fetch_url:
         return _disabled(definition, "web.fetch_url = true")
@@ -121,8 +122,8 @@ def _configured(
 
 
 def _disabled(definition: ToolDefinition, setting: str) -> tuple[ToolDefinition, str]:
-    """Return the tool's definition, marked as disabled, and the reason. Lists show a disabled tool,
-    but models are not offered it.
+    """Return the definition, marked as disabled, and the reason, which names the setting that
+    enables the tool. A disabled tool is shown in lists, but is not offered to models.
     """
     return definition.model_copy(update={"is_active": False}), (
         "It would give agents access to the network, and the configuration does not allow it; the "
@@ -131,8 +132,8 @@ def _disabled(definition: ToolDefinition, setting: str) -> tuple[ToolDefinition,
 
 
 def _with_service(definition: ToolDefinition, settings: SearchSettings) -> ToolDefinition:
-    """Return the search tool's definition with the settings of a search service. Parameters that
-    the service does not support are removed.
+    """Return the definition of the search tool for the search service in the settings. Parameters
+    that the service does not support are removed.
     """
     unknown = set()
     if "limit" not in QUERY_PLACE.findall(settings.endpoint):
@@ -179,8 +180,8 @@ def _only_native(definition: ToolDefinition) -> ToolDefinition:
 
 
 def _is_builtin(entry_point: EntryPoint) -> bool:
-    """Whether an entry point belongs to the engine's own distribution, which other packages cannot
-    imitate.
+    """Whether an entry point belongs to the engine's own distribution. Other packages cannot
+    imitate this.
     """
     return entry_point.module.split(".")[0] == BUILTIN_PACKAGE and _is_own(entry_point.dist)
 
@@ -194,12 +195,13 @@ Tool = FunctionTool | ToolDefinition | JsonObject
 
 
 def register_all(registry: ToolIndex, tools: Iterable[Tool], private: Sequence[Path]) -> None:
-    """Register an embedding program's tools. An engine starts with all of them, or not at all.
+    """Register the tools of the program that embeds the engine. If one of them is invalid, the
+    engine does not start.
 
-    No import path of a sandboxed function may contain a `private` directory.
+    A sandboxed function is refused if its import path contains a `private` directory.
 
     Raises:
-        InvalidDefinition: a tool is invalid. The error lists all its faults.
+        InvalidDefinition: a tool is invalid. The error lists all faults of this tool.
     """
     for tool in tools:
         if isinstance(tool, FunctionTool):
@@ -212,8 +214,8 @@ def register_all(registry: ToolIndex, tools: Iterable[Tool], private: Sequence[P
 def import_paths(registry: ToolIndex) -> frozenset[str]:
     """Return the import paths of all sandboxed functions.
 
-    If there are none, the engine does not start the jail: functions are registered only at the
-    start, so the jail would only waste memory.
+    If the result is empty, the engine does not start the jail. Functions are registered only at the
+    start, so the jail would never be used.
     """
     versions = (tool for name in registry for tool in registry.versions(name.definition.name))
     return frozenset(
@@ -234,14 +236,15 @@ def register_function(
     private: Sequence[Path],
     disabled_because: str | None = None,
 ) -> RegisteredTool:
-    """Add a function to the index. Calls of the tool run the function in this process, or find it
-    by its address and run it in another process.
+    """Add a tool that is a Python function to the index. An asynchronous function that is not
+    sandboxed runs in this process. Any other function runs in another process, which finds it by
+    its address.
 
-    No import path of a sandboxed function may contain a `private` directory.
+    A sandboxed function is refused if its import path contains a `private` directory.
 
     Raises:
-        InvalidDefinition: `ToolIndex.register` refuses the definition, or another process would
-            have to find the function and cannot.
+        InvalidDefinition: `ToolIndex.register` refuses the definition, or the other process could
+            not find the function.
     """
     definition = tool.definition
     if definition.executor != "function" or (tool.is_async and not definition.sandboxed):
@@ -258,13 +261,14 @@ def register_function(
 
 
 class _NotFound(Exception):
-    """Another process cannot import the function, or must not import it. The message gives the
-    reason.
+    """Another process cannot find a function, or must not be given its import path. The message
+    gives the reason.
     """
 
 
 def address_of(tool: FunctionTool) -> FunctionAddress:
-    """Return how another process finds the function: its import path and name, or its pickle.
+    """Return the address by which another process finds a function: its import path and name, or
+    its pickle.
 
     Raises:
         _NotFound: the function can be neither imported nor pickled.
@@ -284,7 +288,9 @@ def address_of(tool: FunctionTool) -> FunctionAddress:
 
 
 def _pickled(tool: FunctionTool, name: str) -> FunctionAddress:
-    """Pickle the function by value, in its current state."""
+    """Return an address that contains the function itself, pickled by value in its current state.
+    Raises _NotFound if the function cannot be pickled.
+    """
     import cloudpickle  # few programs need it
 
     try:
@@ -306,7 +312,9 @@ def _name_in(module: ModuleType, tool: FunctionTool) -> str:
 
 
 def _import_path(module: ModuleType) -> Path:
-    """Return the directory from which `import` finds the module by its full name."""
+    """Return the directory in which `import` finds the module under its full name. Raises _NotFound
+    if there is no such directory.
+    """
     origin = getattr(getattr(module, "__spec__", None), "origin", None)
     file = Path(origin) if isinstance(origin, str) else None
     if file is None or not file.is_file():
@@ -320,8 +328,8 @@ def _import_path(module: ModuleType) -> Path:
 
 
 def _check_import_path(path: Path, private: Sequence[Path]) -> None:
-    """Refuse a broad or private import path, because a function can read everything below its
-    import path.
+    """Raise _NotFound if an import path is too broad or contains a private directory. A sandboxed
+    function can read everything below its import path.
     """
     resolved = [directory.resolve() for directory in private]
     if path in TOO_WIDE or any(directory.is_relative_to(path) for directory in resolved):

@@ -1,8 +1,8 @@
 """The index: every registered tool by name and version. In memory, rebuilt at each start.
 
 Host side, used by `pipeline/resolve` and the faces. Invariants: every tool in the index was fully
-checked (built-in tools by the test suite rather than at start); names of built-in tools are
-reserved for them. A change of a source's tools is atomic for readers; a call keeps the
+checked (built-in tools by the test suite rather than at start); no other source can use the name of
+a built-in tool. A change of a source's tools is atomic for readers; a call keeps the
 `RegisteredTool` that it resolved.
 """
 
@@ -45,8 +45,8 @@ from fumehood.registry.settings import ExternalToolSettings
 
 
 class Source(StrEnum):
-    """The origin of a tool. For tools that a part registered, the part's name is used instead. The
-    source limits the tool's type.
+    """Where a tool comes from. For a tool that a part registered, the part's name is used instead
+    of these values. The source limits the types that the tool can have.
     """
 
     BUILTIN = "builtin"
@@ -59,20 +59,20 @@ class Source(StrEnum):
 
 
 class Service(Protocol):
-    """A service that runs the tools that a part has registered."""
+    """A service that runs the tools which a part has registered."""
 
     def bound(self) -> JsonObject:
-        """Return the settings that determine what a call does. Approvals are bound to these
-        settings, although people are shown only some of them.
+        """Return the settings of the service that determine what a call does. An approval is valid
+        only for the same settings, although approvers see only some of them.
         """
 
 
 @dataclass(frozen=True, slots=True)
 class RegisteredTool:
-    """A fully checked definition with compiled schemas.
+    """A tool with a fully checked definition and compiled schemas.
 
-    A function tool has either `function`, to be called in this process, or `address`, by which
-    another process finds it.
+    If the tool is a function, it has either `function`, which is called in this process, or
+    `address`, by which another process finds the function.
     """
 
     definition: ToolDefinition
@@ -91,9 +91,10 @@ class RegisteredTool:
 def tool_of_document(
     document: Any, source: str, secrets: SecretBindings = NO_SECRETS
 ) -> RegisteredTool:
-    """Return a checked tool from outside the engine, not yet in an index.
+    """Check the definition of a tool from outside the engine, and return the tool. The tool is not
+    added to an index.
 
-    The tool's definition may refer to those `secrets` that are bound to the tool.
+    The definition may refer to those `secrets` that are bound to the tool.
 
     Raises:
         InvalidDefinition: the document has faults. The error lists all of them.
@@ -114,7 +115,8 @@ class ToolIndex:
     """All registered tools by name and version. The tools' definitions may refer to the secrets in
     `secrets`.
 
-    `external` returns the tool for a name that begins with `external:`, which is never registered.
+    External tools are never registered. `external` returns the tool for a name that begins with
+    `external:`.
     """
 
     def __init__(
@@ -145,7 +147,7 @@ class ToolIndex:
         disabled_because: str | None = None,
         address: FunctionAddress | None = None,
     ) -> RegisteredTool:
-        """Add one version of one tool.
+        """Add one version of a tool to the index, and return it.
 
         The definition of a built-in tool is not checked here, because the test suite checks all
         built-in tools.
@@ -169,7 +171,7 @@ class ToolIndex:
         return tool
 
     def put(self, tool: RegisteredTool) -> None:
-        """Add or replace a checked version.
+        """Add a version that was already checked, or replace the version if it exists.
 
         Raises:
             InvalidDefinition: another source has a tool with this name.
@@ -185,13 +187,13 @@ class ToolIndex:
             raise InvalidDefinition(name, [fault])
 
     def remove(self, name: str, version: str) -> None:
-        """Remove one version."""
+        """Remove one version of a tool. The version must exist."""
         versions = self._by_name[name]
         self._put(name, {v: tool for v, tool in versions.items() if v != version})
 
     def switch(self, name: str, version: str, *, is_active: bool) -> None:
-        """Enable or disable a version. Does nothing if the version is missing or already in that
-        state.
+        """Enable or disable one version of a tool. Do nothing if the version is missing or already
+        in that state.
         """
         tool = self.find(name, version)
         if tool is None or tool.definition.is_active is is_active:
@@ -200,16 +202,18 @@ class ToolIndex:
         self._set(replace(tool, definition=definition))
 
     def find(self, name: str, version: str) -> RegisteredTool | None:
-        """Return one version, or None."""
+        """Return this version of the tool, or None if it does not exist."""
         return self._by_name.get(name, {}).get(version)
 
     def _set(self, tool: RegisteredTool) -> None:
-        """Add or replace one version."""
+        """Add a version of a tool, or replace the version if it exists."""
         name, version = tool.definition.name, tool.definition.version
         self._put(name, {**self._by_name.get(name, {}), version: tool})
 
     def _put(self, name: str, versions: dict[str, RegisteredTool]) -> None:
-        """Set all versions of one name. Without versions, the name is removed."""
+        """Replace all versions of the tool `name` with these. If there are none, remove the
+        name.
+        """
         if versions:
             self._by_name[name] = versions
             self._preferred[name] = max(versions.values(), key=_preference)
@@ -219,10 +223,11 @@ class ToolIndex:
         self.changes += 1
 
     def replace_source(self, source: str, tools: Iterable[RegisteredTool]) -> None:
-        """Replace all tools of a source at once.
+        """Replace all tools of a source at once, so that readers see either all old or all new
+        tools.
 
         The caller guarantees that the tools have this source and distinct names and versions, and
-        that no other source owns their names.
+        that no other source has a tool with one of their names.
         """
         after = {
             name: versions
@@ -239,16 +244,18 @@ class ToolIndex:
         self.changes += 1
 
     def owner(self, name: str, *, but: str) -> str | None:
-        """Return the source, other than `but`, that already has a tool with this name, or None."""
+        """Return the source that already has a tool with this name, or None if no source except
+        `but` has one.
+        """
         versions = self._by_name.get(name, {}).values()
         return next((tool.source for tool in versions if tool.source != but), None)
 
     def get(self, reference: str, *, names_others: bool = True) -> RegisteredTool:
         """Return the tool for a reference: `name@1.2.0`, or `name` for the preferred version.
 
-        The preferred version is the newest version that is not deprecated, or else the newest
-        version. With `names_others`, for a caller that may see every tool, the error suggests
-        similar names.
+        The preferred version is the newest version that is not deprecated or, if all are
+        deprecated, the newest. If `names_others` is True, an error suggests similar names, which
+        only a caller that may see every tool should get.
 
         Raises:
             ToolNotFound: there is no tool with this name, or no such version.
@@ -270,17 +277,19 @@ class ToolIndex:
         return versions[version]
 
     def versions(self, name: str) -> list[RegisteredTool]:
-        """Return all versions of one name, newest first."""
+        """Return all versions of a tool, newest first. The list is empty if there is no tool with
+        this name.
+        """
         found = self._by_name.get(name, {}).values()
         return sorted(found, key=lambda tool: tool.definition.version_key, reverse=True)
 
     def __iter__(self) -> Iterator[RegisteredTool]:
-        """Iterate over the preferred version of each name, sorted by name."""
+        """Iterate over the preferred versions of all tools, sorted by name."""
         return iter([self._preferred[name] for name in self._sorted()])
 
     def _sorted(self) -> list[str]:
-        """Return every name in alphabetical order. The result is cached, so that requests for lists
-        of tools need not sort it.
+        """Return the names of all tools in alphabetical order. The result is cached, because lists
+        of tools are requested often.
         """
         if self._names is None:
             self._names = sorted(self._preferred)
@@ -316,7 +325,7 @@ def _registered(
     disabled_because: str | None = None,
     address: FunctionAddress | None = None,
 ) -> RegisteredTool:
-    """Compile a checked definition to a registered tool."""
+    """Return a tool with its schemas compiled. The definition must already be checked."""
     return RegisteredTool(
         definition=definition,
         source=source,
@@ -333,8 +342,8 @@ def _preference(tool: RegisteredTool) -> tuple[bool, tuple[Any, ...]]:
 
 
 def _promise_to_check(definition: ToolDefinition) -> CompiledSchema | None:
-    """Return the compiled output schema, or None if the executor already guarantees that results
-    match the schema.
+    """Return the compiled output schema against which results must be checked, or None if no check
+    is needed: the tool has no output schema, or its executor guarantees it.
     """
     promised = definition.output_schema
     if promised is None or promised == _guaranteed_by(definition.executor):
@@ -357,15 +366,17 @@ ANY_ARGUMENTS: JsonObject = {"type": "object", "additionalProperties": True}
 
 
 class ExternalTools:
-    """The external tools of one configuration. Calling the object looks up a tool."""
+    """The external tools of one configuration. An instance is called with a name to get the
+    tool.
+    """
 
     def __init__(self, declared: Mapping[str, ExternalToolSettings]) -> None:
         self._declared = {name: _made(name, settings) for name, settings in declared.items()}
         self._other = lru_cache(lambda name: _made(name, ExternalToolSettings()))
 
     def __call__(self, reference: str) -> RegisteredTool:
-        """Return the tool for `external:NAME` or `external:NAME@VERSION` (each external tool has
-        only one version), or for `net`.
+        """Return the tool for `external:NAME`, `external:NAME@VERSION` or `net`. Each external tool
+        has only one version.
 
         Raises:
             ToolNotFound: the name is invalid, or there is no such version.
@@ -415,7 +426,7 @@ makes calls of this tool."""
 
 @dataclass(frozen=True, slots=True)
 class ToolFilter:
-    """The filters of a list of tools. A filter that is None accepts every tool. Other values must
+    """A filter for a list of tools. A field that is None accepts every tool; any other value must
     match exactly.
     """
 
@@ -424,7 +435,7 @@ class ToolFilter:
     type: ToolType | None = None
 
     def accepts(self, tool: ToolDefinition) -> bool:
-        """Whether a tool matches every given filter."""
+        """Whether a tool matches all fields of the filter."""
         return (
             (self.category is None or tool.category == self.category)
             and (self.tag is None or self.tag in tool.tags)
@@ -433,8 +444,8 @@ class ToolFilter:
 
     @property
     def listing(self) -> str:
-        """The name of the filtered list, to which cursors are bound. Each combination of filters is
-        a separate list.
+        """The name of the list that this filter produces. A cursor is only valid for the list for
+        which it was made.
         """
         return "tools" + strict_json.dumps([self.category, self.tag, self.type]).decode()
 
@@ -449,7 +460,7 @@ class ToolPage:
 
     @property
     def pagination(self) -> JsonObject:
-        """The envelope's `data.pagination`."""
+        """The field `data.pagination` of the envelope."""
         return {
             "has_more": self.next_cursor is not None,
             "next_cursor": self.next_cursor,
@@ -466,7 +477,7 @@ def page_of_tools(
     limit: int,
     cursor: str | None,
 ) -> ToolPage:
-    """Return one page of the tools, each in its preferred version.
+    """Return one page of the tools that the filter accepts, each in its preferred version.
 
     Raises:
         InvalidParams: the limit is out of range, or the cursor belongs to another list or
@@ -487,7 +498,7 @@ def page_of_tools(
 
 @dataclass(frozen=True, slots=True)
 class LeftOut:
-    """A tool that was not chosen, and the first reason against it."""
+    """A tool that `filter_tools` did not choose, and the first reason against it."""
 
     name: str
     reason: str
@@ -495,8 +506,8 @@ class LeftOut:
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """The chosen tools in the order in which they were given, and the tools that were not
-    chosen.
+    """The result of `filter_tools`: the chosen tools, in their original order, and the tools that
+    were left out.
     """
 
     tools: tuple[ToolDefinition, ...]
@@ -511,10 +522,10 @@ def filter_tools(
     max_cost: Decimal | None = None,
     at_most: int | None = None,
 ) -> Selection:
-    """Choose tools, at most `at_most` of them, in their given order.
+    """Choose at most `at_most` tools, and keep their order.
 
-    If `categories` is None, every category is allowed; if it is empty, none is. `max_cost` is the
-    highest allowed `cost_per_use`. Disabled tools are never chosen.
+    If `categories` is None, every category is allowed; if it is empty, no tool is chosen.
+    `max_cost` is the highest allowed `cost_per_use`. Disabled tools are never chosen.
     """
     kept: list[ToolDefinition] = []
     left_out: list[LeftOut] = []

@@ -5,10 +5,11 @@ pattern or argument makes a validation take unlimited time, and nothing is ever 
 run on RE2, which takes linear time; all other keywords of one validation share a limited number of
 steps. A keyword that would be ignored, or whose cost is unbounded, is a fault of its schema.
 
-Objects of a few plain parameters take a fast path, which accepts only documents that the validator
-would accept: a full validation costs some twenty microseconds even when it finds nothing. The check
-of a schema also has a fast path for common schemas, because the full check takes half a
-millisecond. The fast path accepts only schemas that the full check accepts.
+Objects with a few plain parameters are validated on a fast path, because a full validation costs
+some twenty microseconds even if it finds nothing. The fast path accepts only documents that the
+full validation would accept. The check of a schema also has a fast path for common schemas, because
+the full check takes half a millisecond. This fast path accepts only schemas that the full check
+would accept.
 """
 
 from __future__ import annotations
@@ -66,13 +67,13 @@ PATTERN_MEMORY_BYTES = 1 << 20
 
 
 class TooCostly(Exception):
-    """Validating this document took more steps than allowed."""
+    """The validation of a document took more steps than allowed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Violation:
-    """One violation of a schema. `path` contains the keys that lead to the value, joined by dots;
-    `""` is the root.
+    """A place where a document violates its schema. `path` contains the keys that lead to the
+    place, joined by dots. The path of the document itself is "".
     """
 
     path: str
@@ -90,17 +91,19 @@ class CompiledSchema:
         self._filled_in = {name for name, said in properties.items() if "default" in said}
 
     def is_plainly_right(self, document: JsonObject) -> bool:
-        """Whether a document is certainly valid and complete.
+        """Whether a document passes the fast path, and is therefore valid and complete.
 
-        Complete means that it has no unknown parameter and a value for every parameter with a
-        default. False may also mean that only the full validation can decide.
+        A complete document has no unknown parameter, and has a value for every parameter with a
+        default. If the result is False, only the full validation can decide whether the document is
+        valid.
         """
         keys = document.keys()
         is_whole = keys <= self._named and self._filled_in <= keys
         return is_whole and self._accepts is not None and self._accepts(document)
 
     def violations(self, document: Any) -> list[Violation]:
-        """Return the violations in a document, at most `MAX_ERRORS`.
+        """Validate a document, and return at most `MAX_ERRORS` violations. The list is empty if the
+        document is valid.
 
         Raises:
             TooCostly: the validation took over `MAX_STEPS` steps, or recursed too deeply.
@@ -122,8 +125,8 @@ class CompiledSchema:
 
 
 def compile_pattern(pattern: str) -> Any:
-    """Compile a pattern with RE2. Return None if the pattern is too large, or if RE2 does not
-    support its syntax (look-around, back-references).
+    """Compile a pattern with RE2. Return None if the pattern is too large or invalid, or has syntax
+    that RE2 does not support (look-around, back-references).
     """
     options = re2.Options()
     options.log_errors = False
@@ -138,8 +141,9 @@ def compile_pattern(pattern: str) -> Any:
 
 
 def without_wrong_defaults(schema: JsonObject) -> JsonObject:
-    """Return the schema without the defaults that violate it. Such a default, filled in for a
-    missing parameter, would make the call fail. The schema must have no faults.
+    """Return a schema without the defaults that violate it. The engine fills in the defaults of
+    missing parameters, so a call that omits the parameter would fail. The schema must have no
+    faults.
     """
     properties = schema.get("properties", {})
     defaults = {
@@ -258,7 +262,9 @@ def _additional_properties(
 def _multiple_of(
     validator: Any, factor: Any, instance: Any, schema: Any
 ) -> Iterator[ValidationError]:
-    """Check `multipleOf` exactly: 19.99 is a multiple of 0.01, and integers may have any size."""
+    """Check the keyword `multipleOf` exactly: 19.99 is a multiple of 0.01, and integers may have
+    any size.
+    """
     if isinstance(instance, bool) or not isinstance(instance, int | float):
         return
     if (Fraction(repr(instance)) / Fraction(repr(factor))).denominator != 1:
@@ -276,8 +282,8 @@ def _unique_items(
 
 
 def _canonical(value: Any) -> Any:
-    """Convert a value to a form in which equal JSON values compare equal: keys are sorted, and 1
-    equals 1.0.
+    """Return a JSON value in a form that is the same for equal values: keys are sorted, and 1.0
+    becomes 1.
     """
     if isinstance(value, dict):
         return {key: _canonical(value[key]) for key in sorted(value)}
@@ -402,8 +408,9 @@ _TYPES: Mapping[str, tuple[type, ...]] = {
 
 
 def plain_acceptor(schema: JsonObject) -> Acceptor | None:
-    """Return a quick check that accepts only valid documents, or None if the schema is not
-    plain.
+    """Return the function for the fast path of a schema, or None if the schema is not simple
+    enough. The function returns True only for valid documents; False means that the full validation
+    must decide.
     """
     properties = schema.get("properties", {})
     if (
@@ -459,7 +466,9 @@ def _property_acceptor(schema: Any) -> Acceptor | None:
 
 
 def schema_faults(schema: JsonObject, where: str) -> list[str]:
-    """Return every fault in the schema, or an empty list."""
+    """Return the faults of a schema, each as a text that begins with `where`. The list is empty if
+    there are none.
+    """
     if not _is_small(schema):
         return [f"{where}: over {MAX_SCHEMA_NODES} nodes or {MAX_SCHEMA_DEPTH} levels"]
     if is_surely_sound(schema):
@@ -551,7 +560,8 @@ _SCHEMAS = frozenset({
 
 
 def without_nils(schema: Any, levels: int = MAX_SCHEMA_DEPTH) -> Any:
-    """Return a schema without the keywords whose value is only another language's nil.
+    """Return a schema without keywords whose value is the empty value of another programming
+    language.
 
     Go writes `null` for a missing list, PHP `[]` for an empty object, and Lua `{}` for an empty
     list. Values with which a keyword compares arguments, such as in `const: null`, are kept.
@@ -589,7 +599,8 @@ _TYPE_NAMES = {"string", "integer", "number", "boolean", "array", "object", "nul
 
 
 def is_surely_sound(schema: Any) -> bool:
-    """Whether a schema certainly has no faults. If this is False, only the full check can decide.
+    """Whether a schema passes the fast path, and therefore has no faults. If the result is False,
+    only the full check can decide.
 
     The schema must not be nested too deeply, which `_is_small` checks.
     """

@@ -1,8 +1,8 @@
-"""Poison: texts of a definition that attack the model that reads it.
+"""Poison: texts in a definition that attack the model that reads it.
 
-Host side, pure functions. Registration searches definitions for such texts, and an MCP server's
-tool with such a text counts as dangerous. The rules are in the kernel, because the kernel decides
-which tools count as dangerous.
+Host side, pure functions. When a tool is registered, its definition is searched for such texts. An
+MCP server's tool whose definition contains such a text counts as dangerous. The rules are in the
+kernel, because the kernel decides which tools count as dangerous.
 """
 
 from __future__ import annotations
@@ -70,7 +70,9 @@ _LOOKS = str.maketrans({"0": "o", "1": "l", "i": "l", "5": "s", "_": None, "-": 
 
 
 def poison(document: JsonObject, others: Iterable[str] = ()) -> list[Finding]:
-    """Return the findings that point to an attack on the model that reads the definition."""
+    """Return findings for texts in a definition that may attack a model that reads it. `others` are
+    the names of other tools; a finding also reports a tool name that looks like one of them.
+    """
     found: list[Finding] = []
     for path, text in texts(document, ""):
         hidden = _INVISIBLE.search(text)
@@ -93,12 +95,12 @@ def poison(document: JsonObject, others: Iterable[str] = ()) -> list[Finding]:
 
 
 def looks_like(name: str, other: str) -> bool:
-    """Whether two different names are easily confused."""
+    """Whether two names differ, but people could easily confuse them."""
     return name != other and _look(name) == _look(other)
 
 
 def finding(rules: Rules, rule: str, path: str, message: str) -> Finding:
-    """Return a finding for one violated rule."""
+    """Return a finding that reports a violation of `rule` at `path`."""
     severity, remedy = rules[rule]
     return Finding(rule=rule, severity=severity, path=path, message=message, remedy=remedy)
 
@@ -106,15 +108,15 @@ def finding(rules: Rules, rule: str, path: str, message: str) -> Finding:
 def _normalized(text: str) -> str:
     """Normalize a text to NFKC, in pieces of `PIECE` characters.
 
-    Normalizing a long row of accents at once takes quadratic time, and blocks the whole process
-    meanwhile.
+    The normalization of a long row of accents as a whole would take quadratic time, and block the
+    whole process.
     """
     pieces = (text[at : at + PIECE] for at in range(0, len(text), PIECE))
     return "".join(unicodedata.normalize("NFKC", piece) for piece in pieces)
 
 
 def texts(value: Any, path: str) -> Iterator[tuple[str, str]]:
-    """Yield every text in a document, including keys, with its path."""
+    """Yield every text in a document, including keys, each with its dotted path."""
     level = [(value, path)]
     while level:
         value, path = level.pop()

@@ -1,8 +1,8 @@
-"""Tools that are registered while the engine runs. They are in the index at once, and again after
-the next start.
+"""Tools that are registered while the engine runs. They can be called immediately, and again after
+a restart.
 
 Host side, behind the control socket. Invariants: a registered tool is REST or MCP, fully checked,
-and in the database before it can be called; tools of other sources can be switched on and off, but
+and in the database before it can be called; tools of other sources can be enabled and disabled, but
 not changed.
 """
 
@@ -23,8 +23,8 @@ from fumehood.storage.schema import DEFINITIONS, SWITCHES
 
 
 class Registrations:
-    """Registers, replaces, deletes and switches tools. `load_faults` describes stored definitions
-    that this version refuses.
+    """Registers, replaces, deletes, enables and disables tools. `load_faults` describes the stored
+    definitions that this version of the engine refuses.
     """
 
     def __init__(self, index: ToolIndex, database: Database) -> None:
@@ -34,8 +34,8 @@ class Registrations:
         self._load(*database.read_now(_all_rows))
 
     def apply_switches(self) -> None:
-        """Enable or disable each tool version, as recorded in the database. Needed after the tools
-        of a source were reloaded.
+        """Enable or disable tool versions as recorded in the database. Must be called after the
+        tools of a source were reloaded.
         """
         for (name, version), is_active in self._switches.items():
             self._index.switch(name, version, is_active=is_active)
@@ -43,7 +43,7 @@ class Registrations:
     async def register(
         self, document: JsonObject, *, by: Principal, now: datetime
     ) -> RegisteredTool:
-        """Register one version of one tool.
+        """Register one version of a tool, and return it.
 
         Raises:
             InvalidDefinition: the document has faults. The error lists all of them.
@@ -62,7 +62,8 @@ class Registrations:
     async def replace(
         self, name: str, version: str, document: JsonObject, *, by: Principal, now: datetime
     ) -> RegisteredTool:
-        """Replace a registered definition. The tool's name and version stay the same.
+        """Replace the definition of a registered version, and return the tool. The name and the
+        version must stay the same.
 
         Raises:
             ToolNotFound: there is no such version.
@@ -99,7 +100,7 @@ class Registrations:
         self, name: str, version: str | None, *, is_active: bool, by: Principal, now: datetime
     ) -> list[RegisteredTool]:
         """Enable or disable one version of a tool, or all its versions if `version` is None. Return
-        the changed versions.
+        these versions.
 
         The tool may come from any source.
 
@@ -181,7 +182,9 @@ class Registrations:
 def _all_rows(
     connection: Connection,
 ) -> tuple[list[JsonObject], dict[tuple[str, str], bool]]:
-    """Return the stored definitions, and the on/off switches by name and version."""
+    """Return the stored definitions. Also return which tool versions the administrators have
+    enabled (True) or disabled (False), by name and version.
+    """
     rows = connection.execute(select(SWITCHES)).mappings()
     switches = {(row["name"], row["version"]): row["is_active"] for row in rows}
     return all_definitions(connection), switches
@@ -194,7 +197,7 @@ def all_definitions(connection: Connection) -> list[JsonObject]:
 def put_definition(
     connection: Connection, name: str, version: str, document: JsonObject, at: str
 ) -> None:
-    """Store a definition. Replaces a definition with the same name and version."""
+    """Store a definition. An existing definition with the same name and version is replaced."""
     here = (DEFINITIONS.c.name == name) & (DEFINITIONS.c.version == version)
     made = connection.execute(select(DEFINITIONS.c.created_at).where(here)).scalar()
     connection.execute(delete(DEFINITIONS).where(here))
@@ -209,6 +212,6 @@ def put_definition(
 
 
 def delete_definition(connection: Connection, name: str, version: str) -> None:
-    """Delete a definition and its on/off switch."""
+    """Delete a definition, and the record that enables or disables it."""
     for table in (DEFINITIONS, SWITCHES):
         connection.execute(delete(table).where(table.c.name == name, table.c.version == version))

@@ -1,9 +1,9 @@
 """Secrets of REST and MCP tools: their values, and which definitions may refer to them.
 
-Host side. A definition refers to a secret as `${secret:NAME}`; the operator's configuration binds
-the name to its source, to tools and to hosts. Invariants: a reference that is not bound to the tool
-and to the host of its endpoint is refused at registration and again at the call; a value is read
-for one call, never stored, and never shown in a message.
+Host side. A definition refers to a secret as `${secret:NAME}`. The operator's configuration binds
+this name to the secret's source, to tools and to hosts. Invariants: a reference that is not bound
+to the tool and to the host of its endpoint is refused at registration and again at the call; a
+value is read for one call, never stored, and never shown in a message.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ _HeaderName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$"), AfterValid
 
 
 class Settings(Value):
-    """Settings of the operator."""
+    """A group of the operator's settings."""
 
 
 class RestSettings(Settings):
@@ -70,14 +70,14 @@ class RestSettings(Settings):
 
 
 class KeyringEntry(Settings):
-    """An entry in the keyring of the engine's user."""
+    """An entry in the keyring of the Unix user that runs the engine."""
 
     service: str = Field(min_length=1, max_length=200)
     username: str = Field(min_length=1, max_length=200)
 
 
 class SecretSettings(Settings):
-    """The source of one secret, and the tools and hosts that it is for."""
+    """The source of one secret, and the tools and hosts that may get it."""
 
     env: str | None = Field(default=None, min_length=1, max_length=200)
     """A variable of the engine's environment."""
@@ -112,18 +112,18 @@ class SecretSettings(Settings):
 
     @property
     def headers_of_programs(self) -> tuple[str, ...]:
-        """All headers in which programs may send the secret, in lower case."""
+        """All headers in which programs may send the secret. The names are in lower case."""
         return tuple(dict.fromkeys(("authorization", *self.headers)))
 
     def is_of_host(self, host: str) -> bool:
-        """Whether the secret's `hosts` include a host, on any port, so that the secret may have
-        been sent there. IPv6 addresses are in brackets.
+        """Whether the secret may be sent to a host on any of its ports. The host may therefore know
+        the secret. IPv6 addresses are in brackets.
         """
         return any(host_and_port(pattern)[0] == host for pattern in self.hosts)
 
 
 def host_and_port(pattern: str) -> tuple[str, str]:
-    """Return the host of a pattern, and its port or ""."""
+    """Split a host pattern into its host and its port. The port is "" if the pattern has none."""
     host, _, port = pattern.rpartition(":")
     return (host, port) if host and port.isdigit() else (pattern, "")
 
@@ -136,7 +136,7 @@ KEYRING_FAULTS = {
 
 
 class KeyringFault(Exception):
-    """The keyring cannot be read. `args` are the reason, and the operator's remedy."""
+    """The keyring cannot be read. `args` are the reason, and the remedy for the operator."""
 
 
 AllSecrets = dict[Annotated[str, Field(pattern=SECRET_NAME)], SecretSettings]
@@ -144,7 +144,9 @@ AllSecrets = dict[Annotated[str, Field(pattern=SECRET_NAME)], SecretSettings]
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Scheme, host and port of a URL. The host is in lower case and without brackets."""
+    """The scheme, the host and the port of a URL. The host is in lower case and without
+    brackets.
+    """
 
     scheme: str
     host: str
@@ -152,9 +154,7 @@ class Origin:
 
     @classmethod
     def of(cls, url: str) -> Origin:
-        """Return the origin of an endpoint that was already checked. Raises ValueError if the
-        endpoint is not an http(s) URL.
-        """
+        """Return the origin of a URL. Raises ValueError if the URL is not an http or https URL."""
         parts = urlsplit(url)
         host = (parts.hostname or "").rstrip(".")
         if parts.scheme not in ("https", "http") or not host:
@@ -163,24 +163,24 @@ class Origin:
 
     @property
     def shown_host(self) -> str:
-        """The host in the form that a URL needs, with brackets around an IPv6 address."""
+        """The host as it is written in a URL: with brackets if it is an IPv6 address."""
         return f"[{self.host}]" if ":" in self.host else self.host
 
     @property
     def shown(self) -> str:
-        """The host in the form of the configuration and of a `Host` header: with the port, unless
-        the port is the default.
+        """The host as it is written in the configuration and in a `Host` header: followed by the
+        port, unless the port is the scheme's default.
         """
         usual = {"https": 443, "http": 80}[self.scheme]
         return self.shown_host if self.port == usual else f"{self.shown_host}:{self.port}"
 
     def is_in(self, hosts: Collection[str]) -> bool:
-        """Whether a list of hosts contains this host, with or without its port."""
+        """Whether a list contains this host, either without a port or with the same port."""
         return self.shown_host in hosts or f"{self.shown_host}:{self.port}" in hosts
 
 
 class SecretBindings:
-    """The operator's secrets, and the tools and hosts that may use them.
+    """The operator's secrets, and the tools and hosts that may get them.
 
     Without settings, every reference to a secret is refused.
     """
@@ -200,7 +200,8 @@ class SecretBindings:
         self._keyring_lock = threading.Lock()
 
     def value(self, name: str) -> str:
-        """Return the value of a secret, for a request that may contain the secret. May block.
+        """Read and return the value of a secret. The caller must already have checked that the
+        request may contain the secret. May block.
 
         Raises:
             ExecutionError: the secret has no usable value.
@@ -224,10 +225,10 @@ class SecretBindings:
         return value
 
     def report_unusable(self, names: Collection[str] | None = None) -> list[str]:
-        """Log each secret that has no usable value now, and return the names of these secrets. May
-        block.
+        """Log a warning for each secret that has no usable value now, and return the names of these
+        secrets. May block.
 
-        Only the secrets in `names` are checked, or all if it is None. Keyrings are not read,
+        If `names` is given, only these secrets are checked. Secrets in keyrings are not checked,
         because a keyring may ask its user to unlock it.
         """
         found = []
@@ -240,7 +241,9 @@ class SecretBindings:
         return found
 
     def _unusable(self, name: str, reason: str, remedy: str) -> ExecutionError:
-        """Log the remedy for the operator, and return the error for the caller."""
+        """Log the reason and the remedy for the operator. Return the error for the caller, which
+        does not contain the remedy.
+        """
         log = self._log or quiet_logger()
         log.warning("secret.unusable", secret=name, reason=reason, remedy=remedy)
         return ExecutionError(
@@ -249,7 +252,7 @@ class SecretBindings:
         )
 
     def faults(self, definition: ToolDefinition) -> list[str]:
-        """Return a fault for each secret that the definition refers to but may not use."""
+        """Return a fault for each secret that a definition refers to but may not use."""
         return [
             f"{field}: {fault}"
             for field, text in _texts(definition)
@@ -258,7 +261,7 @@ class SecretBindings:
         ]
 
     def values(self, definition: ToolDefinition) -> dict[str, str]:
-        """Return the values of the secrets that a definition refers to, by name.
+        """Return the values of all secrets that a definition refers to, by name.
 
         May block, because it may read files or the keyring.
 
@@ -301,10 +304,10 @@ class SecretBindings:
         return text.removesuffix("\n").removesuffix("\r")
 
     def _read_keyring(self, entry: KeyringEntry) -> str:
-        """Return the password of a keyring entry.
+        """Return the password of an entry in the keyring.
 
         A keyring may wait for its user to unlock it. Therefore only one call at a time reads the
-        keyring, and other calls wait at most `KEYRING_WAIT_S`.
+        keyring, and other calls wait at most `KEYRING_WAIT_S` seconds.
 
         Raises:
             KeyringFault: the keyring cannot be read, or has no such entry.
@@ -335,6 +338,8 @@ NO_SECRETS = SecretBindings()
 
 
 def _texts(definition: ToolDefinition) -> list[tuple[str, str]]:
-    """Return the fields that may refer to secrets, as pairs of name and text."""
+    """Return the texts in a definition that may refer to secrets, each with the name of its
+    field.
+    """
     headers = (definition.headers or {}).values()
     return [("endpoint", definition.endpoint or ""), *(("headers", value) for value in headers)]

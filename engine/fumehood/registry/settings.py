@@ -1,7 +1,7 @@
 """The operator's settings for external tools and for the built-in web tools. Values only.
 
 An agent with `fetch_url` can send data to any host that the tool may reach, at least as a part of
-the address; its `search_web` queries go to one service. Invariant: without configuration, both
+the address. The queries of `search_web` go to one service. Invariant: without configuration, both
 tools are disabled.
 """
 
@@ -20,7 +20,7 @@ HIT = frozenset({"title", "url", "snippet"})
 
 
 class ExternalToolSettings(Settings):
-    """An external tool: the caller runs the tool itself."""
+    """The settings of an external tool, which the caller runs itself."""
 
     dangerous: bool = True
     description: str = Field(
@@ -43,7 +43,9 @@ AllExternalTools = dict[Annotated[str, Field(pattern=EXTERNAL_NAME_PATTERN)], Ex
 
 
 class SearchSettings(Settings):
-    """The service that `search_web` queries, and the location of hits in its JSON."""
+    """The service that `search_web` queries, and where the search results are in the service's
+    JSON.
+    """
 
     endpoint: str
     headers: dict[str, str] = Field(default_factory=dict)
@@ -59,7 +61,7 @@ class SearchSettings(Settings):
 
 
 class WebToolSettings(Settings):
-    """Settings of the built-in web tools: what agents may read on the web."""
+    """Settings of the built-in web tools, which determine what agents may read on the web."""
 
     fetch_url: bool = False
     allowed_hosts: tuple[HostPattern, ...] = ()

@@ -1,8 +1,7 @@
 """The sources of an engine's tools: packages, the embedding program, administrators, a directory.
 
 Host side, created by `compose`, which reads the sources in this order. The embedding program's
-tools must all be valid; a tool of another source that has a fault is left out, and the fault is
-logged.
+tools must all be valid. A faulty tool of another source is left out, and its fault is logged.
 """
 
 from __future__ import annotations
@@ -23,7 +22,9 @@ from fumehood.storage.errors import understood
 
 @dataclass(frozen=True, slots=True)
 class ToolSources:
-    """The sources of one engine's tools. `load_faults` are those of tools of packages."""
+    """The sources of one engine's tools. `load_faults` are the reasons why tools of installed
+    packages were left out.
+    """
 
     load_faults: list[LoadFault]
     registrations: Registrations
@@ -38,13 +39,14 @@ def find_tools(
     private: Sequence[Path],
     log: Logger,
 ) -> list[LoadFault]:
-    """Register the tools of installed packages, and then the `given` ones.
+    """Register the tools of installed packages, and then the tools in `given`, which the embedding
+    program passes in.
 
-    Return the faults of tools that were left out. No import path of a sandboxed function may
-    contain a `private` directory.
+    Return the reasons why tools of packages were left out. A sandboxed function is refused if its
+    import path contains a `private` directory.
 
     Raises:
-        InvalidDefinition: a given tool is invalid.
+        InvalidDefinition: a tool in `given` is invalid.
     """
     faults = discover(index, host_tools, private=private, web=web)
     index.secrets.report_unusable()
@@ -61,7 +63,8 @@ def read_sources(
     directory: Path | None,
     log: Logger,
 ) -> ToolSources:
-    """Register the tools that earlier runs of the engine registered, and those of a directory.
+    """Add the tools that administrators registered in earlier runs of the engine, and the tools in
+    a directory.
 
     Raises:
         DamagedState: the database has invalid rows.
