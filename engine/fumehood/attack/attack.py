@@ -1,9 +1,9 @@
 """Attacks as rows of the corpus, and the comparison of a run's ending with the expected ending.
 Values only.
 
-Used by `doctor --attack` and by tests/adversarial. Invariants of every row: its program limits the
-time and resources that it uses, so that it does no harm if the wall under test fails; it reaches
-only the bait of this run; and it has a twin, the most similar harmless program, which must pass on
+Used by `doctor --attack` and by tests/adversarial. Invariants of every row: the program limits its
+own time and resources, so it does no harm even if the wall under test fails; the program reaches
+only the bait of its run; the row has a twin, the most similar harmless program, which must pass on
 the same wall.
 """
 
@@ -57,8 +57,8 @@ class Language(StrEnum):
 
 
 class Look(StrEnum):
-    """An additional check made outside the wall. The bait and the run's duration are always
-    checked.
+    """An additional check from outside the wall. The bait and the run's duration are checked for
+    every attack.
     """
 
     PROCESSES = "processes"
@@ -80,7 +80,7 @@ class Look(StrEnum):
 
 
 class Value(Enum):
-    """Placeholders for an expected value, for attacks after which several values are correct."""
+    """Placeholders for an expected value, for attacks that may end with any of several values."""
 
     ANYTHING = "anything"
     SOMETHING = "something"
@@ -91,10 +91,10 @@ class Value(Enum):
 class Expectation:
     """How a program must end.
 
-    `ends` are the names of the accepted endings, the usual ending first. The names are those of
-    `EndedBy`. The name for an exception also contains its type (`exception:OSError`). `gives` is
-    the value of a program that ends as `ok`. `hits` names a limit that the wall must report as
-    reached.
+    `ends` are the names of the accepted endings, the usual ending first. A name is a value of
+    `EndedBy`; for an exception, the exception's type follows (`exception:OSError`). `gives` is the
+    value that a program must return if it ends as `ok`. `hits` names a limit that the wall must
+    report as reached.
     """
 
     ends: tuple[str, ...]
@@ -116,12 +116,12 @@ class OnGvisor:
 
 @dataclass(frozen=True, slots=True)
 class Attack:
-    """One attack: a program that tries to do harm, and how the wall must end it.
+    """One attack: a program that tries to do harm, and how the program must end.
 
-    `tries` describes the attack for the scorecard. `twin` is the harmless program that must pass,
-    with the value `twin_gives`. `before` is a program that runs first; with `by_stranger` the
-    attack then runs for another principal. `wall_s` and `output_bytes` are the limits of the run,
-    in seconds and bytes.
+    `tries` describes the attack for the scorecard. `twin` is the harmless program that must succeed
+    with the value `twin_gives`. `before` is a program that runs before the attack. If `by_stranger`
+    is True, the attack runs for another principal than `before`. `wall_s` and `output_bytes` are
+    the limits of the run, in seconds and bytes.
     """
 
     id: str
@@ -142,7 +142,9 @@ class Attack:
     on_gvisor: OnGvisor | None = None
 
     def on(self, *, is_gvisor: bool) -> Attack:
-        """Return the attack with the ending that is expected with gVisor, or without it."""
+        """Return a copy of the attack for one kind of runtime: with the changes in `on_gvisor` if
+        `is_gvisor` is True, otherwise without them.
+        """
         differs = self.on_gvisor
         if differs is None or not is_gvisor:
             return replace(self, on_gvisor=None)
@@ -155,12 +157,12 @@ class Attack:
 
 
 def ends(*names: str, gives: object = Value.ANYTHING, hits: str | None = None) -> Expectation:
-    """Return an Expectation. This is a short form for the tables of attacks."""
+    """Return an `Expectation` with these fields. The tables of attacks use this short form."""
     return Expectation(names, gives, hits)
 
 
 def raises(*types: str, hits: str | None = None) -> Expectation:
-    """Return an Expectation of an exception of one of these types."""
+    """Return the `Expectation` that a program ends with an exception of one of these types."""
     return Expectation(tuple(f"exception:{name}" for name in types), hits=hits)
 
 
@@ -169,7 +171,7 @@ JAILED = str(Path(__file__).parent / "jailed")
 
 
 def arguments_of(language: Language, code: str) -> JsonObject:
-    """Return the arguments with which a wall runs this program."""
+    """Return the arguments that make a wall run the program `code`."""
     match language:
         case Language.CALCULATOR:
             return {"expression": code}
@@ -187,7 +189,7 @@ def arguments_of(language: Language, code: str) -> JsonObject:
 
 
 def name_of(ending: RunEnding) -> str:
-    """Return the name of an ending, as in `Expectation.ends`."""
+    """Return the name of an ending, in the form of the names in `Expectation.ends`."""
     name = ending.ended_by.value
     if ending.ended_by is not EndedBy.EXCEPTION:
         return name
@@ -198,17 +200,19 @@ def name_of(ending: RunEnding) -> str:
 
 
 def value_of(language: Language, ending: RunEnding) -> object:
-    """Return the value that the untrusted program reported."""
+    """Return the value that the program returned, or None if it returned no value. Untrusted."""
     return (ending.result or {}).get("data" if language is Language.FUNCTION else "value")
 
 
 def said_in(ending: RunEnding) -> str:
-    """Return all data of a run's ending as one text, in which to search for the bait's secret."""
+    """Return everything that a run's ending contains as one text, so that the text can be searched
+    for the bait's secret word.
+    """
     return json.dumps(asdict(ending), default=str, ensure_ascii=False)
 
 
 def misses(expected: Expectation, language: Language, ending: RunEnding) -> list[str]:
-    """Describe each difference between an ending and its expectation."""
+    """Return a description of each difference between an ending and the expected ending."""
     faults = []
     name = name_of(ending)
     if name not in expected.ends:

@@ -46,7 +46,7 @@ when its parent dies."""
 
 
 class BaitFailed(Exception):
-    """The bait could not be made; nothing was attacked."""
+    """The bait could not be made, so nothing was attacked."""
 
 
 class Bait:
@@ -79,8 +79,8 @@ class Bait:
     # -- what programs receive ------------------------------------------------------------
 
     def fill(self, code: str) -> str:
-        """Return a program of the corpus with this run's bait filled in, but never the secret
-        word.
+        """Return the program `code` with its placeholders replaced by facts about this run's bait.
+        The secret word is not one of these facts.
         """
         facts = {
             "@FILE@": str(self.file),
@@ -99,9 +99,10 @@ class Bait:
     # -- checks afterwards ---------------------------------------------------------------------
 
     def losses(self, answer: str) -> list[str]:
-        """Describe damage to the bait, a leaked secret word, and knocks since the last call.
+        """Return a description of each loss since the last call of this method: a change of the
+        bait, the secret word in `answer`, or a knock.
 
-        `answer` is all data that the program returned, as text.
+        `answer` is all data that the program returned, as text. Changed bait is restored.
         """
         lost = []
         self._settle()
@@ -161,7 +162,9 @@ class Bait:
             self.process.stdin.close()
 
     def _listen(self) -> None:
-        """Listen on loopback, on an abstract socket, and on the host's other addresses."""
+        """Start to listen for the knock on loopback, on the host's other addresses, and on an
+        abstract socket.
+        """
         first = socket.create_server((LOOPBACK, 0))
         self.port: int = first.getsockname()[1]
         listeners = {f"{LOOPBACK}:{self.port}": first}
@@ -189,7 +192,12 @@ class Bait:
         self._try_out(listeners)
 
     def _try_out(self, listeners: dict[str, socket.socket]) -> None:
-        """Connect to each listener from the host, because a broken listener would prove nothing."""
+        """Send the knock to each listener from the host itself, because a broken listener would
+        prove nothing.
+
+        Raises:
+            BaitFailed: the knock did not arrive at a listener.
+        """
         for listener in listeners.values():
             with socket.socket(listener.family) as trial:
                 trial.settimeout(KNOCK_PATIENCE_S)
@@ -203,7 +211,9 @@ class Bait:
             raise BaitFailed(f"nothing is heard on {', '.join(sorted(deaf))}")
 
     def _settle(self) -> None:
-        """Wait until all earlier connections are handled, by making one more connection."""
+        """Wait until all earlier connections are handled. For this, make one more connection, which
+        is handled last.
+        """
         with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as last:
             last.settimeout(2 * KNOCK_PATIENCE_S)
             last.connect(f"\0{self.abstract}")
@@ -211,7 +221,9 @@ class Bait:
             last.recv(1)
 
     def _hear(self, listeners: dict[str, socket.socket], stop: socket.socket) -> None:
-        """Accept connections until the other end of `stop` is closed. Runs in a thread."""
+        """Accept connections, and record which listeners receive the knock, until the other end of
+        `stop` is closed. Runs in a thread.
+        """
         names = {listener: where for where, listener in listeners.items()}
         while True:
             ready, _, _ = select.select([*names, stop], [], [])
@@ -228,7 +240,9 @@ class Bait:
 
 
 def _other_addresses() -> Iterator[str]:
-    """Yield this host's IPv4 addresses except loopback, the first of each interface."""
+    """Yield the first IPv4 address of each of this host's network interfaces, except loopback
+    addresses.
+    """
     for addresses in psutil.net_if_addrs().values():
         own = (one.address for one in addresses if one.family == socket.AF_INET)
         yield from islice((one for one in own if not one.startswith("127.")), 1)

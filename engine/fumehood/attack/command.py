@@ -52,7 +52,8 @@ def instead(
     show_parts: bool,
     as_json: bool,
 ) -> None:
-    """With `--attack`, attack the walls and end the command instead of examining the host.
+    """With `--attack`, attack the walls and end the command. Otherwise return, so that the command
+    examines the host.
 
     The exit code is that of the scorecard's verdict.
     """
@@ -91,8 +92,8 @@ def _scorecard_of(walls: Sequence[str], runtime: str | None, *, quick: bool) -> 
 async def _attack_until_told(
     walls: Sequence[str], runtime: str | None, quick: bool
 ) -> Scorecard | None:
-    """Run the attacks. Return the scorecard, or None if a signal arrived first. In both cases,
-    walls and bait are removed.
+    """Run the attacks. Return the scorecard, or None if a signal ended the attacks early. In both
+    cases, the walls and the bait are removed.
     """
     scorecard: Scorecard | None = None
     with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
@@ -113,7 +114,9 @@ async def _attack_until_told(
 
 
 def _told() -> Callable[[str, Line], None]:
-    """Return a function that shows progress on stderr, if that is a terminal."""
+    """Return a function that shows the current attack on stderr if stderr is a terminal, and
+    otherwise does nothing.
+    """
     if not sys.stderr.isatty():
         return lambda wall, line: None
 
@@ -160,8 +163,8 @@ def _cell(line: Line | None) -> str:
 
 
 def _show_remarks(card: WallCard) -> None:
-    """Show each attack against which the wall did not hold, or which was not tried, with reason and
-    remedy, and each difference under this runtime.
+    """Print, for each attack that the wall did not withstand or that was not tried, the reason and
+    the remedy. Also print what differs under this runtime.
     """
     for line in card.attacks:
         if line.verdict is not Verdict.HELD:

@@ -31,10 +31,10 @@ from fumehood.sandbox.wall import RunSinks
 
 
 def gateway_target(runtime: str, docker: Docker, find_image: FindImage) -> Target:
-    """Return the gateway as a target, for programs in containers of one runtime.
+    """Return the gateway as a target. The attacking programs run in containers of one runtime.
 
-    The network's hosts are a service and `localhost`. Programs can reach only the service, because
-    the addresses of `localhost` are not public.
+    The programs' network has two hosts: a service and `localhost`. Programs can reach only the
+    service, because the addresses of `localhost` are not public.
     """
     containers = container_target(runtime, docker, find_image)
 
@@ -66,11 +66,12 @@ OF_THE_SECRET = "SECRET"
 async def lone_gateway(
     hosts: Sequence[str], allowed: Sequence[str], secret: str
 ) -> AsyncIterator[tuple[Stream[Connections], Mapping[str, str]]]:
-    """Yield the stream of a network to `hosts`, and the environment variables of its programs.
+    """Run a gateway for `hosts`. Yield the stream that connects programs to it, and the environment
+    variables that the programs need.
 
     The default rules apply, and requests that need approval are refused. The hosts in `allowed` may
-    have addresses that are not public. Requests to them may contain the secret, whose value is in
-    this process's environment variable named by `secret`.
+    have addresses that are not public. `secret` names an environment variable of this process.
+    Requests to the hosts in `allowed` may contain the variable's value as a secret.
     """
     settings = GatewaySettings.model_validate({"hosts": hosts, "allowed_hosts": allowed})
     bound = SecretSettings(env=secret, hosts=settings.allowed_hosts, inside=OF_THE_SECRET)
@@ -106,10 +107,10 @@ PART_BYTES = 7
 class Service(ThreadingHTTPServer):
     """A service on loopback that programs may read from.
 
-    It answers with the request that it received, and records each write as a loss. `/?to=URL`
-    redirects, and `/?fill=TEXT` gives a long answer. `/?keep` stores the `Authorization` header of
-    its request. `/kept` then answers with the stored header, or with the requested part of the
-    header.
+    The service answers with the request that it received, and records each write as a loss.
+    `/?to=URL` redirects, and `/?fill=TEXT` gives a long answer. `/?keep` stores the `Authorization`
+    header of its request. `/kept` answers with the stored header, or with the part of it that the
+    request selects.
     """
 
     daemon_threads = True
@@ -122,7 +123,9 @@ class Service(ThreadingHTTPServer):
         self.kept = ""
 
     def losses(self) -> list[str]:
-        """Describe the writes that arrived since the last call of this method."""
+        """Return a description of each kind of write that arrived since the last call of this
+        method.
+        """
         written, self.written[:] = list(self.written), []
         return [f"a {method} arrived that nobody allowed" for method in dict.fromkeys(written)]
 
@@ -165,12 +168,12 @@ class _Handler(BaseHTTPRequestHandler):
     do_PUT = do_PATCH = do_DELETE = do_POST  # noqa: N815  # as the library names them
 
     def log_message(self, *values: object) -> None:
-        """Log nothing."""
+        """Do nothing, so that requests are not logged to stderr."""
 
 
 @contextmanager
 def running_service() -> Iterator[Service]:
-    """Yield the running service."""
+    """Run a service during the block, and yield it."""
     with Service() as service:
         thread = threading.Thread(target=service.serve_forever, kwargs={"poll_interval": 0.05})
         thread.start()

@@ -1,13 +1,14 @@
 """Run attacks on all walls of a host, one after the other, in a limited time.
 
 Host side. Invariants: walls and bait are removed however the run ends; a wall that cannot be tried
-is reported with the reason, and never as held; `held` means that the attack ended exactly as
-expected, every check from outside passed, and the harmless twin passed afterwards on the same wall.
+is reported as untried, with the reason, and never as held; `held` means that the attack ended
+exactly as expected, every check from outside passed, and the harmless twin passed afterwards on the
+same wall.
 
 Checks from outside, during and after an attack, rely on the host, Docker and the kernel, and never
-on the program's own report. Programs in containers give their processes a unique name, so that the
-host can find them anywhere; processes of process walls are found below their guest. A check that
-observed nothing fails, because it proves nothing.
+on the program's own report. Programs in containers give their processes a unique name, by which the
+host finds them. Programs behind process walls are found among the descendants of the wall's guest.
+A check that observed nothing fails, because it proves nothing.
 """
 
 from __future__ import annotations
@@ -56,15 +57,15 @@ known."""
 
 @dataclass
 class Looked:
-    """The findings of the checks, as text: `faults` are the checks that failed, `seen` the checks
-    that passed.
+    """The results of the checks from outside, as text. `faults` describes the failed checks, and
+    `seen` the passed checks.
     """
 
     faults: list[str] = field(default_factory=list)
     seen: list[str] = field(default_factory=list)
 
     def say(self, words: str, *, holds: bool) -> None:
-        """Add one finding: passed if `holds`, otherwise failed."""
+        """Add the result of one check: to `seen` if `holds` is True, otherwise to `faults`."""
         (self.seen if holds else self.faults).append(words)
 
 
@@ -77,8 +78,8 @@ async def run_attacks(
     total_s: float = TOTAL_S,
     on_line: OnLine = lambda wall, line: None,
 ) -> Scorecard:
-    """Run the chosen attacks on every target. Cards, which stand for missing runtimes, are included
-    in the scorecard unchanged.
+    """Run the chosen attacks on every target, and return the scorecard. A `WallCard` in `targets`
+    stands for a wall that cannot be attacked, and is copied to the scorecard.
 
     Raises:
         BaitFailed: the bait could not be made, so nothing was attacked.
@@ -126,14 +127,15 @@ async def _attack_wall(
 
 
 class CannotTry(Exception):
-    """The wall cannot be attacked on this host: `args` are the reason and the remedy."""
+    """The wall cannot be attacked on this host. `args` are the reason and the remedy."""
 
 
 async def _say_hello(name: str, standing: Standing) -> None:
-    """Run a harmless program first, because a wall that refuses everything would seem to hold.
+    """Run a harmless program before the attacks, because a wall that refuses every program would
+    seem to hold.
 
     Raises:
-        CannotTry: the harmless program did not pass.
+        CannotTry: the wall is not ready, or the harmless program did not succeed.
     """
     wall, language = standing.wall, standing.hello
     status = wall.status
@@ -169,13 +171,15 @@ ATTACKER = TrustDomain("attack")
 
 
 async def try_one(attack: Attack, standing: Standing, bait: Bait, *, is_gvisor: bool) -> Line:
-    """Try one attack on one wall. If the trial itself fails, the returned line gives the reason."""
+    """Try one attack on one wall, and return its line of the scorecard. If the attack could not be
+    run, the line gives the reason.
+    """
     return await _Trial(attack.on(is_gvisor=is_gvisor), standing, bait).tried()
 
 
 @dataclass
 class _Trial:
-    """The trial of one attack on one wall, with its findings so far."""
+    """The trial of one attack on one wall, and its results so far."""
 
     attack: Attack
     standing: Standing
@@ -187,7 +191,7 @@ class _Trial:
     cure: str = ""
 
     async def tried(self) -> Line:
-        """Run the attack, unless it cannot be tried on this wall, and return its line of the
+        """Run the attack, unless `why_untried` is already set, and return its line of the
         scorecard.
         """
         began = time.monotonic()
@@ -224,7 +228,7 @@ class _Trial:
         )
 
     async def _run(self) -> None:
-        """Run the attack, its checks and its twin.
+        """Run the attack with its checks, then its twin, and store the results in this object.
 
         Raises:
             EngineError: the wall refused to run a program.
@@ -260,7 +264,9 @@ class _Trial:
             faults.append(f"it also refuses harmless programs: of the twin, {'; '.join(missing)}")
 
     async def _send(self, code: str, domain: TrustDomain) -> RunEnding | None:
-        """Run one program. Returns None if it did not end in time."""
+        """Run one program for a trust domain. Return its ending, or None if the program did not end
+        in time.
+        """
         attack, standing = self.attack, self.standing
         limits = Limits(attack.wall_s, 60.0, standing.memory_mb, attack.output_bytes)
         arguments = arguments_of(attack.language, self.bait.fill(code))
@@ -273,7 +279,9 @@ class _Trial:
         return None
 
     def _compare(self, ending: RunEnding | None, expected: Expectation) -> tuple[str, list[str]]:
-        """Return the name of an ending, and a text for each difference from the expectation."""
+        """Return the name of an ending, and a description of each difference from the expected
+        ending. An `ending` of None means that the program did not end.
+        """
         if ending is None:
             return "never", ["it did not end"]
         return name_of(ending), misses(expected, self.attack.language, ending)
@@ -286,7 +294,8 @@ class _Trial:
 async def looking(
     wanted: tuple[Look, ...], standing: Standing, bait: Bait
 ) -> AsyncIterator[Looked]:
-    """Check a wall before, during and after the `async with` block, which runs the attack.
+    """Check a wall before, during and after the `async with` block, which runs the attack. Yield
+    the results, which are complete after the block.
 
     Raises:
         DockerError: Docker could not be queried.
@@ -414,7 +423,7 @@ SEAL = ("CapEff", "CapPrm", "CapInh", "CapAmb", "NoNewPrivs", "Seccomp", "Uid", 
 
 
 class Watch:
-    """Observes processes from a thread while its `with` block runs.
+    """Observes processes in a background thread while its `with` block runs.
 
     `find` returns the ids of the processes to observe.
     """
@@ -429,13 +438,14 @@ class Watch:
 
     @property
     def seals(self) -> list[dict[str, str]]:
-        """The last `SEAL` lines of each process. A process that was seen only once is left out,
-        because it may have just started.
+        """The last observed values of the `SEAL` fields, for each process. A process that was seen
+        only once is left out, because it may have just started.
         """
         return [seen[-1] for seen in self._sightings.values() if len(seen) > 1]
 
     def settled(self, most: int) -> int:
-        """Wait, at most `GONE_PATIENCE_S`, until no more than `most` processes are left.
+        """Wait until at most `most` processes are left, but no longer than `GONE_PATIENCE_S`
+        seconds.
 
         Return the number of processes left. Blocks the thread.
         """
@@ -464,13 +474,15 @@ class Watch:
 
 
 def named(mark: str) -> list[int]:
-    """Return the ids of the processes with this name, without zombies."""
+    """Return the ids of the processes whose name is `mark`, without zombies."""
     found = [one.pid for one in psutil.process_iter(["name"]) if one.info["name"] == mark]
     return [pid for pid in found if not _is_zombie(pid)]
 
 
 def below(pid: int | None) -> list[int]:
-    """Return the ids of a process's descendants, without zombies."""
+    """Return the ids of a process's descendants, without zombies. Return an empty list if the
+    process does not exist.
+    """
     if pid is None:
         return []
     try:
@@ -481,13 +493,17 @@ def below(pid: int | None) -> list[int]:
 
 
 def is_sealed(seal: dict[str, str]) -> bool:
-    """Whether a process has no capabilities, has `no_new_privs` set, and has a seccomp filter."""
+    """Whether the fields of a process show no capabilities, `no_new_privs`, and a seccomp
+    filter.
+    """
     nothing = all(set(seal[name]) <= {"0"} for name in ("CapEff", "CapPrm", "CapInh", "CapAmb"))
     return nothing and seal["NoNewPrivs"] == "1" and seal["Seccomp"] == "2"
 
 
 def status_of(pid: int) -> dict[str, str]:
-    """Return the fields of `/proc/PID/status`, or an empty dictionary if the process has ended."""
+    """Return the fields of a process's `/proc/PID/status`, or an empty dictionary if the process
+    has ended.
+    """
     try:
         text = Path(f"/proc/{pid}/status").read_text(encoding="ascii", errors="replace")
     except OSError:

@@ -1,7 +1,7 @@
-"""The scorecard: attacks that held, failed, or could not be tried. Values only.
+"""The scorecard of the attacks, with a verdict for each attack and each wall. Values only.
 
-`as_document` is the machine-readable form. The form is stable: keys may be added. If a key is
-renamed or removed, `format` changes.
+`as_document` returns the machine-readable form. The form is stable: keys may be added, and if a key
+is renamed or removed, the number in `format` changes.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Verdict(StrEnum):
     FAILED = "failed"
     UNTRIED = "untried"
     ABSENT = "absent"
-    """The host lacks this optional runtime, which is not a failure. Only walls have this
+    """The host lacks this optional wall or runtime, which is not a failure. Only walls have this
     verdict."""
 
 
@@ -53,7 +53,9 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class WallCard:
-    """The results on one wall. `why` and `cure` are set if the whole wall could not be tried."""
+    """The results of the attacks on one wall. `why` and `cure` are set if the whole wall could not
+    be tried.
+    """
 
     wall: str
     runtime: str | None
@@ -65,7 +67,7 @@ class WallCard:
 
     @property
     def name(self) -> str:
-        """The wall's name and runtime, for example `container/runc`."""
+        """The wall's name, followed by its runtime if it has one, for example `container/runc`."""
         return self.wall if self.runtime is None else f"{self.wall}/{self.runtime}"
 
     def count(self, verdict: Verdict) -> int:
@@ -73,14 +75,14 @@ class WallCard:
         return sum(line.verdict is verdict for line in self.attacks)
 
     def as_document(self) -> JsonObject:
-        """Return the wall's part of the scorecard's document."""
+        """Return this wall's part of the machine-readable scorecard."""
         counted = (Verdict.HELD, Verdict.FAILED, Verdict.UNTRIED)
         return {**asdict(self), "counts": {one.value: self.count(one) for one in counted}}
 
 
 @dataclass(frozen=True, slots=True)
 class Scorecard:
-    """The results on all walls."""
+    """The results of the attacks on all walls."""
 
     engine_version: str
     is_quick: bool
@@ -89,8 +91,8 @@ class Scorecard:
 
     @property
     def verdict(self) -> Verdict:
-        """`FAILED` if any wall failed; `UNTRIED` if a wall that should exist, or every wall, was
-        not tried; otherwise `HELD`.
+        """The verdict on all walls together. `FAILED`: a wall failed. `HELD`: every wall held,
+        apart from absent walls. `UNTRIED`: any other case.
         """
         verdicts = {card.verdict for card in self.walls}
         if Verdict.FAILED in verdicts:
@@ -109,7 +111,9 @@ class Scorecard:
 
 
 def verdict_of(lines: Iterable[Line]) -> Verdict:
-    """Return the worst verdict of a wall's lines, or UNTRIED without lines."""
+    """Return the worst verdict among the attacks on one wall, or `UNTRIED` if there are no
+    attacks.
+    """
     verdicts = {line.verdict for line in lines}
     for verdict in (Verdict.FAILED, Verdict.UNTRIED):
         if verdict in verdicts:

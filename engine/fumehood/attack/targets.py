@@ -1,9 +1,10 @@
-"""The walls to attack, and how each is created for the attacks.
+"""The walls to attack, and how each wall is created for the attacks.
 
-Host side. Every host should have all three walls, and the container wall with each runtime that
-Docker has registered. gVisor is optional: if it is missing, the scorecard shows it as absent.
-Invariants: a wall is created for this run alone, as small as possible, and removed afterwards; if
-it cannot be created, the reason and the remedy are reported.
+Host side. Every host should have the jail, the container wall with each runtime that is registered
+in Docker, and the gateway. The interpreter and gVisor are optional: if one is missing, the
+scorecard shows it as absent. Invariants: a wall is created for one run of the attacks, as small as
+possible, and removed afterwards; if a wall cannot be created, the reason and the remedy are
+reported.
 """
 
 from __future__ import annotations
@@ -49,7 +50,8 @@ def _absent(wall: str) -> WallCard:
 async def targets_of(
     walls: Sequence[str], runtime: str | None, environment: Mapping[str, str]
 ) -> list[Target | WallCard]:
-    """Return the targets for these walls, and cards of optional runtimes that are missing.
+    """Return a target for each of these walls, and a `WallCard` for each wall that cannot be a
+    target: it is optional and missing, or Docker cannot be used.
 
     `runtime` is the only Docker runtime to use; None means all runtimes. `environment` may contain
     the variables that set Docker's address.
@@ -121,13 +123,15 @@ class Containers:
         return frozenset(one.name for one in found if one.state == "running")
 
     async def configs(self) -> tuple[dict[str, Any], ...]:
-        """Return the host configuration (with the limits) of each container. Raises DockerError."""
+        """Return Docker's `HostConfig`, which contains the limits, of each running container.
+        Raises DockerError.
+        """
         found = [await self._ask("inspect_container", name) for name in await self.names()]
         return tuple(one["HostConfig"] for one in found)
 
     async def changes(self) -> dict[str, frozenset[str]]:
-        """Return the changed paths in each container's file system, by the container's name. Raises
-        DockerError.
+        """Return, by container name, the paths that changed in the file system of each running
+        container. Raises DockerError.
         """
         changes = {}
         for name in await self.names():
@@ -143,7 +147,7 @@ class Containers:
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """An open wall, and how it can be observed."""
+    """A wall that is ready for attacks, and the means to observe it."""
 
     wall: Wall
     hello: Language
@@ -169,7 +173,8 @@ Open = Callable[[], AbstractAsyncContextManager[Standing]]
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A wall to be attacked. `runtime` is the Docker runtime of a container wall.
+    """A wall to be attacked. `runtime` is the Docker runtime of the wall's containers, or None for
+    a process wall.
 
     `open` starts the wall.
     """
@@ -186,7 +191,9 @@ class Target:
 
 
 def interpreter_target(command: Sequence[str] | None = None) -> Target:
-    """Return the interpreter wall. Tests pass a `command` that starts another guest."""
+    """Return the interpreter wall as a target. Tests pass a `command` that starts a different
+    guest.
+    """
     from fumehood.interpreter.wall import INTERPRETER_SPARES, InterpreterWall  # a part's
 
     # The zygote, the spares, and one resident process for the attacker.
@@ -196,7 +203,9 @@ def interpreter_target(command: Sequence[str] | None = None) -> Target:
 
 
 def jail_target(command: Sequence[str] | None = None) -> Target:
-    """Return the jail, which can read only the attacks' import path."""
+    """Return the jail as a target. Of the engine's code, the jailed function can read only the
+    attacks' import path. Tests pass a `command` that starts a different guest.
+    """
 
     wall = partial(JailWall, [JAILED], command=command)
     standing = 1 + JAIL_SPARES
@@ -220,8 +229,8 @@ def container_target(
     *,
     command: tuple[str, ...] | None = None,
 ) -> Target:
-    """Return the container wall with one runtime: containers of the smallest size, one per trust
-    domain, and none started in advance.
+    """Return the container wall with one runtime as a target. The wall uses containers of the
+    smallest size, creates a separate one for each trust domain, and starts none in advance.
     """
     is_gvisor = runtime.split("-")[0] == "runsc"
 

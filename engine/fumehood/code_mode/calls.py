@@ -1,8 +1,8 @@
 """The calls of tools that one program makes ("code mode").
 
-Host side. Everything from the program is untrusted, so its list of tools and the number of its
-calls are enforced here, and not in the container. Each call then passes the whole pipeline
-(`pipeline/program_calls.py`).
+Host side. Everything from the program is untrusted. Therefore the program's list of tools and the
+number of its calls are enforced here, and not in the container. Each call then passes the whole
+pipeline (`pipeline/program_calls.py`).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Answer = Callable[[bytes], None]
 
 
 class ToolCalls:
-    """Starts or refuses the calls of one program, and encodes their answers."""
+    """Starts or refuses the tool calls of one program, and sends the answers to the program."""
 
     def __init__(self, tools: Sequence[JsonObject], calls: ProgramCalls) -> None:
         self._names = frozenset(tool["name"] for tool in tools)
@@ -42,13 +42,17 @@ class ToolCalls:
 
     @property
     def report(self) -> JsonObject:
-        """The calls so far as `{"made": …, "failed": …}`. Both numbers include refused calls."""
+        """The number of calls that the program made and the number that failed, as `{"made": …,
+        "failed": …}`. Both numbers include refused calls.
+        """
         return {"made": self._made, "failed": self._failed}
 
     def on_call(
         self, number: int, tool: str, arguments: JsonObject, answer: Answer, clock: RunClock
     ) -> None:
-        """Start a call, or refuse it. `answer` receives the answer, which includes the number."""
+        """Start a call of the program, or refuse it. In both cases, `answer` is called with the
+        answer, which contains the call's `number`.
+        """
         self._made += 1
         refusal = self._refusal(tool)
         if refusal is not None:
@@ -78,7 +82,9 @@ class ToolCalls:
         self._answer(number, answer, ended)
 
     def _answer(self, number: int, send: Answer, ended: Envelope | EngineError) -> None:
-        """Send the data or the error to the program."""
+        """Encode the result of a call, or its error, and pass it to `send`. A result that is too
+        long is replaced by an error.
+        """
         data: JsonObject = {}
         if isinstance(ended, EngineError):
             error: ErrorInfo | None = shape_error(ended)

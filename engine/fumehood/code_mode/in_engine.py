@@ -1,4 +1,4 @@
-"""Code mode in one engine: a program gets the tools that its call names."""
+"""Code mode in one engine: gives a program the tools that its call names."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ if TYPE_CHECKING:
 
 
 class CodeMode(EnginePart):
-    """Lets programs call tools."""
+    """Code mode as a part of one engine. Lets programs in containers call other tools."""
 
     _services: PipelineServices
 
     @asynccontextmanager
     async def running(self, made: Composition) -> AsyncIterator[None]:
-        """Store the engine's services for `around`, while the engine runs."""
+        """Keep a reference to the engine's services, which `around` needs."""
         self._services = made.services
         yield
 
     def require_possible(self, permitted: PermittedCall, services: PipelineServices) -> None:
-        """Refuse a call that names tools that its program cannot have."""
+        """Raise EngineError if the call names tools that its program must not call."""
         if "tools" in needs_of(permitted.tool.definition, permitted.arguments, ()):
             binding = permitted.validated.binding
             tools_of(
@@ -43,7 +43,9 @@ class CodeMode(EnginePart):
 
     @asynccontextmanager
     async def around(self, run: ToolRun, before: Sequence[Given]) -> AsyncIterator[Given | None]:
-        """Give the program the tools that its call names, and report its calls in the outcome."""
+        """Give the program the tools that its call names. After the run, the call's result reports
+        how often the program called them.
+        """
         if "tools" not in needs_of(run.tool.definition, run.arguments, ()):
             yield None
             return

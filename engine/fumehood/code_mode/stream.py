@@ -1,7 +1,7 @@
-"""The stream by which a program calls tools: the host's end.
+"""The host's end of the stream by which a program calls tools.
 
 Host side. The guest's end is `guest/streams/calls.py`. Each frame from the guest is one call, as
-JSON. An answer is JSON in pieces.
+JSON. An answer is JSON, split into several frames if necessary.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ and the program's clock."""
 
 
 class ProgramCall(StrictFrame):
-    """A program's call of a tool. Every field is untrusted."""
+    """A tool call that a program makes. Every field is untrusted."""
 
     number: int = Field(ge=0, lt=1 << 31)
     """The program chooses this number. The answer to the call has the same number."""
@@ -35,7 +35,7 @@ class ProgramCall(StrictFrame):
 
 
 class CallStream:
-    """Passes a program's calls to `on_call`, and the answers to the program."""
+    """Passes a program's tool calls to `on_call`, and the answers back to the program."""
 
     def __init__(self, on_call: OnCall, port: StreamPort) -> None:
         self._on_call = on_call
@@ -43,7 +43,9 @@ class CallStream:
         self._is_closed = False
 
     def on_frame(self, body: bytes) -> None:
-        """Process a call. Raises FrameError if it is invalid."""
+        """Parse a call and pass it to `on_call`, unless the stream is closed. Raises FrameError if
+        the call is invalid.
+        """
         try:
             call = ProgramCall.model_validate(parse_body(body))
         except ValidationError as error:
@@ -52,7 +54,7 @@ class CallStream:
             self._on_call(call.number, call.tool, call.arguments, self._answer, self._port)
 
     def close(self) -> None:
-        """Drop further calls."""
+        """Ignore calls that arrive from now on."""
         self._is_closed = True
 
     def _answer(self, answer: bytes) -> None:

@@ -1,6 +1,6 @@
-"""The tools that a program may call, as its guest receives them.
+"""The tools that a program may call, in the form in which the guest receives them.
 
-Host side. Tools that run programs or work on a session's files are not among them.
+Host side. A program cannot call tools that run programs or work on a session's files.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ def tools_of(
     *,
     are_fixed: bool = False,
 ) -> list[JsonObject]:
-    """Return the tools that a call's argument `tools` names. `are_fixed` is whether the agent's
-    configuration fixes the argument.
+    """Return the tools in a call's argument `tools`, in the form in which the guest receives them.
+    `are_fixed` is True if the agent's configuration sets this argument.
 
     Raises:
-        InvalidParams: the caller cannot use one of the tools, or two of them would get the same
+        InvalidParams: the program may not call one of the tools, or two tools would get the same
             function name.
-        ToolDisabled: the agent's configuration names a tool that the agent cannot use.
+        ToolDisabled: `are_fixed` is True, and the program may not call one of the tools.
     """
     tools: dict[str, JsonObject] = {}
     for index, reference in enumerate(asked):
@@ -63,10 +63,10 @@ def tools_of(
 
 
 def _visible(request: CallRequest, reference: str, services: PipelineServices) -> ToolDefinition:
-    """Return the tool as this caller and agent see it.
+    """Return a tool's definition as this caller and its agent see it.
 
     Raises:
-        EngineError: the caller or the agent may not use the tool.
+        EngineError: the caller or the agent may not use the tool, or programs may not call it.
     """
     found = resolve(
         replace(request, tool=reference, arguments={}),

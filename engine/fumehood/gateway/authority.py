@@ -35,8 +35,8 @@ SKEW = timedelta(days=2)
 
 
 class Authority:
-    """Issues certificates for one engine. `certificate` is the authority's own certificate, as PEM
-    text.
+    """Issues the certificates with which one engine's gateway answers programs. `certificate` is
+    the authority's own certificate, as PEM text.
     """
 
     def __init__(self, file: Path | None) -> None:
@@ -63,8 +63,8 @@ class Authority:
         self.context_for = lru_cache(self._context)
 
     def _context(self, host: str) -> ssl.SSLContext:
-        """Return the TLS server context for connections to `host`, a canonical name or an address.
-        The context refuses a client that names another host in its handshake.
+        """Return the TLS server context for connections to `host`, which is a canonical name or an
+        address. A TLS handshake fails if the client names a different host.
         """
         bare = host.removeprefix("[").removesuffix("]")
         try:
@@ -112,8 +112,9 @@ class Hello:
         self._tls = context.wrap_bio(self._incoming, ssl.MemoryBIO(), server_side=True)
 
     def feed(self, piece: bytes) -> str | None:
-        """Add received bytes. Return the server name, "" if there is no name or the bytes are not
-        TLS, or None if more bytes are needed."""
+        """Add received bytes. Return the server name, or None if more bytes are needed. The server
+        name is "" if the client sends none, or if the bytes are not TLS.
+        """
         self._incoming.write(piece)
         try:
             self._tls.do_handshake()

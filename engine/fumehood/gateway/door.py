@@ -1,4 +1,4 @@
-"""The door of one call decides which requests the call's program may send, and counts them.
+"""The door of one call: decides which requests the call's program may send, and counts them.
 
 Host side, in the event loop. Invariants: nothing is sent to a host that the call did not name or
 the operator does not allow; a request that needs approval is sent at most once, after the approval,
@@ -47,13 +47,15 @@ or None if it succeeded.
 
 
 class Spend(Protocol):
-    """Charges a program's requests and bytes to budgets. Returns False if too little is left."""
+    """Charges a program's requests and bytes to budgets. Returns False if a budget has too little
+    left.
+    """
 
     def __call__(self, *, requests: int = 0, passed_bytes: int = 0) -> bool: ...
 
 
 def free(*, requests: int = 0, passed_bytes: int = 0) -> bool:
-    """Return True, because without budgets nothing is charged."""
+    """Charge nothing and return True. This is the `Spend` of a program without budgets."""
     return True
 
 
@@ -80,7 +82,7 @@ MAX_HELD_BACK = 20
 
 @dataclass
 class NetworkUse:
-    """The network use of one call's program."""
+    """How the program of one call has used the network so far."""
 
     requests: int = 0
     denied: int = 0
@@ -101,7 +103,7 @@ class NetworkUse:
     """Name of the secret whose misuse ended the program, or None if no misuse ended it."""
 
     def report(self) -> NetworkReport:
-        """Return the counts in the form that the envelope contains."""
+        """Return the counts as the `NetworkReport` of the call's envelope."""
         return NetworkReport(
             requests=self.requests,
             denied=self.denied,
@@ -115,7 +117,9 @@ class NetworkUse:
         )
 
     def warnings(self) -> tuple[str, ...]:
-        """Return a sentence for each common reason of refusals and failures."""
+        """Return one sentence for each of the most frequent reasons for which requests were refused
+        or failed.
+        """
         return tuple(
             f"The gateway refused {count} of the program's requests: {why}"
             for why, count in self.refusals.most_common(MAX_NAMED)
@@ -126,7 +130,7 @@ class NetworkUse:
 
 
 class Door:
-    """Judges and counts the requests of one call."""
+    """Judges and counts the requests of one call's program."""
 
     def __init__(
         self,
@@ -141,9 +145,10 @@ class Door:
         held_back: list[HeldRequest] | None = None,
         lists: Lists = (),
     ) -> None:
-        """`hosts` are the patterns that the call requests. `tape` records the requests, or answers
-        them. `held_back` collects the requests of a program whose requests are held back, or is
-        None. `lists` are the package lists of indexes."""
+        """`hosts` are the host patterns that the call names. `tape`, if given, records the requests
+        or answers them. `held_back`, if given, is the list to which the requests of a trial are
+        added instead of being sent. `lists` are the package lists of indexes.
+        """
         self.placeholders = placeholders
         self.tape = tape
         self.held_back = held_back
@@ -162,8 +167,9 @@ class Door:
         self._noted = 0
 
     def take_use(self) -> NetworkUse:
-        """Return the use since the previous `take_use`, and reset all counts. For programs that
-        serve several calls."""
+        """Return the network use since the previous call of this method, and reset all counts. For
+        programs that serve several calls.
+        """
         used = self.use
         self.use = NetworkUse(scope=used.scope, ended_for=used.ended_for)
         self._tries = self._noted = 0
@@ -175,11 +181,13 @@ class Door:
         return self.tape is not None and self.tape.answers
 
     def follow(self, request: ProgramRequest, status: int, headers: Headers) -> Following | None:
-        """Return the tape's recorder for an answer, or None if the answer is not recorded."""
+        """Return the object with which the tape records an answer, or None if nothing records the
+        answer.
+        """
         return self.tape.begin(request, status, headers) if self.tape is not None else None
 
     def play(self, request: ProgramRequest, digest: str) -> TapedAnswer:
-        """Count a request, and return its answer from the tape.
+        """Count a request, and return the answer that the tape has for it.
 
         Raises:
             Refusal: the tape has no answer, or the call may make no more requests.
@@ -206,11 +214,11 @@ class Door:
             raise self.refused(413, "REQUEST_TOO_LARGE", "Its body is too long to be shown.")
 
     def judge(self, request: ProgramRequest) -> bool:
-        """Count a request. Return True if the request may be sent now, or False if it needs
-        approval.
+        """Count a request, and decide whether it may be sent. Return True if it may be sent now, or
+        False if it needs approval first.
 
         Raises:
-            Refusal: the request may not be sent.
+            Refusal: the request must not be sent.
         """
         place = request.place
         self._count_host(place.host)
@@ -247,7 +255,9 @@ class Door:
         return verdict is Verdict.ALLOW
 
     def _require_listed(self, request: ProgramRequest) -> None:
-        """Raise Refusal unless a package list of the request's host names the requested package."""
+        """Raise Refusal unless an index at the request's host has a package list that contains the
+        requested package.
+        """
         place = request.place
         lists = [of for hosts, of in self._lists if network_matches(place.host, place.port, hosts)]
         if not any(one.has(request.target) for one in lists):
@@ -257,12 +267,12 @@ class Door:
             )
 
     def is_tunnel(self, place: Place) -> bool:
-        """Whether TLS connections to a place are passed through without decryption."""
+        """Whether the operator lets TLS connections to this place pass without decryption."""
         return network_matches(place.host, place.port, self._settings.tunnels)
 
     def count(self) -> None:
-        """Count a tunnel or a request, even if the request is invalid. Raises Refusal if there were
-        more than twice the maximum number of requests.
+        """Count an attempt to send a request or to open a tunnel, even if the attempt is invalid.
+        Raises Refusal if there are more than twice as many attempts as requests are allowed.
         """
         self._tries += 1
         if self._tries > 2 * self._settings.max_requests:
@@ -273,7 +283,9 @@ class Door:
 
     @contextmanager
     def holding(self) -> Iterator[None]:
-        """Reserve memory for the body of a held request. Raises Refusal if too many are held."""
+        """Count a request as held during the block. Raises Refusal if the program already has too
+        many held requests, whose bodies take memory.
+        """
         if self._held_now >= MAX_OPEN_CALLS:
             raise self.refused(
                 429, "RATE_LIMITED", f"{MAX_OPEN_CALLS} requests of the program wait already."
@@ -287,15 +299,18 @@ class Door:
     async def ask(
         self, request: ProgramRequest, body: bytes, send: Send, clock: RunClock
     ) -> EngineError | None:
-        """Request a human's approval of a request, then send it. `clock` is the program's, and is
-        paused meanwhile. Return why the request was not sent or failed, or None if it succeeded.
+        """Request a human's approval of a request, then send the request. Return why it was not
+        sent or failed, or None if it succeeded.
+
+        `clock` is the program's clock, which is paused while the human decides.
         """
         self.use.held += 1
         return await self._ask(shown_request(request, body), send, clock)
 
     def hold_back(self, request: ProgramRequest, body: bytes) -> Refusal:
-        """Hold back a request of a trial, and return the refusal that the program gets. A refusal
-        is returned even if the request cannot be held back.
+        """Store a request of a trial, so that it can be sent after a human's approval. Return the
+        refusal that the program gets. The program gets a refusal in any case; if the request cannot
+        be held back, the refusal gives the reason.
         """
         assert self.held_back is not None
         if request.is_upgrade or request.method == TUNNEL:
@@ -311,8 +326,8 @@ class Door:
         return Refusal(403, "REQUIRES_HUMAN_APPROVAL", "held for approval")
 
     def misused(self, name: str, why: str) -> Refusal:
-        """Count a request that misuses the placeholder of the secret `name`, and return its refusal
-        with the reason `why`. End the program if the secret's settings require it.
+        """Count a request that misuses the placeholder of the secret `name`. Return the refusal of
+        the request, with the reason `why`. If the secret's settings require it, end the program.
         """
         self.use.misused += 1
         if self.placeholders.ends_program(name):
@@ -324,8 +339,11 @@ class Door:
         )  # fmt: skip
 
     async def note_refusal(self, request: ProgramRequest, refusal: Refusal) -> None:
-        """Enter a refusal into the audit log, unless it only reports a host's failure or the call
-        has too many refusals. Raises Refusal if the audit log could not be written.
+        """Record a refusal in the audit log. Refusals that only report a host's failure, and those
+        after the first `MAX_NOTED`, are not recorded.
+
+        Raises:
+            Refusal: the audit log could not be written.
         """
         if isinstance(refusal, HostFailure):
             return
@@ -334,7 +352,7 @@ class Door:
             await self.note(REFUSED, request, why=refusal.message)
 
     async def note(self, kind: str, request: ProgramRequest, **more: Any) -> None:
-        """Enter a request into the audit log.
+        """Record a request in the audit log.
 
         Raises:
             Refusal: the audit log could not be written, so the request must not be sent.
@@ -348,23 +366,29 @@ class Door:
             ) from None
 
     def refused(self, status: int, code: str, message: str) -> Refusal:
-        """Count a refusal, and return it to be raised."""
+        """Count a refusal, and return the exception for it. The caller raises the exception."""
         self.use.denied += 1
         _count(self.use.refusals, message)
         return Refusal(status, code, message)
 
     def failed(self, message: str) -> HostFailure:
-        """Count a host's failure, and return the error to be raised."""
+        """Count a failure of a host, and return the exception for it. The caller raises the
+        exception.
+        """
         _count(self.use.failures, message)
         return HostFailure(502, "NETWORK_ERROR", message)
 
     def sent(self, count: int) -> None:
-        """Count bytes that the program sends. Raises Refusal if they exceed a limit or a budget."""
+        """Count bytes that the program sends to hosts. Raises Refusal if they exceed a limit or a
+        budget.
+        """
         self._require_room(count)
         self.use.bytes_out += count
 
     def received(self, count: int) -> None:
-        """Count bytes for the program. Raises Refusal if they exceed a limit or a budget."""
+        """Count bytes that the program receives from hosts. Raises Refusal if they exceed a limit
+        or a budget.
+        """
         self._require_room(count)
         self.use.bytes_in += count
 

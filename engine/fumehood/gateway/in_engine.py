@@ -1,8 +1,8 @@
-"""The gateway in one engine: it gives programs the network access that their calls request.
+"""The gateway in one engine: gives programs the network access that their calls request.
 
-Host side. Invariants: a program gets no connection that its call did not request; when its run
-ends, all tasks of its connections have ended; a trial's requests are sent only after a human's
-approval, in their order, each at most once.
+Host side. Invariants: a program gets no connection that its call did not request; when a program's
+run ends, all tasks that serve its connections have ended; the requests of a trial are sent only
+after a human's approval, in their original order, each at most once.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 
 class GatewayPart(EnginePart):
-    """The engine's gateway part. `gateway` is set once the engine runs."""
+    """The gateway as a part of one engine. `gateway` is set while the engine runs."""
 
     gateway: Gateway
     tls: ssl.SSLContext | None = None
@@ -59,12 +59,12 @@ class GatewayPart(EnginePart):
         """Field of `NetworkReport` → its sum over all calls."""
 
     def on_call(self, call: EndedCall) -> None:
-        """Count the requests of a call that has ended."""
+        """Add the network use of a call that has ended to the metrics."""
         if call.network is not None:
             self._sums.update(call.network.model_dump(exclude={"hosts"}))
 
     def figures(self) -> Iterator[Figure]:
-        """Yield the metrics of programs' requests."""
+        """Yield the metrics of the network use of all programs."""
         for name, words in (
             ("requests", "Requests of programs, refused ones, too."),
             ("denied", "Requests of programs that the gateway refused."),
@@ -78,7 +78,7 @@ class GatewayPart(EnginePart):
 
     @asynccontextmanager
     async def running(self, made: Composition) -> AsyncIterator[None]:
-        """Create the gateway."""
+        """Create the gateway when the engine starts."""
         settings = self.kernel.config.of("gateway", GatewaySettings)
         assert settings is not None
         services = made.services
@@ -90,7 +90,9 @@ class GatewayPart(EnginePart):
 
     @asynccontextmanager
     async def around(self, run: ToolRun, before: Sequence[Given]) -> AsyncIterator[Given | None]:
-        """Open the door of a call that requests hosts, and give the network to its program."""
+        """If the call names hosts, open a door for the call and give its program access to the
+        network. Otherwise yield None.
+        """
         if not run.network:
             yield None
             return
@@ -109,7 +111,12 @@ class GatewayPart(EnginePart):
     def _opened(
         self, run: ToolRun, tape: Tape | None, held: list[HeldRequest] | None
     ) -> AbstractAsyncContextManager[tuple[Door, Stream[Connections]]]:
-        """Open the door of a run. Raises PermissionDenied if this engine allows no network."""
+        """Open the door of a call.
+
+        Raises:
+            PermissionDenied: the operator has allowed no host and no index, and no tape answers the
+                requests.
+        """
         calls, options = run.calls, run.request.options
         assert calls is not None
         if not self.gateway.is_open and not (tape is not None and tape.answers):
@@ -130,8 +137,14 @@ class GatewayPart(EnginePart):
 
     @asynccontextmanager
     async def around_lasting(self, program: LastingProgram) -> AsyncIterator[Given | None]:
-        """Open the door of a program that serves many calls, and give it the network. A program
-        that misuses a secret is ended if the secret is configured that way.
+        """If a program that serves many calls may use the network, open a door for the program and
+        give it access. Otherwise yield None.
+
+        If the program misuses a secret whose settings require it, the program is ended.
+
+        Raises:
+            PermissionDenied: the operator has allowed no host and no index.
+            SandboxViolation: the program was ended because it misused a secret.
         """
         if not program.hosts:
             yield None
@@ -161,8 +174,8 @@ class GatewayPart(EnginePart):
             )
 
     async def send(self, run: ToolRun, requests: Sequence[HeldRequest]) -> EngineError | None:
-        """Send the requests of a trial in order until one fails. Return the error of the failed
-        request, or None if all succeeded.
+        """Send the requests of a trial in their original order, and stop at the first that fails.
+        Return the error of that request, or None if all succeeded.
         """
         async with self._opened(run, None, None) as (door, _):
             assert door.deliver is not None
@@ -180,7 +193,9 @@ class GatewayPart(EnginePart):
 
 
 class _WaitingRequest(HeldAction):
-    """A program's network request that a human decides on. The gateway sends it; no tool runs."""
+    """A program's network request that waits for a human's approval. The gateway itself sends it,
+    so no tool runs.
+    """
 
     needs = "program"
     gone = "The program that wanted to send this request has ended, so nothing was sent."
@@ -193,7 +208,7 @@ class _WaitingRequest(HeldAction):
         self._send = send
 
     async def carry_out(self, run: ToolRun) -> Outcome:
-        """Send the request."""
+        """Send the request, and return its success or error as the outcome of the call."""
         error = await self._send()
         data = {"sent": True} if error is None else None
         return Outcome(EndedBy.OK, "none", data=data, error=error)
@@ -201,16 +216,18 @@ class _WaitingRequest(HeldAction):
 
 @dataclass(slots=True)
 class _LastingUse:
-    """The network use of a program that serves many calls, through all its starts."""
+    """The network use of a program that serves many calls. The counts continue if the program is
+    restarted.
+    """
 
     door: Door | None = None
     """The program's door while it runs."""
     use: NetworkUse = field(default_factory=NetworkUse)
-    """The use since the end of the last call, by earlier starts."""
+    """The network use since the last call ended, by starts of the program that are over."""
 
     def share(self) -> Share:
-        """Return the use since the last call ended, and reset the count. Limits on the use also
-        start again.
+        """Return the network use since the last call ended, as the share of the next call. Reset
+        all counts, so that the limits on network use start again.
         """
         if self.door is not None:
             used = self.door.take_use()
@@ -228,7 +245,7 @@ async def _refuse(arguments: JsonObject, send: Send, clock: RunClock) -> EngineE
 
 @dataclass(frozen=True, slots=True)
 class _Requests:
-    """The held requests of a trial, which are sent after a human's approval."""
+    """The requests that a trial held back. They are sent after a human's approval."""
 
     part: GatewayPart
     requests: Sequence[HeldRequest]
@@ -261,7 +278,9 @@ def _share(ran: Ran, use: NetworkUse, requests: _Requests) -> Share:
 
 
 def part_of(parts: Iterable[EnginePart]) -> GatewayPart:
-    """Return the gateway part among an engine's parts. Raises PartError if it is missing."""
+    """Return the gateway part from the parts of an engine. Raises PartError if the engine does not
+    have it.
+    """
     for part in parts:
         if isinstance(part, GatewayPart):
             return part
@@ -269,5 +288,7 @@ def part_of(parts: Iterable[EnginePart]) -> GatewayPart:
 
 
 def gateway_of(parts: Iterable[EnginePart]) -> Gateway:
-    """Return the gateway of a running engine. Raises PartError if it has no gateway part."""
+    """Return the gateway of a running engine, given the engine's parts. Raises PartError if the
+    engine has no gateway part.
+    """
     return part_of(parts).gateway

@@ -1,4 +1,5 @@
-"""Secrets of programs: the program has a placeholder, and the gateway sends the value instead.
+"""Secrets of programs: the program has only a placeholder, and the gateway sends the secret's value
+in its place.
 
 Host side. Each call has its own placeholders, which cannot be guessed. Invariants: a secret's value
 is sent only in the headers that the operator names for it, only to the hosts that the operator has
@@ -35,7 +36,7 @@ and `x-ms-range`, even if they are spelled with underscores.
 
 
 class Placeholders:
-    """The secrets that one call's program may use, by placeholder."""
+    """The placeholders of one call's program, and the secrets that they stand for."""
 
     def __init__(
         self,
@@ -44,10 +45,10 @@ class Placeholders:
         read: Callable[[str], Awaitable[str]],
         known: Mapping[str, SecretSettings] = MappingProxyType({}),
     ) -> None:
-        """`bound` are the program's secrets by name. `plain_hosts` are the hosts that may receive
-        secrets without TLS. `read` returns the value of a secret, or raises ExecutionError if the
-        secret has none. `known` are all secrets of the engine: a host's answers are searched for
-        all secrets that the host may have received.
+        """`bound` are the secrets that the program may use, by name. `plain_hosts` are the hosts
+        that may receive secrets without TLS. `read` returns the value of a secret, or raises
+        ExecutionError if the secret has no value. `known` are all secrets of the engine. A host's
+        answers are searched for every known secret that the host may have received.
         """
         self._plain_hosts = tuple(plain_hosts)
         self._read = read
@@ -59,7 +60,7 @@ class Placeholders:
 
     @property
     def environment(self) -> dict[str, str]:
-        """Name of the program's environment variable → placeholder."""
+        """Name of each environment variable that the program gets → the placeholder in it."""
         return {
             settings.inside: placeholder.decode()
             for placeholder, (_, settings) in self._bound.items()
@@ -67,14 +68,14 @@ class Placeholders:
         }
 
     def ends_program(self, name: str) -> bool:
-        """Whether the misuse of a secret ends the program."""
+        """Whether a program that misuses the secret `name` must be ended."""
         return any(
             settings.misuse == "end" for one, settings in self._bound.values() if one == name
         )
 
     def misused(self, request: ProgramRequest) -> tuple[str, str] | None:
-        """Return the name of a secret whose placeholder the request misuses, and the reason as a
-        clause. Return None if the request misuses no placeholder.
+        """Return the name of the first secret whose placeholder the request misuses, and a clause
+        that says why. Return None if no placeholder is misused.
         """
         names = b"\n".join(name for name, _ in request.headers)
         in_text = self.within(request.url.encode() + b"\n" + names)
@@ -89,7 +90,9 @@ class Placeholders:
         return None
 
     def require_searchable(self, request: ProgramRequest) -> None:
-        """Raise Refusal if the answer could not be searched for secrets bound to the host."""
+        """Raise Refusal if a secret is bound to the request's host, and the answer to the request
+        could not be searched for the secret.
+        """
         if not self._of_host(request):
             return
         host = request.place.authority
@@ -106,8 +109,8 @@ class Placeholders:
                 )  # fmt: skip
 
     def within(self, data: bytes) -> str | None:
-        """Return the name of a secret whose placeholder is in the bytes and whose misuse is not
-        ignored, or None if there is no such secret.
+        """Return the name of a secret whose placeholder occurs in the bytes, or None if there is no
+        such secret. Secrets whose misuse is ignored (`misuse = "pass"`) are left out.
         """
         for placeholder, (name, settings) in self._bound.items():
             if settings.misuse != "pass" and placeholder in data:
@@ -115,8 +118,8 @@ class Placeholders:
         return None
 
     async def put_in(self, request: ProgramRequest) -> tuple[Headers, SecretValues]:
-        """Return the headers, in which secret values replace the placeholders, and the values that
-        the answer must be searched for.
+        """Return a request's headers with the placeholders replaced by the secrets' values. Also
+        return the values that the answer must be searched for.
 
         Raises:
             Refusal: a secret that is bound to the host has no usable value.
@@ -136,7 +139,9 @@ class Placeholders:
         return (*rows, (b"accept-encoding", b"identity")), SecretValues(values.values())
 
     def _of_host(self, request: ProgramRequest) -> list[str]:
-        """Return the names of all secrets that the host may have received, on any port."""
+        """Return the names of all secrets that the request's host may have received, on any
+        port.
+        """
         known = {**self._known, **dict(self._bound.values())}
         return [name for name, one in known.items() if one.is_of_host(request.place.host)]
 
@@ -151,8 +156,9 @@ class Placeholders:
         return [placeholder for placeholder in self._bound if placeholder in plain]
 
     def _fault(self, request: ProgramRequest, header: bytes, placeholder: bytes) -> str | None:
-        """Return why a secret may not be sent in a header of a request, as a clause, or None if it
-        may."""
+        """Return a clause that says why a placeholder in a header must not be replaced by its
+        secret, or None if it may be replaced.
+        """
         name, settings = self._bound[placeholder]
         place = request.place
         origin = Origin(place.scheme, place.host.strip("[]"), place.port)
@@ -171,7 +177,9 @@ class Placeholders:
 
 @dataclass(frozen=True, slots=True)
 class HeldRequest:
-    """A request of a trial. It is sent after a human's approval, with its program's secrets."""
+    """A request that a trial held back. After a human's approval, it is sent with the secrets of
+    the trial's program.
+    """
 
     request: ProgramRequest
     body: bytes
@@ -179,15 +187,15 @@ class HeldRequest:
 
 
 class BodyWatch:
-    """Searches a body that arrives in pieces for placeholders."""
+    """Searches the body of a request for placeholders, piece by piece."""
 
     def __init__(self, placeholders: Placeholders) -> None:
         self._placeholders = placeholders
         self._tail = b""
 
     def add(self, piece: bytes) -> str | None:
-        """Search the next piece, and return the name of a secret whose placeholder ends in it, or
-        None if no placeholder does.
+        """Search the next piece. Return the name of a secret whose placeholder ends in this piece,
+        or None if no placeholder does.
         """
         text = self._tail + piece
         self._tail = text[-PLACEHOLDER_CHARACTERS + 1 :]
@@ -197,7 +205,9 @@ class BodyWatch:
 def secrets_for(
     settings: Mapping[str, SecretSettings], tool: str, hosts: Iterable[str]
 ) -> dict[str, SecretSettings]:
-    """Return the secrets that a tool's program gets if its call requests these hosts."""
+    """Return, by name, the secrets for which a tool's program gets placeholders if its call
+    requests these hosts.
+    """
     patterns = tuple(hosts)
     return {
         name: one
@@ -214,7 +224,9 @@ def _is_asked_for(host: str, patterns: tuple[str, ...]) -> bool:
 
 
 def _plain(value: bytes) -> bytes:
-    """Return a header's value. The base64 of Basic credentials, which git sends, is decoded."""
+    """Return a header's value as plain text. Basic credentials, such as those that git sends, are
+    decoded from base64.
+    """
     if value[: len(_BASIC)].lower() == _BASIC:
         try:
             return base64.b64decode(value[len(_BASIC) :].strip(), validate=True)

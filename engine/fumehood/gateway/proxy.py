@@ -1,10 +1,10 @@
 """The HTTP proxy for programs: HTTP, HTTPS and WebSocket.
 
 Host side, in the event loop. Everything that a program sends is hostile. The program's TLS ends
-here, so each request is judged separately. The engine sends it over its own connection, to a
-checked address and with the usual certificate check. Invariants: a request is judged before any
-part of it is sent; it is sent at most once; a refusal is an answer with its reason, never a
-connection that just closes.
+here, so each request can be judged separately. The engine sends the request over its own
+connection, to a checked address and with the usual certificate check. Invariants: a request is
+judged before any part of it is sent; it is sent at most once; the program gets a refusal as an
+answer with the reason, never as a connection that just closes.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ BROKEN = (
 
 
 class _Peer:
-    """One HTTP connection of a program."""
+    """A program's HTTP connection to the proxy."""
 
     def __init__(self, stream: anyio.abc.ByteStream, clock: RunClock) -> None:
         self.stream = stream
@@ -83,7 +83,7 @@ class _Peer:
         """The hash of the current request's body as far as it was read. Only kept for a tape."""
 
     async def event(self) -> Any:
-        """Return the next HTTP event from the program.
+        """Wait for the next HTTP event from the program, and return it.
 
         Raises:
             h11.RemoteProtocolError: the program does not send valid HTTP.
@@ -99,13 +99,14 @@ class _Peer:
         return event
 
     async def send(self, *events: Any) -> None:
-        """Send events to the program in one write."""
+        """Send HTTP events to the program, all in one write."""
         data = b"".join(self.http.send(event) or b"" for event in events)
         if data:
             await self.stream.send(data)
 
     async def body(self, door: Door) -> AsyncIterator[bytes]:
-        """Yield the body of the current request in pieces, and count its bytes as sent.
+        """Yield the body of the current request in pieces. Each piece is counted as sent before it
+        is yielded.
 
         Raises:
             Refusal: the body contains a placeholder, has too many small chunks, or exceeds a limit.
@@ -133,7 +134,9 @@ class _Peer:
                 return
 
     async def refuse(self, refusal: Refusal, door: Door) -> None:
-        """Send a refusal to the program as the answer to its current request."""
+        """Send a refusal to the program as the answer to its current request, and record it on the
+        tape if there is one.
+        """
         error = {"code": refusal.code, "message": refusal.message}
         body = strict_json.dumps({"error": error})
         headers = [
@@ -158,7 +161,9 @@ def _require_large(count: int, total: int, door: Door) -> None:
 
 
 def _unsearchable(status: int, headers: list[tuple[bytes, bytes]]) -> str | None:
-    """Return why an answer cannot be searched for secrets, as a clause, or None if it can."""
+    """Return a clause that says why an answer cannot be searched for secrets, or None if it can be
+    searched.
+    """
     if status == HTTPStatus.PARTIAL_CONTENT or any(name == b"content-range" for name, _ in headers):
         return "it sent a part of its answer"
     if any(name == b"content-encoding" and value.lower() != b"identity" for name, value in headers):
@@ -171,7 +176,7 @@ async def _once(body: bytes) -> AsyncIterator[bytes]:
 
 
 class Proxy:
-    """Serves the connections of one call's program as an HTTP proxy."""
+    """The HTTP proxy for one call's program. Serves all connections of the program."""
 
     def __init__(
         self,
@@ -186,7 +191,7 @@ class Proxy:
         self._backend = backend
 
     async def serve(self, stream: anyio.abc.ByteStream, clock: RunClock) -> None:
-        """Serve one connection until it ends. `clock` is the program's."""
+        """Serve one connection of the program until it ends. `clock` is the program's clock."""
         try:
             with suppress(*BROKEN, h11.LocalProtocolError, Refusal):
                 await self._serve(_Peer(stream, clock), None)
@@ -195,8 +200,9 @@ class Proxy:
                 await stream.aclose()
 
     async def _serve(self, peer: _Peer, inside: Place | None) -> None:
-        """Serve the requests of a connection until it ends. `inside` is the place that a tunnel
-        leads to, or None outside a tunnel."""
+        """Serve the requests that arrive on a connection until it ends. `inside` is the place that
+        a tunnel leads to, or None if the connection is not inside a tunnel.
+        """
         while True:
             peer.has_answered, peer.request, peer.digest = False, None, hashlib.sha256()
             try:
@@ -234,7 +240,7 @@ class Proxy:
         """Accept a CONNECT request, and serve the requests that arrive through its tunnel.
 
         Raises:
-            Refusal: the target is invalid, or the connection may not be passed through.
+            Refusal: the target is invalid, or the connection must not be passed through.
         """
         authority = event.target.decode("ascii", "replace")
         if ":" not in authority.rpartition("]")[2]:
@@ -269,8 +275,12 @@ class Proxy:
     async def _pass_unopened(
         self, peer: _Peer, request: ProgramRequest, established: h11.Response
     ) -> None:
-        """Judge a connection by its host, and relay its TLS without decryption if the server name
-        in the handshake is this host. Raises Refusal."""
+        """Judge a TLS connection by its host, and pass the connection through without decryption.
+
+        Raises:
+            Refusal: the connection is not allowed or would need approval, the server name in the
+                TLS handshake is not the host, or the host cannot be reached.
+        """
         door, place = self._door, request.place
         try:
             if not door.judge(request) or door.held_back is not None:
@@ -309,7 +319,12 @@ class Proxy:
             raise
 
     async def _exchange(self, peer: _Peer, request: ProgramRequest) -> None:
-        """Judge a request, send it, and pass the answer on. Raises Refusal."""
+        """Judge a request, send it once it is allowed, and pass the answer to the program. If a
+        tape answers the requests, take the answer from the tape instead.
+
+        Raises:
+            Refusal: the request was refused or held back, or the host failed.
+        """
         door = self._door
         if door.is_answered:
             await self._play(peer, request)
@@ -330,7 +345,9 @@ class Proxy:
             await self._hold(peer, request, await self._whole(peer, request))
 
     async def _play(self, peer: _Peer, request: ProgramRequest) -> None:
-        """Answer a request from the tape. Raises Refusal."""
+        """Read a request to its end, and send the answer on the tape to the program. Raises Refusal
+        if the tape has no answer.
+        """
         if request.length == 0:
             await peer.event()  # the end of the request
         else:
@@ -347,7 +364,12 @@ class Proxy:
             following.finish(answer.digest)
 
     async def _hold(self, peer: _Peer, request: ProgramRequest, body: bytes) -> None:
-        """Request a human's approval, send the request and pass the answer on. Raises Refusal."""
+        """Request a human's approval of a request, then send the request and pass the answer to the
+        program.
+
+        Raises:
+            Refusal: the request was not approved, or the approval could not be requested.
+        """
         door = self._door
 
         async def send() -> EngineError | None:
@@ -366,7 +388,9 @@ class Proxy:
             raise door.refused(403, error.code, error.message)
 
     async def _whole(self, peer: _Peer, request: ProgramRequest) -> bytes:
-        """Read the whole body of a request that is held. Raises Refusal if it is too long."""
+        """Read and return the whole body of a request, so that an approver can see it. Raises
+        Refusal if the body is too long.
+        """
         door, body = self._door, b""
         door.require_short(request.length or 0)
         async for piece in peer.body(door):
@@ -385,7 +409,11 @@ class Proxy:
             await self._answer(peer, request, answer, values)
 
     async def deliver(self, held: HeldRequest) -> int:
-        """Send a held request of a trial, and return the status of its answer. Raises Refusal."""
+        """Send a request that a trial held back, and return the HTTP status of the answer.
+
+        Raises:
+            Refusal: the request is no longer allowed, or the host failed.
+        """
         request, door = held.request, self._door
         door.placeholders = held.placeholders  # those of the trial's program
         door.count()
@@ -402,7 +430,8 @@ class Proxy:
     async def _answered(
         self, request: ProgramRequest, content: AsyncIterator[bytes] | None, length: int | None
     ) -> AsyncIterator[tuple[httpcore2.Response, SecretValues]]:
-        """Send a request. Yield the answer, and the secrets that it must be searched for.
+        """Send a request to its host. Yield the answer, and the secrets that the answer must be
+        searched for.
 
         Raises:
             Refusal: a secret has no usable value, the address is not allowed, or the host failed.
@@ -457,7 +486,8 @@ class Proxy:
         answer: httpcore2.Response,
         values: SecretValues,
     ) -> None:
-        """Pass an answer on, without the values of secrets that its host may have received.
+        """Pass an answer to the program. `values` are the secrets that the host may have received;
+        they are removed from the answer.
 
         Raises:
             Refusal: the answer cannot be searched for these secrets.
@@ -505,8 +535,9 @@ class Proxy:
     async def _relay(
         self, peer: _Peer, upstream: httpcore2.AsyncNetworkStream, data: bytes
     ) -> None:
-        """Pass bytes in both directions until either side closes the connection. `data` are the
-        first bytes from the program."""
+        """Pass bytes between the program and the host in both directions, until either closes the
+        connection. `data` are the first bytes from the program.
+        """
         upstream.get_extra_info(CHECKED_CONNECTION).relay()
 
         import httpcore2

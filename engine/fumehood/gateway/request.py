@@ -1,7 +1,8 @@
 """One request of a program, parsed so strictly that no server can read it differently.
 
-Values only. Invariants: the host and the port are those that the gateway connects to; the `Host`
-header names the same host and port; headers that concern one connection are never passed on.
+Values only. Invariants: the host and the port of a request are those that the gateway connects to;
+the `Host` header names the same host and port; headers that concern one connection only are never
+passed on.
 """
 
 from __future__ import annotations
@@ -44,7 +45,9 @@ _USUAL_PORTS = {"https": 443, "http": 80}
 
 
 class Refusal(Exception):
-    """Makes the gateway answer a request itself. The program gets `code` and the message."""
+    """The gateway answers a request itself instead of sending it. The program gets `status`, `code`
+    and the message.
+    """
 
     def __init__(self, status: int, code: str, message: str) -> None:
         super().__init__(message)
@@ -54,12 +57,12 @@ class Refusal(Exception):
 
 
 class HostFailure(Refusal):
-    """Makes the gateway report a host's failure. The gateway itself refused nothing."""
+    """The gateway reports that a host failed. The gateway itself has refused nothing."""
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A scheme, a host in its canonical form, and a port."""
+    """Where a request is sent: a scheme, a host in its canonical form, and a port."""
 
     scheme: str
     host: str
@@ -67,7 +70,9 @@ class Place:
 
     @classmethod
     def of(cls, scheme: str, authority: str) -> Place:
-        """Parse `HOST` or `HOST:PORT`. Raises Refusal if it is ambiguous or has no valid port."""
+        """Parse a text of the form `HOST` or `HOST:PORT`. Raises Refusal if clients could read the
+        text in different ways, or if the port is invalid.
+        """
         if not authority or set("/?#@") & set(authority):
             raise malformed("it names no host that all clients read alike")
         host = host_of(f"{scheme}://{authority}/")
@@ -78,7 +83,9 @@ class Place:
 
     @property
     def authority(self) -> str:
-        """The value of the `Host` header: the host, with the port unless it is the default."""
+        """The value of the `Host` header: the host, followed by the port unless it is the scheme's
+        default.
+        """
         usual = _USUAL_PORTS.get(self.scheme)
         return self.host if self.port == usual else f"{self.host}:{self.port}"
 
@@ -104,12 +111,14 @@ class ProgramRequest:
 
     @property
     def head_bytes(self) -> int:
-        """Number of characters of the URL and bytes of the headers, which also carry data out."""
+        """The size of the URL and the headers, which could also carry data out of the sandbox."""
         return len(self.url) + sum(len(name) + len(value) for name, value in self.headers)
 
     @property
     def is_read(self) -> bool:
-        """Whether the request only reads, provided that the server follows HTTP semantics."""
+        """Whether the request changes nothing on its server, provided that the server follows HTTP
+        semantics.
+        """
         names = {_as_servers_read(name) for name, _ in self.headers}
         return (
             self.method in READS and self.length == 0 and not self.is_upgrade
@@ -117,7 +126,7 @@ class ProgramRequest:
         )  # fmt: skip
 
     def facts(self) -> JsonObject:
-        """Return the fields that the policy's rules test."""
+        """Return the facts about the request that the rules of the policy can test."""
         path, _, query = self.target.partition("?")
         return {
             "method": WEBSOCKET if self.is_upgrade else self.method,
@@ -132,10 +141,11 @@ class ProgramRequest:
 def read_request(
     method: bytes, target: bytes, headers: Iterable[tuple[bytes, bytes]], inside: Place | None
 ) -> ProgramRequest:
-    """Parse a request. `inside` is the place that the tunnel leads to, or None outside a tunnel.
+    """Parse the head of a request. `inside` is the place that the tunnel leads to, or None if the
+    request does not arrive through a tunnel.
 
     Raises:
-        Refusal: the request is ambiguous, or the gateway does not pass such requests on.
+        Refusal: the request is ambiguous, or the gateway does not pass requests of this form on.
     """
     rows = tuple((name.lower(), value) for name, value in headers)
     name, where = method.decode("ascii"), target.decode("ascii", "replace")
@@ -175,7 +185,7 @@ def read_request(
 
 
 def passed_on(headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
-    """Return the headers of an answer without those that concern one connection only."""
+    """Return an answer's headers without those that concern one connection only."""
     rows = [(name.lower(), value) for name, value in headers]
     named = {
         one.strip().lower() for name, value in rows if name == b"connection"
@@ -196,15 +206,17 @@ def _absolute(target: str) -> tuple[Place, str]:
 
 
 def _as_servers_read(name: bytes) -> bytes:
-    """Return a header's name with `-` for each character that some servers treat as equal to `-`,
-    because they turn the names of headers into names of variables. *Source*: RFC 3875, section
-    4.1.18.
+    """Return a header's name with every character except letters and digits replaced by `-`. Some
+    servers convert header names to names of variables, and then cannot tell these characters apart.
+    *Source*: RFC 3875, section 4.1.18.
     """
     return re.sub(rb"[^a-z0-9]", b"-", name)
 
 
 def _climbs(target: str) -> bool:
-    """Whether a path has `.` or `..` segments, in any form that some server decodes to them."""
+    """Whether a path contains a segment `.` or `..`, even in an escaped form that only some servers
+    decode.
+    """
     path = target.partition("?")[0].lower()
     for escaped, plain in (("%2e", "."), ("%2f", "/"), ("%5c", "/"), ("\\", "/")):
         path = path.replace(escaped, plain)

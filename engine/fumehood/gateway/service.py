@@ -1,7 +1,7 @@
-"""The gateway of an engine: it opens a door for each program that may have network.
+"""The gateway of an engine: opens a door for each program that may use the network.
 
-Host side. Invariants: nothing is done here for a program without network; when a program's call
-ends, all tasks of its connections have ended.
+Host side. Invariants: a program without network access costs nothing here; when a program's call
+ends, all tasks that serve its connections have ended.
 """
 
 from __future__ import annotations
@@ -72,14 +72,14 @@ host accepts, and what else is under way."""
 
 
 def network_kind(trust: str) -> StreamKind:
-    """Return the kind of the streams by which programs reach the gateway. `trust` is the
-    certificates that the programs' clients accept, in PEM.
+    """Return the kind of the streams that connect programs to the gateway. `trust` contains the
+    certificates that programs must accept, as PEM text.
     """
     return StreamKind("network", trust, max_unread_bytes=MAX_UNREAD)
 
 
 class Gateway:
-    """Opens the doors of calls, and makes the engine's connections to their hosts."""
+    """Opens the doors of calls, and creates the connections from the engine to hosts."""
 
     def __init__(
         self,
@@ -91,8 +91,10 @@ class Gateway:
         log: Logger,
         tls: ssl.SSLContext | None = None,
     ) -> None:
-        """`record` enters events into the audit log. `tls` replaces the engine's default TLS
-        settings for connections to hosts."""
+        """`state` is the directory of the certificate authority, or None to keep the authority in
+        memory. `record` adds an event to the audit log. `tls`, if given, replaces the engine's
+        default TLS settings for connections to hosts.
+        """
         self._settings = settings
         self._decide = decide
         self._state = state
@@ -105,7 +107,7 @@ class Gateway:
 
     @property
     def is_open(self) -> bool:
-        """Whether the operator has allowed any host or package index."""
+        """Whether the operator has allowed at least one host or package index."""
         return bool(self._settings.hosts or self._settings.indexes)
 
     @asynccontextmanager
@@ -125,9 +127,12 @@ class Gateway:
         agent_id: str | None,
         session_id: str | None,
     ) -> AsyncIterator[tuple[Door, Stream[Connections]]]:
-        """Open the door of one call. `hosts` are the hosts that the call requests. `cancel` cancels
-        the approval request of a task, and returns whether there was one. If `tape` answers the
-        requests, nothing is sent to hosts, and package indexes need not be configured.
+        """Open the door of one call, and yield it with the stream that connects the call's program
+        to the gateway.
+
+        `hosts` are the hosts and package indexes that the call names. `cancel` cancels the approval
+        request that a task is waiting for, and returns False if there is none. If `tape` answers
+        the requests, nothing is sent to hosts, and package indexes need not be configured.
 
         Raises:
             PermissionDenied: `hosts` names a package index that the operator has not configured.
@@ -192,8 +197,10 @@ class Gateway:
                 await pool.aclose()
 
     def _asked(self, wishes: Iterable[str]) -> tuple[tuple[str, ...], GatewaySettings, Lists]:
-        """Return the host patterns that a call requests, the settings with the hosts of indexes
-        without a package list added to `hosts`, and the package lists of the other indexes.
+        """Convert what a call requests to host patterns. Return three values: the patterns of all
+        requested hosts, including the hosts of requested indexes; the settings, which also allow
+        the hosts of the requested indexes that have no package list; the package lists of the other
+        requested indexes.
 
         Raises:
             PermissionDenied: the operator has not configured a requested index.
@@ -234,8 +241,9 @@ class Gateway:
         return self._authority
 
     def _connections(self) -> tuple[httpcore2.AsyncConnectionPool, CheckedBackend]:
-        """Return a connection pool and its backend for one call. Calls never share connections, so
-        no call can get an answer that was meant for another.
+        """Return a new connection pool for one call, and the backend that opens the pool's
+        connections. Calls never share connections, so no call can get an answer that was meant for
+        another.
         """
         import httpcore2
 

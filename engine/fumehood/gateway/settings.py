@@ -1,6 +1,7 @@
 """The operator's gateway settings, with the index packages that programs may download.
 
-Values only. Invariant: a path that names no single package matches no listed package.
+Values only. Invariant: if a path does not name exactly one package, it matches no package in a
+list.
 """
 
 from __future__ import annotations
@@ -32,7 +33,9 @@ _SOURCE = re.compile(r"([^/]+)-[^-/]+\.(tar\.gz|tar\.bz2|zip)(\.metadata)?")
 
 
 class ListedPackages(BaseModel):
-    """The packages that an index may serve, as names of either Python or npm packages."""
+    """The packages that an index may serve. The list contains names of either Python or npm
+    packages.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -46,7 +49,7 @@ class ListedPackages(BaseModel):
         return self
 
     def has(self, target: str) -> bool:
-        """Whether a request's target belongs to a listed package."""
+        """Whether a request with this target concerns a package in the list."""
         path = target.partition("?")[0].removeprefix("/")
         parts = [unquote(part) for part in path.split("/")]
         if self.npm:
@@ -62,18 +65,24 @@ def _of_python(parts: list[str]) -> str:
 
 
 def _of_npm(parts: list[str]) -> str:
-    """Return a package's name, with its scope if any. *Source*: npm, "package metadata"."""
+    """Return the name of the npm package to which a path belongs, including its scope if it has
+    one. `parts` are the segments of the path. *Source*: npm, "package metadata".
+    """
     first, *rest = parts
     return "/".join([first, *rest[:1]]) if first.startswith("@") and "/" not in first else first
 
 
 def _plain(name: str) -> str:
-    """Return a name in the form in which indexes compare names. *Source*: PEP 503."""
+    """Return a package's name in the normal form that package indexes compare. *Source*: PEP
+    503.
+    """
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
 class GatewaySettings(BaseModel):
-    """Settings of programs' network access. Without hosts and indexes, programs have no network."""
+    """Settings of programs' network access. If no hosts and no indexes are set, programs have no
+    network access.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 

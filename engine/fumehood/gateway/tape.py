@@ -1,8 +1,8 @@
 """Tapes record one program's requests and answers, or answer the requests instead of the hosts.
 
 Host side, in the event loop. Another part offers a tape for a run (`Given.offer`). Invariants: a
-tape sees only what the program sees, so it never sees the value of a secret; if a tape answers the
-requests, nothing is sent to hosts.
+tape receives only what the program sees, so it never receives the value of a secret; if a tape
+answers the requests, nothing is sent to hosts.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Headers = Sequence[tuple[bytes, bytes]]
 
 @dataclass(frozen=True, slots=True)
 class TapedAnswer:
-    """An answer that a tape gives instead of the host."""
+    """An answer that the program gets from a tape instead of from the host."""
 
     status: int
     headers: Headers
@@ -29,14 +29,15 @@ class TapedAnswer:
 
 
 class Following(Protocol):
-    """Receives one answer as the program receives it."""
+    """Records one answer while the program receives it."""
 
     def add(self, piece: bytes) -> None:
-        """Add the next bytes of the answer's body."""
+        """Record the next bytes of the answer's body."""
 
     def finish(self, digest: str | None) -> None:
-        """Mark the answer as complete. `digest` is the SHA-256 of the request's body, or None if
-        that body was not read."""
+        """Record that the answer is complete. `digest` is the SHA-256 of the request's body, or
+        None if that body was not read.
+        """
 
 
 class Tape(ABC):
@@ -47,9 +48,11 @@ class Tape(ABC):
 
     @abstractmethod
     def begin(self, request: ProgramRequest, status: int, headers: Headers) -> Following | None:
-        """Return the object that receives this answer, or None if the tape does not record it.
+        """Return the object that records the answer to a request, or None if the tape does not
+        record it.
 
-        The recorded answer counts as incomplete unless `finish` is called."""
+        The recorded answer counts as incomplete unless `finish` of this object is called.
+        """
 
     @abstractmethod
     def skip(self) -> None:
@@ -57,7 +60,7 @@ class Tape(ABC):
 
     @abstractmethod
     def take(self, request: ProgramRequest, digest: str) -> TapedAnswer:
-        """Return the taped answer to a request whose body has the SHA-256 `digest`.
+        """Return the tape's answer to a request whose body has the SHA-256 `digest`.
 
         Raises:
             Refusal: the tape has no answer to the request.

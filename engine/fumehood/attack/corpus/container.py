@@ -1,8 +1,8 @@
-"""Programs in a container that attack the host, the kernel, the guest, or the calls after them.
+"""Programs in a container that attack the host, the kernel, the guest, or later calls.
 
-Floods stop by themselves if the wall fails. System calls are made by number, not through a library
-function. Under some runtimes, a system call's number does not exist. The wall holds as long as the
-system call grants the program nothing.
+Floods stop by themselves if the wall fails. Programs make system calls by number, not through a
+library function. Some runtimes do not implement every system call: the wall holds as long as the
+call grants the program nothing.
 """
 
 from __future__ import annotations
@@ -369,7 +369,8 @@ GETPID = (39, 172)
 
 
 def call(numbers: tuple[int, int], *arguments: str) -> str:
-    """Return a program that makes one system call and raises the kernel's error.
+    """Return the text of a program that makes one system call and raises the kernel's error as an
+    exception.
 
     `numbers` are the call's numbers on x86-64 and on AArch64.
     """

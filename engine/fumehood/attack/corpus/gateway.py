@@ -1,7 +1,7 @@
-"""Programs with network that try to get more: other hosts, writes, and a secret's value.
+"""Programs with network access that try to get more: other hosts, writes, and a secret's value.
 
-`OPEN` is a service that the programs may read from. A connection to any other host counts as a
-loss.
+`OPEN` is the environment variable with the URL of a service that the programs may read from. A
+connection to any other host counts as a loss.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def _refused(
     twin_gives: object = 200,
     quick: bool = False,
 ) -> Attack:
-    """Return an attack that the gateway must refuse with an HTTP status."""
+    """Return an attack whose request the gateway must refuse with the HTTP status `status`."""
     return Attack(
         name, NETWORK, harm, tries, PYTHON, code=FETCH + code, expected=ends("ok", gives=status),
         twin=twin, twin_gives=twin_gives, is_quick=quick,

@@ -1,7 +1,7 @@
-"""Expressions and restricted programs in the interpreter wall.
+"""Expressions and restricted programs that attack the interpreter wall.
 
-The language's tables refuse escapes before a program runs. In addition, the program's process is
-sealed, which the attacks' checks confirm from outside.
+The language's tables refuse such programs before they run. In addition, the process that runs a
+program is sealed, which the attacks' checks confirm from outside.
 """
 
 from __future__ import annotations

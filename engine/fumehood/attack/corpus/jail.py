@@ -1,7 +1,8 @@
-"""Functions in the jail: attacks by an untrusted sandboxed function.
+"""Attacks on the jail by an untrusted sandboxed function.
 
 The function may read the interpreter and its libraries, and cannot reach any other process, socket
-or file. A system call that the filter does not allow ends the process as `policy`.
+or file. If the function makes a system call that the filter does not allow, the kernel kills the
+process, and the run ends as `policy`.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ HARMLESS = "import os; out = os.getpid() > 0"
 def killed(
     name: str, topic: Topic, harm: Harm, tries: str, code: str, twin: str, *, quick: bool = False
 ) -> Attack:
-    """Return an attack that the filter must kill."""
+    """Return an attack whose process the jail's system call filter must kill."""
     return Attack(name, topic, harm, tries, FUNCTION, code, KILLED, twin, is_quick=quick)
 
 

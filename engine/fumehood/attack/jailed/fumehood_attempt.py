@@ -1,5 +1,5 @@
-"""The function that runs attacks in the jail. It is imported only in the jail, through this
-directory's path.
+"""The function that runs attacks in the jail. Only the jail imports this module, with this
+directory as its import path.
 """
 
 from __future__ import annotations
