@@ -1,8 +1,8 @@
-"""Answers of the HTTP interface that combine values of several features, or belong to none.
+"""Answers of the HTTP interface that combine values of several features, or belong to no feature.
 
-The daemon creates its answers from these classes, its OpenAPI document describes them, and the
-clients parse answers with them, so that the three cannot differ. An answer with only one field is
-declared with its operation (`As` in `http/endpoint.py`).
+The daemon creates its answers from these classes, its OpenAPI document describes the classes, and
+the clients parse answers with them, so daemon, document and clients cannot differ. An answer with
+only one field is declared with its operation (`As` in `http/endpoint.py`).
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ from fumehood.identity.model import Agent, Binding
 
 
 class Done(Value):
-    """An answer that only repeats the request. The clients' methods return None."""
+    """An answer that contains only what the request named. For such an answer, the clients' methods
+    return None.
+    """
 
 
 class Pagination(Value):
@@ -40,7 +42,7 @@ class Pagination(Value):
 
     @classmethod
     def of(cls, page: CallPage | ApprovalPage) -> Pagination:
-        """Return the pagination of a page that the engine returned."""
+        """Return the pagination of a page of calls or approvals."""
         return cls(**page.model_dump(exclude={"items"}))
 
 
@@ -72,7 +74,7 @@ class AgentTools(Value):
 
 
 class AnyToolList(RootModel[ToolList | AgentTools]):
-    """A page of tools or, with `agent_id`, all tools of that agent."""
+    """A page of tools or, if the request names an `agent_id`, all tools of that agent."""
 
 
 class ToolDetails(Value):
@@ -102,7 +104,7 @@ class CallList(Value):
 
     @property
     def page(self) -> CallPage:
-        """The page as an embedded engine returns it."""
+        """The same page as an embedded engine's methods return it."""
         return CallPage(items=self.items, **self.pagination.model_dump())
 
 
@@ -144,7 +146,7 @@ class CallDetails(Value):
 
 @dataclass(frozen=True, slots=True)
 class ForkedCalls:
-    """The answers of calls in forks of one session, in the order of the inputs."""
+    """The answers of calls that ran in forks of one session, in the order of the calls' inputs."""
 
     answers: tuple[Envelope, ...]
     best: int | None
@@ -279,7 +281,7 @@ class ApprovalList(Value):
 
     @property
     def page(self) -> ApprovalPage:
-        """The page as an embedded engine returns it."""
+        """The same page as an embedded engine's methods return it."""
         return ApprovalPage(items=self.items, **self.pagination.model_dump())
 
 

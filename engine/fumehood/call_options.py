@@ -1,9 +1,9 @@
-"""The options of a call as callers send them: those of the kernel, and those that parts add.
+"""The options of a call as callers send them: the kernel's options, and those that parts add.
 
-`core/call.py` defines the kernel's options, and knows no part. All code that reads options from
-outside uses the models here. Invariant: the kernel does not act on the value of a part's option.
-The kernel refuses a value of another type, calls the part's own check, which can refuse the call,
-and stores the value with the call if it can change what the call does.
+`core/call.py` defines only the kernel's options. All code that reads options from outside uses the
+models in this module. Invariant: the kernel does not act on the value of a part's option. The
+kernel only refuses a value of the wrong type, runs the part's own check, which can refuse the call,
+and stores the value with the call if the value can change what the call does.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from fumehood.parts import parts
 
 
 def options_of(found: Iterable[Part]) -> Mapping[str, CallOption[Any]]:
-    """Return the options that parts add, by name.
+    """Return the call options that these parts add, by name.
 
     Raises:
         PartError: the kernel or another part has an option with the same name.
@@ -43,7 +43,7 @@ def options_of(found: Iterable[Part]) -> Mapping[str, CallOption[Any]]:
 
 
 def with_options(added: Mapping[str, CallOption[Any]]) -> Any:
-    """Return one model with the kernel's options and the given options of parts."""
+    """Return a model that has the kernel's call options and the options in `added`."""
     fields: dict[str, Any] = {name: (one.type, one.default) for name, one in added.items()}
     own = kernel.CallOptions
     return create_model(
@@ -85,31 +85,33 @@ class BatchBody(RawBatch):
 
 
 def chosen_options(options: kernel.CallOptions) -> Iterator[CallOption[Any]]:
-    """Yield the options of parts whose value is not the default."""
+    """Yield the options added by parts that have a value other than their default in `options`."""
     for option in OF_PARTS.values():
         if option.of(options) != option.default:
             yield option
 
 
 def inherited(options: kernel.CallOptions) -> dict[str, Any]:
-    """Return the options of parts that are passed on to the calls of the call's program."""
+    """Return the options added by parts that the calls made by this call's program inherit, by
+    name. Options with their default value are left out.
+    """
     chosen = chosen_options(options)
     return {option.name: option.of(options) for option in chosen if option.inherited}
 
 
 def deciding(options: kernel.CallOptions) -> JsonObject:
-    """Return the options that change what a call does.
+    """Return the options that change what the call does, by name.
 
-    Options of parts are included only if their value is not the default.
+    An option added by a part is left out if it has its default value.
     """
     names = {option.name for option in chosen_options(options) if option.decides}
     return options.model_dump(mode="json", include={*kernel.DECIDING_OPTIONS, *names})
 
 
 def is_deciding(name: str, value: object) -> bool:
-    """Whether an option of a stored call changes what the call does.
+    """Whether an option that was stored with a call changes what the call does.
 
-    An option that no part here adds is assumed to do so.
+    This is True for an option that this engine does not know, because its effect is unknown.
     """
     if name in kernel.CallOptions.model_fields:
         return name in kernel.DECIDING_OPTIONS and value not in (None, False)
@@ -120,19 +122,18 @@ def is_deciding(name: str, value: object) -> bool:
 
 
 def stored(options: kernel.CallOptions) -> JsonObject:
-    """Return options in the form in which they are stored.
+    """Return a call's options in the form in which they are stored.
 
-    Options with default values are omitted, so that a part that is deleted later is missed only by
-    calls that need it.
+    Options added by parts are left out if they have their default value. So if a part is deleted
+    later, only the calls that used its options need the part.
     """
     unused = OF_PARTS.keys() - {option.name for option in chosen_options(options)}
     return options.model_dump(mode="json", exclude=set(unused))
 
 
 def read_stored(document: JsonObject) -> tuple[CallOptions, list[str]]:
-    """Return stored options, and the names of those that this engine cannot use.
-
-    The call must not run without these options.
+    """Parse the stored options of a call. Also return the names of the stored options that this
+    engine cannot use. If there are any, the call must not run.
     """
     document = {name: value for name, value in document.items() if not _is_former(name, value)}
     try:
@@ -144,5 +145,7 @@ def read_stored(document: JsonObject) -> tuple[CallOptions, list[str]]:
 
 
 def _is_former(name: str, value: object) -> bool:
-    """Whether this was stored for a call that does not have the option."""
+    """Whether this name and value were stored for a call that did not use the option. An earlier
+    kernel stored such options even if they were not used.
+    """
     return name in FORMER and value == FORMER[name]

@@ -156,13 +156,15 @@ class KernelConfig(BaseSettings):
     @field_validator("parts", "host_tools", "result_checkers", mode="before")
     @classmethod
     def _split_names(cls, value: Any) -> Any:
-        """Split a text at commas, because environment variables cannot hold lists."""
+        """Split a text at commas into names, because an environment variable cannot hold a list."""
         return split_names(value)
 
     @field_validator("parts")
     @classmethod
     def _require_loaded(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        """Refuse parts that are not loaded, because they were not named when the engine started."""
+        """Refuse the name of a part that is not loaded. A part is loaded only if it was already
+        named when the engine started.
+        """
         if missing := set(value) - {part.name for part in parts()}:
             raise ValueError(f"{min(missing)!r} was not loaded: name it in {VARIABLE}")
         return value
@@ -212,7 +214,9 @@ class KernelConfig(BaseSettings):
 
     @cached_property
     def principal_ids(self) -> dict[int, str]:
-        """User id of a local user → id of the configured principal."""
+        """Id of each local Unix user that the configuration assigns to a principal → the
+        principal's id.
+        """
         return {uid: principal.id for principal in self.principals for uid in principal.uids}
 
     @classmethod
@@ -229,7 +233,9 @@ class KernelConfig(BaseSettings):
         return (init_settings, env_settings, unknown, InitSettingsSource(settings_cls, given))
 
     def of(self, key: str, kind: type[T]) -> T | None:
-        """Return the settings of a part by their key, or None if they are absent."""
+        """Return the settings of a part that have the configuration key `key` and the type `kind`,
+        or None if they are absent.
+        """
         value = getattr(self, key)
         assert value is None or isinstance(value, kind)
         return value
@@ -254,7 +260,7 @@ class KernelConfig(BaseSettings):
 
     @property
     def recorded_calls(self) -> Literal["all", "failed", "none"]:
-        """Which calls' arguments and answers are recorded."""
+        """The calls whose arguments and answers are recorded."""
         return self.record.calls or ("none" if self.mode == "service" else "all")
 
     @property
@@ -270,9 +276,10 @@ class KernelConfig(BaseSettings):
 
 
 def _unknown_tables(settings: type[BaseSettings]) -> Iterator[tuple[str, str]]:
-    """Yield key and value of each environment variable for a table or list that does not exist.
+    """Yield the key and the value of each environment variable that sets a table or a list with a
+    key that `settings` does not have.
 
-    The setting may belong to a missing part. Validation then refuses the key.
+    The key may belong to a missing part. It is yielded so that the validation refuses it.
     """
     for name, value in os.environ.items():
         beginning, _, path = name.upper().partition(PREFIX)
@@ -283,7 +290,11 @@ def _unknown_tables(settings: type[BaseSettings]) -> Iterator[tuple[str, str]]:
 
 
 def _with_parts() -> type[KernelConfig]:
-    """Return one model with the settings of the kernel and of the parts."""
+    """Return one model with the settings of the kernel and of all parts.
+
+    Raises:
+        PartError: two parts, or a part and the kernel, have a setting with the same key.
+    """
     fields: dict[str, Any] = {}
     for part in parts():
         for key, setting in imported(part.settings, {}).items():
@@ -298,7 +309,7 @@ def _with_parts() -> type[KernelConfig]:
 if TYPE_CHECKING:
 
     class Config(KernelConfig):
-        """All settings of the operator, with those of the parts (`KernelConfig.of`)."""
+        """All settings of the operator, including those of the parts (see `KernelConfig.of`)."""
 
 else:
     Config = _with_parts()
@@ -317,9 +328,9 @@ def config_file() -> Path:
 
 
 def load_config(**overrides: Any) -> Config:
-    """Read the configuration file and the environment.
+    """Read the configuration from its file and from the environment.
 
-    `overrides` replace the values read, except overrides that are None.
+    Each of the `overrides` replaces the value that was read, unless the override is None.
 
     Raises:
         ConfigError: the configuration is invalid; the message names every fault.
@@ -339,7 +350,9 @@ def load_config(**overrides: Any) -> Config:
 
 
 def _fault_words(fault: ErrorDetails) -> str:
-    """Describe one fault. For an unknown key, add its origin and a similar key."""
+    """Describe one fault. For an unknown key, add the file or variable that contains the key, and
+    suggest a similar key.
+    """
     path = ".".join(map(str, fault["loc"]))
     if fault["type"] != "extra_forbidden":
         return f"{path}: {fault['msg']}"
@@ -362,7 +375,7 @@ def variable_of(path: Sequence[int | str]) -> str:
 
 
 def _fields_at(path: Sequence[int | str]) -> list[str]:
-    """Return the keys that are allowed in a table of the configuration."""
+    """Return the keys that are allowed in the configuration table at `path`."""
     return list(_table_at(path).model_fields)
 
 
@@ -375,6 +388,8 @@ def _table_at(path: Sequence[int | str]) -> type[BaseModel]:
 
 
 def is_masked(path: Sequence[str]) -> bool:
-    """Whether the value of a key is an address that may hold a secret."""
+    """Whether the value at `path` is a URL that may contain a secret and therefore must be masked
+    when it is shown.
+    """
     field = _table_at(path[:-1]).model_fields.get(path[-1])
     return field is not None and MASKED_URL in field.metadata

@@ -30,7 +30,9 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> Any:
-    """Import a name on its first use, because it belongs to a part."""
+    """Import the name from the part `devtools` when it is first used, so that this module works
+    without the part.
+    """
     if name in ("Cassette", "UnexpectedCall"):
         return getattr(import_module("fumehood.devtools.golden"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
@@ -38,7 +40,7 @@ def __getattr__(name: str) -> Any:
 
 @dataclass
 class ManualClock:
-    """A clock that only moves when `advance` is called."""
+    """A clock that moves only when `advance` is called."""
 
     moment: datetime = datetime(2026, 1, 1, tzinfo=UTC)
     seconds: float = 0.0
@@ -50,14 +52,14 @@ class ManualClock:
         return self.seconds
 
     def advance(self, seconds: float) -> None:
-        """Move both clocks forward."""
+        """Move the time of day and the monotonic time forward."""
         self.moment += timedelta(seconds=seconds)
         self.seconds += seconds
 
 
 @dataclass(frozen=True)
 class SeenRun:
-    """One run of a `FakeWall`."""
+    """One run of a `FakeWall`, as the wall received it."""
 
     domain: TrustDomain
     fresh: bool
@@ -94,7 +96,9 @@ FILE_CHUNK_BYTES = 64 * 1024
 
 
 def always_four(run: SeenRun) -> RunEnding:
-    """Return the default answer of a `FakeWall`: the program succeeds with the value 4."""
+    """Return an ending in which the program succeeds with the value 4. This is the default answer
+    of a `FakeWall`.
+    """
     if run.program == "python":
         four: JsonObject = {"value": 4, "has_value": True, "value_repr": "4"}
         return RunEnding(EndedBy.OK, "call", exit_code=0, result=four)
@@ -105,10 +109,11 @@ def always_four(run: SeenRun) -> RunEnding:
 
 @dataclass
 class FakeWall:
-    """A wall that runs nothing: it records each run in `runs` and returns `answer(run)`.
+    """A wall that runs nothing. It adds each run to `runs`, and returns `answer(run)` as the run's
+    ending.
 
     `files` returns the files that a run leaves in its workspace. `meanwhile` is awaited before a
-    run ends, and may send output and progress to its sinks.
+    run ends, and may send output and progress to the run's sinks.
     """
 
     answer: Callable[[SeenRun], RunEnding] = always_four
@@ -128,7 +133,7 @@ class FakeWall:
 
     @property
     def status(self) -> WallStatus:
-        """The status, which is ready if all required limits are enforced."""
+        """The status of the wall. The wall is ready if it enforces all required limits."""
         return WallStatus(
             self.required,
             self.enforced,
@@ -147,7 +152,7 @@ class FakeWall:
         memory_mb: int | None = None,
         image: str | None = None,
     ) -> AsyncIterator[_FakeLease]:
-        """Yield a fake lease immediately."""
+        """Yield a fake lease, without waiting."""
         yield _FakeLease(self, domain, fresh, memory_mb, image)
 
     async def hold(
@@ -162,7 +167,8 @@ class FakeWall:
         lock: str = "",
         on_lost: Callable[[], None],
     ) -> FakePlace:
-        """Return a session's container immediately. A test can end it with `held[-1].lose(…)`.
+        """Return a fake container for a session, without waiting. A test can end the newest
+        container with `held[-1].lose(…)`.
 
         Raises:
             SandboxUnavailable: there is no such image.
@@ -176,14 +182,16 @@ class FakeWall:
 
     @property
     def host(self) -> HostSize:
-        """A large host."""
+        """The size of a large host. Tests can change `host_memory_mb`."""
         return HostSize(self.host_memory_mb, 8)
 
     async def until_host_is_known(self) -> None:
-        """Return immediately."""
+        """Do nothing, because the size of the fake host is always known."""
 
     def spare_copies(self, copies: Callable[[], Iterable[str]]) -> None:
-        """Store the function that returns the copies that are still needed."""
+        """Store the function `copies`, which returns the names of the copies that are still
+        needed.
+        """
         self.copies = copies
 
     def sweep_soon(self) -> None:
@@ -191,7 +199,9 @@ class FakeWall:
 
     @asynccontextmanager
     async def fork(self, copy: str, session_id: str, home: SessionHome) -> AsyncIterator[str]:
-        """Create a stopped fake container whose disk is a copy, and yield its name."""
+        """Create a stopped fake container for the new session, with `copy` as its disk, and yield
+        the container's name.
+        """
         domain = TrustDomain("", None, session_id)
         place = FakePlace(self, domain, "python", 512, ("python",), lambda: None)
         place.is_stopped, place.has_disk, place.disk = True, True, copy
@@ -204,8 +214,8 @@ class FakeWall:
     def resume(
         self, record: SessionRecord, home: SessionHome, on_lost: Callable[[], None]
     ) -> FakePlace:
-        """Return the container that `hold` returned to an earlier engine. Like a real wall, look
-        for no container of a stopped session.
+        """Return the fake container that `hold` returned to an earlier engine. If the session is
+        stopped, the container counts as stopped, even if it was lost.
         """
         (place,) = (place for place in self.held if place.name == home.container)
         place.epoch, place.on_lost = home.epoch, on_lost
@@ -214,7 +224,9 @@ class FakeWall:
         return place
 
     async def play(self, run: SeenRun, sinks: RunSinks) -> RunEnding:
-        """Record a run, await `meanwhile`, send the run's files, and return the answer."""
+        """Record a run, await `meanwhile`, send the run's files to the sink, and return the
+        answer.
+        """
         self.runs.append(run)
         if self.meanwhile is not None:
             await self.meanwhile(run, sinks)
@@ -248,7 +260,9 @@ class _FakeLease:
 
 @dataclass(eq=False)
 class FakePlace:
-    """The fake container of a session. A test can clear `may_run` to make runs wait."""
+    """The fake container of a session. Runs wait while `may_run` is not set; a test can clear
+    it.
+    """
 
     wall: FakeWall
     domain: TrustDomain
@@ -279,7 +293,7 @@ class FakePlace:
         self.may_go.set()
 
     async def processes(self, request: JsonObject) -> JsonObject:
-        """Answer a request about registered processes.
+        """Return the answer of `on_processes` to a request about registered processes.
 
         Raises:
             SandboxUnavailable: the container is paused, stopped or lost.
@@ -297,24 +311,24 @@ class FakePlace:
         self.is_paused = self.lost is None and not self.is_stopped
 
     async def stop(self, unless: Callable[[], bool] = lambda: False) -> None:
-        """Stop this container until the next `until_free`, unless `unless()` is true."""
+        """Stop this container until the next `until_free`, unless `unless()` returns True."""
         if not self.is_stopped and not unless():
             self.is_stopped, self.is_paused = True, False
             self.on_lost()
 
     @asynccontextmanager
     async def copy_disk(self, copy: str) -> AsyncIterator[int]:
-        """Yield the size of a copy of the disk, without making one."""
+        """Yield the size of a copy of the disk, but do not make a copy."""
         yield 1000
 
     async def restore(self, copy: str) -> None:
-        """Stop this container and replace its disk by a copy."""
+        """Stop this container, and use `copy` as its disk."""
         await self.stop()
         self.disk = copy
 
     async def until_free(self) -> None:
-        """Resume the container and return immediately, because a fake container is always free. A
-        stopped one needs its disk.
+        """Resume or start the container, without waiting. A container without a disk cannot be
+        started again after it was stopped.
         """
         if self.is_stopped:
             assert self.has_disk, "A container without a disk cannot be started again."
@@ -326,7 +340,9 @@ class FakePlace:
     async def run(
         self, program: str, arguments: JsonObject, limits: Limits, sinks: RunSinks = NO_SINKS
     ) -> RunEnding:
-        """Return the wall's answer, or the ending `SANDBOX_LOST` if the container was lost."""
+        """Wait until `may_run` is set, and return the wall's answer. If the container is lost,
+        return the ending `SANDBOX_LOST`.
+        """
         ways_out = [asyncio.ensure_future(e.wait()) for e in (self.may_run, self.ended)]
         try:
             await asyncio.wait(ways_out, return_when=asyncio.FIRST_COMPLETED)
@@ -340,21 +356,23 @@ class FakePlace:
         )
 
     def lose_container(self) -> None:
-        """End the container, but keep its disk."""
+        """End the container but keep its disk, so that the session is stopped."""
         self.is_stopped = True
         self.on_lost()
 
     def lose(self, why: str = "its stream ended") -> None:
-        """End the container as if it were lost unexpectedly."""
+        """End the container as if it had failed unexpectedly."""
         self.end(why)
 
     def end(self, why: str) -> None:
-        """End the container, once, and notify the session."""
+        """End the container and notify the session. Do nothing if the container has already
+        ended.
+        """
         if self.lost is None:
             self.lost = why
             self.ended.set()
             self.on_lost()
 
     async def until_gone(self) -> None:
-        """Wait until `may_go` is set. It is set by default."""
+        """Wait until `may_go` is set, which it is unless a test clears it."""
         await self.may_go.wait()

@@ -1,5 +1,5 @@
 """Frozen values that every other package uses: tools, calls, envelopes, errors, limits, events.
 
-Also the values of sessions and workspaces, which walls, storage and clients share. Invariant: no
-I/O, no clock, no randomness, and no import from any other package.
+The package also defines the values of sessions and workspaces, which walls, storage and clients
+share. Invariant: no I/O, no clock, no randomness, and no import from any other package.
 """

@@ -1,4 +1,4 @@
-"""The arguments of the engine's own executors: one model for each.
+"""The arguments of the engine's own executors: one model for each executor.
 
 Values only. Each model has three uses: it is the schema of the built-in tool, it limits the
 parameters that a definition may declare for the executor, and it checks a call's arguments, because
@@ -125,8 +125,9 @@ _FOR_CLIENTS: dict[str, JsonValue] = {FOR_CLIENTS: True}
 
 
 class Arguments(BaseModel):
-    """The arguments of one executor. Other arguments, if a tool's own schema allows them, are
-    ignored."""
+    """The arguments of one executor. A tool's own schema may allow further arguments, which the
+    executor ignores.
+    """
 
     model_config = ConfigDict(
         frozen=True, strict=True, json_schema_extra={"additionalProperties": False}
@@ -141,14 +142,16 @@ class Arguments(BaseModel):
     """False if the program in the sandbox checks its arguments itself."""
 
     def further_faults(self) -> Iterator[tuple[str, str]]:
-        """Yield the faults of arguments that do not fit together, each as a dotted path and a
-        clause.
+        """Yield the faults of arguments that are valid separately but not together. Each fault is a
+        dotted path and a clause.
         """
         yield from ()
 
 
 class SentFile(StrictValue):
-    """A file that is put into the working directory before a program starts."""
+    """A file that the caller sends. It is written into the working directory before the program
+    starts.
+    """
 
     exclusive: ClassVar[tuple[tuple[str, str], ...]] = (("content", "content_base64"),)
 
@@ -424,7 +427,9 @@ but not add any. `registry/arguments.py` also has the models of parts."""
 
 
 def faults_of_arguments(model: type[Arguments], arguments: JsonObject) -> list[tuple[str, str]]:
-    """Return all faults of a call's arguments, each as a dotted path and a clause."""
+    """Return all faults of a call's arguments, each as a dotted path and a clause. The list is
+    empty if the arguments are valid.
+    """
     try:
         return list(model.model_validate(arguments).further_faults())
     except ValidationError as error:
@@ -432,6 +437,6 @@ def faults_of_arguments(model: type[Arguments], arguments: JsonObject) -> list[t
 
 
 def _clause(message: str) -> str:
-    """Turn pydantic's sentence into a clause that follows the argument's name."""
+    """Convert an error message of pydantic to a clause that can follow the argument's name."""
     clause = message.removeprefix("Input ")
     return clause[0].lower() + clause[1:]

@@ -113,7 +113,9 @@ class BatchOptions(StrictValue):
 
 
 class RawBatch(StrictValue):
-    """Many calls at once, each parsed when its turn comes: none can fail another."""
+    """A batch of calls. Each call is parsed only when its turn comes, so that an invalid call does
+    not make the other calls fail.
+    """
 
     calls: list[Any] = Field(min_length=1, max_length=MAX_CALLS)
     options: BatchOptions = Field(default_factory=BatchOptions)
@@ -121,7 +123,9 @@ class RawBatch(StrictValue):
 
 @dataclass(frozen=True, slots=True)
 class TraceParent:
-    """A trace span, identified as in W3C Trace Context. As text, it is the header `traceparent`."""
+    """One span of a trace, as in W3C Trace Context. `str` returns the value of the header
+    `traceparent`.
+    """
 
     trace_id: str
     span_id: str
@@ -139,8 +143,8 @@ action sends, or the effect of a trial."""
 class Held(Protocol):
     """An action that waits in the engine's memory for a human's approval.
 
-    `executors.base.HeldAction` implements it. The action is done at most once, and never after its
-    program has ended.
+    The implementation is `executors.base.HeldAction`. The action is carried out at most once, and
+    never after the program to which it belongs has ended.
     """
 
     @property
@@ -148,12 +152,14 @@ class Held(Protocol):
 
     @property
     def always_asks(self) -> bool:
-        """Whether a human must decide even if the policy or a remembered rule allows the call."""
+        """Whether a human must decide on the action even if the policy or a remembered rule allows
+        the call.
+        """
 
 
 @dataclass(frozen=True, slots=True)
 class CallRequest:
-    """One call before any check: the tool may not exist, and the arguments are unchecked."""
+    """One call before any check: its tool may not exist, and its arguments may be invalid."""
 
     tool: str
     arguments: JsonObject
@@ -175,10 +181,10 @@ class CallRequest:
 
 @dataclass(frozen=True, slots=True)
 class ToolResult:
-    """A tool's result together with its tokens and cost.
+    """A tool's result with the tokens and the money that the tool spent.
 
     `tokens_used` are tokens that the tool itself spent, for example by calling an LLM. `cost` is
-    charged in addition to `cost_per_use`.
+    charged in addition to the tool's `cost_per_use`.
     """
 
     data: Any
@@ -187,16 +193,18 @@ class ToolResult:
 
     @classmethod
     def of(cls, returned: Any) -> ToolResult:
-        """Wrap a function's return value.
+        """Return a function's return value as a `ToolResult`. A value that is already one is
+        returned unchanged.
 
-        This runs no code of the value, which may misreport its class.
+        The value is untrusted and may misreport its class, so this method runs no code of the
+        value.
         """
         return returned if issubclass(type(returned), cls) else cls(returned)
 
     def __post_init__(self) -> None:
-        """Raise ValueError for tokens or costs that cannot be accounted.
+        """Raise ValueError if the tokens or the cost are invalid or out of range.
 
-        So the fault is found inside the tool that made the values.
+        The check is made here so that the error is raised inside the tool that creates the result.
         """
         if type(self.tokens_used) is not int or not 0 <= self.tokens_used <= MAX_USE:
             raise ValueError(f"tokens_used must be an integer from 0 to {MAX_USE}")
@@ -207,7 +215,7 @@ class ToolResult:
 
 @dataclass(frozen=True, slots=True)
 class CheckedResult:
-    """A successful result as the caller will get it, and the call that it answers."""
+    """A successful result in the form in which the caller gets it, with the facts of its call."""
 
     tool: str
     arguments: JsonObject
@@ -221,7 +229,9 @@ class CheckedResult:
 
 @dataclass(frozen=True, slots=True)
 class ResultCheck:
-    """A checker's verdict. `correction` tells the caller's model what to do about the result."""
+    """A checker's verdict on a result. `correction` advises the caller's model what to do about the
+    result.
+    """
 
     needs_correction: bool = False
     correction: str | None = None
@@ -234,10 +244,11 @@ verdict."""
 
 @dataclass(frozen=True, slots=True)
 class FunctionAddress:
-    """The place where another process finds a function: `module:name` and an import path.
+    """How another process finds a function: by `module`, `name` and `import_path`.
 
-    A function of the main program has instead an empty `import_path` and the function itself in
-    `pickled`, in base64. Its `digest` then represents its source in approvals.
+    A function of the main program cannot be imported. It has an empty `import_path`, and `pickled`
+    contains the function itself, in base64. `digest` then stands for the function's source in
+    approvals.
     """
 
     module: str
@@ -257,9 +268,10 @@ _set = object.__setattr__
 
 
 def replaced(model: M, **fields: Any) -> M:
-    """Return a copy of a model with these fields, at half the cost of `model_copy`.
+    """Return a copy of a model in which these fields have new values. This takes half the time of
+    `model_copy`.
 
-    The fields must already be valid. The copy has the same set of explicitly set fields as the
+    The new values are not validated. The copy has the same set of explicitly set fields as the
     model, so every field given here must already be set in the model. *Source*:
     `BaseModel.model_construct` of pydantic sets the same four attributes.
     """

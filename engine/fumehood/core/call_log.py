@@ -22,7 +22,9 @@ RUNNING = "RUNNING"
 
 
 class _Record(BaseModel):
-    """A value that the engine sends. Unknown fields, which a later engine may send, are ignored."""
+    """A value that the engine sends to clients. Unknown fields are ignored, because a later engine
+    may send more fields.
+    """
 
     model_config = ConfigDict(frozen=True, extra="ignore", defer_build=True)
 
@@ -83,7 +85,11 @@ class CallPage(_Record):
 
 
 def _moment(value: Any) -> datetime:
-    """Parse a time, which must have a time zone, and convert it to UTC."""
+    """Parse a time and convert it to UTC.
+
+    Raises:
+        ValueError: the time is invalid or has no time zone.
+    """
     if isinstance(value, str):
         try:
             value = datetime.fromisoformat(value)
@@ -104,9 +110,10 @@ _NO_WORD = re.compile(r"[\W_]+")
 
 
 def only_words(text: str) -> str:
-    """Return the words of a text, separated by single spaces.
+    """Return a text with everything except its words replaced by single spaces.
 
-    Databases split texts into words in different ways, but all split this form in the same way.
+    Databases split other texts into words in different ways, but all databases split this form in
+    the same way.
     """
     return _NO_WORD.sub(" ", text).strip()
 
@@ -114,7 +121,7 @@ def only_words(text: str) -> str:
 def words_in(text: str) -> list[str]:
     """Return the words and phrases of a search query, without duplicates.
 
-    Quoted words are one phrase, and so is a word that contains punctuation.
+    Words in quotation marks are one phrase. A word that contains punctuation is also a phrase.
     """
     parts = [
         part

@@ -1,8 +1,8 @@
-"""Decisions about calls of external tools: the request and the answer. Values only.
+"""Decisions on calls of external tools: the request and the answer. Values only.
 
-The caller runs such a tool itself if the decision is `allow`. Inside the engine a decision is a
-call of the tool `external:NAME`, which does nothing: `registry/index` makes the tool, and every
-gate treats the call like any other.
+The caller runs an external tool itself, if the decision is `allow`. Inside the engine, a request
+for a decision is a call of the tool `external:NAME`, which does nothing. `registry/index` creates
+this tool, and every gate treats the call like any other call.
 """
 
 from __future__ import annotations
@@ -73,18 +73,18 @@ class DecisionBody(StrictValue):
 
     @property
     def reference(self) -> str:
-        """The tool's name in the engine."""
+        """The tool's name inside the engine, `external:NAME`."""
         return EXTERNAL + self.tool
 
     @property
     def call(self) -> ExternalCall:
-        """The call that the engine decides about."""
+        """The call that stands for this request inside the engine."""
         options = CallOptions(**dict(self.options))
         return ExternalCall(arguments=self.arguments, context=self.context, options=options)
 
 
 class ExternalCall(CallBody):
-    """A call of a tool that the caller runs itself."""
+    """A call of a tool that the caller, not the engine, runs."""
 
     context: JsonObject
 
@@ -108,9 +108,9 @@ class Decision(Value):
 
 
 def decided(envelope: Envelope, tool: str) -> Envelope:
-    """Convert the envelope of an external tool's call to the envelope of its decision.
+    """Convert the envelope of an external tool's call to the envelope of the decision on this call.
 
-    An envelope whose error is neither a denial nor a pending approval is returned unchanged.
+    If the engine could not decide because of an error, the envelope is returned unchanged.
     """
     decision = _decision(envelope, tool)
     if decision is None:

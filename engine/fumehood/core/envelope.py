@@ -199,7 +199,7 @@ class Envelope(_Value):
     debug_info: JsonObject | None = Field(default=None, exclude_if=lambda value: value is None)
 
     def raise_for_error(self) -> Self:
-        """Return this envelope if the call succeeded.
+        """Return this envelope if the call succeeded, and raise an exception otherwise.
 
         Raises:
             CallFailed: the call did not succeed.
@@ -210,16 +210,18 @@ class Envelope(_Value):
 
     @property
     def images(self) -> tuple[ReturnedFile, ...]:
-        """The images that a program drew, even if the program failed. Notebooks display them."""
+        """The images that the program produced, even if the program failed. Notebooks display
+        them.
+        """
         return returned_files(self._result.get("images"))
 
     @property
     def files(self) -> tuple[ReturnedFile, ...]:
-        """The files that a program wrote, even if the program failed."""
+        """The files that the program returned, even if the program failed."""
         return returned_files(self._result.get("files"))
 
     def shortened(self, field: str) -> str | None:
-        """Return the URL of a shortened field's whole content, or None if it is not shortened.
+        """Return the URL of a field's whole content, or None if the field was not shortened.
 
         `field` is the dotted path of a field in `data` or, after an error, in `error.details`.
 
@@ -253,10 +255,10 @@ class Envelope(_Value):
         return found
 
     def read_whole(self, field: str, content: bytes) -> Any:
-        """Return a field's whole content, parsed from the bytes of its blob.
+        """Return the whole content of a field, given the bytes of the field's blob.
 
-        The result is a text, except for the field `value`: if the answer left it out, the result is
-        its JSON value.
+        The content is returned as a text. The only exception is the field `value`: if the envelope
+        left it out, its content is parsed as JSON.
         """
         text = content.decode("utf-8", "replace")
         return json.loads(text) if field == "value" and self.at(field) is None else text
@@ -267,4 +269,4 @@ class Envelope(_Value):
 
 
 class CallFailed(EnvelopeError):
-    """A call did not succeed. Raised by `Envelope.raise_for_error` alone."""
+    """The call did not succeed. Only `Envelope.raise_for_error` raises this exception."""

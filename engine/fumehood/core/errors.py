@@ -41,19 +41,21 @@ class Fault(StrEnum):
 class FumehoodError(Exception):
     """Root of every exception that the public API raises.
 
-    Wrong use of the API itself is a `TypeError` or a `ValueError` instead.
+    If the API itself is used wrongly, the exception is a `TypeError` or a `ValueError` instead.
     """
 
 
 class EngineNotRunning(FumehoodError, RuntimeError):
-    """A call was made before `async with` entered the engine, or after the engine was left."""
+    """A call was made before the engine's `async with` block was entered, or after the block was
+    left.
+    """
 
 
 class EngineError(FumehoodError):
-    """Root of all refusals and failures that an envelope can carry.
+    """Root of all refusals and failures that an envelope can contain.
 
-    `message` is safe to show to a model: no stack, path or secret, and it names the next step.
-    `extra` holds keys of the envelope's error that only some errors have, for example
+    `message` is safe to show to a model: it contains no stack, path or secret, and names the next
+    step. `extra` contains keys of the envelope's error that only some errors have, for example
     `replacement`.
     """
 
@@ -343,7 +345,7 @@ NO_FAULT = frozenset(
 
 
 class ArgumentsRefused(InvalidParams):
-    """Arguments that pass the tool's schema but not the types of its function."""
+    """The arguments match the tool's schema, but not the types of its function."""
 
 
 class UpstreamTimeout(Timeout):
@@ -354,7 +356,7 @@ class UpstreamTimeout(Timeout):
 
 
 class WorkspaceChanged(ApprovalExpired):
-    """The files changed after the approver saw them. Nothing was done."""
+    """The files changed after the approver had seen them, so nothing was done."""
 
 
 TOOL_CODE = re.compile(r"^[A-Z][A-Z0-9_]{2,63}$")
@@ -367,13 +369,13 @@ MAX_RETRY_AFTER_MS = 24 * 3600 * 1000
 
 
 class ToolError(EngineError):
-    """A tool's own error, with its own code (`CITY_NOT_FOUND`).
+    """An error that a tool defines, with the tool's own code, for example `CITY_NOT_FOUND`.
 
-    Raise it in a tool's function; the caller gets code, message and details unchanged.
+    Raise it in a tool's function. The caller gets the code, the message and the details unchanged.
     `retry_after_ms` is ignored unless it is an integer from 0 to the milliseconds of a day.
 
     Raises:
-        ValueError: the code is not upper-case words, or belongs to the engine.
+        ValueError: the code does not consist of upper-case words, or belongs to the engine.
     """
 
     http_status = TOOL_CODE_HTTP_STATUS
@@ -440,7 +442,7 @@ ENDING_ERRORS: Mapping[EndedBy, type[EngineError] | None] = MappingProxyType(
 
 
 def faults_of(error: ValidationError) -> list[tuple[str, str]]:
-    """Return each fault that pydantic found, as a dotted path and a message."""
+    """Return the faults that pydantic found, each as a dotted path and a message."""
     return [
         (".".join(map(str, fault["loc"])), fault["msg"].removeprefix("Value error, "))
         for fault in error.errors(include_url=False, include_context=False, include_input=False)
@@ -448,7 +450,7 @@ def faults_of(error: ValidationError) -> list[tuple[str, str]]:
 
 
 class EnvelopeError(FumehoodError):
-    """Root of the exceptions that carry an envelope with an error."""
+    """Root of the exceptions that carry the envelope of an error."""
 
     def __init__(self, envelope: Envelope) -> None:
         error = envelope.error
@@ -459,5 +461,7 @@ class EnvelopeError(FumehoodError):
         self.retryable = error.retryable if error is not None else False
 
     def __reduce__(self) -> tuple[type[Self], tuple[Envelope]]:
-        """Pickle the envelope: the exception cannot be rebuilt from its message."""
+        """Pickle the exception as its envelope. By default, the exception would be created from its
+        message, which is not enough.
+        """
         return type(self), (self.envelope,)

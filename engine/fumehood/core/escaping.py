@@ -1,9 +1,9 @@
 """Escape misleading characters in untrusted text that people read on a terminal or in a browser.
 
-All text that an interface does not write itself goes through here: answers, program output, names,
-reasons, files. Invariant: no character is written that moves the cursor, changes
+All text that an interface does not write itself is escaped with this module: answers, program
+output, names, reasons, files. Invariant: no character in the escaped text moves the cursor, changes
 colour, is invisible, overlaps another or changes the text direction. Such a character is always
-written as `\\u{202e}`, also within JSON.
+replaced by an escape in one form, for example `\\u{202e}`, also within JSON.
 """
 
 from __future__ import annotations
@@ -34,28 +34,29 @@ _SHORT_ESCAPES = {r"\b": r"\u{0008}", r"\f": r"\u{000c}", r"\r": r"\u{000d}"}
 
 
 def visible(text: str) -> str:
-    """Escape untrusted text to one line, including line ends and tabs."""
+    """Escape untrusted text for display on one line. Line ends and tabs are also escaped."""
     if text.isascii() and text.isprintable():
         return text
     return "".join(shown for _, shown in escapes(text, breaks=False))
 
 
 def printable(text: str) -> str:
-    """Escape untrusted text; line ends and tabs stay."""
+    """Escape untrusted text for display on several lines. Line ends and tabs are kept."""
     return "\n".join(map(_printable_line, text.split("\n")))
 
 
 def aligned(text: str) -> str:
-    """Escape an untrusted diff for a terminal.
+    """Escape an untrusted diff for display on a terminal.
 
-    Line ends stay, and tabs become spaces up to the next multiple of 8. At the right edge a tab
-    does not move a terminal's cursor, so later characters could overwrite text.
+    Line ends are kept. Tabs are replaced by spaces up to the next multiple of 8 columns, because at
+    the right edge a tab does not move a terminal's cursor, so later characters could overwrite
+    text.
     """
     return printable(text).expandtabs(8)
 
 
 def misleading_in(text: str) -> Counter[str]:
-    """Count the characters of a text that `printable` escapes."""
+    """Return the characters of a text that `printable` escapes, and how often each occurs."""
     found: Counter[str] = Counter()
     for line in text.split("\n"):
         if not _is_harmless(line):
@@ -64,9 +65,10 @@ def misleading_in(text: str) -> Counter[str]:
 
 
 def indented(text: str) -> str:
-    """Escape untrusted text and indent all lines but the first.
+    """Escape untrusted text, and indent all lines except the first.
 
-    So no line can imitate the interface's own output.
+    The indentation shows which lines are untrusted, so that no line can imitate the interface's own
+    output.
     """
     return printable(text).replace("\n", "\n    ")
 
@@ -93,7 +95,9 @@ def json_document(value: Any) -> str:
 
 
 def escapes(text: str, *, breaks: bool) -> Iterator[tuple[str, str]]:
-    """Yield each character and its escaped form; with `breaks`, line ends and tabs stay."""
+    """Yield each character of a text with its escaped form. The two are equal if the character need
+    not be escaped. If `breaks` is True, line ends and tabs are not escaped.
+    """
     marks = 0
     can_carry = False
     for char in text:
@@ -114,23 +118,27 @@ def _printable_line(line: str) -> str:
 
 
 def _is_harmless(line: str) -> bool:
-    """Whether a line has nothing to escape. Each distinct character is checked once, for speed."""
+    """Whether a line has nothing to escape. If this is False, the line must be examined character
+    by character.
+    """
     if line.isascii() and line.isprintable():
         return True
     return all(_is_seen(char) and unicodedata.category(char) not in _MARKS for char in set(line))
 
 
 def _is_seen(char: str) -> bool:
-    """Whether a character is visible.
+    """Whether a character is visible when it is displayed.
 
-    Control, format, private-use and separator characters are not visible, and neither are blank
-    ones.
+    Control, format, private-use and separator characters are not visible, and neither are
+    characters that are displayed as a blank.
     """
     return char.isprintable() and ord(char) not in _SHOW_NOTHING
 
 
 def _one_style(document: str) -> str:
-    """Rewrite JSON's escapes of invisible characters in the form that `visible` uses."""
+    """Rewrite the escapes of invisible characters in a JSON document from JSON's form to the form
+    that `visible` uses.
+    """
 
     def ours(found: re.Match[str]) -> str:
         if found[2] is not None:

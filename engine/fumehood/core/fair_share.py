@@ -1,7 +1,7 @@
 """A fair share: one limit for all principals together, and one for each principal.
 
-It counts slots, queue places, sessions or bytes, without I/O. The code that uses it decides whether
-a request over a limit is refused, waits or makes room.
+The module only counts slots, queue places, sessions or bytes, without I/O. The code that uses it
+decides whether a request over a limit is refused, waits or makes room.
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ class Lack(Enum):
 
 
 class FairShare:
-    """Amounts taken, in total and by principal. Not thread-safe."""
+    """Counts the amounts that principals have taken, for each principal and in total. Not
+    thread-safe.
+    """
 
     def __init__(self, most: int, most_of_one: int) -> None:
         self.most = most
@@ -33,9 +35,9 @@ class FairShare:
         return self._taken.get(principal_id, 0)
 
     def take(self, principal_id: str, amount: int = 1) -> Lack | None:
-        """Take an amount, or nothing if that would exceed a limit.
+        """Take an amount for a principal, unless that would exceed a limit.
 
-        Return the limit that would be exceeded, or None if the amount was taken.
+        Return None if the amount was taken, otherwise the limit that it would exceed.
         """
         lack = self.lacks(principal_id, amount)
         if lack is None:
@@ -43,7 +45,8 @@ class FairShare:
         return lack
 
     def lacks(self, principal_id: str, amount: int = 1) -> Lack | None:
-        """Return the limit that prevents taking an amount, or None if none does.
+        """Return the limit that would be exceeded if a principal took an amount, or None if no
+        limit would be exceeded.
 
         Nothing is taken.
         """
@@ -52,12 +55,12 @@ class FairShare:
         return Lack.TOTAL if self.total + amount > self.most else None
 
     def add(self, principal_id: str, amount: int = 1) -> None:
-        """Take an amount even if it exceeds a limit."""
+        """Take an amount for a principal, even if that exceeds a limit."""
         self.total += amount
         self._taken[principal_id] = self.of(principal_id) + amount
 
     def give_back(self, principal_id: str, amount: int = 1) -> None:
-        """Give back an amount that was taken."""
+        """Give back an amount that a principal has taken."""
         self.add(principal_id, -amount)
         if not self._taken[principal_id]:
             del self._taken[principal_id]

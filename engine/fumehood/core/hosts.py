@@ -1,8 +1,8 @@
 """The host of a URL, parsed so strictly that no two clients could disagree about it.
 
-Values only. Forms that clients are known to parse differently (user names before the host,
-backslashes, blanks, non-ASCII names, numbers that some clients read as addresses) give no host;
-callers must then assume that the URL could lead to any host.
+Values only. Clients are known to parse some forms differently: user names before the host,
+backslashes, blanks, non-ASCII names, numbers that some clients read as addresses. For a URL in such
+a form, no host is returned, and the caller must assume that the URL could lead to any host.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ call, because the host names come from its program.
 
 
 def host_of(url: str) -> str | None:
-    """Return the host of a URL, or None if clients could disagree about it.
+    """Return the host of a URL, or None if clients could disagree about the host.
 
     The host is in lower case and has no trailing dot.
     """
@@ -40,7 +40,7 @@ def host_of(url: str) -> str | None:
 
 
 def host_pattern_fault(pattern: str) -> str | None:
-    """Return the fault of a rule's host pattern as a clause, or None if the pattern is valid.
+    """Return a clause that describes the fault of a host pattern, or None if the pattern is valid.
 
     Valid examples are `example.org` and `*.example.org`.
     """
@@ -80,9 +80,12 @@ def network_pattern(pattern: str) -> str:
 
 
 def network_wish(wish: str) -> str:
-    """Validate a host pattern or package index for a program, and return it in lower case.
+    """Validate an entry in the list of hosts that a call requests for its program, and return it in
+    lower case.
 
-    An index is a name that the operator has configured, such as `@pypi`. Only its form is checked.
+    An entry is a host pattern, or the name of a package index that the operator has configured,
+    such as `@pypi`. This function checks only the form of the name, not whether the index is
+    configured.
 
     Raises:
         ValueError: `wish` is neither a valid pattern nor an index name; the message is a clause.
@@ -95,7 +98,9 @@ def network_wish(wish: str) -> str:
 
 
 def network_matches(host: str, port: int, patterns: Iterable[str]) -> bool:
-    """Whether one of the patterns matches a host, given in canonical form, and its port."""
+    """Whether any of the patterns matches this host and port. The host must be in the form that
+    `host_of` returns.
+    """
     for pattern in patterns:
         wanted, wanted_port = _split_port(pattern)
         if wanted_port in (None, port) and host_matches(host, wanted):

@@ -21,9 +21,10 @@ class Scope(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Principal:
-    """An authenticated caller. Without scopes it may do nothing.
+    """An authenticated caller. A principal without scopes may do nothing.
 
-    `agents` are the agents for which it may act; empty means none.
+    `agents` are the agents for which the principal may act. If it is empty, the principal may act
+    for no agent.
     """
 
     id: str
@@ -37,7 +38,7 @@ class Principal:
 
     @property
     def has_authenticated(self) -> bool:
-        """Whether the caller has presented a token or is the embedding program."""
+        """Whether the caller has presented a token, or is the program that embeds the engine."""
         return self.token_id is not None or self.is_program
 
 
@@ -52,7 +53,8 @@ class Peer:
 
 @dataclass(frozen=True, slots=True)
 class TrustDomain:
-    """A principal, an agent and a session: only calls with the same three may share a process.
+    """A principal, an agent and a session. Two calls may use the same sandbox process only if they
+    have the same trust domain.
 
     Even such calls use the process one at a time.
     """
@@ -63,11 +65,15 @@ class TrustDomain:
 
     @property
     def key(self) -> str:
-        """A string that is equal only for equal domains, because its parts are length-prefixed."""
+        """A string that identifies the trust domain. Its parts are length-prefixed, so different
+        domains always have different keys.
+        """
         parts = (self.principal_id, self.agent_id or "", self.session_id or "")
         return "".join(f"{len(part)}:{part}" for part in parts)
 
 
 def uid_principal_id(uid: int) -> str:
-    """Return the principal id of a Unix user for whom none is configured."""
+    """Return the principal id of a Unix user who is not assigned to a principal in the
+    configuration.
+    """
     return f"uid:{uid}"

@@ -14,6 +14,8 @@ JsonObject = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """Annotates a model's field with the type of the corresponding keyword argument in Python."""
+    """Annotates a field of a model with the type that the corresponding keyword argument has in
+    Python.
+    """
 
     kind: Any

@@ -93,10 +93,11 @@ it."""
 
 
 def least_limits(wall: str) -> frozenset[Limit]:
-    """Return the limits that a wall must enforce, even if the wall itself requires fewer.
+    """Return the limits that the wall with this name must enforce, even if the wall itself requires
+    fewer.
 
-    Without them, nothing runs behind the wall. Containers, and walls that are not known here, must
-    enforce every limit.
+    If one of the limits is missing, nothing runs behind the wall. The container wall, and any wall
+    that this module does not know, must enforce every limit.
     """
     return _LEAST_LIMITS.get(wall, _EVERY_LIMIT)
 
@@ -135,7 +136,8 @@ class WallLimits:
     """
 
     def memory_class(self, memory_mb: int) -> int:
-        """Return the memory limit in MB that the wall enforces for a requested limit.
+        """Return the memory limit in MB that the wall enforces if `memory_mb` is requested: the
+        largest of its memory classes that is not above `memory_mb`.
 
         `memory_mb` must be at least `min_memory_mb`.
         """
@@ -143,15 +145,17 @@ class WallLimits:
 
 
 def smallest(default: float, ceiling: float, *requests: float | None) -> float:
-    """Return the smallest of the requests, or the default without any, but at most the ceiling."""
+    """Return the effective limit: the smallest of the `requests` or, if all are None, the default.
+    The result is at most the ceiling.
+    """
     given = [request for request in requests if request is not None]
     return min([*given, ceiling]) if given else min(default, ceiling)
 
 
 def remember(known: OrderedDict[Any, Any], key: object, value: object) -> None:
-    """Add an entry to a table.
+    """Add an entry to a table, or replace it.
 
-    If the table has more than `MAX_REMEMBERED` entries, drop the oldest.
+    If the table then has more than `MAX_REMEMBERED` entries, the oldest entry is dropped.
     """
     known[key] = value
     known.move_to_end(key)

@@ -22,10 +22,11 @@ ELEMENT_SIZE = 16
 
 
 def is_long(value: Any) -> bool:
-    """Whether a JSON value is so long that it must be processed in a thread. Takes bounded time.
+    """Whether a JSON value is so long that it must be processed in a thread. The check itself takes
+    bounded time.
 
-    Objects of other classes, which a function can return, are not inspected, because their own code
-    would run.
+    A tool's function may also return objects that are not JSON values. Their size does not count,
+    because measuring it would run their own code.
     """
     left, waiting = LOOP_SIZE, [value]
     while waiting and left >= 0:
@@ -41,21 +42,26 @@ def is_long(value: Any) -> bool:
 
 
 def cut(text: str, longest: int) -> str:
-    """Return the text, cut to `longest` characters with a mark at the end."""
+    """Return the text, or its beginning with an ellipsis if it is longer than `longest`
+    characters.
+    """
     return text if len(text) <= longest else f"{text[: longest - 1]}…"
 
 
 def head_and_tail(text: str, max_length: int | None = None) -> str:
-    """Return both ends of a long text, with a note between them of how many characters are missing.
+    """Return the beginning and the end of a long text. A note between them gives the number of
+    missing characters.
 
-    The result has at most `max_length` characters. If the note does not fit, the result is only the
-    head.
+    If `max_length` is given, the result has at most `max_length` characters. If there is no room
+    for the note, only the beginning is returned.
     """
     return ends_of(text[:SIDE_BYTES], text[-SIDE_BYTES:], len(text), max_length)
 
 
 def ends_of(head: str, tail: str, length: int, max_length: int | None) -> str:
-    """Return what `head_and_tail` returns, for a text of which only the two ends are available."""
+    """Do the same as `head_and_tail`, for a text of which the caller has only the beginning, the
+    end and the length.
+    """
     if max_length is not None:
         side = (max_length - len(_left_out(length))) // 2
         if side < 1:
@@ -75,7 +81,9 @@ MAX_SHOWN_BYTES = 64 * 1024
 
 
 def shown_body(body: bytes) -> JsonObject:
-    """Return a body as an approver sees it: as text, or as its hash and size."""
+    """Return the body of a request in the form that an approver sees: as text, or only its hash and
+    size if it is too long or not UTF-8.
+    """
     if len(body) <= MAX_SHOWN_BYTES:
         try:
             return {"body": body.decode()}

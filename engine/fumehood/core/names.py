@@ -37,30 +37,36 @@ MAX_NAME_CHARACTERS = 80
 
 
 def listed(names: Sequence[str]) -> str:
-    """Join up to `MAX_NAMED` names with commas, followed by the number of the others."""
+    """Return the names, separated by commas. After the first `MAX_NAMED` names, only the number of
+    the remaining names is given.
+    """
     more = len(names) - MAX_NAMED
     return ", ".join(names[:MAX_NAMED]) + (f" and {more} more" if more > 0 else "")
 
 
 def did_you_mean(given: str, known: Iterable[str]) -> str:
-    """Return a space and a sentence with similar names, or an empty text."""
+    """Return a sentence that suggests the known names most similar to `given`, or an empty text if
+    none is similar. The sentence begins with a space.
+    """
     near = nearest(given, known)
     return f" Did you mean {' or '.join(map(repr, near))}?" if near else ""
 
 
 def suggestion(given: str, known: Iterable[str]) -> str:
-    """Return the end of a sentence that suggests one name, such as `; did you mean 'x'?`.
+    """Return the end of a sentence that suggests the known name most similar to `given`, such as `;
+    did you mean 'x'?`.
 
-    Return "" if no name is similar.
+    Return an empty text if no name is similar.
     """
     near = nearest(given, sorted(known), most=1)
     return f"; did you mean {near[0]!a}?" if near else ""
 
 
 def checked_keywords(kind: type, method: str, given: Mapping[str, object]) -> dict[str, Any]:
-    """Return the keyword arguments of a method after checking their names.
+    """Check the names of the keyword arguments that a method was called with, and return the
+    arguments.
 
-    The engine checks their values as it does for requests over a socket.
+    The values are not checked here: the engine checks them as it does for requests over a socket.
 
     Raises:
         TypeError: a name is not a key of `kind`.
@@ -74,17 +80,20 @@ def checked_keywords(kind: type, method: str, given: Mapping[str, object]) -> di
 
 
 def nearest(given: str, known: Iterable[str], most: int = 3) -> list[str]:
-    """Return the known names that are similar to a misspelt one, most similar first."""
+    """Return the known names that are similar to a misspelt name, at most `most` of them, most
+    similar first.
+    """
     from difflib import get_close_matches
 
     return get_close_matches(given[:MAX_NAME_CHARACTERS], islice(known, MAX_COMPARED), n=most)
 
 
 def named_apart(name: str, original: str, longest: int) -> str:
-    """Return `name`, or its beginning with a hash of `original`.
+    """Return `name`, made unique by a hash of `original` if that is necessary.
 
-    The hash is added if `name` is longer than `longest`, or if `original` has letters outside
-    ASCII. So two originals that differ only in such letters have different names.
+    The hash is added if `name` is longer than `longest`, which shortens `name`, or if `original`
+    has letters outside ASCII. So two originals that differ only in such letters get different
+    names.
     """
     has_lost = any(letter.isalnum() and not letter.isascii() for letter in original)
     if len(name) <= longest and not has_lost:

@@ -16,9 +16,9 @@ union, the value is passed on unchanged."""
 
 
 def without_nulls(arguments: JsonObject, parameters: JsonObject) -> JsonObject:
-    """Return the arguments without nulls for optional parameters that do not accept null.
+    """Return a call's arguments without the nulls that stand for omitted arguments.
 
-    Such a null counts as an omitted argument: strict modes force it, and generated clients send it.
+    A null is removed if its parameter is optional and does not accept null.
     """
     value: JsonObject = _cleaned(arguments, parameters, parameters, {})
     return value
@@ -27,9 +27,9 @@ def without_nulls(arguments: JsonObject, parameters: JsonObject) -> JsonObject:
 def takes_null(
     schema: Any, root: JsonObject, known: dict[int, bool], hops: int = MAX_SCHEMA_DEPTH
 ) -> bool:
-    """Whether a schema may accept null. A schema with unknown keywords counts as accepting null.
+    """Whether a schema accepts null, or may accept null because it has unknown keywords.
 
-    `known` caches the answers by the schema's `id()`, because branches may share subschemas or
+    `known` caches the results by the schema's `id()`, because branches may share subschemas or
     contain themselves.
     """
     schema = resolved(schema, root)
@@ -56,7 +56,9 @@ def _looks_null(schema: JsonObject, root: JsonObject, known: dict[int, bool], ho
 
 
 def _cleaned(value: Any, schema: Any, root: JsonObject, known: dict[int, bool]) -> Any:
-    """Remove the nulls below a value. The recursion is as deep as the value."""
+    """Return a value without the nulls that stand for omitted properties, at any depth. The
+    recursion is as deep as the value.
+    """
     schema = _branch_for(value, schema, root)
     if not isinstance(schema, dict):
         return value
@@ -80,9 +82,10 @@ def _cleaned(value: Any, schema: Any, root: JsonObject, known: dict[int, bool]) 
 
 
 def _branch_for(value: Any, schema: Any, root: JsonObject) -> Any:
-    """Return the schema for an object or array.
+    """Return the schema that describes a value.
 
-    For a union, return its only branch of the value's type.
+    If the schema is a union and the value is an object or an array, return the only branch of this
+    type. If there is no such branch or more than one, return the union.
     """
     kind = "object" if isinstance(value, dict) else "array" if isinstance(value, list) else None
     for _ in range(MAX_SCHEMA_DEPTH):
@@ -102,7 +105,9 @@ def _branch_for(value: Any, schema: Any, root: JsonObject) -> Any:
 
 
 def resolved(schema: Any, root: JsonObject) -> Any:
-    """Return the target of a reference, or True (anything is valid) if the chain is too long."""
+    """Return the schema to which a chain of references leads, or True (anything is valid) if the
+    chain is too long. A schema without a reference is returned unchanged.
+    """
     for _ in range(MAX_SCHEMA_DEPTH):
         target = schema.get("$ref") if isinstance(schema, dict) else None
         if not isinstance(target, str):
@@ -112,7 +117,9 @@ def resolved(schema: Any, root: JsonObject) -> Any:
 
 
 def kinds_of(schema: Any) -> set[str]:
-    """Return the JSON types that a schema names, or that its keywords imply."""
+    """Return the JSON types that a schema names or, if it names none, the types that its keywords
+    imply.
+    """
     if not isinstance(schema, dict):
         return set()
     if "type" in schema:
@@ -122,5 +129,7 @@ def kinds_of(schema: Any) -> set[str]:
 
 
 def listed_types(kind: Any) -> set[str]:
-    """Return the types in a value of the keyword `type`."""
+    """Return the types that the keyword `type` names. Its value `kind` is a type or a list of
+    types.
+    """
     return set(kind) if isinstance(kind, list) else {kind} if isinstance(kind, str) else set()

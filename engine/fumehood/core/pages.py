@@ -27,12 +27,13 @@ class Pages:
         while not pages.is_over:
             pages.add(the data of a call with pages.arguments)
 
-    A page without items, or with a cursor seen before, ends the list, because a faulty tool might
-    never end it.
+    A faulty tool might return pages for ever. Therefore a page without items, or with a cursor that
+    has already occurred, also ends the list.
     """
 
     def __init__(self, arguments: JsonObject | None, max_items: int) -> None:
-        """Begin a list of at most `max_items` items, from calls with these arguments.
+        """Begin an empty list of at most `max_items` items. `arguments` are the arguments of the
+        call for the first page.
 
         Raises:
             ValueError: `max_items` is under 1.
@@ -49,7 +50,7 @@ class Pages:
         self._seen: set[str] = set()
 
     def add(self, data: JsonObject) -> None:
-        """Add the data of one page.
+        """Add the items of one page. `data` is the data of the call's answer.
 
         Raises:
             ValueError: the tool does not return its results in pages.

@@ -24,13 +24,13 @@ Named = str
 class PartError(FumehoodError):
     """A part cannot be used.
 
-    The engine does not start without the part, because the part may have a gate.
+    The engine then does not start, because a missing part might mean a missing gate.
     """
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """A configuration key: the type of its value, and the value if the key is absent."""
+    """A configuration key of a part: the type of its value, and the default value."""
 
     type: Any
     default: Any
@@ -38,7 +38,9 @@ class Setting:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallOption(Generic[V]):
-    """An option of a call that a part adds. The kernel only stores and passes on its value."""
+    """An option that a part adds to calls. The kernel only stores the option's value and passes it
+    on.
+    """
 
     name: str
     type: Any
@@ -57,17 +59,18 @@ class CallOption(Generic[V]):
     EngineError if the value does not fit the call or the plan."""
 
     def of(self, options: object) -> V:
-        """Return this option's value in the options of a call."""
+        """Return this option's value in a call's options, or the default if the options lack it."""
         value: V = getattr(options, self.name, self.default)
         return value
 
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """A command of the command line, and the command after which `--help` lists it.
+    """A command that a part adds to the command line. `after` is the command after which `--help`
+    lists it.
 
-    `function` is the function from which Typer makes the command. In a group of the kernel, it may
-    also be a `Typer`, which becomes a subgroup below the group's commands.
+    Typer makes the command from `function`. In a group of the kernel, `function` may also be a
+    `Typer`, which becomes a subgroup and is listed after the group's commands.
     """
 
     help: str
@@ -77,11 +80,12 @@ class Command:
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """Options that a part adds to a command of the kernel, and the parameter that they precede.
+    """Options that a part adds to a command of the kernel, before the parameter `before`.
 
-    The parameters of `function` are these options, and it may also have parameters of the command.
-    It is called before the command, and may end the process instead of returning. If the command
-    has a parameter `added`, that parameter gets the return value.
+    The parameters of `function` are the added options. `function` may also have parameters of the
+    command, and then gets their values. `function` is called before the command, and may end the
+    process instead of returning. If the command has a parameter `added`, this parameter gets the
+    return value of `function`.
     """
 
     command: str
@@ -91,12 +95,16 @@ class Options:
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """A check of `fumehood doctor`, and the check or group after which it is shown.
+    """A check that a part adds to `fumehood doctor`.
 
-    `function` takes the configuration and yields `Finding`s. A check with its own `group` is shown
-    below this title, after the kernel's group `after`, and every user runs it. The kernel's group
-    `Limits` is also allowed, for the limits of the part's own wall; its name, with a colon, is then
-    the check's. Checks without a group belong to the checks of authority.
+    `function` takes the configuration and yields `Finding`s. Without a `group`, the check belongs
+    to the checks of authority and follows the check `after`. With a `group`, every user runs the
+    check. Its findings are shown in a separate group with this title, which follows the group
+    `after`.
+
+    If `group` is `Limits`, which is a group of the kernel, the check reports the limits of the
+    part's own wall. `name` then ends with a colon, and the names of the check's findings begin with
+    it.
     """
 
     name: str
@@ -107,7 +115,7 @@ class Check:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolKind:
-    """An executor that a part adds, and the tools that use it."""
+    """An executor that a part adds, and the properties of the tools that use it."""
 
     executor: Named
     """A subclass of `Executor` (`executors/base.py`)."""
@@ -136,7 +144,7 @@ class ToolKind:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """Everything that one part adds. All fields except the name are optional."""
+    """Everything that one part adds to the product. All fields except `name` are optional."""
 
     name: str
     after: tuple[str, ...] = ()
@@ -212,9 +220,9 @@ class Part:
 
 @contextmanager
 def named_faults(what: str) -> Iterator[None]:
-    """Raise PartError, with a message that begins with `what`, for any exception in the block.
+    """Convert any exception in the block to a PartError whose message begins with `what`.
 
-    Exceptions that the engine defines are not replaced.
+    Exceptions that are already a `FumehoodError` are not converted.
     """
     try:
         yield
@@ -225,7 +233,12 @@ def named_faults(what: str) -> Iterator[None]:
 
 
 def ordered(found: Iterable[Part]) -> tuple[Part, ...]:
-    """Sort parts by `after`, then by name. Raises PartError if no such order exists."""
+    """Return the parts in an order in which each part follows the parts in its `after`. Parts that
+    need not follow each other are sorted by name.
+
+    Raises:
+        PartError: no such order exists.
+    """
     by_name = {part.name: part for part in found}
     graph = TopologicalSorter(
         {name: [a for a in by_name[name].after if a in by_name] for name in by_name}
@@ -243,13 +256,16 @@ def ordered(found: Iterable[Part]) -> tuple[Part, ...]:
 
 
 def imported(place: Named | None, default: Any = ()) -> Any:
-    """Import the object that a part names, or return the default if there is no name."""
+    """Import and return the object at `place`. Return the default if `place` is None."""
     return default if place is None else pkgutil.resolve_name(place)
 
 
 def placed(kernel: Sequence[str], added: Mapping[str, str]) -> list[str]:
-    """Return all names in order: each added name after the name that it follows, which may also be
-    an added one. If that name is missing, the added name comes last.
+    """Insert the keys of `added` into the names of `kernel`, and return all names in order. Each
+    key follows the name that is its value.
+
+    The value may also be another key of `added`. A key comes last if the name that it should follow
+    does not exist.
     """
     names, left = list(kernel), dict(added)
     while left:

@@ -24,7 +24,9 @@ _URL = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class ReturnedFile:
-    """One file. If it is too large to be inline, `data` is None: fetch it from its `url`."""
+    """One file in an answer. `data` is None if the file is too large to be in the answer itself.
+    Such a file is fetched from its `url`.
+    """
 
     filename: str
     content_type: str
@@ -34,18 +36,24 @@ class ReturnedFile:
     """The argument for a client's `blob` and `save_blob`, and for an engine's `blob`."""
 
     def _repr_png_(self) -> bytes | None:
-        """Return the image for a notebook, or None if the file is not a PNG or not inline."""
+        """Return the bytes that a notebook displays, or None if the file is not a PNG or its bytes
+        are not in the answer.
+        """
         return self.data if self.content_type == PNG else None
 
 
 def returned_files(listed: Any) -> tuple[ReturnedFile, ...]:
-    """Return the files of a list in an answer. Items that are not files are left out."""
+    """Return the files in a list from an answer. Items of the list that do not describe a file are
+    left out.
+    """
     items = listed if isinstance(listed, list | tuple) else ()
     return tuple(_file_of(item) for item in items if _is_file(item))
 
 
 def without_contents(listed: Any) -> Any:
-    """Return a list in an answer without the content of its inline files."""
+    """Return a list from an answer with the contents of its inline files replaced by empty
+    texts.
+    """
     if not isinstance(listed, list | tuple):
         return listed
     return [
@@ -66,7 +74,7 @@ class BlobUrl:
 
 
 def parse_blob_url(url: str) -> BlobUrl:
-    """Split the URL of a blob, as an answer has it, into its parts.
+    """Split the URL of a blob, in the form that answers contain, into its parts.
 
     Raises:
         ValueError: the text is not the URL of a blob.

@@ -1,4 +1,6 @@
-"""Start tasks from callbacks of the event loop, and complete tasks in spite of a cancellation."""
+"""Start tasks from callbacks of the event loop, and let tasks finish although their caller is
+cancelled.
+"""
 
 from __future__ import annotations
 
@@ -16,9 +18,11 @@ _starting: set[asyncio.Task[None]] = set()
 def start_soon(
     group: TaskGroup, task: Callable[..., Coroutine[Any, Any, Any]], *arguments: object
 ) -> None:
-    """Start a task in a group, even from an event-loop callback, such as that of a lost connection.
+    """Start a task in a group. This also works in an event-loop callback, for example the one for a
+    lost connection.
 
-    In a callback, anyio cannot find its event loop unless the program was started by `anyio.run`.
+    The group's own method does not work there: in a callback, anyio cannot find its event loop
+    unless the program was started by `anyio.run`.
     """
     if asyncio.current_task() is not None:
         group.start_soon(task, *arguments)
@@ -33,10 +37,11 @@ def start_soon(
 
 
 async def run_to_completion(work: Coroutine[Any, Any, T]) -> T:
-    """Run work in a separate task and return its result. Cancelling the caller does not stop it.
+    """Run work in a separate task and return its result. If the caller is cancelled, the work
+    continues to its end, and only then is the cancellation raised.
 
-    The cancellation is raised after the work has ended. A shielded scope is not enough, because a
-    call is cancelled through its task (`executors/base`), and no scope delays that.
+    A shielded scope is not enough, because a call is cancelled through its task (`executors/base`),
+    and no scope delays that.
     """
     task = asyncio.ensure_future(work)
     cancelled: asyncio.CancelledError | None = None

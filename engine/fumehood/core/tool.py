@@ -1,8 +1,8 @@
 """Tool definitions: one frozen value for each version of a tool, whatever the tool's source.
 
 `@tool` on a function and a JSON document make equal values. The part that models see
-(`model_schema`) does not reveal how the tool runs; `executor` and `sandboxed` determine that.
-`registry/definitions.py` decides whether a definition can be registered.
+(`model_schema`) does not reveal how the tool runs, which is determined by `executor` and
+`sandboxed`. `registry/definitions.py` decides whether a definition can be registered.
 """
 
 from __future__ import annotations
@@ -193,16 +193,16 @@ class ToolParameter(BaseModel):
 
     @property
     def has_default(self) -> bool:
-        """Whether a default was given, which may be null."""
+        """Whether the parameter has a default. The default may be null."""
         return "default" in self.model_fields_set
 
     @property
     def is_required(self) -> bool:
-        """Whether every call must have this parameter."""
+        """Whether every call must give this parameter."""
         return not self.has_default if self.required is None else self.required
 
     def json_schema(self) -> JsonObject:
-        """Return the JSON Schema of this parameter's value."""
+        """Return the JSON Schema for a value of this parameter."""
         schema: JsonObject = {"type": self.type, "description": self.description}
         if self.has_default:
             schema["default"] = self.default
@@ -225,9 +225,11 @@ class ToolParameter(BaseModel):
 
 
 def parameter_list_schema(listed: Sequence[Any]) -> tuple[JsonObject, list[str]]:
-    """Convert a list of parameters to a JSON Schema. Also return every fault in the list.
+    """Convert a list of parameters to a JSON Schema of a call's arguments. Also return every fault
+    in the list.
 
-    The elements are `ToolParameter`s or their documents. The schema omits invalid elements.
+    The elements are `ToolParameter`s or their documents. Invalid elements are left out of the
+    schema.
     """
     properties: JsonObject = {}
     required: list[str] = []
@@ -311,7 +313,7 @@ _HEADER_VALUE = re.compile(r"([!-~]([ \t!-~]*[!-~])?)?")
 
 
 def is_header_value(value: str) -> bool:
-    """Whether the text is valid as a header's value."""
+    """Whether a text may be sent as the value of an HTTP header."""
     return len(value) <= MAX_HEADER_VALUE and _HEADER_VALUE.fullmatch(value) is not None
 
 
@@ -480,7 +482,9 @@ class ToolDefinition(_Value):
 
     @property
     def version_key(self) -> tuple[Any, ...]:
-        """A key that sorts versions in semver's order: a pre-release comes before its release."""
+        """A key for sorting versions in the order that semver defines: a pre-release comes before
+        its release.
+        """
         match = re.match(SEMVER_PATTERN, self.version)
         assert match is not None
         major, minor, patch, pre, _ = match.groups()
@@ -491,9 +495,9 @@ class ToolDefinition(_Value):
         return (int(major), int(minor), int(patch), pre is None, parts)
 
     def for_models(self) -> ToolDefinition:
-        """Return the definition without the optional parameters that only clients need.
+        """Return the definition without the optional parameters that are meant only for clients.
 
-        If only one of several alternative parameters is left, it becomes required.
+        If several parameters were alternatives and only one of them is left, it becomes required.
         """
         properties, required = (self.parameters.get(key, {}) for key in ("properties", "required"))
         shown = {
@@ -511,7 +515,9 @@ class ToolDefinition(_Value):
         return self.model_copy(update={"parameters": parameters})
 
     def model_schema(self) -> JsonObject:
-        """Return the part of the definition that models see: name, description and parameters."""
+        """Return what models see of the definition: the name, the description and the
+        parameters.
+        """
         return {
             "name": self.name,
             "description": self.description,
@@ -546,7 +552,7 @@ _CONDITIONS = ("if", "then", "else")
 def parameter_names(schema: JsonObject) -> set[str]:
     """Return the names of all parameters that a valid schema describes or requires.
 
-    Parameters in its alternatives, conditions and references are included.
+    Parameters in the schema's alternatives, conditions and references are included.
     """
     names: set[str] = set()
     waiting: list[Any] = [schema]
@@ -568,7 +574,9 @@ def parameter_names(schema: JsonObject) -> set[str]:
 
 
 def with_own_root(parameters: JsonObject) -> JsonObject:
-    """Return a parameter schema in which a reference at the root is replaced by its target."""
+    """Return a parameter schema whose root is not a reference. If the root is a reference, its
+    target replaces it.
+    """
     root = parameters
     for _ in range(MAX_SCHEMA_DEPTH):
         if not isinstance(root.get("$ref"), str):
@@ -580,7 +588,9 @@ def with_own_root(parameters: JsonObject) -> JsonObject:
 
 
 def target_of(reference: str, root: JsonObject) -> Any:
-    """Return the schema to which a local reference points, or True if it points to no schema."""
+    """Return the schema to which a reference within `root` points, or True (anything is valid) if
+    the reference points to nothing.
+    """
     found: Any = root
     for part in reference.split("/")[1:]:
         key = unquote(part).replace("~1", "/").replace("~0", "~")

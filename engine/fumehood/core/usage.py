@@ -32,7 +32,7 @@ CHARACTERS_PER_TOKEN = {
 
 
 class TokenCounter(Protocol):
-    """Counts the tokens of a text. `estimated` is whether these counts are estimates."""
+    """Counts the tokens of a text. `estimated` is True if the counts are only estimates."""
 
     estimated: bool
 
@@ -40,7 +40,9 @@ class TokenCounter(Protocol):
 
 
 class EstimatingCounter:
-    """The default counter: characters divided by a constant, rounded up."""
+    """The default counter. It estimates tokens as the number of characters divided by
+    `CHARACTERS_PER_TOKEN`, rounded up.
+    """
 
     estimated = True
 
@@ -58,5 +60,5 @@ class Prices(Value):
 
 
 def money(amount: Decimal) -> str:
-    """Format an amount as in envelopes: with six decimal places."""
+    """Return an amount of money in the form of the envelope: with six decimal places."""
     return str(amount.quantize(MICRO, rounding=ROUND_HALF_EVEN))

@@ -53,7 +53,7 @@ class BudgetStanding(Value):
     resets_at: AwareDatetime | None
 
     def unit_in(self, currency: str) -> str:
-        """Return the unit as shown to people. For money, this is the currency."""
+        """Return the name of the unit that people see. For money, this is the currency."""
         return currency if self.unit is Unit.MONEY else self.unit.value
 
 
@@ -67,8 +67,8 @@ _ONE = f"({'|'.join(GROUPS)})"
 
 
 class UsageQuery(Value):
-    """A usage query: which calls to sum up, and how to group them. An absent filter excludes
-    nothing.
+    """A usage query: which calls to sum up, and how to group them. A filter that is absent excludes
+    no calls.
     """
 
     by: Annotated[str, Written(str | Iterable[str])] = Field(
@@ -89,7 +89,7 @@ class UsageQuery(Value):
     @field_validator("by", mode="before")
     @classmethod
     def _joined(cls, value: Any) -> Any:
-        """Accept a list of names, which programs may pass, as well as a text."""
+        """Convert a list of names, which a program may pass, to the text that the field holds."""
         return ",".join(map(str, value)) if isinstance(value, list | tuple) else value
 
     @field_validator("by")
@@ -102,12 +102,12 @@ class UsageQuery(Value):
 
     @property
     def groups(self) -> tuple[Group, ...]:
-        """The names in the field `by`, in order."""
+        """The names in the field `by`, in the same order."""
         return cast("tuple[Group, ...]", tuple(self.by.split(",")))
 
 
 class AllUsageQuery(UsageQuery):
-    """A usage query over all calls, or over those of one principal."""
+    """A usage query over the calls of all principals, or of one principal."""
 
     principal: PrincipalId | None = None
 
@@ -147,7 +147,7 @@ class UsageTable(Value):
     """Currency of the budgets. Past calls may have had other currencies."""
 
     def with_standings(self, standings: Sequence[BudgetStanding], currency: str) -> UsageTable:
-        """Return the same table with these budgets, at most `MAX_ROWS` of them."""
+        """Return a copy of the table that shows these budgets, at most `MAX_ROWS` of them."""
         has_more = self.has_more or len(standings) > MAX_ROWS
         shown = tuple(standings[:MAX_ROWS])
         return self.model_copy(

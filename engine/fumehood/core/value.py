@@ -11,21 +11,21 @@ MASKED_URL = "masked URL"
 
 
 class Value(BaseModel):
-    """A frozen value. Unknown fields are refused."""
+    """A frozen value. It cannot be created with unknown fields."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
 
 class StrictValue(Value):
-    """A value whose fields are never converted from another type."""
+    """A value whose fields accept only their own type. Other types are refused, not converted."""
 
     model_config = ConfigDict(strict=True)
 
 
 def table_of(annotation: Any) -> type[BaseModel] | None:
-    """Return the model in a field's type, or None without a model.
+    """Return the model in the type of a configuration field, or None if the type contains no model.
 
-    The type may be optional or a list.
+    The type may be the model itself, or an optional model or a list of models.
     """
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return annotation
