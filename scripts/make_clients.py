@@ -268,7 +268,8 @@ def _class_of(
     where = {"Common": "both sockets", "Caller": "the callers' socket"}.get(
         socket, "the control socket"
     )
-    what = f"The methods of `client.{part}` on {where}" if part else f"The methods on {where}"
+    methods = f"methods of `client.{part}`" if part else "client methods"
+    what = f"The generated {methods} for {where}"
     made = f'\n\nclass Async{socket}{part.title() or "Operations"}:\n    """{what}."""\n\n'
     made += "    def __init__(self, transport: AsyncTransport) -> None:\n"
     made += "        self._transport = transport\n"

@@ -146,11 +146,11 @@ class Engine:
         await self._life.end()
 
     def part(self, kind: type[PartOfEngine]) -> PartOfEngine:
-        """Return the object of a part in this engine, by its class."""
+        """Return this engine's instance of the part class `kind`."""
         return next(part for part in self._made.parts if isinstance(part, kind))
 
     def require_begun(self) -> None:
-        """Raise EngineNotRunning before the engine is entered and after it is left."""
+        """Raise EngineNotRunning if the engine has not been entered yet, or has been left."""
         if self._made.calls.intake.is_open:
             return
         raise EngineNotRunning(
@@ -170,7 +170,7 @@ class Engine:
         arguments or options are not JSON.
 
         Raises:
-            TypeError: there is no such option.
+            TypeError: an option is unknown.
             EngineNotRunning: the engine was not entered, or has been left.
         """
         chosen = checked_keywords(CallKeywords, "call", options) if options else {}
@@ -184,12 +184,12 @@ class Engine:
     async def batch(
         self, calls: Iterable[JsonObject], **options: Unpack[BatchKeywords]
     ) -> list[Envelope]:
-        """Make many calls at once as the owner of this process.
-
-        Return the answers in the same order.
+        """Make many calls concurrently as the owner of this process, and return their answers in
+        order.
 
         Each of the 1 to 1000 calls is `{"tool": …, "arguments": {…}, "options": {…}}`. `options`
-        are the fields of `BatchOptions`. A call that is malformed or fails has its own answer.
+        are the fields of `BatchOptions`. Each call has its own answer, even if the call is
+        malformed or fails.
 
         Raises:
             InvalidParams: the number of calls or an option of the batch is wrong.
@@ -213,7 +213,8 @@ class Engine:
         Each page is a separate call, with the previous page's `next_cursor` as `cursor`.
 
         Raises:
-            CallFailed: the call of a page did not succeed; the exception has its envelope.
+            CallFailed: the call for a page did not succeed; the exception contains that page's
+                envelope.
             ValueError: the tool is not paginated.
             TypeError, EngineNotRunning: for the same reasons as in `call`.
         """
@@ -231,12 +232,13 @@ class Engine:
         context: JsonObject | None = None,
         **options: Unpack[DecisionKeywords],
     ) -> Decision:
-        """Decide on a call of a tool that the caller runs itself, as the owner of this process.
+        """Decide on a tool call that the program makes itself, as the owner of this process.
 
-        The tool may run only if the decision is `allow`, and then once.
+        The engine does not run the tool. The program may run it only if the decision is `allow`,
+        and then only once.
 
         Raises:
-            CallFailed: nothing was decided, because the engine is stopping or the request is wrong.
+            CallFailed: the engine made no decision, because it is stopping or the request is wrong.
             TypeError, EngineNotRunning: for the same reasons as in `call`.
         """
         chosen = checked_keywords(DecisionKeywords, "decide", options)
@@ -252,12 +254,14 @@ class Engine:
 
     @property
     def owner(self) -> Principal:
-        """The principal of calls by this process itself."""
+        """The principal that owns this process. Calls by the process itself have this principal's
+        rights.
+        """
         agents = self.agents.spoken_for_by(self._owner_id)
         return Principal(self._owner_id, frozenset({Scope.CALL}), agents, is_program=True)
 
     def principal_of_uid(self, uid: int) -> Principal:
-        """Return the principal of a Unix user. A uid gives the scope `call` only."""
+        """Return the principal of a Unix user. This principal has only the scope `call`."""
         principal_id = self.config.principal_ids.get(uid) or uid_principal_id(uid)
         agents = self.agents.spoken_for_by(principal_id)
         return Principal(principal_id, frozenset({Scope.CALL}), agents)
@@ -271,28 +275,33 @@ class Engine:
     ) -> Coroutine[Any, Any, Envelope]:
         """Return a coroutine that runs one call. The principal must already be authenticated.
 
-        `live` receives the call's events, and can cancel the call.
+        `live` is a handle that receives the call's events and can cancel the call.
         """
         return self._made.calls.run(tool, body, principal, live or CallHandle())
 
     def delivered(self, live: CallHandle) -> None:
-        """Record that the caller has received the answer to its call.
+        """Record that the caller has received the answer to the call of `live`.
 
-        From now on, an identical call counts as a new call, not as a repeat. Only for a streamed
-        call, or one whose `live` has `is_delivered_later`.
+        From now on, an identical call counts as a new call, not as a repeat. Use this method only
+        for a streamed call, or if `live` has `is_delivered_later`.
         """
         self._made.calls.delivered(live)
 
     def open_batch(
         self, body: RawBatch, principal: Principal, parse: Parse = parse_batch_call
     ) -> Batch:
-        """Prepare many calls of one principal; each goes through `run`."""
+        """Prepare a batch of calls of one principal. When the batch runs, each call goes through
+        `run`.
+        """
         return self.batch_of(body.calls, body.options, principal, parse)
 
     def batch_of(
         self, members: Sequence[Any], options: BatchOptions, principal: Principal, parse: Parse
     ) -> Batch:
-        """Prepare calls of one principal, which `parse` parses; each goes through `run`."""
+        """Prepare a batch of calls of one principal, without running it.
+
+        `parse` parses each member of `members`. When the batch runs, each call goes through `run`.
+        """
         return Batch(
             members,
             options,
@@ -312,10 +321,10 @@ class Engine:
         await self.cancel_call(call_id, self.owner)
 
     async def cancel_call(self, call_id: str, principal: Principal) -> None:
-        """Cancel a running call of one principal, and wait until its program has ended.
+        """Cancel a running call of one principal, and wait until the call's program has ended.
 
         Raises:
-            ResourceNotFound: the principal has no such call, or it has ended.
+            ResourceNotFound: the principal has no such call, or the call has ended.
         """
         await self.overview.cancel_as(call_id, principal)
 
@@ -346,7 +355,7 @@ class Engine:
         )
 
     def tool(self, reference: str) -> ToolDetails:
-        """Return a tool, named by `name` or `name@version`, and its versions.
+        """Return a tool and all its versions. `reference` is `name` or `name@version`.
 
         Raises ToolNotFound.
         """
@@ -392,7 +401,7 @@ class Engine:
         return self.registry.changes, agents, principal.has_authenticated
 
     def findings(self, tool: RegisteredTool) -> tuple[Finding, ...]:
-        """Return the tool's violations of the rules that protect models."""
+        """Return the rules for the protection of models that a tool's definition violates."""
         if tool.source is Source.BUILTIN:  # an imitated name is the other tool's fault
             return ()
         from fumehood.registry.poison import poison  # its patterns take a while to compile
@@ -401,7 +410,7 @@ class Engine:
         return tuple(poison(tool.definition.model_dump(mode="json"), names))
 
     def ready(self) -> Readiness:
-        """Return whether calls are served, and the limits that each wall in use enforces."""
+        """Return whether the engine serves calls, and the limits that each wall in use enforces."""
         is_held, walls = self._made.walls.readiness()
         serves = is_held and not self._made.calls.intake.takes_none()
         state = StateReadiness(failing=self.database.is_failing, lost_rows=self.database.lost_posts)
@@ -413,7 +422,7 @@ class Engine:
         )
 
     def can_run_now(self, tool: ToolDefinition) -> bool:
-        """Whether a tool's sandbox and image are available, as far as the engine knows."""
+        """Return True if, as far as the engine knows, a tool's sandbox and image are available."""
         return can_run_now(tool, self._made.walls.by_name)
 
     async def figures(self) -> list[Figure]:
@@ -430,7 +439,9 @@ class Engine:
         max_cost: Decimal | None = None,
         at_most: int | None = None,
     ) -> Selection:
-        """Return an agent's tools, as the agent sees and orders them, and why others are omitted.
+        """Return an agent's tools in the agent's order and as the agent sees them.
+
+        The result also contains the omitted tools, with the reasons.
 
         Raises:
             ResourceNotFound: the agent is unknown, or the principal may not act for it.
@@ -447,7 +458,7 @@ class Engine:
         return replace(selection, left_out=(*selection.left_out, *missing))
 
     async def calls(self, **query: Unpack[CallQueryKeywords]) -> CallPage:
-        """Return a page of the call log of this process's owner, newest first.
+        """Return a page of the calls of this process's owner, newest first.
 
         `query` are fields of `CallQuery`: since, until, agent, tool, code, state, text, limit,
         cursor.
@@ -461,7 +472,8 @@ class Engine:
         return await self.calls_of(self.owner, asked)
 
     async def calls_of(self, principal: Principal, query: CallQuery) -> CallPage:
-        """Return a page of a principal's call log, or the principal's running calls.
+        """Return a page of one principal's calls, from the call log or, if `query` selects them,
+        the running calls.
 
         Raises:
             ResourceNotFound: the cursor is unknown, or too old.
@@ -546,13 +558,16 @@ class Engine:
         return envelope.read_whole(field, await self.blob(url))
 
     def session_files(self, session_id: str, principal: Principal | None = None) -> SessionFiles:
-        """Return the files of a session of this process's owner, or of another principal."""
+        """Return the object that reads and writes a session's files.
+
+        The session belongs to `principal` or, if that is None, to this process's owner.
+        """
         owner = principal or self.owner
         own_id = self.sessions.id_of(owner, session_id)
         return SessionFiles(self.sessions, self._made.services.cursors, owner, own_id)
 
     def refusal(self, error: EngineError, tool: str | None = None) -> Envelope:
-        """Make an envelope for a request that was refused before it became a call."""
+        """Return an envelope for a request that was refused before it became a call."""
         # A program may give a name that is not Unicode, which an answer cannot hold.
         named = tool.encode("utf-8", "replace").decode() if tool is not None else None
         return self.answer({}, error, named)
@@ -560,7 +575,9 @@ class Engine:
     def answer(
         self, data: JsonObject, error: EngineError | None = None, tool: str | None = None
     ) -> Envelope:
-        """Make an envelope without a call id, for an answer such as a list of tools."""
+        """Return an envelope without a call id, for an answer that is not a call's, such as a list
+        of tools.
+        """
         now = self.now()
         return Envelope(
             success=error is None,
@@ -582,11 +599,14 @@ class Engine:
         )
 
     def drain(self) -> None:
-        """Accept no new calls; running calls continue."""
+        """Refuse new calls from now on. Running calls continue."""
         self._made.calls.drain()
 
     async def drained(self) -> None:
-        """Wait, after `drain`, until no call is running, including approved calls."""
+        """Wait until no call is running. Approved calls whose callers have left count as well.
+
+        Call `drain` first; otherwise, new calls can keep this method waiting.
+        """
         await self._life.drained()
 
     @property
@@ -603,7 +623,7 @@ class Engine:
 
     @property
     def directory_faults(self) -> tuple[DirectoryFault, ...]:
-        """The current faults in the directory of definitions."""
+        """The current faults in the directory of tool definitions."""
         directory = self._made.sources.directory
         return directory.faults if directory is not None else ()
 

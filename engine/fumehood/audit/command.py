@@ -1,7 +1,8 @@
 """`fumehood audit`: verify and export the audit chain, and rotate its key.
 
-`verify` and `export` read the state directory directly, as its owner, with or without a running
-engine. The result of `verify` therefore does not depend on the engine that wrote the chain.
+`verify` and `export` read the state directory directly, with the rights of its owner. No running
+engine is needed. The result of `verify` therefore does not depend on the engine that wrote the
+chain.
 """
 
 from __future__ import annotations
@@ -149,14 +150,18 @@ def _verdict(anchor: list[Path], export: Path | None, key: list[Path], *, part: 
 
 
 def _some(anchors: list[Anchor], path: Path) -> list[Anchor]:
-    """Return the anchors. End the command if there are none: an empty file would prove nothing."""
+    """Return the anchors. End the command if there are none, because a check against an empty file
+    would prove nothing.
+    """
     if not anchors:
         fail(f"There are no anchors in {path}.", ExitCode.USAGE)
     return anchors
 
 
 def _put_verifier(state: Path, directory: Path) -> None:
-    """Write the code of `audit verify`, which needs only Python, and the anchors to a directory."""
+    """Copy the program that verifies the chain, which needs only Python, and the anchors to a
+    directory.
+    """
     directory.mkdir(parents=True, exist_ok=True)
     # As one file: the import of `audit_rows` is replaced by the text of that module.
     _, _, rows = getsource(audit_rows).partition("from __future__ import annotations\n")
@@ -168,7 +173,9 @@ def _put_verifier(state: Path, directory: Path) -> None:
 
 
 def _require_readable(state: Path) -> None:
-    """End the command with a remedy if the state directory is missing or not readable."""
+    """End the command if the state directory is missing or not readable. The message contains a
+    remedy.
+    """
     if not os.access(state, os.R_OK | os.X_OK):
         fail(
             f"The state directory {state} does not exist, or you may not read it. Set "

@@ -1,4 +1,5 @@
 """The command line: one file for each group of commands.
 
-JSON goes to stdout, messages to stderr. `main.py` imports a command only when it is used.
+JSON goes to stdout, messages to stderr. `main.py` imports a command's module only when the command
+is used.
 """

@@ -1,14 +1,15 @@
 """`fumehood approvals`: list and show calls that wait for approval, and decide on them.
 
-Deciding needs an approver's credential, which is typed on the terminal. A decision names the
-version that was shown; if the approval has changed since then, nothing is decided.
+Decisions need an approver's credential, which the approver types on the terminal. A decision names
+the version of the approval that was shown. If the approval has changed since then, nothing is
+decided.
 
 The text of an approval comes from a model or its prompt, so it is untrusted. Invariants:
 
 - Every argument is shown completely.
 - Every line of untrusted text, even after folding, starts with a mark that the text cannot imitate.
-  On lines that also have trusted text, the trusted text comes first, so that a name cannot pass for
-  a size, for example.
+  On a line that also contains trusted text, the trusted text comes first, so that a file's name,
+  for example, cannot pass for its size.
 - Control, invisible and direction-changing characters are escaped, and named in a warning.
 - A preview of unknown form is shown completely, as JSON.
 """
@@ -85,12 +86,12 @@ STYLES = {
     "head": "bold", "theirs": "", "plain": "", "added": "green", "removed": "red",
     "warning": "bold yellow",
 }  # fmt: skip
-"""The kind of a line → its style."""
+"""Kind of a line → the style in which the line is printed."""
 
 VERSION = re.compile(r"[1-9][0-9]{0,8}", re.ASCII)
 PAGE = 100
 OPEN = (ApprovalState.PENDING, ApprovalState.APPROVED, ApprovalState.STARTED)
-"""The states of an approval that has not ended."""
+"""The states of approvals that have not ended."""
 
 ApprovalId = Annotated[str, typer.Argument(help="The approval's id, apr_….")]
 ApprovalIds = Annotated[
@@ -320,8 +321,10 @@ def _holds(rule: RememberedRule) -> bool:
 
 
 def _looked_at(given: Sequence[str], version: int | None) -> dict[str, int | None]:
-    """Parse `ID[@VERSION]` words: map each id to the version that the user has seen, or to None if
-    no version was given.
+    """Parse words of the form `ID[@VERSION]`.
+
+    Return each id → the version that the user has seen, or None if the word contains no version. In
+    that case, `version` (the option `--version`) is used if it is given.
     """
     if version is not None and (len(given) > 1 or "@" in given[0]):
         fail("--version takes one approval. For several, use ID@VERSION.", ExitCode.USAGE)
@@ -343,10 +346,11 @@ def _decide(
     credential_stdin: bool,
     socket: Path | None,
 ) -> None:
-    """Show the approvals and ask for confirmation, unless `yes` is True. Then decide on them.
+    """Show the approvals and request confirmation, unless `yes` is True. Then decide on the
+    approvals.
 
-    The decision applies only to the versions in `looked_at`. For an approval without a version in
-    `looked_at`, the decision applies to the current version, which was shown.
+    The decision applies only to the approvals' versions in `looked_at`. For an approval whose
+    version there is None, the decision applies to the version that was fetched and shown.
     """
     if not yes and (credential_stdin or not sys.stdin.isatty()):
         fail(
@@ -370,8 +374,10 @@ def _decide(
 
 
 def _require_open(seen: Sequence[Approval], looked_at: Mapping[str, int | None]) -> None:
-    """End the command, before the user is asked for confirmation, if the engine would refuse a
-    decision.
+    """End the command if the engine would refuse a decision, because an approval is no longer
+    pending or has another version than the user has seen.
+
+    This happens before the user is asked for confirmation.
     """
     for version, approval in zip(looked_at.values(), seen, strict=True):
         found = f"was already {approval.state}"
@@ -383,10 +389,10 @@ def _require_open(seen: Sequence[Approval], looked_at: Mapping[str, int | None])
 
 
 def _ask(client: ControlClient, seen: Sequence[Approval], decision: NewDecision) -> NewDecision:
-    """Show the approvals on standard error. End the command unless the user types `yes`.
+    """Show the approvals on standard error, and end the command unless the user types `yes`.
 
-    Return the decision. If it contains edited arguments, the returned decision is bound to the
-    action that was shown.
+    Return the decision. A decision with edited arguments gets the digest of the action that was
+    shown, so that it applies only to that action.
     """
     columns = shutil.get_terminal_size().columns
     for approval in seen:
@@ -408,9 +414,10 @@ def _ask(client: ControlClient, seen: Sequence[Approval], decision: NewDecision)
 
 
 def _followed(client: ControlClient) -> Iterator[Approval]:
-    """Yield the open approvals, oldest first, then each approval that is new or has changed.
+    """Yield the open approvals, oldest first. Then yield each approval that is new or has changed.
 
-    Ended approvals are followed only while they are among the newest `PAGE`.
+    An approval that is not open is only noticed if it is among the newest `PAGE` approvals, or was
+    open before.
     """
     changes = client.approvals.next_change(-1)
     seen: dict[str, Approval] | None = None
@@ -433,7 +440,11 @@ def _followed(client: ControlClient) -> Iterator[Approval]:
 def _seeing(
     mine: bool, socket: Path | None, credential_stdin: bool, *, as_json: bool
 ) -> AbstractContextManager[Any]:
-    """Connect as the caller (`--mine`) or as an approver, who sees all approvals."""
+    """Return a context with a client: the caller's client for `--mine`, otherwise an approver's
+    client.
+
+    An approver sees the approvals of all principals.
+    """
     if mine:
         return calling(socket, as_json=as_json)
     return _approving(socket, credential_stdin, as_json=as_json)
@@ -499,7 +510,9 @@ _show_list = as_table(
 
 
 def _show_line(approval: Approval, *, as_json: bool) -> None:
-    """Print one approval on one line, and flush because a reader may be waiting."""
+    """Print one approval on one line. Flush the output, because another program may be waiting for
+    it.
+    """
     if as_json:
         line = json.dumps(approval.model_dump(mode="json"))
     else:
@@ -517,7 +530,7 @@ def _show_line(approval: Approval, *, as_json: bool) -> None:
 
 
 def _show_changes(changes: Sequence[Any]) -> None:
-    """Show recent authority changes, so that an approver notices misuse of a credential."""
+    """Show recent changes to authority, so that an approver can notice misuse of a credential."""
     since = datetime.now(UTC) - CHANGES_SINCE
     fresh = [change for change in changes if change.at >= since][:SHOWN_CHANGES]
     if fresh:
@@ -528,7 +541,7 @@ def _show_changes(changes: Sequence[Any]) -> None:
 
 
 def _print_lines(lines: Sequence[Any], *, to_stderr: bool) -> None:
-    """Print the lines' text literally, without interpreting markup."""
+    """Print the lines' text literally. Markup in the text is not interpreted."""
     console = Console(stderr=to_stderr, highlight=False, markup=False, emoji=False)
     for line in lines:
         console.print(Text(line.text, style=STYLES[line.kind]), soft_wrap=True)
@@ -543,13 +556,13 @@ INDENT = "  "
 MARK = "  │ "
 
 BESIDE_FILES = ("printed", "variables", "requests")
-"""Fields of a preview that describe effects of a trial other than changed files."""
+"""Fields of a trial's preview that describe effects other than changed files."""
 
 
 def approval_lines(approval: Approval, now: datetime, columns: int) -> list[Line]:
-    """Return the lines of an approval: facts, arguments, effect, decisions and warnings.
+    """Return the lines that show an approval: facts, arguments, effect, decisions and warnings.
 
-    Long lines are folded to a width of `columns`.
+    Lines longer than `columns` are folded.
     """
     facts = [
         Line(f"{visible(approval.id)}  {approval.state}", "head"),
@@ -585,7 +598,7 @@ def approval_lines(approval: Approval, now: datetime, columns: int) -> list[Line
 
 
 def rule_lines(rule: RememberedRule, columns: int) -> list[Line]:
-    """Return the lines of a remembered rule, saved or proposed."""
+    """Return the lines that show a rule. The rule is either saved or only proposed."""
     who = rule.principal_id + (f" as agent {rule.agent_id}" if rule.agent_id else "")
     until = f"until {rule.expires_at:%Y-%m-%d %H:%M} UTC" if rule.expires_at else "while it lasts"
     uses = "any number of times" if rule.uses_left is None else f"{rule.uses_left} more times"
@@ -657,8 +670,8 @@ def _arguments(arguments: JsonObject, columns: int) -> Iterator[Line]:
 
 
 def _value(name: str, value: Any, columns: int) -> Iterator[Line]:
-    """Yield the lines of a value. Multi-line text and request bodies are shown as text, and all
-    other values as JSON.
+    """Yield the lines that show a value. Multi-line texts and request bodies are shown as text, and
+    all other values as JSON.
     """
     if isinstance(value, str) and ("\n" in value or name == "body"):
         yield from ours(f"{INDENT}{name} ({len(value)} characters)", columns)
@@ -694,7 +707,7 @@ def _rest(preview: JsonObject, columns: int) -> Iterator[Line]:
 
 
 def preview_lines(preview: JsonObject, columns: int) -> Iterator[Line]:
-    """Yield the lines of the whole preview that the engine computed."""
+    """Yield the lines that show the whole preview that the engine has computed."""
     if "would_fail" in preview:
         said = visible(str(preview["would_fail"]))
         yield from warning(f"The call would fail: {said}", columns)
@@ -739,7 +752,7 @@ def _entry(sign: str, entry: JsonObject, columns: int) -> Iterator[Line]:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One line of text that is safe to print, and the kind that decides its colour."""
+    """One line of text that is safe to print. Its kind determines its colour."""
 
     text: str
     kind: Kind = "plain"
@@ -756,14 +769,16 @@ def warning(text: str, columns: int) -> Iterator[Line]:
 
 
 def theirs(text: str, columns: int, kind: Kind = "theirs") -> Iterator[Line]:
-    """Yield the lines of untrusted text, each escaped and with the mark before it."""
+    """Yield the lines of untrusted text. Each line is escaped and begins with `MARK`."""
     for line in text.split("\n"):
         for piece in folded(visible(line), columns - len(MARK)):
             yield Line(MARK + piece, kind)
 
 
 def folded(text: str, columns: int, indent: str = "") -> Iterable[str]:
-    """Fold text into pieces of at most `columns`; `indent` starts every piece after the first."""
+    """Fold text into pieces of at most `columns`. Each piece after the first begins with
+    `indent`.
+    """
     if len(text) <= columns and cell_len(text) <= columns:
         return [text]
     first = chop_cells(text, columns)[0]

@@ -196,7 +196,7 @@ plain(
 
 
 def own_principal() -> str:
-    """Return the id of the principal of the user who runs this command."""
+    """Return the id of the principal that belongs to the user who runs this command."""
     uid = os.getuid()
     return read_config().principal_ids.get(uid) or uid_principal_id(uid)
 

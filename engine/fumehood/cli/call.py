@@ -39,18 +39,22 @@ if TYPE_CHECKING:
 
 GROUP = 16
 GROUP_BYTES = 4 * 1024 * 1024
-"""Size in bytes above which no further calls are added to a request. A batch is sent in several
-requests, each with at most `GROUP` calls."""
+"""A request gets no further calls once its size exceeds this number of bytes. A batch is sent in
+several requests, each with at most `GROUP` calls."""
 
 WAIT_AS_LONG_AS_ALLOWED = "allowed"
 SECONDS = re.compile(r"-?[0-9.]+[smhd]?", re.ASCII)
 
 
 class CallCommand(PlainCommand):
-    """The command `call`. Its `--wait` has an optional value, which typer does not support."""
+    """The command `call`. The value of its option `--wait` is optional, which typer does not
+    support.
+    """
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Give `--wait` without a value its default. Refuse `--wait 30`: it must be `--wait=30`."""
+        """Give the option `--wait` its default if it has no value. Refuse `--wait 30`, because only
+        `--wait=30` is supported.
+        """
         end = args.index("--") if "--" in args else len(args)
         for option, after in pairwise(args[:end]):
             if option == "--wait" and SECONDS.fullmatch(after):
@@ -63,7 +67,7 @@ class CallCommand(PlainCommand):
 
 
 COMMAND_CLASS = CallCommand
-"""The class with which `fumehood.cli.main` builds the command."""
+"""The class of which `fumehood.cli.main` creates the command."""
 
 
 def call(
@@ -198,10 +202,10 @@ def _fetch_all(
     tool: str, arguments: JsonObject, options: dict[str, Any], socket: SocketPath, *,
     token_file: TokenFile,
 ) -> JsonObject:  # fmt: skip
-    """Print the items of all pages, each on its own line, and exit.
+    """Print the items of all pages, each on its own line, and end the command with exit code 0.
 
-    If a page fails, its envelope is returned after the items of the earlier pages are printed. If
-    the tool is not paginated, its only answer is returned.
+    This function only returns if a call fails, or if the tool is not paginated. It then returns the
+    envelope of that call. The items of earlier pages have been printed.
     """
     pages, shown = Pages(arguments, MAX_ITEMS), 0
     while not pages.is_over:
@@ -227,7 +231,7 @@ def _fetch_all(
 
 
 def say_how_to_approve(answer: JsonObject) -> None:
-    """If the call waits for approval, print how to approve it and how to get its answer."""
+    """If a call waits for approval, print how to approve the call and how to fetch its answer."""
     error = answer["error"] or {"code": None}
     if error["code"] != RequiresHumanApproval.code or error.get("approval_id") is None:
         return
@@ -251,12 +255,15 @@ def _waiting(given: str) -> bool | float:
 
 
 def options_of(**given: Any) -> dict[str, Any]:
-    """Return the options of a call that are not None."""
+    """Return the given options of a call, without those that are None."""
     return {name: value for name, value in given.items() if value is not None}
 
 
 def read_arguments(given: str) -> JsonObject:
-    """Read a strict JSON object from the command line, a file (`@FILE`) or standard input (`-`)."""
+    """Read a call's arguments, which are a strict JSON object.
+
+    `given` is the JSON text, `@FILE` for a file, or `-` for standard input.
+    """
     raw: bytes | str = given
     if given == "-" or given.startswith("@"):
         raw = read_bytes(given.removeprefix("@"), "The file of arguments")
@@ -265,7 +272,7 @@ def read_arguments(given: str) -> JsonObject:
 
 
 def _call_locally(tool: str, arguments: JsonObject, options: dict[str, Any]) -> Envelope:
-    """Run one call in an embedded engine with temporary state; dangerous tools are refused."""
+    """Run one call in an embedded engine with a temporary state. Dangerous tools are refused."""
     import anyio
 
     from fumehood.cli.reach import read_config
@@ -283,7 +290,10 @@ def _call_locally(tool: str, arguments: JsonObject, options: dict[str, Any]) -> 
 
 
 def _call_batch(file: str, socket: Path | None, *, as_json: bool) -> int:
-    """Make the calls of a file in groups, print one answer per line, and return the exit code."""
+    """Make the calls of a file in groups, and print one line for each answer.
+
+    Return exit code 0 if all calls succeeded, or else 1.
+    """
     calls = list(_parsed(read_bytes(file, "The file")))
     if not calls:
         fail("The file contains no calls.", ExitCode.USAGE)
@@ -308,7 +318,7 @@ def _call_batch(file: str, socket: Path | None, *, as_json: bool) -> int:
 
 
 def _parsed(raw: bytes) -> Iterator[Any]:
-    """Yield the calls of a file: a JSON array, or one JSON value per line."""
+    """Yield the calls of a file, which contains a JSON array, or one JSON value per line."""
     raw = strict_json.unmarked(raw)
     is_array = raw.lstrip().startswith(b"[")
     for number, line in enumerate([raw] if is_array else raw.split(b"\n"), start=1):
@@ -344,9 +354,10 @@ def _groups(calls: Iterable[Any]) -> Iterator[list[Any]]:
 
 @contextmanager
 def _progress(total: int) -> Iterator[Callable[[list[str]], None]]:
-    """Yield a function that prints the lines of a group of calls.
+    """Yield a function that prints the lines for a group of calls.
 
-    If stderr is a terminal, a progress bar is shown whenever the function is not printing.
+    If stderr is a terminal, a progress bar is shown there. The bar disappears while lines are
+    printed.
     """
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn

@@ -1,7 +1,7 @@
-"""`fumehood calls` and `usage`: the call log of the engine, and its totals.
+"""`fumehood calls` and `usage`: the engine's call log, and usage totals computed from the log.
 
-Invariant: the name of a requested tool is untrusted text of the caller. The name can neither move
-the reader's cursor nor become a formula in a spreadsheet.
+The name of a requested tool is untrusted text from the caller. Invariant: this name can neither
+move the terminal's cursor nor become a formula in a spreadsheet.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ def show_call(call_id: CallId, as_json: AsJson = False, socket: SocketPath = Non
 
 
 def _whole(found: CallAnswer) -> JsonObject:
-    """Return a call as one object: its row in the log, its arguments and its envelope."""
+    """Return a call as one object, with its record in the log, its arguments and its envelope."""
     kept = found.model_dump(mode="json", include={"arguments", "envelope"})
     return found.call.model_dump(mode="json") | kept
 
@@ -205,10 +205,11 @@ def _filters(
 def _followed(
     client: Client, filters: dict[str, Any], limit: int, pause: Callable[[], None]
 ) -> Iterator[CallRecord]:
-    """Yield the last `limit` records, then new ones as they arrive, oldest first.
+    """Yield the last `limit` records, and then new records as they arrive. Older records come
+    first.
 
-    New records are found by id, because clocks can go backwards. If the engine stops after the
-    first answer, this function waits until an engine runs again.
+    New records are detected by their ids, because clocks can go backwards. If the engine stops
+    later, this function waits until an engine runs again.
     """
     fetch = partial(client.calls, **filters)
     before, _ = newest(fetch, max(limit, 1))
@@ -231,10 +232,10 @@ def _followed(
 
 
 FORMULA_BEGINS = ("=", "+", "-", "@", "\uff1d", "\uff0b", "\uff0d", "\uff20", "|", "%")
-"""Characters that begin a formula in a spreadsheet. Some programs accept the full-width forms.
+"""Characters that can begin a formula in a spreadsheet. Some programs also accept the full-width
+forms.
 
-*Source*: OWASP, CSV injection.
-"""
+*Source*: OWASP, CSV injection."""
 
 _SUMS = ("calls", "errors", "input_tokens", "output_tokens", "tokens_used")
 
@@ -308,7 +309,9 @@ def usage(
 
 
 def _groups(given: list[str]) -> str | None:
-    """Join the `--by` options for the engine. End the command for unknown or repeated groups."""
+    """Join the values of `--by` as the engine expects them. End the command if a group is unknown
+    or repeated.
+    """
     names = [name.strip() for text in given for name in text.split(",")]
     for name in names:
         if name not in GROUPS:
@@ -341,7 +344,9 @@ def show_usage(table: UsageTable) -> None:
 
 
 def write_csv(table: UsageTable, file: TextIO) -> None:
-    """Write one line per group and currency, so that no cell mixes currencies."""
+    """Write one line for each group and currency, so that each cell has an amount in one
+    currency.
+    """
     writer = csv.writer(file, quoting=csv.QUOTE_NONNUMERIC, lineterminator="\r\n")
     writer.writerow([*table.by, *_SUMS, "cost", "currency"])
     for row in table.items:

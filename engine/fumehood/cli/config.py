@@ -24,7 +24,8 @@ config = typer.Typer(help="The configuration: values and their sources.", no_arg
 KeyPath = tuple[str, ...]
 
 FILE, DEFAULT = KNOWN_SOURCES = ("file", "default")
-"""The sources of values that no variable sets. Otherwise the source is the variable's name."""
+"""Sources of a value that no environment variable sets: the configuration file, or the default. If
+a variable sets the value, the source is the variable's name."""
 
 
 @config.command("show")
@@ -108,8 +109,9 @@ def _masked(path: KeyPath, value: Any) -> Any:
 
 
 def _variable(path: KeyPath) -> str:
-    """Return the environment variable that sets a key: the key's own variable, or the variable of a
-    table above the key.
+    """Return the name of the environment variable that sets a key.
+
+    A variable can set the key itself or a whole table that contains the key.
     """
     names = {name.upper() for name, value in os.environ.items() if value}
     variables = [variable_of(path[:end]) for end in range(len(path), 0, -1)]

@@ -1,9 +1,10 @@
 """`fumehood doctor`: check this host, and name a remedy for every problem.
 
-The checks of authority (approvers, policy, audit key, secrets, and those of parts) read the state
-directory and the configured files directly, with or without a running engine, and write nothing. If
-the command runs as a user other than the engine's, these checks only report that nothing could be
-read. Without Docker everything except containers works, so no Docker finding is `missing`.
+The checks of authority (approvers, policy, audit key, secrets, and checks that parts add) read the
+state directory and the configured files directly, and write nothing. No running engine is needed.
+If the command runs as a user other than the engine's, these checks only report that nothing could
+be read. Without Docker, everything except containers works, so no finding about Docker has the
+verdict `missing`.
 """
 
 from __future__ import annotations
@@ -79,13 +80,14 @@ GROUPS = {
     "Images": ("image:",),
     "Tools": ("tools", "tools directory"),
 }
-"""Title → names of checks, or prefixes ending in a colon. `authority_checks` names the checks of
-the group Authority, `libraries` more checks of the group Host. Parts add further groups, and checks
-to `OPEN_GROUP`.
-"""
+"""Title of a group → names of its checks. A name that ends in a colon is a prefix of several
+checks' names.
+
+Further checks of the group Authority are named by `authority_checks`, and of the group Host by
+`libraries`. Parts can add groups, and can add checks to `OPEN_GROUP`."""
 
 OPEN_GROUP = "Limits"
-"""The group about walls, which parts also have."""
+"""The group of checks of walls. Parts can add checks of their own walls to it."""
 
 COLOURS: dict[Verdict, str] = {"ok": "32", "warning": "33", "missing": "31"}
 """The colour of each verdict. *Source*: ECMA-48, SGR."""
@@ -119,7 +121,7 @@ def doctor(
 
 
 def _show_parts(*, as_json: bool) -> None:
-    """Show what each part adds, and the entry points that are not loaded as parts."""
+    """Show what each part adds. Also show the entry points that are not loaded as parts."""
     found = [_described(part) for part in parts()]
     others = [f"{one.name} ({one.value})" for one in foreign() if one.name not in named()]
     if as_json:
@@ -193,7 +195,9 @@ def _examine(socket: Path | None) -> Iterator[Finding]:
 
 
 def _titles(kernel: tuple[str, ...], own: Sequence[Check]) -> list[str]:
-    """Return the titles of the kernel's groups and of those that parts add, in their order."""
+    """Return the titles of all groups in display order: those of the kernel, and those that parts
+    add.
+    """
     added = {str(check.group): check.after for check in own if check.group != OPEN_GROUP}
     return placed(kernel, added)
 
@@ -207,7 +211,7 @@ def _platform() -> Finding:
 
 
 def libraries() -> dict[str, str]:
-    """Return the libraries that parts need → the oldest version that every part permits."""
+    """Return each library that parts need → the oldest version that satisfies every part."""
     found: dict[str, str] = {}
     for part in parts():
         for name, oldest in part.libraries.items():
@@ -245,7 +249,9 @@ def _state(config: Config) -> Finding:
 
 
 def daemon_findings(config: Config) -> Iterator[Finding]:
-    """Check whether the daemon is ready, and whether calls to services are suspended."""
+    """Yield a finding on whether the daemon is ready. If calls to services are suspended, also
+    yield a finding about that.
+    """
     try:
         path = config.socket_path
         with Client(path) as client:
@@ -274,7 +280,8 @@ def _limits(config: Config) -> Iterator[Finding]:
 
 
 def limit_findings(name: str, wall: ProcessWall, if_not: Verdict) -> Iterator[Finding]:
-    """Yield a finding for each limit of a wall, with the verdict `if_not` if it does not hold.
+    """Yield a finding for each limit of a wall. A limit that is not enforced gets the verdict
+    `if_not`.
 
     To check the limits, a guest is started, which attacks its own wall and reports the results.
     """
@@ -317,7 +324,9 @@ def _tools(config: Config, offline: Offline) -> Iterator[Finding]:
 
 
 def show_findings(findings: Sequence[Finding], *, verbose: bool) -> None:
-    """Show every finding in full, or only problems and a count of the others."""
+    """Show all findings in full if `verbose` is True. Otherwise, show only problems in full, and a
+    count of the other findings.
+    """
     for finding in findings:
         if verbose or not _is_well(finding):
             _show(finding.verdict, f"{finding.check}: {finding.found}")
@@ -330,8 +339,10 @@ def show_findings(findings: Sequence[Finding], *, verbose: bool) -> None:
 
 
 def _is_well(finding: Finding) -> bool:
-    """Whether a finding needs no attention. The finding for a missing optional image is `ok` but
-    has a remedy, so False is returned for it.
+    """Return True if a finding needs no attention.
+
+    A finding with a remedy needs attention, even if its verdict is `ok`, as for a missing optional
+    image.
     """
     return finding.verdict == "ok" and not finding.cure
 
@@ -356,7 +367,7 @@ def _show(verdict: Verdict, text: str) -> None:
 
 
 def _wrapped(text: str) -> str:
-    """Wrap text to the terminal's width. A long path is not broken, so that it can be copied."""
+    """Wrap text to the terminal's width. A long path is not broken, so that users can copy it."""
     return textwrap.fill(
         printable(text), shutil.get_terminal_size().columns, subsequent_indent=INDENT,
         break_long_words=False, break_on_hyphens=False,
@@ -364,22 +375,23 @@ def _wrapped(text: str) -> str:
 
 
 CHECKS = ("approvers", "policy", "audit key", "secrets")
-"""The kernel's checks of authority, in the order in which they are shown."""
+"""The names of the kernel's checks of authority, in display order."""
 
 JsonMapping = Mapping[str, Any]
 
 MAX_IMAGE_AGE = timedelta(days=30)
 CONTAINER_BYTES = (512 + 32) * MB
-"""The memory of a container with default limits, with the guest's overhead."""
+"""The memory that a container with default limits can use, including the guest's overhead."""
 
 COMPONENTS = ("containerd", "runc")
-"""Components of Docker that are shown with their versions."""
+"""Components of Docker whose versions are shown."""
 
 
 def authority_findings(config: Config, offline: Offline) -> Iterator[Finding]:
-    """Check the approvers, the policy, the audit key and the secrets, and run the checks of parts.
+    """Check the approvers, the policy, the audit key and the secrets. Also run the checks that
+    parts add.
 
-    The policy yields one finding for each fault.
+    The policy check yields one finding for each fault in the policy.
     """
     state = config.state_directory
     owner = state.stat().st_uid if state.exists() else os.geteuid()
@@ -400,7 +412,9 @@ def authority_findings(config: Config, offline: Offline) -> Iterator[Finding]:
 
 
 def authority_checks() -> list[str]:
-    """Return the names of all checks of authority in order, including those that parts add."""
+    """Return the names of all checks of authority in display order, including checks that parts
+    add.
+    """
     return placed(CHECKS, {check.name: check.after for check in _of_authority()})
 
 
@@ -461,7 +475,9 @@ def _policy(config: Config, offline: Offline) -> Iterator[Finding]:
 
 
 def _registered(config: Config) -> Iterator[ToolDefinition]:
-    """Yield the tools registered over the control socket, as far as they can be read."""
+    """Yield the tools that were registered over the control socket. Tools that cannot be read are
+    omitted.
+    """
     if _has_database(config):
         with suppress(StoreError, EngineError, ValueError), _reading(config) as connection:
             yield from map(parse_definition, all_definitions(connection))
@@ -514,8 +530,8 @@ def docker_findings(
 ) -> Iterator[Finding]:
     """Check Docker, the images, and the names of images in the configuration.
 
-    If Docker is unavailable, only yield the reason. `own` is the directory of the operator's own
-    images.
+    If Docker is unavailable, yield only one finding with the reason. `own` is the directory of the
+    operator's own images.
     """
     try:
         with closing(open_docker()) as client, typed_errors():
@@ -557,9 +573,10 @@ def _engine(version: JsonMapping) -> str:
 def image_finding(
     name: str, images: list[Image], now: datetime, *, is_used: bool = True
 ) -> Finding:
-    """Check that an image exists, belongs to this engine version, and is not too old.
+    """Return a finding on whether an image exists, fits this engine's version, and is not too old.
 
-    An image that the configuration does not use may be missing.
+    If `is_used` is False, the configuration does not use the image, so a missing image is no
+    problem.
     """
     check, build = f"image: {name}", f"fumehood images build {name}"
     own = newest_own(images)

@@ -1,7 +1,8 @@
-"""Exit codes of the command line, answers as JSON objects, and messages on the terminal.
+"""Exit codes of the command line, conversion of answers to JSON objects, and messages on the
+terminal.
 
-Untrusted text (answers, program output, names, reasons, files) goes through `say` and `write` here
-or through `core/escaping.py`.
+Untrusted text (answers, program output, names, reasons, files) is printed only by `say` and
+`write`, or after `core/escaping.py` has escaped it.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class ExitCode(IntEnum):
-    """Exit codes for scripts."""
+    """Exit codes that scripts can rely on."""
 
     SUCCESS = 0
     TOOL_FAILED = 1
@@ -33,10 +34,10 @@ class ExitCode(IntEnum):
 
 
 def exit_code_of(envelope: Envelope | JsonObject) -> int:
-    """Return the exit code for an answer; a tool's own error code gives 1.
+    """Return the exit code for an answer. An error code that a tool defines itself gives 1.
 
-    If the error of a call that needs approval names no approval, the call does not wait: no
-    approver exists, and the exit code is 1.
+    An error that requires approval but names no approval also gives 1: no approver exists, so the
+    call does not wait.
     """
     error = document_of(envelope)["error"]
     if error is None:
@@ -48,7 +49,8 @@ def exit_code_of(envelope: Envelope | JsonObject) -> int:
 
 
 def fail(message: str, code: ExitCode) -> NoReturn:
-    """Print a message on stderr (on stdout if that is closed) and exit.
+    """Print a message on stderr (or on stdout if stderr is closed), and end the command with
+    `code`.
 
     The message is escaped, since it may contain text from a server or a package index.
     """
@@ -60,10 +62,10 @@ ENVELOPE_KEYS = frozenset({"success", "status", "data", "error", "metadata"})
 
 
 def read_answer(raw: bytes) -> JsonObject:
-    """Parse the bytes of an answer into an envelope.
+    """Parse an answer and return it as a JSON object, which has the fields of an envelope.
 
     Raises:
-        ValueError: the bytes are not an envelope.
+        ValueError: the answer is not an envelope.
     """
     document = strict_json.loads(raw)
     if not isinstance(document, dict) or not document.keys() >= ENVELOPE_KEYS:
@@ -72,7 +74,9 @@ def read_answer(raw: bytes) -> JsonObject:
 
 
 def document_of(envelope: Envelope | JsonObject) -> JsonObject:
-    """Return an answer as a JSON object."""
+    """Return an envelope as a JSON object. An envelope that already is a JSON object is returned
+    unchanged.
+    """
     if isinstance(envelope, dict):
         return envelope
     document: JsonObject = json.loads(envelope.model_dump_json())
@@ -80,12 +84,14 @@ def document_of(envelope: Envelope | JsonObject) -> JsonObject:
 
 
 def say(text: str, *, to_stderr: bool = False) -> None:
-    """Print a message that may contain untrusted text."""
+    """Print a message. Untrusted text in the message is escaped."""
     print(printable(text), file=sys.stderr if to_stderr else sys.stdout)
 
 
 def write(stream: TextIO, text: str) -> None:
-    """Write untrusted text. If `stream` is a terminal, the text is escaped, otherwise unchanged."""
+    """Write untrusted text. The text is escaped if `stream` is a terminal, and unchanged
+    otherwise.
+    """
     if stream.isatty():
         stream.write(printable(text))
     else:

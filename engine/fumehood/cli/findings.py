@@ -1,4 +1,4 @@
-"""The findings of `fumehood doctor`. The checks that parts add yield findings as well."""
+"""The result type of `fumehood doctor`'s checks, including the checks that parts add."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ Verdict = Literal["ok", "warning", "missing"]
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """The result of one check, with a remedy if one is needed."""
+    """The result of one check. `cure` is the remedy, or empty if none is needed."""
 
     check: str
     verdict: Verdict

@@ -1,4 +1,4 @@
-"""`fumehood hook claude-code`: the gate before the tools of another agent.
+"""`fumehood hook claude-code`: lets the engine decide on the tool calls of another agent.
 
 The agent runs this command before each tool call, with the call on standard input, and reads the
 decision from standard output. Invariant: every failure leads to a denial before Claude Code's
@@ -30,15 +30,16 @@ hook = typer.Typer(
 
 EVENT = "PreToolUse"
 LEAST_ANSWER_S = 15.0
-"""Seconds for the start of this command and the engine's answer, in addition to the wait."""
+"""Seconds for the start of this command and for the engine's answer, not counting the wait for
+approval."""
 
 WRITE_S = 5.0
-"""Seconds for writing an answer. The limit is needed because the agent might not read the
+"""Maximum seconds for writing an answer. The limit is needed because the agent might not read the
 answer."""
 
 MARGIN_S = 15
-"""Claude Code's timeout is this many seconds longer than this command's timeout, so that this
-command's timeout expires first."""
+"""Seconds by which Claude Code's timeout exceeds this command's timeout, so that this command's
+timeout expires first."""
 
 
 @hook.command("claude-code", cls=PlainCommand)
@@ -128,7 +129,9 @@ def _read() -> JsonObject:
 
 
 def _deny_after(seconds: float) -> None:
-    """End this process with a denial after `seconds`, unless it has decided by then."""
+    """Arrange that this process ends with a denial after `seconds`, unless it has decided by
+    then.
+    """
 
     def deny(*_: object) -> NoReturn:
         _block_after(WRITE_S)
@@ -141,14 +144,16 @@ def _deny_after(seconds: float) -> None:
 
 
 def _block_after(seconds: float) -> None:
-    """End this process after `seconds` with the status that blocks the call without an answer."""
+    """Arrange that this process ends after `seconds` with the exit status that makes Claude Code
+    block the call. No answer is written in that case.
+    """
     signal.signal(signal.SIGALRM, lambda *_: os._exit(ExitCode.USAGE))
     signal.setitimer(signal.ITIMER_REAL, seconds)
 
 
 def _answer(decision: str, reason: str) -> None:
-    """Print the decision. If that fails or takes too long, exit with the status that also blocks
-    the call.
+    """Print the decision. If that fails or takes too long, end this process with the exit status
+    that makes Claude Code block the call.
     """
     try:
         _block_after(WRITE_S)
@@ -169,7 +174,9 @@ def _output(decision: str, reason: str) -> str:
 
 
 def _settings(wait_s: float) -> JsonObject:
-    """Return the hook's entry in Claude Code's settings. `onFailure` needs Claude Code 2.1.295."""
+    """Return the hook's entry for Claude Code's settings. Its `onFailure` needs Claude Code
+    2.1.295.
+    """
     command = [str(Path(sys.argv[0]).absolute()), "hook", "claude-code"]
     options = [one for one in sys.argv[3:] if one != "--print-settings"]
     entry = {

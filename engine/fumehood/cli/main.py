@@ -35,7 +35,8 @@ COMMANDS = {
     "calls": "The call log of the running engine.",
     "sessions": "Sessions: files and variables that persist between calls.",
 }
-"""Name → help line of the kernel's commands. A test compares them with each command's own help."""
+"""Name of each command of the kernel → its help line. A test compares these lines with each
+command's own help."""
 
 MODULES = {
     "agents": "authority",
@@ -43,11 +44,11 @@ MODULES = {
     "tokens": "authority",
     "usage": "calls",
 }
-"""Name of each command whose module has a different name → name of the module in this package."""
+"""Name of a command → name of its module in this package, if the names differ."""
 
 OPEN = frozenset({"doctor", "serve", "sessions", "tools"})
-"""Commands to which parts may add options, and groups to which parts may add commands. All other
-commands start without reading the parts."""
+"""Commands to which parts may add options, and groups to which parts may add commands. Parts are
+not loaded to run any other command of the kernel."""
 
 SETTINGS: dict[str, Any] = {
     "pretty_exceptions_enable": False,
@@ -56,31 +57,35 @@ SETTINGS: dict[str, Any] = {
 
 
 class CommandsOnDemand(PlainGroup):
-    """A group that knows its commands' names and help lines, and imports a command only to run or
-    complete the command.
+    """A group that knows the names and help lines of its commands. It imports a command's module
+    only to run or complete the command.
     """
 
     def list_commands(self, ctx: Any) -> list[str]:
-        """Return the names of all commands. First add a placeholder, which has only a help line,
-        for each command that is not imported.
+        """Return the names of all commands.
+
+        Each command that has not been imported is represented by a placeholder, which has only a
+        help line.
         """
         for name, line in all_commands().items():
             self.commands.setdefault(name, TyperCommand(name, help=line))
         return list(all_commands())
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """Import the command named by the first argument."""
+        """Resolve the command that the first argument names, after importing the command's
+        module.
+        """
         if args and (args[0] in COMMANDS or args[0] in self.list_commands(ctx)):
             self.add_command(load_command(args[0]), args[0])
         return super().resolve_command(ctx, args)
 
 
 def all_commands() -> dict[str, str]:
-    """Return the names and help lines of all commands, in the order of `--help`.
+    """Return the name of each command → its help line, in the order of `--help`.
 
     Raises:
-        PartError: a part adds a command with the name of a kernel's command, or adds to a command
-            that is not in `OPEN`.
+        PartError: a part adds a command with the name of a kernel's command, or adds something to a
+            command that is not in `OPEN`.
     """
     changed = {options.command for part in parts() for options in part.options}
     changed |= {name.split()[0] for part in parts() for name in part.commands if " " in name}
@@ -99,7 +104,9 @@ def all_commands() -> dict[str, str]:
 
 
 def load_command(name: str) -> Any:
-    """Import one command and build it, with the options and commands that parts add to it."""
+    """Import one command's module and build the command, including the options and commands that
+    parts add to it.
+    """
     place = f"fumehood.cli.{MODULES.get(name, name)}:{name}"
     added: list[Options] = []
     more: dict[str, Command] = {}
@@ -131,7 +138,7 @@ def load_command(name: str) -> Any:
 
 
 def with_commands(group: typer.Typer, added: Mapping[str, Command]) -> typer.Typer:
-    """Return a copy of a group that also has the commands that parts add."""
+    """Return a copy of a group of commands, with the commands that parts add to it."""
     made = copy(group)
     made.registered_commands = list(group.registered_commands)
     made.registered_groups = list(group.registered_groups)
@@ -148,7 +155,7 @@ def with_commands(group: typer.Typer, added: Mapping[str, Command]) -> typer.Typ
 
 
 def with_options(command: Callable[..., Any], added: Sequence[Options]) -> Callable[..., Any]:
-    """Return a command that also has the options that parts add (see `Options`)."""
+    """Return a command with the options that parts add to it (see `Options`)."""
     own = signature(command, eval_str=True).parameters
     functions = [imported(options.function) for options in added]
     theirs = [signature(function, eval_str=True).parameters for function in functions]
@@ -173,8 +180,8 @@ def with_options(command: Callable[..., Any], added: Sequence[Options]) -> Calla
 
 
 RARE_COLLECTIONS = 20_000
-"""Number of allocated objects after which the garbage collector runs. Imports make almost no
-garbage: with Python's default of 700, collections take a sixth of the time of a command."""
+"""Number of allocated objects after which Python's garbage collector runs. Imports leave almost no
+garbage, and with the default of 700, collections would take a sixth of a command's time."""
 
 app = typer.Typer(
     name="fumehood",

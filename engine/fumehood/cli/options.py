@@ -1,8 +1,8 @@
 """Shared options, parsing of times and files, and commands that do not load pydantic.
 
-typer loads pydantic and builds a validator for each parameter, even for plain text, which takes
-several times as long as a call. A `PlainCommand` converts plain values (str, int, float, Path)
-itself. Other values and all errors are left to typer.
+typer loads pydantic and builds a validator for each parameter, even for plain text. This takes
+several times as long as a call. A `PlainCommand` therefore converts plain values (str, int, float,
+Path) itself, and leaves other values and all errors to typer.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from fumehood.protocol import strict_json
 
 
 def directory(given: str | None) -> Path | None:
-    """Return the path given with an option, or None if the option is missing. An empty path ends
-    the command.
+    """Return the path given with an option, or None if the option is missing. End the command if
+    the path is empty.
     """
     if given == "":
         fail("Name a directory; . is this one.", ExitCode.USAGE)
@@ -90,7 +90,8 @@ Limit = Annotated[int, typer.Option(min=1, max=MAX_ITEMS, help="Maximum number t
 Until = Annotated[str | None, typer.Option("--until", help="Before this age or time.")]
 
 MAX_INPUT_BYTES = 64 * 1024 * 1024
-"""The maximum size of one local file. The engine itself refuses requests that are too large."""
+"""Maximum size of one local file in bytes. The engine itself refuses requests that are too
+large."""
 
 SPAN = re.compile(r"^(\d{1,6})([smhd])$")
 UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
@@ -98,7 +99,9 @@ UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 
 @contextmanager
 def local(what: object, words: str = "cannot be used") -> Iterator[None]:
-    """End the command with the reason if the block cannot use a local file or directory."""
+    """End the command with a message if the block raises OSError. `what` names the file or
+    directory.
+    """
     try:
         yield
     except OSError as error:
@@ -106,7 +109,9 @@ def local(what: object, words: str = "cannot be used") -> Iterator[None]:
 
 
 def read_bytes(name: str, what: str, most: int = MAX_INPUT_BYTES) -> bytes:
-    """Read a file, or standard input (`-`). End the command if it is unreadable or too large."""
+    """Read a file, or standard input if `name` is `-`. End the command if that fails or the content
+    has more than `most` bytes. `what` names the file in messages.
+    """
     with local(what, "cannot be read"):
         if name == "-":
             raw = sys.stdin.buffer.read(most + 1)
@@ -119,7 +124,9 @@ def read_bytes(name: str, what: str, most: int = MAX_INPUT_BYTES) -> bytes:
 
 
 def read_text(name: str, what: str) -> str:
-    """Read UTF-8 text from a file, or standard input (`-`). End the command if that fails."""
+    """Read UTF-8 text from a file, or from standard input if `name` is `-`. End the command if that
+    fails.
+    """
     raw = read_bytes(name, what)
     try:
         return raw.decode("utf-8")
@@ -128,8 +135,8 @@ def read_text(name: str, what: str) -> str:
 
 
 def json_object(raw: bytes | str, what: str, hint: str = "") -> JsonObject:
-    """Parse a JSON object. If `raw` is not a JSON object, end the command with a message and
-    `hint`.
+    """Parse a JSON object. If `raw` is not a JSON object, end the command with a message that ends
+    with `hint`.
     """
     try:
         value = strict_json.loads(
@@ -143,19 +150,21 @@ def json_object(raw: bytes | str, what: str, hint: str = "") -> JsonObject:
 
 
 def age(then: datetime, now: datetime) -> str:
-    """Format an age in its largest unit, such as `3h`, which `moment` can parse."""
+    """Format the time from `then` to `now` in its largest unit, such as `3h`. `moment` can parse
+    the result.
+    """
     seconds = max(0, int((now - then).total_seconds()))
     unit = next((unit for unit in "dhm" if seconds >= UNITS_S[unit]), "s")
     return f"{seconds // UNITS_S[unit]}{unit}"
 
 
 def one_line(value: str, columns: int) -> str:
-    """Escape untrusted text and cut it to `columns`, for a table."""
+    """Return untrusted text escaped and cut to `columns`, for one cell of a table."""
     return cut(visible(value), columns)
 
 
 def pages(fetch: Callable[..., Any]) -> Iterator[Any]:
-    """Yield all pages of a list. `fetch(cursor=…)` returns one page."""
+    """Yield all pages of a list. `fetch(cursor=…)` must return one page."""
     cursor = None
     while True:
         page = fetch(cursor=cursor)
@@ -168,10 +177,10 @@ def pages(fetch: Callable[..., Any]) -> Iterator[Any]:
 def newest(
     fetch: Callable[..., Any], limit: int, known: str | None = None
 ) -> tuple[list[Any], bool]:
-    """Return the first items of a list, and whether there are more.
+    """Return the newest calls of a list, and True if the list contains more calls.
 
-    The result contains at most `limit` items, and only items that precede the call with the id
-    `known`.
+    `fetch` returns pages of calls, newest first. At most `limit` calls are returned. If `known` is
+    given, only calls that are newer than the call with this id are returned.
     """
     found: list[Any] = []
     for page in pages(partial(fetch, limit=min(MAX_PAGE, limit))):
@@ -191,12 +200,13 @@ def require_seconds(given: float | None, option: str) -> None:
 
 
 def counted(count: int, noun: str) -> str:
-    """Format a number of things: `1 rule`, `2 rules`."""
+    """Format a number with its noun, such as `1 rule` or `2 rules`."""
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 def moment(text: str | None, now: datetime, option: str = "--since") -> datetime | None:
-    """Parse an age, which is subtracted from `now`, or a time. A time without a zone is local.
+    """Parse a time, or an age such as `3h`, which is subtracted from `now`. A time without a zone
+    is local time.
 
     Return None if `text` is None. End the command if the text is neither an age nor a time.
     """
@@ -211,7 +221,7 @@ def moment(text: str | None, now: datetime, option: str = "--since") -> datetime
 
 
 def pairs_of(words: list[str]) -> dict[str, str]:
-    """Parse words of the form NAME=VALUE. End the command for any other word."""
+    """Parse words of the form NAME=VALUE. End the command if a word has another form."""
     for word in words:
         if "=" not in word:
             fail(f"{word!r} is no NAME=VALUE.", ExitCode.USAGE)
@@ -219,9 +229,10 @@ def pairs_of(words: list[str]) -> dict[str, str]:
 
 
 def deadline(text: str, now: datetime, option: str) -> datetime:
-    """Parse a duration, which is added to `now`, or a time. A time without a zone is local.
+    """Parse a time, or a duration such as `3h`, which is added to `now`. A time without a zone is
+    local time.
 
-    End the command for any other text.
+    End the command if the text is neither a duration nor a time.
     """
     found = _parse(text, now, 1)
     if found is None:
@@ -243,10 +254,12 @@ def _parse(text: str, now: datetime, direction: int) -> datetime | None:
 
 
 class _PlainParameters:
-    """A command or group whose parameters convert plain values themselves."""
+    """Mixin for commands and groups whose parameters convert plain values without pydantic."""
 
     def get_params(self, ctx: Any) -> Any:
-        """Return the parameters, including `--help`, with `_PlainValue` instead of pydantic."""
+        """Return the parameters, including `--help`. Each parameter converts its value with
+        `_PlainValue`.
+        """
         parameters = super().get_params(ctx)  # type: ignore[misc]
         for parameter in parameters:
             if getattr(parameter, "_runtime_param", parameter) is None:  # typer makes it on demand
@@ -255,11 +268,11 @@ class _PlainParameters:
 
 
 class PlainCommand(_PlainParameters, TyperCommand):
-    """A command that does not load pydantic for plain values."""
+    """A command that does not load pydantic to convert plain values."""
 
 
 class PlainGroup(_PlainParameters, TyperGroup):
-    """A group that does not load pydantic for its options."""
+    """A group that does not load pydantic to convert its own options."""
 
 
 class _PlainValue:
@@ -280,5 +293,5 @@ class _PlainValue:
 
 
 def _is_plain(path: str) -> bool:
-    """Return whether a path does not exist or is readable. typer checks nothing else."""
+    """Return True if a path does not exist or is readable, which is all that typer would check."""
     return not os.path.lexists(path) or os.access(path, os.R_OK)

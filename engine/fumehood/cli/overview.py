@@ -1,4 +1,4 @@
-"""`fumehood` without arguments: the state of the engine, and the next sensible step.
+"""`fumehood` without arguments: shows the engine's state, and suggests the next command.
 
 The command needs no credential, and imports little so that it starts quickly. It shows the
 approvals, calls and budgets of the caller.
@@ -24,13 +24,14 @@ NEARLY_FULL = Decimal("0.8")
 """A budget is shown if at least this share of the budget is used."""
 
 COUNTED = 20
-"""The maximum number of pending approvals to count, since each is fetched with its arguments."""
+"""Maximum number of pending approvals to count. The engine sends each of them with its
+arguments."""
 
 FIRST_CALL = """fumehood call calculator '{"expression": "2 + 2"}'"""
 
 
 def show_overview() -> None:
-    """Print the overview; as JSON if standard output is not a terminal."""
+    """Print the overview, as JSON if standard output is not a terminal."""
     found = overview(find_socket())
     if wants_json(False):
         show_json(found)
@@ -40,8 +41,9 @@ def show_overview() -> None:
 
 
 def overview(path: Path) -> JsonObject:
-    """Return the engine's state and the next step. If the engine does not answer, the field
-    `engine` contains the reason.
+    """Return the engine's state and, as `next`, the next command to run.
+
+    If the engine does not answer, the field `engine` contains the reason.
     """
     found: JsonObject = {"engine": "ready", "socket": str(path)}
     try:
@@ -62,7 +64,7 @@ def overview(path: Path) -> JsonObject:
 
 
 def share_of(spent: str | int, held: str | int, limit: str | int) -> Decimal:
-    """Return the share of a budget that is spent or reserved (`held`): 1 is the whole budget."""
+    """Return the share of a budget that is spent or reserved (`held`). The whole budget is 1."""
     return (Decimal(spent) + Decimal(held)) / Decimal(limit) if Decimal(limit) else Decimal(1)
 
 
@@ -92,7 +94,9 @@ def _state(path: Path) -> JsonObject:
 
 
 def _ask(path: Path, what: str, query: JsonObject) -> Any:
-    """Send one query, and return the answer. Raises PermissionError if the engine refuses it."""
+    """Send a GET request to `/v1/WHAT` and return the answer. Raises PermissionError if the engine
+    refuses the request.
+    """
     request = ApiRequest("GET", address(what) + query_text(query), json.loads)
     answer = send_once(path, request, caller_token())
     if answer.get("error") is not None:

@@ -1,6 +1,6 @@
 """Commands that call one client method and show its answer, each declared by one `plain(…)`.
 
-A command's arguments are those of the method. The client is imported only when a command runs.
+A command has the arguments of its method. The client is imported only when a command runs.
 """
 
 from __future__ import annotations
@@ -29,12 +29,13 @@ def plain(
     scope: str | None = ADMIN,
     name: str = "",
 ) -> None:
-    """Add a command that calls `method`, such as `agents.show`, of a client.
+    """Add a command that calls the client method `method`, such as `agents.show`.
 
-    `words` is the help text. Without `show` nothing is printed. `arguments` maps each of the
-    method's arguments to its type or, for a keyword argument, to its type and default. `check`
-    validates the first argument. `scope` is the scope that the credential needs, or None for the
-    callers' socket. `name` is the command's name if it differs from the method's.
+    `words` is the help text. `show` prints the method's result. If `show` is None, nothing is
+    printed. `arguments` maps each of the method's arguments to its type or, for a keyword argument,
+    to its type and default. `check` validates the first argument. `scope` is the scope that the
+    credential needs, or None for the callers' socket. `name` is the command's name if it differs
+    from the method's.
     """
     required = {one: kind for one, kind in (arguments or {}).items() if not isinstance(kind, tuple)}
     optional = {one: kind for one, kind in (arguments or {}).items() if isinstance(kind, tuple)}

@@ -1,6 +1,6 @@
 """`fumehood policy`: check, test, explain, show and reload the rules, with or without a daemon.
 
-Without a daemon, tools that were registered over the control socket are unknown to the commands.
+Without a daemon, the commands do not know tools that were registered over the control socket.
 """
 
 from __future__ import annotations
@@ -189,7 +189,7 @@ plain(
 
 
 def _offline(tools_directory: Path | None) -> Offline:
-    """Load the tools of the configuration, and print a warning about tools that were left out."""
+    """Load the configured tools. Print a warning about tools that could not be loaded."""
     config = read_config()
     offline = Offline(config, tools_directory or config.tools_directory)
     for fault in offline.left_out:
@@ -209,7 +209,7 @@ def _policy_path(given: Path | None) -> Path:
 
 @as_text
 def _show_explanation(explanation: Explanation) -> None:
-    """Print the decision, then each rule that matches or nearly matches."""
+    """Print the decision, and then each rule that matches or nearly matches the call."""
     say(f"{explanation.verdict}  {explanation.tool}  by {explanation.rule}")
     say(f"policy {explanation.policy_version}, environment {explanation.environment}")
     if explanation.reason is not None:
@@ -230,7 +230,7 @@ def _show_explanation(explanation: Explanation) -> None:
 
 
 class _Call(Value):
-    """One call of a test file, with its expected decision."""
+    """One call in a test file, with the decision that the policy should make."""
 
     tool: Annotated[str, Field(max_length=200)]
     arguments: dict[str, Any] = Field(default_factory=dict)
@@ -242,7 +242,8 @@ class _Call(Value):
 
 
 _EXCESSES: dict[str, Any] = {key: (bool, False) for part in parts() for key in part.excesses}
-"""The fields that say which excesses the gates have, by the keys of rules."""
+"""Name, type and default of one field of a test call for each rule key in `Part.excesses`. True
+means that the gate with this key has an `Excess` for the call."""
 
 if TYPE_CHECKING:
     ExpectedCall = _Call
@@ -260,7 +261,9 @@ _KEYS = sorted({*ExpectedCall.model_fields, *ExpectedCalls.model_fields})
 
 
 class Offline:
-    """The installed and configured tools, and methods that apply a policy to them."""
+    """The installed and configured tools without an engine, and methods that apply a policy to
+    them.
+    """
 
     def __init__(self, config: Config, tools_directory: Path | None) -> None:
         self._config = config
@@ -282,14 +285,16 @@ class Offline:
         return [one.definition for name in names for one in self.index.versions(name)]
 
     def load(self, path: Path) -> Policy:
-        """Load the policy; exit with all its errors if there are any."""
+        """Load the policy. End the command with all errors if the policy has any."""
         try:
             return load_policy(path.absolute(), [*self.definitions(), *self.index.coming])
         except PolicyError as refused:
             fail(str(refused), ExitCode.TOOL_FAILED)
 
     def explain(self, query: ExplainWish, policy: Policy, environment: str | None) -> Explanation:
-        """Explain a policy's decision for one call. End the command if the tool is unknown."""
+        """Explain which decision the policy makes on one call. End the command if the tool is
+        unknown.
+        """
         gate = PolicyGate(policy, environment or self._config.environment)
         try:
             tool = self.index.get(query.tool).definition
@@ -306,7 +311,9 @@ class Offline:
         )
 
     def test(self, path: Path, policy: Policy) -> list[JsonObject]:
-        """Decide every call of a test file, and return the results as the command prints them."""
+        """Decide on every call of a test file. Return one result for each call, in the form that
+        the command prints.
+        """
         results = []
         for number, (line, call) in enumerate(_read_calls(path), start=1):
             gate = PolicyGate(policy, call.environment or self._config.environment)
@@ -332,8 +339,8 @@ class Offline:
 
 
 def show_results(results: list[JsonObject], *, as_json: bool) -> None:
-    """Print each call with an unexpected decision, and the number of calls with the expected
-    decision.
+    """Print each call whose decision was not the expected one, and the number of calls with the
+    expected decision.
     """
     passed = sum(result["passed"] for result in results)
     if wants_json(as_json):
@@ -356,12 +363,16 @@ def _facts(call: ExpectedCall, tool: ToolDefinition) -> CallFacts:
 
 
 def _effective(arguments: Mapping[str, Any], tool: ToolDefinition) -> dict[str, Any]:
-    """Return the arguments that a call would have: coerced, with the tool's defaults."""
+    """Return the arguments with which the tool would run: converted to the declared types, with the
+    tool's defaults.
+    """
     return coerce(dict(arguments), tool)[0]
 
 
 def _read_calls(path: Path) -> list[tuple[int | None, ExpectedCall]]:
-    """Return the calls of a test file, each with its line if the format has lines."""
+    """Return each call of a test file with its line number, or with None if the file's format has
+    no lines.
+    """
     lines: Lines = {}
     try:
         document = read_values(path.name, read_bytes(str(path), str(path)), lines)

@@ -1,9 +1,10 @@
-"""How a command finds the configuration and reaches the daemon: socket, credential, exit codes.
+"""Functions with which a command finds the configuration and connects to the daemon.
 
 A credential with authority is typed on the terminal or read from standard input, for example from a
 password manager. It is never taken from the environment, an argument or a file (DESIGN,
 "Identity"). A caller's token may come from the environment or a file, because it only allows calls.
-To find a socket, only the settings of the configuration that determine its path are read.
+To find a socket, only those settings of the configuration are read that determine the socket's
+path.
 """
 
 from __future__ import annotations
@@ -50,12 +51,11 @@ if TYPE_CHECKING:
 
 
 LOOK_S = 1.0
-"""Seconds between two checks of the approvals that a running call waits for."""
+"""Seconds between two checks for approvals that a running call waits for."""
 
 SEEN = 20
-"""How many of the caller's newest pending approvals are searched for the approvals of a running
-call.
-"""
+"""Number of the caller's newest pending approvals that are searched for approvals of a running
+call."""
 
 ADMIN = "admin"
 APPROVE = "approve"
@@ -71,10 +71,12 @@ def calling(
     is_call: bool = False,
     token_file: Path | None = None,
 ) -> Iterator[Client]:
-    """Connect to the callers' socket.
+    """Connect to the callers' socket, and yield the client. An exception of the client ends the
+    command.
 
-    With `is_payload`, standard output must not receive envelopes, so a refusal is printed as a
-    message. `is_call` skips the check of the configuration, which takes longer than a call.
+    With `is_payload`, a refusal is printed as a message, because standard output must not receive
+    an envelope. With `is_call`, the configuration is not checked, because the check takes longer
+    than a call.
     """
     from fumehood.client import Client
 
@@ -105,7 +107,7 @@ def call_live(
     tool: str, arguments: JsonObject, options: JsonObject, socket: Path | None, *,
     as_json: bool, token_file: Path | None = None,
 ) -> JsonObject:  # fmt: skip
-    """Make one call, show its output and progress while it runs, and return its envelope."""
+    """Make one call, show the call's output and progress while it runs, and return its envelope."""
     try:
         from fumehood.streams.terminal import stream_call
     except ModuleNotFoundError:
@@ -117,13 +119,14 @@ def call_live(
 def telling_what_waits(
     socket: Path, token: str | None, tool: str, arguments: JsonObject, options: JsonObject
 ) -> Iterator[JsonObject]:
-    """While a call runs, print a line on stderr for each approval that it waits for.
+    """While the block makes a call, print a line on stderr for each approval for which the call
+    waits.
 
     The lines cover the call's own approval, and approvals for the calls and requests that the
-    call's program makes. These approvals are recognised by the call's trace id, or by the call's
-    arguments if the call repeats a waiting call.
+    call's program makes. An approval is recognised by the call's trace id. If the call repeats a
+    call that already waits, the approval is recognised by the call's arguments.
 
-    Yields the options of the call, with the trace id.
+    Yields the options for the call, which include the trace id.
     """
     trace_id = f"trace_{time.strftime('%Y%m%d', time.gmtime())}_{os.urandom(6).hex()}"
     name, is_waited_for = tool.partition("@")[0], "wait_for_approval" in options
@@ -153,7 +156,9 @@ def telling_what_waits(
 
 
 def _own_waiting(socket: Path, token: str | None) -> Sequence[Approval]:
-    """Return the caller's newest pending approvals, or none if they cannot be listed now."""
+    """Return the caller's newest pending approvals, or an empty sequence if they cannot be listed
+    now.
+    """
     from fumehood.client import Client  # slow to import, and most calls end before this is needed
 
     with suppress(DaemonUnavailable, Refused), Client(socket, credential=token) as client:
@@ -177,9 +182,10 @@ def decide_once(
 
 
 def caller_token(file: Path | None = None) -> str | None:
-    """Return the token for calls from a file or FUMEHOOD_TOKEN, or None if neither is given.
+    """Return the token for calls, from `file` or else from FUMEHOOD_TOKEN. Return None if neither
+    is given.
 
-    Anything else than a token, such as an approver's credential, ends the command.
+    The command ends if the text is not a token, for example if it is an approver's credential.
     """
     source, token = "FUMEHOOD_TOKEN", os.environ.get("FUMEHOOD_TOKEN", "").strip()
     if file is not None:
@@ -203,9 +209,10 @@ def _private_line(file: Path) -> str:
 def controlling(
     socket: Path | None, *, credential_stdin: bool, as_json: bool = False, scope: str = ADMIN
 ) -> Iterator[ControlClient]:
-    """Connect to the control socket with a credential from the terminal or standard input.
+    """Connect to the control socket with a credential from the terminal or standard input. Yield
+    the client.
 
-    `scope` names the required scope in messages; the engine does the check.
+    `scope` is the required scope that messages name. The engine checks it.
     """
     from fumehood.client import ControlClient
 
@@ -218,9 +225,10 @@ def controlling(
 def checked_credential(
     socket: Path | None, *, credential_stdin: bool, scope: str
 ) -> tuple[Path, str, Whoami]:
-    """Read and check a credential, for a process that keeps it.
+    """Read a credential and check it with the engine, for a process that uses the credential later.
 
-    Return the path of the control socket, the credential, and its principal.
+    Return the path of the control socket, the credential, and the engine's description of its
+    principal.
     """
     from fumehood.client import ControlClient
 
@@ -246,7 +254,9 @@ def _answering_control_socket(socket: Path | None, *, as_json: bool = False) -> 
 
 
 def read_credential(*, from_stdin: bool, scope: str) -> str:
-    """Read a credential from standard input or the terminal. Messages name the needed `scope`."""
+    """Read a credential from standard input or the terminal. `scope` is the required scope that
+    messages name.
+    """
     if from_stdin:
         credential = sys.stdin.readline().strip()
     elif sys.stdin.isatty():
@@ -300,7 +310,9 @@ def _tell_config_fault(path: Path) -> None:
 
 @contextmanager
 def _ending_the_command(*, as_json: bool, is_payload: bool = False) -> Iterator[None]:
-    """Turn a client's exceptions into a message and an exit code."""
+    """End the command with a message and an exit code if the block raises an exception of a
+    client.
+    """
     from fumehood.cli.show import for_people, show_envelope, wants_json
 
     try:
@@ -321,7 +333,9 @@ def _ending_the_command(*, as_json: bool, is_payload: bool = False) -> Iterator[
 
 
 def read_config(**overrides: object) -> Config:
-    """Load the configuration, overridden by the command's options. End the command on a fault."""
+    """Load the configuration. `overrides` are the command's options. End the command if the
+    configuration is invalid.
+    """
     from fumehood.config import load_config
 
     try:
@@ -331,7 +345,9 @@ def read_config(**overrides: object) -> Config:
 
 
 def read_socket_path(config: Config, *, control: bool = False) -> Path:
-    """Return the path of the callers' or the control socket of a daemon with this configuration."""
+    """Return the socket path of a daemon with this configuration: the callers' or, with `control`,
+    the control socket.
+    """
     try:
         return config.control_socket_path if control else config.socket_path
     except ConfigError as error:
@@ -339,7 +355,10 @@ def read_socket_path(config: Config, *, control: bool = False) -> Path:
 
 
 def find_socket(given: Path | None = None, *, control: bool = False) -> Path:
-    """Return the path of the callers' or control socket: `given`, or else the configured path."""
+    """Return the path of the callers' socket or, with `control`, of the control socket.
+
+    This is `given`, or the configured path if `given` is None.
+    """
     try:
         if given is not None:
             return given.absolute() if control else fitting(given)

@@ -47,10 +47,10 @@ if TYPE_CHECKING:
     from fumehood.client import Client
 
 Download = Callable[[str, Callable[[bytes], object]], None]
-"""Passes the bytes of a URL in an answer to a function, piece by piece."""
+"""Passes the content of a URL from an answer to a function, piece by piece."""
 
 NEW = "new"
-"""The value of `--session` that creates a session."""
+"""The value of `--session` for which a new session is created."""
 
 PNG_START = b"\x89PNG\r\n\x1a\n\x00\x00\x00\rIHDR"
 """The beginning of every PNG: the signature, and the length and type of the first chunk.
@@ -60,11 +60,11 @@ PNG_START = b"\x89PNG\r\n\x1a\n\x00\x00\x00\rIHDR"
 
 MAX_DRAWN_BYTES = 4 * 1024 * 1024
 MAX_PIXELS = 25_000_000
-"""The maximum number of pixels of a drawn figure, since a few bytes of PNG could fill gigabytes of
-the terminal's memory."""
+"""Maximum number of pixels of a figure that is drawn. Without this limit, a few bytes of PNG could
+fill gigabytes of the terminal's memory."""
 
 CHUNK = 4096
-"""Characters of base64 in one sequence. *Source*: kitty's graphics protocol."""
+"""Maximum characters of base64 in one control sequence. *Source*: kitty's graphics protocol."""
 
 
 def run(
@@ -214,7 +214,9 @@ def _in_a_copy(
     top: Path | None, command: list[str], wishes: JsonObject, others: tuple[object, ...],
     timeout: float | None, socket: Path | None, *, as_json: bool,
 ) -> None:  # fmt: skip
-    """Run a command in a copy of a directory, and exit. Return if `top` is None."""
+    """Run a command in a copy of the directory `top`, and end this command. If `top` is None, only
+    return.
+    """
     if top is None:
         if len(command) > 1:
             fail("Words after the program are for --project DIR -- COMMAND.", ExitCode.USAGE)
@@ -232,7 +234,9 @@ def _in_a_copy(
 
 
 def _require_new(receipt: Path | None, *, force: bool) -> None:
-    """End the command, before anything runs, if the receipt's file exists and `force` is False."""
+    """End the command if the receipt's file exists and `force` is False. This happens before
+    anything runs.
+    """
     if receipt is not None and not force and receipt.exists():
         fail(f"{receipt} exists already (--force replaces it). Nothing was run.", ExitCode.USAGE)
 
@@ -246,7 +250,9 @@ def _new_session(
     *,
     as_json: bool,
 ) -> str:
-    """Create a session, print its id on stderr for the next command, and return the id."""
+    """Create a session and return its id. The id is also printed on stderr, for use in the next
+    command.
+    """
     with calling(socket, as_json=as_json, is_payload=True) as client:
         record = client.create_session(
             image=image, agent_id=agent, memory_mb=memory, packages=packages
@@ -257,9 +263,8 @@ def _new_session(
 
 @contextmanager
 def downloading(socket: Path | None, *, as_json: bool) -> Iterator[Download]:
-    """Yield a function that downloads, with a client that is created on first use.
-
-    Most answers need no download.
+    """Yield a function that downloads. Its client is only created when the function is first used,
+    because most answers need no download.
     """
     with ExitStack() as stack:
 
@@ -301,7 +306,9 @@ def show_program(
 
 
 def _fields(answer: JsonObject) -> JsonObject:
-    """Return the fields of a program's answer, from its data or its error."""
+    """Return the result fields of a program's answer, which are in its data or its error's
+    details.
+    """
     fields: JsonObject = answer["data"]
     if answer["error"] is not None:
         fields = answer["error"].get("details") or {}
@@ -322,9 +329,9 @@ def _lines(fields: JsonObject, stderr: str, *, with_files: bool) -> list[str]:
 
 
 def _whole(fields: JsonObject, name: str, download: Download) -> str:
-    """Return the whole stdout or stderr.
+    """Return the whole text of `stdout` or `stderr`.
 
-    The text is downloaded if the answer has only its beginning and end.
+    The text is downloaded if the answer contains only its beginning and end.
     """
     for cut in (fields.get("truncation_info") or {}).get("fields", []):
         if cut["field"] == name and "resource_url" in cut:
@@ -335,7 +342,7 @@ def _whole(fields: JsonObject, name: str, download: Download) -> str:
 
 
 def _save_figures(figures: list[JsonObject], download: Download) -> None:
-    """Save the figures to a new directory, print their paths, and draw them if possible."""
+    """Save the figures to a new directory, print their paths, and draw them if the terminal can."""
     import tempfile
 
     directory = Path(tempfile.mkdtemp(prefix="fumehood-"))
@@ -353,7 +360,9 @@ def _save(
     answer: JsonObject, download: Download, directory: Path | None, receipt: Path | None, *,
     force: bool, quiet: bool,
 ) -> bool:  # fmt: skip
-    """Save the requested files, figures and receipt; return whether everything was saved."""
+    """Save the files, figures and receipt that the options request. Return True if everything was
+    saved.
+    """
     has_receipt = receipt is None or _save_receipt(answer, download, receipt, force=force)
     if directory is None:
         return has_receipt
@@ -363,7 +372,9 @@ def _save(
 def _save_files(
     answer: JsonObject, download: Download, directory: Path, *, force: bool, quiet: bool
 ) -> bool:
-    """Save the files and show the figures; return whether everything was saved."""
+    """Save the answer's files and figures, and show the figures. Return True if everything was
+    saved.
+    """
     fields = _fields(answer)
     # A file may have a figure's name; the file wins.
     made = [*(fields.get("files") or []), *(fields.get("images") or [])]
@@ -386,8 +397,8 @@ def _save_receipt(answer: JsonObject, download: Download, file: Path, *, force: 
 def _saved(
     made: list[JsonObject], download: Download, directory: Path, *, force: bool
 ) -> Iterator[JsonObject]:
-    """Save files of an answer. Yield each file that was saved, and print the reason for each that
-    was not.
+    """Save files of an answer. Yield each file that was saved. For each other file, print the
+    reason.
     """
     from fumehood.client.api_request import Refused
     from fumehood.client.files import SaveFailed, Saving
@@ -406,9 +417,9 @@ def _saved(
 
 
 def files_to_send(given: Iterable[str]) -> list[JsonObject]:
-    """Read local files as the tool's argument `files`.
+    """Read local files, and return them as the tool's argument `files`.
 
-    Each file keeps its own name, or is called NAME if it is given as NAME=PATH.
+    A file keeps its name, unless it is given as NAME=PATH. It is then called NAME.
     """
     files: list[JsonObject] = []
     for text in given:
@@ -428,9 +439,10 @@ def files_to_send(given: Iterable[str]) -> list[JsonObject]:
 
 
 def drawing_of(png: bytes, environ: Mapping[str, str]) -> str | None:
-    """Return the control sequence that draws an image on this terminal.
+    """Return the control sequence that draws an image on this terminal, which `environ` describes.
 
-    Return None if the terminal is not known to draw images, or if the image is not acceptable.
+    Return None if the terminal is not known to draw images, or if the image is too large or
+    invalid.
     """
     if not _is_bearable_png(png):
         return None
@@ -444,7 +456,9 @@ def drawing_of(png: bytes, environ: Mapping[str, str]) -> str | None:
 
 
 def draw(png: bytes, stream: TextIO, environ: Mapping[str, str]) -> None:
-    """Draw an image, if `stream` and standard output are a terminal that can draw images."""
+    """Draw an image on `stream`. Do nothing unless `stream` and standard output are a terminal that
+    can draw images.
+    """
     is_seen = stream.isatty() and sys.stdout.isatty()
     drawing = drawing_of(png, environ) if is_seen else None
     if drawing is not None:
@@ -464,7 +478,7 @@ def _is_bearable_png(data: bytes) -> bool:
 
 
 def _for_kitty(png: bytes) -> str:
-    """Return the sequence for kitty.
+    """Return the control sequence that draws an image in kitty.
 
     *Source*: kitty's graphics protocol: `a=T` draws, `f=100` is PNG, `q=2` suppresses replies.
     """
@@ -479,6 +493,8 @@ def _for_kitty(png: bytes) -> str:
 
 
 def _for_iterm(png: bytes) -> str:
-    """Return the sequence for iTerm2 and WezTerm. *Source*: iTerm2's inline images protocol."""
+    """Return the control sequence that draws an image in iTerm2 and WezTerm. *Source*: iTerm2's
+    inline images protocol.
+    """
     text = base64.b64encode(png).decode("ascii")
     return f"\x1b]1337;File=inline=1;size={len(png)}:{text}\x07"

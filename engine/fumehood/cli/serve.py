@@ -25,19 +25,19 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Sockets:
-    """The sockets of the daemon."""
+    """The paths of the daemon's sockets."""
 
     callers: Path
     control: Path
 
 
 Companion = Callable[[Sockets, threading.Event], AbstractContextManager[Callable[[], None]]]
-"""A context in which something else runs alongside the daemon, such as another server. The value of
-the context is a function that is called once the daemon is ready. The event is set when the daemon
-begins to stop."""
+"""Returns a context in which something else, such as another server, runs alongside the daemon. The
+context yields a function, which is called once the daemon is ready. The event is set when the
+daemon begins to stop."""
 
 Settings = Mapping[str, object]
-"""Keys of the configuration that an option sets."""
+"""Configuration keys and values that an option sets."""
 
 
 def serve(
@@ -126,7 +126,9 @@ def serve(
 
 
 def _greet(config: Config) -> None:
-    """Print four lines for the person at the terminal, before any warnings of the log."""
+    """Print four lines for the person at the terminal. They appear before any warnings of the
+    log.
+    """
     from importlib.metadata import version
 
     socket = read_socket_path(config)
@@ -142,7 +144,9 @@ def _greet(config: Config) -> None:
 
 
 def in_foreground(config: Config) -> Config:
-    """Return the configuration for a daemon on a terminal, with the changes that parts make."""
+    """Return the configuration for a daemon that runs on a terminal, including the changes that
+    parts make.
+    """
     for part in parts():
         if part.in_foreground is not None:
             config = imported(part.in_foreground)(config)
@@ -150,7 +154,7 @@ def in_foreground(config: Config) -> Config:
 
 
 def _say_what_it_waits_for(count: int, seconds: float) -> None:
-    """Print why Ctrl-C has not ended the command yet, if a person is at the terminal."""
+    """If stderr is a terminal, explain why Ctrl-C has not ended the command yet."""
     if sys.stderr.isatty() and seconds:
         say(
             f"Waiting for {counted(count, 'call')} to end (at most {seconds:g} s); Ctrl-C again "
@@ -177,9 +181,11 @@ def _way_to_show() -> Callable[[str], None] | None:
 
 
 def _load_structlog() -> None:
-    """Import structlog without rich, which it loads for coloured tracebacks that the log never has.
+    """Import structlog without rich. structlog would import rich to colour tracebacks, which the
+    engine's log never contains.
 
-    This saves an idle daemon 4 MB. It affects only this process, which runs nothing but the daemon.
+    An idle daemon thus needs 4 MB less. This affects only this process, which runs nothing but the
+    daemon.
     """
     if "rich" in sys.modules:
         return

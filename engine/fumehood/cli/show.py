@@ -1,7 +1,7 @@
-"""Printing answers: JSON if piped or requested, readable text and tables on a terminal.
+"""Functions that print answers: as JSON if piped or requested, otherwise as text and tables.
 
-Tables fit the terminal: long cells are folded between words; the least important columns are
-dropped before a word breaks.
+Tables fit the terminal's width. Long cells are folded between words. If even that is not enough,
+the least important columns are dropped, so that no word is broken.
 """
 
 from __future__ import annotations
@@ -41,17 +41,18 @@ BOLD, DIM, BOLD_RED, YELLOW = "1", "2", "1;31", "33"
 """Styles of text on a terminal. *Source*: ECMA-48, SGR."""
 
 SHORTEST_WAIT_MS = 1_000
-"""Shortest wait for approval that is shown, in milliseconds. Shorter times are the engine's own
+"""Shortest wait for approval that is shown, in milliseconds. A shorter time is the engine's own
 work, which every call needs."""
 
 EMPTY: tuple[Any, ...] = (None, "", [], {})
-"""Values of fields that are left out on a terminal."""
+"""Fields with these values are not shown on a terminal."""
 
 FILE_CONTENT = "content_base64"
-"""The key of an inline file's bytes. Importing it from the model would load too much code."""
+"""The key of an inline file's bytes. Importing this constant from the model would load too much
+code."""
 
 OPTIONS = {"memory_limit_mb": "--memory", "timeout_seconds": "--timeout"}
-"""Options of a call → options of the command line."""
+"""Name of a call's option → name of the command line's option."""
 
 _ADVICE = re.compile(
     rf"(allow more (?:memory )?(?:\(|with )|^)({'|'.join(OPTIONS)})"
@@ -68,16 +69,16 @@ _TO_MODELS = re.compile(
 """Matches the end of an engine's message, if it is meant only for models."""
 
 NOTHING_RAN = (CallerError, RuleError, CircuitOpen, SandboxUnavailable, ShuttingDown)
-"""Errors that, without a sandbox report, mean that nothing ran."""
+"""Errors which mean that nothing ran, provided that the answer has no sandbox report."""
 
 
 def wants_json(asked: bool) -> bool:
-    """Return whether JSON was requested, or stdout is not a terminal."""
+    """Return True if JSON was requested, or if stdout is not a terminal."""
     return asked or not sys.stdout.isatty()
 
 
 def circuit_words(circuit: CircuitStatus) -> str:
-    """Return a circuit's state as text, with its failures and the time until the next trial."""
+    """Describe a circuit's state, its failures and the time until its next trial."""
     wait_ms = circuit.retry_after_ms
     then = f"; next trial in {math.ceil(wait_ms / 1000)} s" if wait_ms else ""
     return (
@@ -87,7 +88,9 @@ def circuit_words(circuit: CircuitStatus) -> str:
 
 
 def show_json(value: Any) -> None:
-    """Print one JSON document; on a terminal, unsafe characters are escaped in JSON."""
+    """Print a value as one JSON document. On a terminal, unsafe characters are written as JSON
+    escapes.
+    """
     if sys.stdout.isatty():
         document = json_document(value)
     else:
@@ -96,14 +99,14 @@ def show_json(value: Any) -> None:
 
 
 Show = Callable[[Any, bool], None]
-"""Shows an answer; the second argument is whether JSON was requested."""
+"""Shows an answer. The second argument is True if the user requested JSON."""
 
 
 class Column(NamedTuple):
-    """One column of a table; `cell` makes the text for an item.
+    """One column of a table. `cell` returns a cell's text for an item.
 
-    If the table is too wide, the column with the highest `drop` is left out first, and a column
-    with 0 never. A `whole` column is not folded, so that its cells can be copied.
+    If the table is too wide, the column with the highest `drop` is left out first. A column whose
+    `drop` is 0 is never left out. A `whole` column is not folded, so that users can copy its cells.
     """
 
     head: str
@@ -119,7 +122,9 @@ def as_document(found: Any, _: bool = True) -> None:
 
 
 def as_text(write: Callable[[Any], None]) -> Show:
-    """Make a function that prints an answer with `write`, or as JSON if JSON is requested."""
+    """Return a function that prints an answer with `write`, or as JSON if `wants_json` returns
+    True.
+    """
 
     def show(found: Any, as_json: bool) -> None:
         (as_document if wants_json(as_json) else write)(found)
@@ -129,12 +134,14 @@ def as_text(write: Callable[[Any], None]) -> Show:
 
 @as_text
 def as_fields(found: Any) -> None:
-    """Print a model, one line for each field."""
+    """Print the fields of a model, one per line."""
     show_fields(_dumped(found))
 
 
 def as_table(*columns: Column) -> Show:
-    """Make a function that prints a list of models as a table, or as JSON if JSON is requested."""
+    """Return a function that prints a list of models as a table, or as JSON if `wants_json` returns
+    True.
+    """
 
     def write(found: Sequence[Any]) -> None:
         show_table(columns, [[column.cell(one) for column in columns] for one in found])
@@ -147,7 +154,7 @@ def _dumped(found: Any) -> Any:
 
 
 def show_envelope(envelope: Envelope | JsonObject, *, as_json: bool) -> None:
-    """Print an envelope: whole as JSON, or its non-empty fields and a summary."""
+    """Print an envelope as JSON, or as text: the fields that are not empty, and a summary."""
     document = document_of(envelope)
     if as_json:
         show_json(document)
@@ -173,17 +180,23 @@ def show_envelope(envelope: Envelope | JsonObject, *, as_json: bool) -> None:
 
 
 def in_options(message: str) -> str:
-    """Replace the option names in an engine message's advice by the command line's option names."""
+    """Return an engine's message with names of call options in its advice replaced by the command
+    line's options.
+    """
     return _ADVICE.sub(lambda found: found[1] + OPTIONS[found[2]], message)
 
 
 def for_people(message: str) -> str:
-    """Rewrite an engine's refusal for a person at a terminal."""
+    """Rewrite an engine's message for a person at a terminal, without advice that is meant only for
+    models.
+    """
     return _TO_MODELS.sub("", in_options(message))
 
 
 def styled(text: str, style: str) -> str:
-    """Add a style to trusted text if standard output is a terminal that supports styles."""
+    """Return trusted text with a style, or unchanged if standard output is not a terminal with
+    styles.
+    """
     is_plain = os.environ.get("NO_COLOR") or os.environ.get("TERM", "dumb") == "dumb"
     return text if is_plain or not sys.stdout.isatty() else f"\x1b[{style}m{text}\x1b[0m"
 
@@ -191,7 +204,9 @@ def styled(text: str, style: str) -> str:
 def show_tools(
     found: list[tuple[ToolDefinition, str]], unavailable: Collection[str], *, as_json: bool
 ) -> None:
-    """Print a list of tools with their sources, and mark those that cannot run now."""
+    """Print a list of tools with their sources. Tools whose names are in `unavailable` are marked
+    as unable to run now.
+    """
 
     if as_json:
         documents = [
@@ -230,11 +245,13 @@ show_calls = as_table(
     Column("agent", lambda call: call.agent_id or "", drop=3),
     Column("call", lambda call: call.call_id, whole=True),
 )
-"""Prints a list of calls in the given order."""
+"""Prints a list of calls, in the order of the list."""
 
 
 def show_call_line(record: CallRecord, *, as_json: bool) -> None:
-    """Print one call on one line, and flush because a reader may be waiting."""
+    """Print one call on one line. Flush the output, because another program may be waiting for
+    it.
+    """
     if as_json:
         print(json.dumps(record.model_dump(mode="json")), flush=True)
         return
@@ -252,7 +269,7 @@ def show_call_line(record: CallRecord, *, as_json: bool) -> None:
 
 
 def show_fields(fields: JsonObject) -> None:
-    """Print an object, one line per field; text of several lines starts on a new line."""
+    """Print an object, one line per field. A text of several lines begins on a new line."""
     for key, value in fields.items():
         text = indented(value) if isinstance(value, str) else in_options(json_line(value))
         between = "\n    " if "\n" in text.rstrip() else " "  # keeps tables aligned
@@ -260,8 +277,9 @@ def show_fields(fields: JsonObject) -> None:
 
 
 def _with_content(fields: JsonObject) -> JsonObject:
-    """Return the non-empty fields, or all fields if all are empty. Bytes are replaced by their
-    size.
+    """Return the fields that are not empty, or all fields if all are empty.
+
+    File contents are replaced by their sizes.
     """
     return {
         key: _described(key, value) for key, value in fields.items() if value not in EMPTY
@@ -282,7 +300,7 @@ def _described(key: str, value: Any) -> Any:
 
 
 def _is_inline(item: Any) -> bool:
-    """Return whether an item is a file whose bytes are in the answer."""
+    """Return True if an item is a file whose bytes are part of the answer."""
     keys = ("filename", "content_type", FILE_CONTENT)
     return isinstance(item, dict) and all(isinstance(item.get(key), str) for key in keys)
 
@@ -315,7 +333,9 @@ def _summary(document: JsonObject) -> str:
 
 
 def _what_ran(document: JsonObject) -> str:
-    """Describe what a call without a sandbox report has run, as far as known."""
+    """Describe what ran in a call whose answer has no sandbox report. In some cases, this is
+    unknown.
+    """
     error = document["error"]
     if document["metadata"].get("fallback") is not None:
         return "its own service was not asked"
@@ -339,14 +359,15 @@ def _what_ran(document: JsonObject) -> str:
 
 
 READABLE = 20
-"""Width in characters from which a cell is readable. Cells with longer text are folded."""
+"""Minimum width, in characters, of a readable cell with long text. Cells with longer text are
+folded."""
 
 BETWEEN = 3
-"""Characters between the text of two columns: padding, rule, padding."""
+"""Number of characters between the texts of two columns: padding, rule, padding."""
 
 
 def show_table(fields: Sequence[Column], rows: Sequence[Sequence[str]]) -> None:
-    """Print rows of text as a table. Each row has one cell per column; cells are escaped."""
+    """Print rows of text as a table. Each row has one cell for each column. Cells are escaped."""
     from rich import box
     from rich.console import Console
     from rich.table import Table
@@ -367,7 +388,9 @@ def show_table(fields: Sequence[Column], rows: Sequence[Sequence[str]]) -> None:
 
 
 def fitting(fields: Sequence[Column], rows: Sequence[Sequence[str]], width: int) -> list[int]:
-    """Return the indexes of the columns that fit into `width` at a readable size."""
+    """Return the indexes of the columns to show, so that every shown column is readable within
+    `width`.
+    """
     needed = [_readable(field, rows, index) + BETWEEN for index, field in enumerate(fields)]
     kept = list(range(len(fields)))
     for index in sorted(kept, key=lambda index: -fields[index].drop):
@@ -378,7 +401,7 @@ def fitting(fields: Sequence[Column], rows: Sequence[Sequence[str]], width: int)
 
 
 def _readable(field: Column, rows: Sequence[Sequence[str]], index: int) -> int:
-    """Return the width that a column needs."""
+    """Return the minimum width at which a column is readable."""
     from rich.cells import cell_len
 
     cells = [field.head, *(row[index] for row in rows)]

@@ -119,6 +119,6 @@ def _read(file: Path) -> JsonObject:
 
 
 def show_findings(findings: Any) -> None:
-    """Print the findings of a registered tool on standard error."""
+    """Print the findings about a registered tool on standard error."""
     for each in findings:
         say(visible(f"{each.rule}: {each.path}: {each.message}. {each.remedy}"), to_stderr=True)

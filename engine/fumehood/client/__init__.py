@@ -1,9 +1,10 @@
-"""Clients for a daemon's sockets, with the engine's own method names.
+"""Clients for the daemon's sockets. Their methods have the same names as those of `Engine`.
 
 Client side. The clients depend on the protocol and the models, not on the engine.
-scripts/make_clients.py generates one method for each HTTP operation, and a synchronous twin in
-`sync/` for every file `async_….py`. Only methods that do more than send one request are written by
-hand. `api_request.py` makes the requests, and `exchange.py` contains the rules for sending them.
+scripts/make_clients.py generates one method for each HTTP operation, and, for every file
+`async_….py`, a synchronous twin in `sync/`. Only methods that do more than send one request are
+written by hand. `api_request.py` makes the requests, and `exchange.py` contains the rules for
+sending them.
 """
 
 from __future__ import annotations

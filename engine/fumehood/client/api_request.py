@@ -31,14 +31,15 @@ ANSWER_GRACE_S = 30.0
 
 
 LONGEST_CALL_S = 600.0
-"""Seconds that a call without its own timeout may run: the maximum of every wall."""
+"""Seconds for which a call without its own timeout may run. No wall allows a longer time."""
 
 LONGEST_WAIT_S = 3600.0
-"""Seconds that a call without its own limit may wait for approval: the configuration's maximum."""
+"""Seconds for which a call without its own limit may wait for approval. The configuration allows no
+longer wait."""
 
 
 class DaemonUnavailable(FumehoodError):
-    """No engine answered in time. The message says what to do.
+    """No engine answered in time. The message contains the remedy.
 
     `may_have_acted` is True if an engine may have received the request. A call may then have run,
     and only its owner knows whether the call can safely be sent again.
@@ -55,11 +56,11 @@ class Refused(EnvelopeError):
 
 @dataclass(frozen=True, slots=True)
 class ApiRequest(Generic[T]):
-    """One request and the reader of its answer.
+    """One request, and the function that parses its answer.
 
-    `read` raises Refused, or ValueError if the bytes are not an engine's answer. `work_s` is how
-    many seconds the engine may work before it answers. `headers` are sent in addition to the usual
-    headers.
+    `read` parses the answer. It raises Refused if the engine refused the request, and ValueError if
+    the bytes are not an engine's answer. `work_s` is how many seconds the engine may work before it
+    answers. `headers` are sent in addition to the usual headers.
     """
 
     method: str
@@ -79,12 +80,14 @@ def ask(
     work_s: float = 0.0,
     headers: Mapping[str, str] | None = None,
 ) -> ApiRequest[T]:
-    """Make a request to the address `/v1/PART/PART…`.
+    """Create a request for the address `/v1/PART/PART…`, without sending it.
 
-    `read` reads the answer: `data_of(…)`, `field_of(…)`, `plain(…)` or a similar function.
+    `read` is the function that parses the answer, for example the result of `data_of(…)`,
+    `field_of(…)` or `plain(…)`.
 
     Raises:
-        ValueError: a part would change the address, or the body is not JSON.
+        ValueError: a part would change the address, for example because of a slash, or the body is
+            not JSON.
     """
     path = address(*parts) + query_text(query or {})
     content = None if body is None else encode(body)
@@ -92,11 +95,10 @@ def ask(
 
 
 def ask_for_bytes(path: str, work_s: float = 0.0) -> ApiRequest[None]:
-    """Make a request that is answered with raw bytes.
+    """Create a request whose answer is raw bytes, without sending it.
 
-    The request's `read` parses only refusals, and raises Refused for them.
-
-    `work_s` is how many seconds the engine may work before it answers.
+    The request's `read` parses only refusals, and raises Refused for them. `work_s` is how many
+    seconds the engine may work before it answers.
     """
 
     def refused(raw: bytes) -> None:
@@ -110,7 +112,7 @@ def ask_for_bytes(path: str, work_s: float = 0.0) -> ApiRequest[None]:
 def call_read_by(
     read: Callable[[bytes], T], tool: str, arguments: JsonObject | None, options: JsonObject
 ) -> ApiRequest[T]:
-    """Make the request for a call.
+    """Create the request for a call. `read` parses the call's answer.
 
     Raises:
         ValueError: the arguments or options are not JSON, or the tool's name is invalid.
@@ -126,7 +128,7 @@ def decision_read_by(
     context: JsonObject | None,
     options: JsonObject,
 ) -> ApiRequest[T]:
-    """Make the request for a decision.
+    """Create the request for a decision. `read` parses the decision's answer.
 
     Raises:
         ValueError: the arguments, context or options are not JSON.
@@ -136,15 +138,15 @@ def decision_read_by(
 
 
 def call_body(arguments: JsonObject | None, options: JsonObject) -> JsonObject:
-    """Return the body of a call's request, with `{}` for arguments that are None."""
+    """Return the body of a call's request. If `arguments` is None, the body has empty arguments."""
     return {"arguments": arguments if arguments is not None else {}, "options": options}
 
 
 def batch_work_s(calls: Sequence[Any], options: JsonObject) -> float:
-    """Return how many seconds a batch may take.
+    """Return the maximum number of seconds that a batch may take.
 
-    The result is the batch's timeout plus the time of the longest call or, without a timeout, the
-    time of all calls one after another.
+    This is the batch's timeout plus the maximum time of the longest call. Without a timeout, it is
+    the sum of the maximum times of all calls, because they may run one after another.
     """
     given = [call.get("options") for call in calls if isinstance(call, dict)]
     longest_s = max((_work_s(o) for o in given if isinstance(o, dict)), default=0.0)
@@ -161,9 +163,9 @@ def _work_s(options: JsonObject) -> float:
 
 
 def _seconds(asked: Any) -> float | None:
-    """Return a positive number of seconds, or None for any other value.
+    """Return `asked` if it is a positive number of seconds, or None for any other value.
 
-    The engine refuses an invalid value immediately, so the client needs no time for such a call.
+    The engine refuses an invalid value immediately, so the client need not allow any time for it.
     """
     if isinstance(asked, int | float) and not isinstance(asked, bool) and asked > 0:
         return float(asked)
@@ -174,7 +176,7 @@ def address(*parts: str) -> str:
     """Return `/v1/…` with each part quoted.
 
     Raises:
-        ValueError: a part would change the address.
+        ValueError: a part would change the address, for example because of a slash.
     """
     for part in parts:
         if part in ("", ".", "..") or "/" in part:
@@ -197,14 +199,16 @@ def _text(value: Any) -> str:
 
 
 def given(**fields: Any) -> JsonObject:
-    """Return a request body with the fields that are not None, converted to JSON values."""
+    """Return a request body with all fields that are not None. Their values are converted to JSON
+    values.
+    """
     return {name: json_of(value) for name, value in fields.items() if value is not None}
 
 
 def json_of(value: Any) -> Any:
     """Convert a field's value to a JSON value.
 
-    A model becomes an object with only the fields that were set, at every depth.
+    A model, even inside another value, becomes an object with only the fields that were set.
     """
     if isinstance(value, list):
         return [json_of(one) for one in value]
@@ -238,7 +242,9 @@ def listed(names: Iterable[str] | None) -> list[str] | None:
 
 
 def data_of(model: type[M]) -> Callable[[bytes], M]:
-    """Make a function that parses an envelope, and returns its `data` as a value of the model."""
+    """Return a function that parses an envelope, and returns its `data` as an instance of
+    `model`.
+    """
 
     def read(raw: bytes) -> M:
         return model.model_validate(_data(raw))
@@ -247,9 +253,9 @@ def data_of(model: type[M]) -> Callable[[bytes], M]:
 
 
 def field_of(name: str, kind: type[T]) -> Callable[[bytes], T]:
-    """Make a function that parses an envelope, and returns one field of its `data`.
+    """Return a function that parses an envelope, and returns the field `name` of its `data`.
 
-    The field is returned as a value of the type `kind`.
+    The function returns the field as a value of the type `kind`.
     """
 
     def read(raw: bytes) -> T:
@@ -268,12 +274,12 @@ def _adapter(kind: Any) -> TypeAdapter[Any]:
 
 
 def plain(model: type[M]) -> Callable[[bytes], M]:
-    """Make a function that parses an answer without an envelope as a value of the model."""
+    """Return a function that parses an answer without an envelope as an instance of `model`."""
     return model.model_validate_json
 
 
 def object_of(raw: bytes) -> JsonObject:
-    """Parse an answer that may be any JSON object. Raises ValueError if it is not a JSON object."""
+    """Parse an answer that may be any JSON object. Raises ValueError for any other answer."""
     document = strict_json.loads(raw)
     if not isinstance(document, dict):
         raise strict_json.StrictJsonError("no object")

@@ -62,7 +62,7 @@ from fumehood.core.workspace_path import path_fault
 from fumehood.protocol.messages import decode_envelope
 
 PAGE = 100
-"""Number of tools to fetch per page: the engine's maximum."""
+"""Number of tools to request per page. The engine allows no larger number."""
 
 UPLOAD_S = 900.0
 """The engine's time limit for an upload, in seconds."""
@@ -81,13 +81,14 @@ class AsyncBaseClient(AsyncCommonOperations):
         connect_timeout_s: float = CONNECT_TIMEOUT_S,
         grace_s: float = ANSWER_GRACE_S,
     ) -> None:
-        """Make a client. Nothing is sent yet.
+        """Create a client, without connecting to the engine.
 
-        The default `socket_path` is the socket that the command line uses. It can also be the
-        address of an engine on another machine, `https://HOST:PORT`, whose certificate is checked
-        against the system's certificate authorities or those in `SSL_CERT_FILE`. `credential` is a
-        token or, on the control socket, an approver's credential. The client waits for an answer
-        `grace_s` seconds longer than the engine may work on it.
+        The default `socket_path` is the socket that the command line uses. `socket_path` can also
+        be the address of an engine on another machine, `https://HOST:PORT`. The engine's
+        certificate is then checked against the system's certificate authorities or those in
+        `SSL_CERT_FILE`. `credential` is a token or, on the control socket, an approver's
+        credential. The client waits for an answer `grace_s` seconds longer than the engine may work
+        on the request.
 
         Raises:
             ValueError: the address, the credential or a time is invalid.
@@ -112,7 +113,7 @@ class AsyncBaseClient(AsyncCommonOperations):
         return await self._transport.send(ApiRequest("GET", address("openapi.json"), object_of))
 
     async def request(self, method: str, path: str, body: JsonObject | None = None) -> Envelope:
-        """Send a request to any address that answers with an envelope.
+        """Send a request to any address at which the engine answers with an envelope.
 
         Raises:
             ValueError: the body is not JSON, so nothing was sent.
@@ -132,15 +133,15 @@ class AsyncClient(AsyncBaseClient, AsyncCallerOperations):
     ) -> Envelope:
         """Call a tool (`name` or `name@version`). The answer is always an envelope.
 
-        `options` are those of `CallOptions`. Once the bytes of a call have been sent, the call is
-        never repeated automatically. If the connection then breaks, the call may have run, and
+        `options` are the fields of `CallOptions`. Once the bytes of a call have been sent, the call
+        is never repeated automatically. If the connection then breaks, the call may have run, and
         `DaemonUnavailable.may_have_acted` is True.
         Cancelling the waiting task does not stop the call, which continues within its own limits.
 
         Raises:
-            TypeError: there is no such option.
-            ValueError: the arguments or options are not JSON, or the name is invalid; nothing
-                was sent.
+            TypeError: an option is unknown.
+            ValueError: the arguments or options are not JSON, or the name is invalid; nothing was
+                sent.
         """
         chosen = checked_keywords(CallKeywords, "call", options)
         return await self._transport.send(call_read_by(decode_envelope, tool, arguments, chosen))
@@ -153,15 +154,16 @@ class AsyncClient(AsyncBaseClient, AsyncCallerOperations):
         context: JsonObject | None = None,
         **options: Unpack[DecisionKeywords],
     ) -> Decision:
-        """Request a decision on a tool call that the caller makes itself; the engine runs nothing.
+        """Request a decision on a tool call that the caller makes itself. The engine does not run
+        the tool.
 
-        The tool may run only if the decision is `allow`, and then only once. If the call waits for
-        approval, the decision is `pending`: repeat the same request to get the final decision.
-        `context` is everything else that determines the effect of the tool. `options` are those of
-        `DecisionOptions`.
+        The caller may run the tool only if the decision is `allow`, and then only once. If the call
+        waits for approval, the decision is `pending`. Repeat the same request to get the final
+        decision. `context` is everything else that determines the effect of the tool. `options` are
+        the fields of `DecisionOptions`.
 
         Raises:
-            TypeError: there is no such option.
+            TypeError: an option is unknown.
             ValueError: arguments, context or options are not JSON, so nothing was sent.
             Refused: the engine made no decision, so the tool must not run.
         """
@@ -174,12 +176,13 @@ class AsyncClient(AsyncBaseClient, AsyncCallerOperations):
     ) -> list[Envelope]:
         """Make 1 to 1000 calls at once, and return their answers in the same order.
 
-        Each call is `{"tool": …, "arguments": {…}, "options": {…}}`. `options` are those of
-        `BatchOptions`. A call that is malformed, refused or fails has its own answer. Closing the
-        connection cancels the running calls, and no others are started.
+        Each call is `{"tool": …, "arguments": {…}, "options": {…}}`. `options` are the fields of
+        `BatchOptions`. Each call has its own answer, even if the call is malformed, is refused or
+        fails. If the connection closes, the engine cancels the running calls and starts no further
+        calls.
 
         Raises:
-            TypeError: there is no such option.
+            TypeError: an option is unknown.
             ValueError: the calls or options are not JSON, so nothing was sent.
             Refused: the number of calls or an option of the batch is invalid.
         """
@@ -206,11 +209,11 @@ class AsyncClient(AsyncBaseClient, AsyncCallerOperations):
         The session must have a disk. The forks begin with the session's files, or with the files of
         the snapshot with the id or name `snapshot_id`. If `best` is given, it computes a value from
         each successful answer, and the fork whose answer has the highest value is kept. All other
-        forks are ended, which also ends their calls that wait for approval.
+        forks are ended. This also ends calls in these forks that wait for approval.
 
         Raises:
-            TypeError: there is no such option.
-            ValueError: there are no inputs or too many, or they are not JSON.
+            TypeError: an option is unknown.
+            ValueError: there are no inputs or too many inputs, or an input is not JSON.
             Refused: the session cannot be forked. Exceptions that `best` raises are passed on.
         """
         if not 0 < len(inputs) <= MAX_FORKS:
@@ -249,7 +252,8 @@ class AsyncClient(AsyncBaseClient, AsyncCallerOperations):
         Each page is a separate call, with the previous page's `next_cursor` as `cursor`.
 
         Raises:
-            CallFailed: the call for a page did not succeed; the exception has that page's envelope.
+            CallFailed: the call for a page did not succeed; the exception contains that page's
+                envelope.
             ValueError: the tool is not paginated, or `call` raises ValueError.
         """
         pages = Pages(arguments, max_items)
@@ -361,11 +365,11 @@ class AsyncClient(AsyncBaseClient, AsyncCallerOperations):
     async def whole(self, envelope: Envelope, field: str) -> Any:
         """Return the whole text of an answer's field, such as `stdout`.
 
-        If the answer contains only the beginning and end of the text, the text is fetched. `field`
-        is a dotted path in `data` or in `error.details`.
+        If the answer contains only the beginning and end of the text, fetch the whole text from the
+        engine. `field` is a dotted path in `data` or in `error.details`.
 
         Raises:
-            ValueError: the field is missing, or the whole text was not kept.
+            ValueError: the field is missing, or the engine did not keep the whole text.
             Refused: the whole text has expired.
         """
         url = envelope.shortened(field)
@@ -398,8 +402,8 @@ class AsyncClient(AsyncBaseClient, AsyncCallerOperations):
     ) -> WrittenFile:
         """Write a file of a session, from bytes, a local file or an open file.
 
-        The file appears completely or not at all. With the mode `create`, an existing file is not
-        replaced, and the request is refused.
+        The file appears completely or not at all. The mode `replace` replaces an existing file.
+        With the mode `create`, the engine refuses the request if the file exists.
 
         Raises:
             ValueError: the source is not a regular file, or the path is invalid.
@@ -420,7 +424,8 @@ class AsyncClient(AsyncBaseClient, AsyncCallerOperations):
         return await self._transport.fetch(_bytes_of_file(session_id, path))
 
     async def download_file(self, session_id: str, path: str, target: Path | str | Write) -> None:
-        """Save a file of a session as a new file, or pass it to a function, piece by piece.
+        """Download a file of a session, piece by piece. If `target` is a path, save the content as
+        a new file there. If `target` is a function, pass each piece to the function.
 
         Raises:
             FileExistsError: the local file exists.
@@ -452,7 +457,7 @@ class AsyncClient(AsyncBaseClient, AsyncCallerOperations):
             return await self._transport.upload(request, chunks_of_async(content, size), size)
 
     async def get_directory(self, session_id: str, path: str, target: Path | str) -> None:
-        """Save a directory of a session as a new local directory, without links.
+        """Save a directory of a session as a new local directory, except for links.
 
         `path` is "" for the whole workspace. The local directory appears completely or not at all.
 
@@ -467,13 +472,17 @@ class AsyncClient(AsyncBaseClient, AsyncCallerOperations):
 
 
 def _blob(url: str) -> ApiRequest[None]:
-    """Make the request for a blob. Raises ValueError if `url` is not a blob's address."""
+    """Create the request for a blob, without sending it. Raises ValueError if `url` is not a blob's
+    address.
+    """
     parse_blob_url(url)
     return ask_for_bytes(url)
 
 
 def _file(session_id: str, path: str) -> tuple[str, ...]:
-    """Return the parts of a file's address. Raises ValueError if the path is invalid."""
+    """Return the parts of the address of a session's file. Raises ValueError if the path is
+    invalid.
+    """
     fault = path_fault(path)
     if fault is not None:
         raise ValueError(f"The path {path[:80]!r} {fault}.")

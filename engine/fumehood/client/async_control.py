@@ -91,11 +91,11 @@ class AsyncControlledAgents(AsyncControlAgents):
     """The methods of `AsyncControlClient.agents`, which act on agents and their tools."""
 
     async def enable(self, agent_id: str) -> Agent:
-        """Allow calls for an agent again."""
+        """Allow calls on behalf of an agent again, after `disable`."""
         return await self.update(agent_id, is_enabled=True)
 
     async def disable(self, agent_id: str) -> Agent:
-        """Refuse every call for an agent."""
+        """Refuse every call on behalf of an agent."""
         return await self.update(agent_id, is_enabled=False)
 
 
@@ -103,8 +103,8 @@ class AsyncControlledApprovals(AsyncControlApprovals):
     """The methods of `AsyncControlClient.approvals`, which act on the approvals of all principals.
 
     `version` is the version of the approval that the approver has seen. If the approval has changed
-    since then, the decision is refused (`Refused`, IDEMPOTENCY_CONFLICT). If `version` is None, the
-    decision applies to any version.
+    since then, the engine refuses the decision, and the method raises Refused with the code
+    IDEMPOTENCY_CONFLICT. If `version` is None, the decision applies to any version.
     """
 
     async def approve(
@@ -117,10 +117,11 @@ class AsyncControlledApprovals(AsyncControlApprovals):
         remember: RememberWish | None = None,
         action_digest: str | None = None,
     ) -> Approval:
-        """Approve a call. If `arguments` are given, approve the call with these arguments instead.
+        """Approve a call. If `arguments` are given, the call runs with them instead of its own
+        arguments.
 
-        `action_digest` is the digest in the preview of these arguments (`preview_edit`): if the
-        action has changed since the preview, the decision is refused.
+        `action_digest` is the digest that `preview_edit` returned for `arguments`. If the action
+        has changed since that preview, the engine refuses the decision.
         """
         decision = NewDecision(
             decision="approve", reason=reason, arguments=arguments, remember=remember,
@@ -136,14 +137,17 @@ class AsyncControlledApprovals(AsyncControlApprovals):
         return await self._decide(approval_id, decision, version)
 
     async def next_change(self, after: int = -1, *, wait_s: float = LONGEST_POLL_S) -> int:
-        """Wait until the number of changes to approvals differs from `after`; return the number.
+        """Wait until the number of changes to approvals differs from `after`, and return the new
+        number.
 
         After `wait_s` seconds (25 at most), return the number even if it has not changed.
         """
         return (await self.changes(after, wait_s=wait_s)).changes
 
     async def changes(self, after: int = -1, *, wait_s: float = LONGEST_POLL_S) -> ApprovalChanges:
-        """Wait like `next_change`, and return the numbers of changes and of pending approvals."""
+        """Wait as `next_change` does. Return the number of changes and the number of pending
+        approvals.
+        """
         query = {"after": after, "wait": wait_s}
         request = ask(
             "GET", data_of(ApprovalChanges), "approvals", "changes", query=query, work_s=wait_s
@@ -163,7 +167,9 @@ class AsyncControlledCalls(AsyncControlCalls):
     """The methods of `AsyncControlClient.calls`, which act on the calls of all principals."""
 
     async def dry_run(self, call_id: str) -> Envelope:
-        """Repeat a call that needed approval as a dry run, with the rights of the call's caller."""
+        """Repeat, as a dry run, a call that needed approval. The dry run has the rights of the
+        call's caller.
+        """
         path = address("calls", call_id, "dry-run")
         return await self._transport.send(ApiRequest("POST", path, _dry_run_answer))
 
@@ -183,13 +189,13 @@ class AsyncControlledSessions(AsyncControlSessions):
     """The methods of `AsyncControlClient.sessions`, which act on the sessions of all principals."""
 
     async def download_file(self, session_id: str, path: str, write: Write) -> None:
-        """Pass a file of a session to `write`, piece by piece."""
+        """Pass the content of a session's file to `write`, piece by piece."""
         parts = address("sessions", session_id, "files", *path.split("/"))
         await self._transport.download(ask_for_bytes(parts, TURN_S), write)
 
 
 def _dry_run_answer(raw: bytes) -> Envelope:
-    """Read the envelope of a dry run. Raises Refused for any other answer."""
+    """Parse the envelope of a dry run. Raises Refused if the engine refused the dry run."""
     from fumehood.protocol.messages import decode_envelope
 
     envelope = decode_envelope(raw)

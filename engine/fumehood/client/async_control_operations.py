@@ -51,7 +51,7 @@ from fumehood.policy.model import Explanation, PolicyStatus, PolicyText
 
 
 class AsyncControlTools:
-    """The methods of `client.tools` on the control socket."""
+    """The generated methods of `client.tools` for the control socket."""
 
     def __init__(self, transport: AsyncTransport) -> None:
         self._transport = transport
@@ -111,7 +111,7 @@ class AsyncControlTools:
 
 
 class AsyncControlTokens:
-    """The methods of `client.tokens` on the control socket."""
+    """The generated methods of `client.tokens` for the control socket."""
 
     def __init__(self, transport: AsyncTransport) -> None:
         self._transport = transport
@@ -155,7 +155,7 @@ class AsyncControlTokens:
 
 
 class AsyncControlSessions:
-    """The methods of `client.sessions` on the control socket."""
+    """The generated methods of `client.sessions` for the control socket."""
 
     def __init__(self, transport: AsyncTransport) -> None:
         self._transport = transport
@@ -274,7 +274,7 @@ class AsyncControlSessions:
 
 
 class AsyncControlPolicy:
-    """The methods of `client.policy` on the control socket."""
+    """The generated methods of `client.policy` for the control socket."""
 
     def __init__(self, transport: AsyncTransport) -> None:
         self._transport = transport
@@ -355,7 +355,7 @@ class AsyncControlPolicy:
 
 
 class AsyncControlNodes:
-    """The methods of `client.nodes` on the control socket."""
+    """The generated methods of `client.nodes` for the control socket."""
 
     def __init__(self, transport: AsyncTransport) -> None:
         self._transport = transport
@@ -383,7 +383,7 @@ class AsyncControlNodes:
 
 
 class AsyncControlCalls:
-    """The methods of `client.calls` on the control socket."""
+    """The generated methods of `client.calls` for the control socket."""
 
     def __init__(self, transport: AsyncTransport) -> None:
         self._transport = transport
@@ -452,7 +452,7 @@ class AsyncControlCalls:
 
 
 class AsyncControlCache:
-    """The methods of `client.cache` on the control socket."""
+    """The generated methods of `client.cache` for the control socket."""
 
     def __init__(self, transport: AsyncTransport) -> None:
         self._transport = transport
@@ -471,7 +471,7 @@ class AsyncControlCache:
 
 
 class AsyncControlAudit:
-    """The methods of `client.audit` on the control socket."""
+    """The generated methods of `client.audit` for the control socket."""
 
     def __init__(self, transport: AsyncTransport) -> None:
         self._transport = transport
@@ -494,7 +494,7 @@ class AsyncControlAudit:
 
 
 class AsyncControlApprovers:
-    """The methods of `client.approvers` on the control socket."""
+    """The generated methods of `client.approvers` for the control socket."""
 
     def __init__(self, transport: AsyncTransport) -> None:
         self._transport = transport
@@ -524,7 +524,7 @@ class AsyncControlApprovers:
 
 
 class AsyncControlApprovals:
-    """The methods of `client.approvals` on the control socket."""
+    """The generated methods of `client.approvals` for the control socket."""
 
     def __init__(self, transport: AsyncTransport) -> None:
         self._transport = transport
@@ -640,7 +640,7 @@ class AsyncControlApprovals:
 
 
 class AsyncControlAgents:
-    """The methods of `client.agents` on the control socket."""
+    """The generated methods of `client.agents` for the control socket."""
 
     def __init__(self, transport: AsyncTransport) -> None:
         self._transport = transport
@@ -752,7 +752,7 @@ class AsyncControlAgents:
 
 
 class AsyncControlOperations:
-    """The methods on the control socket."""
+    """The generated client methods for the control socket."""
 
     def __init__(self, transport: AsyncTransport) -> None:
         self._transport = transport

@@ -1,4 +1,4 @@
-"""`AsyncTransport`: sends an `ApiRequest` over one Unix socket, or TLS, and returns its answer.
+"""`AsyncTransport`: sends an `ApiRequest` over a Unix socket or TLS, and returns the answer.
 
 Client side. Connections are kept and reused, although the daemon may have closed a connection since
 its last use. Invariant: a request is sent a second time only if `may_send_again` allows it, and
@@ -105,7 +105,10 @@ class AsyncTransport:
         raise failed
 
     def begun(self, request: ApiRequest[Any], progress: Progress) -> Any:
-        """Return a context manager that sends a request, and yields its answer once it begins."""
+        """Return a context manager that sends a request and waits for the answer to begin.
+
+        The context manager yields the answer, whose body has not been read.
+        """
         return self._http.stream(
             request.method,
             request.path,
@@ -120,9 +123,9 @@ class AsyncTransport:
         await self._http.aclose()
 
     async def _receive(self, request: ApiRequest[Any], write: Write, write_refusal: Write) -> bool:
-        """Pass an answer to `write`, or to `write_refusal` if its status is an error.
+        """Pass an answer to `write`, or to `write_refusal` if the answer's status is an error.
 
-        Return whether the status is a success.
+        Return True if the status is a success.
         """
         for is_last in (False, True):
             progress, has_begun = Progress(), False

@@ -1,8 +1,8 @@
-"""Rules for requests to an engine: headers, time limits, and when to send a request again.
+"""Rules for requests to an engine: headers, time limits, and whether to send a request again.
 
-Client side. `AsyncTransport` and its generated twin follow these rules. Invariants: a request may
-be sent a second time only if the engine cannot have received it the first time (its head is known
-not to have been sent completely), or if it is a GET, which changes nothing.
+Client side. `AsyncTransport` and its generated twin follow these rules. Invariant: a request may be
+sent a second time only if it is a GET, which changes nothing, or if the engine cannot have received
+the first attempt. The engine cannot have received an attempt whose head was not sent completely.
 """
 
 from __future__ import annotations
@@ -26,19 +26,21 @@ Write = Callable[[bytes], object]
 
 BASE_URL = "http://fumehood"
 HEAD_FAILED = "http11.send_request_headers.failed"
-"""The trace event of a request whose head could not be sent. *Source*: httpcore2's event names."""
+"""The name of the trace event which reports that a request's head could not be sent. *Source*:
+httpcore2's event names."""
 
 NEVER_SENT = (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout)
 DROPPED = (httpx2.ReadError, httpx2.WriteError, httpx2.RemoteProtocolError)
-"""Errors of a connection that the server has closed. Timeouts are not among them."""
+"""Errors that mean that the server has closed the connection. Timeouts are not among them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """Where an engine is, the credential to send to it, and how long to wait for it.
+    """An engine's address, the credential to send, and the time limits for connecting and waiting.
 
-    `path` is a Unix socket, or the address of an engine on another machine, `https://HOST:PORT`.
-    The client waits for an answer `grace_s` seconds longer than the engine may work on it.
+    `path` is the path of a Unix socket, or the address of an engine on another machine,
+    `https://HOST:PORT`. The client waits for an answer `grace_s` seconds longer than the engine may
+    work on the request.
     """
 
     path: Path | str
@@ -84,11 +86,12 @@ class Endpoint:
 
 
 def place_of(given: Path | str | None, *, control: bool) -> Path | str:
-    """Return the given socket or address of another machine, or by default the configured socket.
+    """Return `given` (a socket's path, or the address of an engine on another machine) or, if
+    `given` is None, the path of the configured socket. `control` selects the control socket.
 
     Raises:
         ValueError: the address does not begin with `https://`.
-        ConfigError: nothing was given, and the configuration is invalid.
+        ConfigError: `given` is None, and the configuration is invalid.
     """
     if given is None:
         paths = read_engine_paths(os.environ)
@@ -114,27 +117,28 @@ def require_listener(path: Path) -> None:
 
 
 class Progress:
-    """Records whether an attempt failed to send the request's head, as the HTTP library reports it.
+    """Records whether the HTTP library failed to send the request's head in one attempt.
 
-    Unless sending the head failed, the engine may have received the request.
+    In every other case, the engine may have received the request.
     """
 
     def __init__(self) -> None:
         self.did_head_fail = False
 
     def note(self, event: str, _: Any) -> None:
-        """Receive a trace event of the HTTP library."""
+        """Process a trace event of the HTTP library."""
         self.did_head_fail = self.did_head_fail or event == HEAD_FAILED
 
     async def note_async(self, event: str, _: Any) -> None:
-        """Receive a trace event of the asynchronous HTTP library."""
+        """Process a trace event of the asynchronous HTTP library."""
         self.note(event, _)
 
 
 def may_send_again(request: ApiRequest[Any], error: httpx2.HTTPError, progress: Progress) -> bool:
-    """Return whether a failed request may be sent once more.
+    """Return True if a failed request may be sent once more.
 
-    The request may be sent again if the engine cannot have received it, or if it is a GET.
+    This is the case if the server closed the connection, and either the engine cannot have received
+    the request or the request is a GET.
     """
     return isinstance(error, DROPPED) and (request.method == "GET" or progress.did_head_fail)
 
@@ -147,7 +151,7 @@ def read_answer(request: ApiRequest[T], raw: bytes, endpoint: Endpoint) -> T:
 
 
 def no_engine(request: ApiRequest[Any], path: Path | str) -> DaemonUnavailable:
-    """Make the error for an answer that is not an engine's."""
+    """Return the error for an answer that does not come from an engine of this version."""
     return DaemonUnavailable(
         f"The server on {path} is not a fumehood engine of this version.",
         may_have_acted=request.method != "GET",
@@ -166,7 +170,7 @@ def unavailable(
 def no_answer(
     request: ApiRequest[Any], path: Path | str, error: Exception, *, was_sent: bool = True
 ) -> DaemonUnavailable:
-    """Make the error for a connection on which no complete answer arrived."""
+    """Return the error for a connection on which no complete answer arrived."""
     may_have_acted = was_sent and request.method != "GET"
     words = "It is unknown whether the request took effect. " if may_have_acted else ""
     return DaemonUnavailable(
@@ -204,7 +208,7 @@ def _how_to_start(path: Path) -> str:
 
 
 def _is_forbidden(error: BaseException) -> bool:
-    """Return whether a PermissionError is among the causes of an error."""
+    """Return True if a PermissionError is the error itself or one of its causes."""
     cause: BaseException | None = error
     while cause is not None and not isinstance(cause, PermissionError):
         cause = cause.__cause__ or cause.__context__

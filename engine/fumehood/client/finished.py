@@ -1,7 +1,8 @@
-"""The result of a program for frameworks: an exit code, and the complete stdout and stderr.
+"""A program's result as agent frameworks need it: an exit code, and the complete stdout and stderr.
 
-Client side, pure. An engine's error becomes an exit code only if a program ran and ended by itself
-or by a limit. A refusal stays an error, which an adapter may convert to a result (`refused`).
+Client side, without I/O. An engine's error becomes an exit code only if a program ran and ended by
+itself or by a limit. A refusal remains an error, which an adapter may convert to a result with
+`refused`.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ AsyncTurn = anyio.Lock
 Turn = threading.Lock
 
 NOT_THE_PROGRAM = frozenset({"SANDBOX_UNAVAILABLE", "CANCELLED", "INVALID_PARAMS"})
-"""Error codes that do not count as a program's result, even if the program wrote output."""
+"""Codes of errors that are not a program's result, even if the program wrote output."""
 
 TIMED_OUT = 124
 """The exit code of a program that exceeded its time limit. *Source*: timeout(1)."""
@@ -30,7 +31,8 @@ REFUSED = 126
 *Source*: the shell's exit status for a command that was found but could not be executed."""
 
 BY_SIGNAL = 128
-"""The exit code after a signal is 128 plus the signal's number. *Source*: the shell."""
+"""A program that was ended by a signal has this exit code plus the signal's number. *Source*: the
+shell."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +72,9 @@ class Finished:
 
 
 def program_result(envelope: Envelope) -> JsonObject:
-    """Return the fields of a program's answer, even if the program failed.
+    """Return the result fields of a program's answer, such as `stdout`.
+
+    They are the answer's `data` or, if the program failed, the details of the error.
 
     Raises:
         CallFailed: no program ran, or its result is unknown.
@@ -84,7 +88,7 @@ def program_result(envelope: Envelope) -> JsonObject:
 
 
 def finished(envelope: Envelope, stdout: str, stderr: str) -> Finished:
-    """Make a program's result from an answer and the program's whole streams.
+    """Return a program's result, made from the answer and the complete `stdout` and `stderr`.
 
     Raises:
         CallFailed: no program ran, or its result is unknown.
@@ -101,8 +105,9 @@ def finished(envelope: Envelope, stdout: str, stderr: str) -> Finished:
 
 
 def refused(failed: CallFailed) -> Finished:
-    """Convert the refusal of one program to a result, so that the results of other programs are not
-    lost.
+    """Convert the refusal of a program to a result with the exit code `REFUSED`.
+
+    An adapter that runs several programs can then still return the results of the other programs.
     """
     reason = f"{failed.code}: {failed.message}\n"
     return Finished(REFUSED, "", reason, failed.envelope)
@@ -113,7 +118,9 @@ def program_arguments(
     env: Mapping[str, str] | None,
     directory: str | None,
 ) -> JsonObject:
-    """Return the arguments of `run_shell` for a command, or for a program and its arguments."""
+    """Return the arguments of `run_shell`. A `program` that is a string is a shell command, and a
+    sequence is a program with its arguments.
+    """
     arguments: JsonObject = {"return_files": False}
     if isinstance(program, str):
         arguments["command"] = program

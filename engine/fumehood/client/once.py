@@ -40,7 +40,7 @@ class Response:
         return self._exactly(_size(self.headers.get("content-length", "0"), 10))
 
     def events(self) -> Iterator[bytes]:
-        """Yield the data of each event, which the daemon writes on one line.
+        """Yield the data of each server-sent event. The daemon writes an event's data on one line.
 
         Raises OSError if the stream breaks off.
         """
@@ -66,7 +66,7 @@ class Response:
 
 
 def _size(digits: str | bytes, base: int) -> int:
-    """Parse the size of a body, or of one piece of a body. Raises ConnectionError if the text is
+    """Parse the size of a body, or of one chunk of a body. Raises ConnectionError if the text is
     not a number.
     """
     try:
@@ -102,22 +102,22 @@ class Connection:
         return Response(self._reader)
 
     def limit(self, seconds: float) -> None:
-        """Limit all later reads, which then raise TimeoutError if the daemon sends nothing for
-        `seconds`.
+        """Set a time limit for all later reads. A read raises TimeoutError if the daemon sends
+        nothing for `seconds`.
         """
         self._socket.settimeout(seconds)
 
     def is_open(self) -> bool:
-        """Whether the connection can be used again.
+        """Whether the connection can be used for another request.
 
-        False if the daemon has closed it, or has sent data that was not requested.
+        False if the daemon has closed the connection, or has sent data that was not requested.
         """
         poll = select.poll()
         poll.register(self._socket, select.POLLIN)
         return not poll.poll(0)
 
     def abort(self) -> None:
-        """Shut the connection down, which also ends a read in another thread."""
+        """Shut the connection down. A read in another thread then ends immediately."""
         with suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
 

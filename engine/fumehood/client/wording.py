@@ -1,8 +1,8 @@
-"""An approval in words, for the people who decide on it; used by the command line and the console.
+"""Text about an approval for the people who decide on it, in the command line and the console.
 
-The content of a call comes from a model or its prompt, so it is untrusted. Invariant: untrusted
-text in a sentence is escaped (`core/escaping.py`); unknown parts of a preview are always shown
-(`is_shown`, `rest_of`).
+The content of a call comes from a model or its prompt, so it is untrusted. Invariants: untrusted
+text in a sentence is escaped (`core/escaping.py`); a part of a preview that this module cannot
+describe is still shown (`is_shown`, `rest_of`).
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _PARTS = {
     "sends": "what it sends",
     "workspace": "the files of its session",
 }
-"""Name of a part of an action, as in `Approval.changed` → the part in words."""
+"""Part of an action, as named in `Approval.changed` → the words that people read."""
 
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9_.-]+", re.ASCII)
 
@@ -90,12 +90,15 @@ def ago(moment: datetime, now: datetime) -> str:
 
 
 def is_outside(approval: Approval) -> bool:
-    """Whether the caller runs the tool itself, and the engine only decides on the call."""
+    """Return True if the caller runs the tool itself, and the engine only decides on the call."""
     return approval.tool.startswith(EXTERNAL)
 
 
 def place_in_words(approval: Approval) -> str:
-    """Describe where the call runs; empty if that is unknown or the caller runs it."""
+    """Describe the place where the call runs.
+
+    The description is empty if the place is unknown, or if the caller runs the tool itself.
+    """
     binding, sends = approval.binding or {}, approval.sends or {}
     place = binding.get("place") or sends
     parts = (binding.get("placement"), place.get("image"), place.get("runtime"))
@@ -111,7 +114,10 @@ def place_in_words(approval: Approval) -> str:
 
 
 def network_in_words(approval: Approval) -> str:
-    """Describe the network that the call reaches; empty if unknown, or for a single request."""
+    """Describe the network that the call can reach.
+
+    The description is empty if the network is unknown, or if the call only sends one request.
+    """
     network = (approval.binding or {}).get("network")
     if network != "of the host":
         return network or ""
@@ -120,7 +126,7 @@ def network_in_words(approval: Approval) -> str:
 
 
 def sends_in_words(approval: Approval) -> str:
-    """Name the recipient of what the call sends; empty if no recipient is known."""
+    """Describe the recipient of what the call sends, or return an empty text if none is known."""
     sends = approval.sends or {}
     if (kind := _recipient(sends)) is not None:
         return f"{kind.place} {sends[kind.recipient or '']}"
@@ -128,20 +134,25 @@ def sends_in_words(approval: Approval) -> str:
 
 
 def sends_heading(approval: Approval) -> str:
-    """Return the heading above what the call sends."""
+    """Return the heading of the section that shows what the call sends."""
     kind = _recipient(approval.sends or {})
     return kind.place if kind is not None else "Request"
 
 
 def _recipient(sends: JsonObject) -> ToolKind | None:
-    """Return the tool kind of a part whose key for the recipient is in `sends`, or None."""
+    """Return the kind of tool that sends to the recipient named in `sends`, or None.
+
+    Only kinds of tools that parts add have such a recipient.
+    """
     if not sends:
         return None
     return next((kind for kind in tool_kinds().values() if kind.recipient in sends), None)
 
 
 def ending_in_words(approval: Approval) -> str:
-    """Describe the ending of a call that did not go as decided; empty for any other call."""
+    """Describe how a call ended, if it did not end as decided. Return an empty text for any other
+    call.
+    """
     has_started = approval.started_at is not None
     done = "It may have done a part of its work." if has_started else "Nothing was done."
     match approval.state:
@@ -171,7 +182,10 @@ def _expiry_in_words(approval: Approval) -> str:
 
 
 def hidden_in(approval: Approval) -> str:
-    """Name the misleading characters in the approval, which are shown escaped, with counts."""
+    """List the misleading characters in an approval's texts, each with its number of occurrences.
+
+    These characters are shown escaped.
+    """
     found: Counter[str] = Counter()
     shown = [approval.arguments, approval.asked_arguments, approval.sends, approval.preview]
     for text in _texts([*shown, approval.reason, approval.tool]):
@@ -184,7 +198,10 @@ def hidden_in(approval: Approval) -> str:
 
 
 def _texts(value: Any) -> Iterator[str]:
-    """Yield every text in a JSON value, keys included. Iterative, since the depth is untrusted."""
+    """Yield every text in a JSON value, including the keys of objects.
+
+    The search is iterative, because an untrusted value may be nested too deeply for recursion.
+    """
     waiting = [value]
     while waiting:
         item = waiting.pop()
@@ -197,7 +214,9 @@ def _texts(value: Any) -> Iterator[str]:
 
 
 def argument_name(name: str) -> str:
-    """Quote an argument's name if it could be misread, such as `a=1` as a name and a value."""
+    """Return an argument's name, quoted if it could be misread: `a=1` looks like a name and a
+    value.
+    """
     return name if _PLAIN_NAME.fullmatch(name) else json_line(name)
 
 
@@ -253,7 +272,9 @@ def entries_of(preview: JsonObject, what: str) -> list[JsonObject]:
 
 
 def is_shown(key: str, value: Any) -> bool:
-    """Whether this part of a preview has a known form, and is therefore shown in words."""
+    """Return True if this part of a preview has a known form and is therefore described in
+    words.
+    """
     if key == "counts":
         return isinstance(value, dict) and _KNOWN_COUNTS.issuperset(value)
     if key == "directory":
@@ -327,7 +348,7 @@ def number_of(value: Any) -> int:
 
 
 def rest_of(entry: JsonObject) -> JsonObject:
-    """Return the parts of an entry that `entry_facts` does not describe."""
+    """Return the parts of a preview's entry that `entry_facts` does not describe."""
     rest = {key: value for key, value in entry.items() if key not in _KNOWN_OF_ONE}
     return rest | {
         key: entry[key]

@@ -33,7 +33,7 @@ class JsonResponse(Response):
 
 
 def headers_of(scope: Scope, name: bytes) -> list[bytes]:
-    """Return every value of a header, as sent."""
+    """Return every value of the request header `name`, as raw bytes."""
     found: list[bytes] = []
     for key, value in scope["headers"]:  # a comprehension's function call would slow every call
         if key == name:
@@ -54,31 +54,35 @@ async def when_left(receive: Receive, act: Callable[[], object]) -> None:
 
 
 def engine_of(request: Request) -> Engine:
-    """Return the application's engine."""
+    """Return the engine that the request's application serves."""
     engine: Engine = request.scope["app"].engine
     return engine
 
 
 def answer(engine: Engine, data: BaseModel) -> Response:
-    """Wrap `data` in a success envelope, for operations other than calls."""
+    """Return a response with `data` in a success envelope. For operations other than calls."""
     return envelope_response(engine.answer(data.model_dump(mode="json")))
 
 
 def results_response(engine: Engine, texts: Sequence[bytes]) -> Response:
-    """Return a success envelope with `texts`, which are already JSON, as `data.results`."""
+    """Return a response whose success envelope has `texts`, which are already JSON, as
+    `data.results`.
+    """
     head, results, tail = encode_envelope(engine.answer({"results": []})).partition(b'"results":[')
     content = b"".join((head, results, b",".join(texts), tail))
     return JsonResponse(content)
 
 
 def stopped(engine: Engine, tool: str | None) -> Envelope:
-    """Make the envelope for a call that ended because the engine stopped."""
+    """Return the error envelope for a call that ended because the engine stopped."""
     ended = ShuttingDown("The engine stopped before the call ended.", retryable=False)
     return engine.refusal(ended, tool=tool)
 
 
 def envelope_response(envelope: Envelope) -> Response:
-    """Return an envelope as a response, with the HTTP status of its error code, or 200."""
+    """Return an envelope as a response. The HTTP status is that of the envelope's error code, or
+    200.
+    """
     status = 200
     headers: Headers = ()
     if envelope.error is not None:
@@ -91,7 +95,7 @@ def envelope_response(envelope: Envelope) -> Response:
 
 
 def once_delivered(request: Request, response: Response, tell: Callable[[], None]) -> Response:
-    """Make a response call `tell` once it has been sent, and return the response.
+    """Arrange that `tell` is called once the response has been sent, and return the response.
 
     `tell` is not called for a HEAD request, or if the client has already disconnected.
     """

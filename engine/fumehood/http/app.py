@@ -52,11 +52,12 @@ TRACEPARENT = HEADER.encode()
 
 
 def with_added(kernel: Sequence[Operation], added: Iterable[Operation]) -> list[Operation]:
-    """Return the kernel's operations, with those that parts add or replace.
+    """Return the kernel's operations with the parts' operations added. A part's operation at the
+    same address and method replaces the kernel's.
 
     Raises:
         PartError: two parts add the same operation, or a part's operation requires a different
-            authority than the kernel's operation that the part replaces.
+            authority than the kernel's operation that it replaces.
     """
     own = {(operation.method, operation.path): operation for operation in kernel}
     found = dict(own)
@@ -86,7 +87,7 @@ OPERATIONS: list[Operation] = _with_parts(
         *overview.OPERATIONS,
     ],
 )
-"""Operations of the callers' socket."""
+"""Operations that the callers' socket serves."""
 
 CONTROL_OPERATIONS: list[Operation] = _with_parts(
     "control_operations",
@@ -97,11 +98,15 @@ CONTROL_OPERATIONS: list[Operation] = _with_parts(
         *overview.CONTROL_OPERATIONS,
     ],
 )
-"""Operations of the control socket. The callers' socket refuses them with RESOURCE_NOT_FOUND."""
+"""Operations that the control socket serves. For an operation that only the control socket serves,
+the callers' socket answers RESOURCE_NOT_FOUND."""
 
 
 class Faces:
-    """Passes each request to the ASGI application of its socket, or to one mounted by a part."""
+    """Passes each request to the ASGI application of the socket on which it arrived.
+
+    On the callers' addresses, a part can mount its own application at a path.
+    """
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
@@ -137,11 +142,14 @@ class Faces:
         return app(scope, receive, send)
 
     def takes_over(self, path: bytes) -> bool:
-        """Whether requests with this path get their connection, because a part serves them so."""
+        """Return True if a part takes over the connections of requests with this path."""
         return any(one.accepts(path) for one in self._handovers)
 
     def hand_over(self, request: Request, upgrade: bytes | None) -> Handover:
-        """Check a request that gets its connection. Raises EngineError if it is refused."""
+        """Check a request whose connection a part takes over, and return the part's handover.
+
+        Raises EngineError if the request is refused.
+        """
         request.scope["app"] = self._engine
         if request.scope["state"]["face"] is Face.TCP:
             refusal = refusal_over_tcp(request)
@@ -153,9 +161,9 @@ class Faces:
 
 
 class Application:
-    """Serves the operations of one socket, for an engine that has been started.
+    """Serves the operations of one socket for an engine that has been started.
 
-    The class uses Starlette's requests and responses, but not its application and routes, which
+    The class uses Starlette's requests and responses, but not its application and routes. These
     would take about as much time in every call as a gate does.
     """
 
@@ -169,7 +177,9 @@ class Application:
         )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request. Internal errors are logged, but their details are not sent."""
+        """Answer one request. Internal errors are logged. Their details are not sent to the
+        client.
+        """
         scope["app"] = self
         try:
             response = await self._found(scope)(Request(scope, receive, send))
@@ -193,7 +203,7 @@ class Application:
         return envelope_response(self.engine.refusal(error, tool=_tool_of(scope)))
 
     def _found(self, scope: Scope) -> Respond:
-        """Return the function that responds to a request with this address and method.
+        """Return the function that responds to requests with the address and method in `scope`.
 
         Raises:
             MethodNotAllowed: the address exists, but not with this method.
@@ -222,11 +232,12 @@ def _tool_of(scope: Scope) -> str | None:
 
 REFERENCE = "#/components/schemas/{model}"
 ANY_OBJECT: JsonObject = {"type": "object", "additionalProperties": True}
-"""The schema of any object. `additionalProperties` is explicit, because some client generators
-treat an object without properties as empty."""
+"""The JSON schema of an arbitrary object. `additionalProperties` is explicit, because some client
+generators treat an object without properties as empty."""
 
 BINARY = "application/octet-stream"
-"""The media type of files in generated clients. The engine accepts files of any media type."""
+"""The media type of file contents in the OpenAPI document. The engine itself accepts files of any
+media type."""
 
 BYTES: JsonObject = {"schema": {"type": "string", "format": "binary"}}
 REFUSAL = "Refusal"
@@ -262,7 +273,7 @@ Schemas = dict[type[Any], JsonObject]
 def make_document(title: str, version: str, operations: Sequence[Operation]) -> JsonObject:
     """Make the OpenAPI document of one socket.
 
-    Each answer has its own plain schema, because client generators only partly support combined
+    Each answer has its own complete schema, because client generators only partly support combined
     schemas and repeated names.
     """
     schemas, definitions = _schemas(operations)
@@ -285,10 +296,11 @@ def _schemes(operations: Iterable[Operation]) -> JsonObject:
 
 
 def _schemas(operations: Iterable[Operation]) -> tuple[Schemas, JsonObject]:
-    """Return a schema reference for each model, and the definitions to which they refer.
+    """Return the schema reference of each model, and the definitions to which these references
+    point.
 
-    Requests and answers share one definition of a model: the model's schema for validation. Only
-    this schema shows that an answer may lack a field.
+    Requests and answers share one definition of a model: its schema for validation. The schema for
+    serialization would require fields that an answer may lack.
     """
     wanted: dict[type[BaseModel], None] = {Envelope: None}
     for operation in operations:
@@ -301,10 +313,11 @@ def _schemas(operations: Iterable[Operation]) -> tuple[Schemas, JsonObject]:
 
 
 def _worded(schema: Any) -> Any:
-    """Return a schema with its defaults moved into the descriptions.
+    """Return a schema without `default` keywords. The descriptions state the default values
+    instead.
 
-    Otherwise, generated clients would send the defaults as values, and a change of one field of an
-    object would reset the other fields.
+    Otherwise, generated clients would send every default value explicitly. A request that changes
+    one field of an object would then reset the other fields.
     """
     if isinstance(schema, list):
         return [_worded(part) for part in schema]
@@ -376,7 +389,9 @@ def _responses(operation: Operation, schemas: Schemas, definitions: JsonObject) 
 def _envelope(
     definitions: JsonObject, name: str, *, is_success: bool, data: JsonObject
 ) -> JsonObject:
-    """Add the definition of an envelope with this `data`, and return a reference to it."""
+    """Add the definition of an envelope with this `data` to `definitions`, and return a reference
+    to the new definition.
+    """
     any_envelope = definitions["Envelope"]
     fields = {
         **any_envelope["properties"],
@@ -403,7 +418,10 @@ def _path_parameters(operation: Operation) -> list[JsonObject]:
 
 
 def _query_parameters(operation: Operation, definitions: JsonObject) -> list[JsonObject]:
-    """Describe the fields of the query model, and add the definitions to which they refer."""
+    """Describe each field of the query model as a parameter.
+
+    Schemas to which the fields refer are added to `definitions`.
+    """
     if operation.query is None:
         return []
     schema: dict[str, Any] = operation.query.model_json_schema(ref_template=REFERENCE)

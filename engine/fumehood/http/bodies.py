@@ -1,10 +1,10 @@
 """Bodies of requests and responses: bounded in size, time and memory.
 
 Host side. A request's body is strict JSON, or a file that arrives in pieces. A file in a response
-is sent in pieces. Bodies in transit count against their user's share. Invariants: a client that
-sends slowly, stops or disconnects ends only its own request. A file's download announces its
-length. The bytes sent are always the beginning of one file, and clients can detect that a body
-ended too early.
+is sent in pieces. The bytes of bodies in transit count against the share of the user who sends or
+receives them. Invariants: a client that sends slowly, stops or disconnects ends only its own
+request. The bytes sent are always the beginning of one file. The response to a download announces
+the file's length, so that clients can detect that the body ended too early.
 """
 
 from __future__ import annotations
@@ -38,24 +38,26 @@ from fumehood.protocol import strict_json
 M = TypeVar("M", bound=BaseModel)
 
 SMALL_BODY_BYTES = 64 * 1024
-"""Bodies of more bytes are parsed in a thread, so that they do not block other calls."""
+"""A body with more bytes is parsed in a thread, so that parsing does not block other calls."""
 
 PIECE_DEADLINE_S = 60.0
-"""Seconds for a JSON body, or one piece of an upload. A slower client is refused."""
+"""Seconds within which a whole JSON body, or one piece of an upload, must arrive. A slower client
+is refused."""
 
 UPLOAD_DEADLINE_S = 900.0
-"""Seconds for a whole upload."""
+"""Seconds within which a whole upload must arrive."""
 
 DRAIN_DEADLINE_S = 10.0
-"""Seconds for which a refused body is read and discarded. A client that sends its whole body before
-it reads then gets the refusal instead of a broken pipe."""
+"""Maximum seconds for which the rest of a refused body is read and discarded. Some clients send
+their whole body before they read. Such a client then gets the refusal instead of a broken pipe."""
 
 HELD_BYTES = 1 << 20
-"""Estimated memory of one download in bytes, which counts against its user's share. The estimate
-covers a piece as it is read, as it is sent, and in the server's buffer."""
+"""Estimated memory of one download, in bytes. It counts against the share of the user who
+downloads. The estimate covers the piece that is read, the piece that is sent, and the server's
+buffer."""
 
 SEND_DEADLINE_S = 60.0
-"""Seconds for a client to receive one piece. A slower client is disconnected."""
+"""Seconds within which a client must receive one piece. A slower client is disconnected."""
 
 
 async def read_json(request: Request) -> Any:
@@ -70,12 +72,14 @@ async def read_json(request: Request) -> Any:
 
 
 async def parse_in_thread(body: bytes) -> Any:
-    """Parse a received body of any size. Raises InvalidParams if it is not strict JSON."""
+    """Parse a complete body of any size in a thread. Raises InvalidParams if it is not strict
+    JSON.
+    """
     return await anyio.to_thread.run_sync(parse_json, body)
 
 
 def parse_json(body: bytes) -> Any:
-    """Parse a small body. Raises InvalidParams if it is not strict JSON."""
+    """Parse a small body without a thread. Raises InvalidParams if it is not strict JSON."""
     try:
         return strict_json.loads(body)
     except strict_json.StrictJsonError as error:
@@ -83,7 +87,7 @@ def parse_json(body: bytes) -> Any:
 
 
 async def read_raw(request: Request) -> bytes:
-    """Read the bytes of a body that is declared as JSON.
+    """Read the complete body of a request, which must declare it as JSON.
 
     Raises:
         UnsupportedMediaType: the body is not declared as `application/json`.
@@ -98,7 +102,8 @@ async def read_raw(request: Request) -> bytes:
 
 
 def _arrived(request: Request) -> bytes | None:
-    """Return the body if all of it has arrived, which is the usual case; otherwise None.
+    """Return the body if it has arrived completely, which is the usual case. Otherwise, return
+    None.
 
     Raises:
         UnsupportedMediaType: the body is not declared as JSON.
@@ -109,10 +114,10 @@ def _arrived(request: Request) -> bytes | None:
 
 
 def parse_body(model: type[M], document: Any) -> M:
-    """Validate a body with a model.
+    """Validate a parsed body, and return it as an instance of `model`.
 
     Raises:
-        InvalidParams: the body is invalid. The error names the invalid fields, at most 20.
+        InvalidParams: the body is invalid. The error names at most 20 invalid fields.
     """
     if not isinstance(document, dict):
         raise InvalidParams("The body must be a JSON object.")
@@ -120,7 +125,8 @@ def parse_body(model: type[M], document: Any) -> M:
 
 
 def parse_query(model: type[M], request: Request) -> M:
-    """Validate the query with a model, which converts text to booleans and numbers.
+    """Validate the request's query, and return it as an instance of `model`. The model converts the
+    texts of the query to booleans and numbers.
 
     Raises:
         InvalidParams: the query is invalid. The error names the invalid parameters.
@@ -158,7 +164,7 @@ def require_plain_bytes(request: Request) -> None:
 
 
 class IncomingBody:
-    """The body of one request. It can be read once: as a whole or in pieces."""
+    """The body of one request. The body can be read only once, either as a whole or in pieces."""
 
     def __init__(self, request: Request) -> None:
         self._request = request
@@ -166,7 +172,8 @@ class IncomingBody:
         self._is_over = False
 
     async def whole(self) -> bytes:
-        """Return the whole body. If the body is refused, its rest is read and discarded first.
+        """Return the whole body. Before an exception is raised, the rest of the body is read and
+        discarded.
 
         Raises:
             RequestTooLarge: the body is larger than 8 MB.
@@ -189,7 +196,7 @@ class IncomingBody:
             self._release()
 
     async def pieces(self) -> AsyncGenerator[bytes, None]:
-        """Yield the body in pieces of 1 MB; the last one may be smaller.
+        """Yield the body in pieces of 1 MB. Only the last piece may be smaller.
 
         The caller must close the generator.
 
@@ -212,7 +219,7 @@ class IncomingBody:
                 self._release()
 
     async def drain(self) -> None:
-        """Read and discard the rest of the body, for at most `DRAIN_DEADLINE_S`."""
+        """Read and discard the rest of the body, for at most `DRAIN_DEADLINE_S` seconds."""
         end = anyio.current_time() + DRAIN_DEADLINE_S
         with suppress(InvalidParams):
             while not self._is_over:
@@ -248,7 +255,7 @@ class IncomingBody:
 
 
 def _hold(scope: Scope, size: int) -> None:
-    """Count bytes against the share of the request's user."""
+    """Add `size` bytes to the bytes that the request's user holds."""
     scope["state"]["held_bytes"].add(scope["state"]["who"], size)
 
 
@@ -282,8 +289,8 @@ def attachment_headers(path: str, content_type: str, size: int | None) -> dict[s
 class FileBody(Response):
     """A response that sends a file in pieces.
 
-    If iterating `pieces` raises `broken`, or the client is too slow, the connection is closed and
-    `on_break` receives the reason. `on_end` is always called at the end.
+    If iterating `pieces` raises an exception of the type `broken`, or if the client is too slow,
+    the connection is closed and `on_break` receives the reason. `on_end` is called in every case.
     """
 
     def __init__(

@@ -1,9 +1,9 @@
-"""Find the principal of a request, from the peer's user id and its credential.
+"""Determine the principal of a request from the peer's user id and the request's credential.
 
-Host side. A peer's uid alone gives it at most the rights of a caller: in single-user mode only the
-daemon's own uid, in service mode the uid of every user whom the socket's group admits. All other
-authority comes from credentials. Invariant: a request with a credential has that credential's
-principal or is refused.
+Host side. Without a credential, a peer has at most the rights of a caller. In single-user mode,
+only the daemon's own uid has these rights. In service mode, every user whom the socket's group
+admits has them. All other authority comes from credentials. Invariant: a request with a credential
+has that credential's principal or is refused.
 
 Every user and every web page of this machine can connect to the loopback address (`tcp`), and with
 TLS or a proxy other machines can connect as well. Invariant: a request over TCP is answered only if
@@ -45,12 +45,12 @@ def principal_of(request: Request) -> Principal | None:
 
 
 def require_principal(request: Request) -> Principal:
-    """Return the principal of a request. Raises Unauthorized if there is none."""
+    """Return the principal of a request. Raises Unauthorized if the request has none."""
     return require_caller(principal_of(request))
 
 
 def require_own_user(request: Request) -> None:
-    """Raise PermissionDenied unless the peer is the engine's own user, over a Unix socket."""
+    """Raise PermissionDenied unless the peer is the engine's own user and uses a Unix socket."""
     if _peer(request).uid != os.geteuid():
         raise PermissionDenied("Only the engine's own user may, over its Unix socket.")
 
@@ -58,9 +58,9 @@ def require_own_user(request: Request) -> None:
 async def require_admin(request: Request) -> Principal:
     """Require a credential with the scope `admin`, and return its principal.
 
-    The scope allows changes of authority, agents, tokens and the registry. Call this function
-    after the body was read, so that a credential that is revoked while the body arrives is refused.
-    Refusals are logged.
+    This scope allows changes to authority, agents, tokens and the registry. Call this function
+    after the body has been read, so that a credential that is revoked while the body arrives is
+    refused. Refusals are logged.
 
     Raises:
         Unauthorized: the request has no credential, or an unknown one.
@@ -73,7 +73,7 @@ async def require_admin(request: Request) -> Principal:
 async def require_approver(request: Request) -> Principal:
     """Require a credential with the scope `approve`, and return its principal.
 
-    The scope allows decisions on calls. Raises for the same reasons as `require_admin`.
+    This scope allows decisions on calls. Raises for the same reasons as `require_admin`.
     """
     return await _require(request, Scope.APPROVE)
 
@@ -81,8 +81,8 @@ async def require_approver(request: Request) -> Principal:
 async def require_decider(request: Request) -> Principal:
     """Require a credential with the scope `approve`, and return its principal.
 
-    An attempt with a credential without the scope is recorded in the audit chain. Raises for the
-    same reasons as `require_admin`.
+    If the credential lacks the scope, the attempt is also recorded in the audit chain. Raises for
+    the same reasons as `require_admin`.
     """
     approval_id: str | None = request.path_params.get("approval_id")
     try:
@@ -103,10 +103,11 @@ async def require_authority(request: Request) -> Principal:
 
 
 def peer_principal_id(request: Request) -> str | None:
-    """Return the id of the principal of the peer's uid, regardless of the request's credential.
+    """Return the id of the principal that belongs to the peer's uid. The request's credential is
+    ignored.
 
-    Return None for an unknown uid, and always in single-user mode, in which approvers and callers
-    have the same uid.
+    Return None if the uid is unknown. In single-user mode, approvers and callers have the same uid,
+    so None is always returned.
     """
     engine = engine_of(request)
     uid = _peer(request).uid
@@ -116,14 +117,16 @@ def peer_principal_id(request: Request) -> str | None:
 
 
 def log_refusal(request: Request, event: str, refusal: EngineError) -> None:
-    """Log a refusal with the peer's uid and pid."""
+    """Log the event of a refusal with the refusal's code and the peer's uid and pid."""
     engine = engine_of(request)
     peer = _peer(request)
     engine.log.warning(event, code=refusal.code, uid=peer.uid, pid=peer.pid)
 
 
 def refusal_over_tcp(request: Request) -> EngineError | None:
-    """Return the reason to refuse a request over TCP, or None to answer it."""
+    """Return the reason for refusing a request that arrived over TCP, or None to accept the
+    request.
+    """
     config, headers = engine_of(request).config, request.scope["headers"]
     if config.tls is None and not config.tcp_behind_proxy:
         why = why_not_ours(own_names(*request.scope["server"]), headers)
@@ -144,7 +147,10 @@ def refusal_over_tcp(request: Request) -> EngineError | None:
 
 
 async def _require(request: Request, *scopes: Scope) -> Principal:
-    """Return the credential's principal, which must have one of the scopes. Log a refusal."""
+    """Return the principal of the request's credential, which must have one of the scopes.
+
+    A refusal is logged and raised.
+    """
     words = " or ".join(scopes)
     try:
         if _credential(request) is None:
@@ -175,10 +181,10 @@ async def _known(request: Request, engine: Engine) -> Principal:
 
 
 def _credential(request: Request) -> str | None:
-    """Return the credential of the header `authorization`, or None without the header.
+    """Return the credential in the header `authorization`, or None if the header is missing.
 
     Raises:
-        Unauthorized: the header is malformed, or occurs twice.
+        Unauthorized: the header is malformed, or occurs more than once.
     """
     found = headers_of(request.scope, b"authorization")
     if not found:

@@ -1,18 +1,20 @@
 """`endpoint`, the decorator that turns a function into an HTTP operation.
 
 Host side. The function's signature and docstring are the operation's only declaration. They
-determine how requests are read, `app.py` makes the OpenAPI document from them, and
-scripts/make_clients.py makes the clients' method. Each parameter's name decides its value:
+determine how requests are read. `app.py` makes the OpenAPI document from them, and
+scripts/make_clients.py makes the clients' methods. The name of each parameter determines the
+parameter's value:
 
 - `engine`, `request`, and `caller`, the principal that the operation requires;
-- a path parameter's name: its text, described by `Annotated[str, "…"]`;
-- `body`: a model, validated from strict JSON; `IncomingBody` for a raw body;
-- `query`: a model, validated from the query;
-- `Annotated[…, Given(make)]`: any other value, which is made from the request and the caller.
+- the name of a path parameter: the text in the path, described by `Annotated[str, "…"]`;
+- `body`: an instance of a model, made from strict JSON, or an `IncomingBody` for a raw body;
+- `query`: an instance of a model, made from the query;
+- any name with `Annotated[…, Given(make)]`: the result of `make(request, caller)`.
 
-Invariant: the order of the parameters is the order of the checks. Only a JSON body is read before
-all checks, so that a credential revoked while the body arrives is refused. If the function does not
-take `caller`, the principal is required before any parameter is filled.
+Invariant: the order of the parameters is the order of the checks. The exception is a JSON body,
+which is read before all checks, so that a credential that is revoked while the body arrives is
+refused. If the function has no parameter `caller`, the request's authority is checked before any
+parameter is filled.
 """
 
 from __future__ import annotations
@@ -48,24 +50,27 @@ from fumehood.http.caller import require_admin, require_approver, require_princi
 
 Respond = Callable[[Request], Awaitable[Response]]
 Authorize = Callable[[Request], Any]
-"""Checks a request's authority. Returns the caller, or an awaitable whose result is the caller."""
+"""Checks a request's authority. Returns the caller, or an awaitable whose result is the caller.
+Raises EngineError if the request lacks the authority."""
 
 Errors = frozenset[type[EngineError]]
 Fill = Callable[[Request, Any, Any], Any]
-"""Makes a parameter's value from the request, its JSON body or upload, and the caller."""
+"""Returns a parameter's value. The arguments are the request, its JSON body or upload, and the
+caller."""
 
 ANY_MEDIA = "*/*"
 
 
 class Needs(StrEnum):
-    """The authentication that an operation needs."""
+    """The authentication that an operation requires."""
 
     NOBODY = "nobody"
     CALLER = "caller"
     APPROVER = "approver"
     ADMIN = "admin"
     SIGNATURE = "signature"
-    """The body is signed with the webhook's secret. The operation itself verifies the signature."""
+    """The body must be signed with the webhook's secret. The operation itself verifies the
+    signature."""
 
 
 CHECKS: Mapping[Needs, Authorize | None] = {
@@ -85,10 +90,7 @@ FILLS: Mapping[str, Fill] = {
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """Makes a parameter's value by calling `make(request, caller)`.
-
-    `describes` maps each path parameter that `make` reads to its description.
-    """
+    """Annotates a parameter whose value is the result of `make(request, caller)`."""
 
     make: Callable[[Request, Any], Any]
     describes: Mapping[str, str] = field(default_factory=dict)
@@ -96,7 +98,9 @@ class Given:
 
 @dataclass(frozen=True, slots=True)
 class ParsedBy:
-    """Parses a body by calling `parse`. `model` only describes the body in the OpenAPI document."""
+    """Annotates a body that `parse` parses. `model` only describes the body in the OpenAPI
+    document.
+    """
 
     parse: Callable[[Any], Any]
     model: type[BaseModel]
@@ -104,11 +108,11 @@ class ParsedBy:
 
 @dataclass(frozen=True, slots=True)
 class As:
-    """Makes an envelope's `data` an object whose only field is the function's value.
+    """Annotates the function's return value, which becomes the only field of the object in `data`.
 
-    `model` and `words` are the object's name and description in the OpenAPI document. The default
-    name is the function's name in camel case, followed by `Answer`. `tag` makes the answer's `ETag`
-    from the value.
+    `field` is the name of that field. `model` and `words` are the object's name and description in
+    the OpenAPI document. The default name is the function's name in camel case, followed by
+    `Answer`. `tag` computes the response's `ETag` from the return value.
     """
 
     field: str
@@ -121,11 +125,12 @@ class As:
 class Method:
     """The name and parameters of the clients' method for an operation.
 
-    Needed only if the name or the parameters differ from those of the operation's function.
+    Needed only if they differ from those of the operation's function.
 
     - `name`: for example, `agents.create` is the method `client.agents.create()`.
     - `renamed`: maps path parameters and fields to the names of the method's parameters.
-    - `whole`: name of the parameter for the whole body, instead of one parameter for each field.
+    - `whole`: the name of a parameter for the whole body, which replaces the parameters for the
+      body's fields.
     - `is_one`: the answer is a list with one item, and the method returns that item.
     """
 
@@ -169,13 +174,13 @@ class Operation:
 
     @property
     def words(self) -> tuple[str, str]:
-        """Summary and description, from the function's docstring."""
+        """The summary and the description, taken from the function's docstring."""
         summary, _, more = (inspect.getdoc(self.function) or "").partition("\n")
         return summary, more.strip()
 
     @property
     def all_errors(self) -> Errors:
-        """The declared errors, and those that reading or authorizing a request may raise."""
+        """The declared errors, and the errors that reading or authorizing a request may raise."""
         found: set[type[EngineError]] = {InternalError, StateUnavailable}
         if self.needs is not Needs.NOBODY:
             found |= {Unauthorized, PermissionDenied}
@@ -207,21 +212,23 @@ def endpoint(
     work_s: float = 0.0,
     client: Method | str | None = "",
 ) -> Callable[[Callable[..., Awaitable[Any]]], Operation]:
-    """Turn a function into an operation. The function returns `data`, or a value with `As`.
+    """Turn a function into an operation. The function returns the envelope's `data`, or a value
+    that is annotated with `As`.
 
-    - `path`: `{name}` is one part of the address, `{name:path}` all the rest with its slashes.
+    - `path`: the address. `{name}` matches one part of the address, and `{name:path}` matches the
+      whole rest, including slashes.
     - `errors`: errors in addition to those that follow from the other arguments and the signature.
       `has_tool_codes` adds a tool's own codes.
     - `work_s`: seconds that the engine may work before it answers, in addition to the clients'
       usual time limit.
-    - `client`: the clients' method, if its name is not the function's. None if the method is
-      written by hand because it does more than send this request.
+    - `client`: the name of the clients' method, or a `Method`, if it differs from the function's
+      name. None if the method is written by hand because it does more than send this request.
     - `authorize`: replaces the check that follows from `needs`.
     - `before_reading`: a check that runs before everything else.
 
     For a function that returns a response itself:
 
-    - `data`: model of the envelope's `data`; None means any object.
+    - `data`: model of the envelope's `data`. None means any object.
     - `plain`: statuses of responses that are `data` itself, without an envelope.
     - `media`: media type of a response that is not JSON.
     - `events`: media type of a response that is an event stream once the call begins.
@@ -261,7 +268,9 @@ def endpoint(
 
 
 class _Signature:
-    """A function's parameters, in order, and how each parameter is filled from a request."""
+    """A function's parameters in order, and the `Fill` that computes each parameter from a
+    request.
+    """
 
     def __init__(self, function: Callable[..., Awaitable[Any]], path: str) -> None:
         self.data: type[BaseModel] | None = None
@@ -316,7 +325,9 @@ class _Signature:
 
 @cache
 def _object_with(note: As, name: str, kind: Any) -> type[BaseModel]:
-    """Make the model of an object with one field. Equal arguments return the same model."""
+    """Create the model of an object with one field. For equal arguments, the same model is
+    returned.
+    """
     config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
     fields: dict[str, Any] = {note.field: (kind, ...)}
     return create_model(name, __config__=config, __doc__=note.words, **fields)
@@ -328,9 +339,9 @@ def _responder(
     authorize: Authorize | None,
     before_reading: Callable[[Request], None] | None,
 ) -> Respond:
-    """Make the coroutine function that answers requests with `function`.
+    """Return the coroutine function that answers requests by calling `function`.
 
-    The signature is inspected once, in advance, so that no request waits for the inspection.
+    The signature has already been inspected, so that no request waits for the inspection.
     """
     reads_json = signature.body is not None
     before_caller, from_caller = signature.before_caller, signature.from_caller

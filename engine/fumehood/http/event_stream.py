@@ -1,4 +1,4 @@
-"""What responses that are streams of server-sent events have in common.
+"""Headers and time limits of all responses that are streams of server-sent events.
 
 *Source*: the HTML standard, "Server-sent events".
 """
@@ -13,8 +13,10 @@ HEADERS = [
 ]
 
 KEEP_ALIVE = b": keep-alive\n\n"
-"""A comment, which is not an event. The comment shows each end that the other end is alive."""
+"""A comment, which clients ignore. It shows the client and the server that the connection still
+works."""
 
 KEEP_ALIVE_S = 15.0
 WRITE_DEADLINE_S = 60.0
-"""Seconds to send the events that are there. A client that reads too slowly is disconnected."""
+"""Seconds within which a client must receive the events that are sent. A slower client is
+disconnected."""

@@ -1,15 +1,16 @@
 """The peer of a connection: its identity, attested by the kernel, and limits for its user.
 
-Host side. uvicorn's protocol offers no peer credentials, so this file has a subclass of it. The
-subclass also refuses requests that the HTTP parser rejects, and users with too many connections. A
-half-closed connection stays open for its response, because a client may stop sending and still
-wait. A client that has closed both directions is detected, so that its stream can end. Invariant:
-one user's connections to a socket leave room for other users' connections, and for the same user's
-connections to the control socket.
+Host side. uvicorn's protocol class does not provide peer credentials, so this module subclasses it.
+The subclass also refuses requests that the HTTP parser rejects, and connections of users who have
+too many. A half-closed connection stays open until its response is sent, because a client may stop
+sending and still wait for the response. A client that has closed both directions is detected, so
+that its stream can end. Invariant: one user's connections to a socket leave room for other users'
+connections, and for the same user's connections to the control socket.
 
-Some requests get their connection as a whole, such as those to a session's port. The protocol
-parses their head, and hands the connection over to the part that owns their addresses. Invariant: a
-connection that was handed over carries no further API request.
+Some requests, such as those to a session's port, use their connection for something other than
+HTTP. The protocol parses the head of such a request, and hands the connection over to the part that
+owns the request's address. Invariant: a connection that was handed over carries no further API
+request.
 """
 
 from __future__ import annotations
@@ -45,10 +46,10 @@ PIECE_BYTES = 64 * 1024
 
 
 def has_left(connection: socket.socket) -> bool:
-    """Return whether the peer has closed both directions of the connection.
+    """Return True if the peer has closed both directions of the connection.
 
-    Over TCP, this is also True if the peer has only stopped sending, because the two cases cannot
-    be distinguished.
+    Over TCP, also return True if the peer has only stopped sending, because the two cases cannot be
+    distinguished.
 
     *Source*: unix_poll of Linux: POLLHUP if both directions are shut.
     """
@@ -59,7 +60,7 @@ def has_left(connection: socket.socket) -> bool:
 
 
 class CallerStream(anyio.abc.ByteStream):
-    """A caller's connection that was handed over."""
+    """A caller's connection that was handed over to a part."""
 
     def __init__(self, transport: asyncio.Transport) -> None:
         self._transport = transport
@@ -82,7 +83,9 @@ class CallerStream(anyio.abc.ByteStream):
         return data
 
     async def send(self, item: bytes) -> None:
-        """Send bytes, and wait while the caller reads too slowly. Raises BrokenResourceError."""
+        """Send bytes. Wait if the caller reads too slowly. Raises BrokenResourceError if the
+        connection fails.
+        """
         try:
             self._writer.write(item)
             await self._writer.drain()
@@ -95,7 +98,7 @@ class CallerStream(anyio.abc.ByteStream):
         return self._transport.is_closing() or has_left(self._transport.get_extra_info("socket"))
 
     async def send_eof(self) -> None:
-        """Do nothing: the caller is informed when the connection is closed."""
+        """Do nothing. The caller detects the end when the connection is closed."""
 
     async def aclose(self) -> None:
         """Close the connection."""
@@ -103,11 +106,14 @@ class CallerStream(anyio.abc.ByteStream):
 
 
 class Handover(Protocol):
-    """A checked request that gets its connection. The connection serves nothing else afterwards."""
+    """A checked request, ready to take over its connection. The connection then serves no other
+    request.
+    """
 
     async def serve(self, caller: CallerStream, first: bytes) -> None:
-        """Serve the connection until it ends. `first` are the bytes that the caller has already
-        sent after the request's head.
+        """Serve the connection until it ends.
+
+        `first` are the bytes that the caller has already sent after the request's head.
 
         Raises:
             EngineError: the request is refused; nothing was sent to the caller.
@@ -116,13 +122,14 @@ class Handover(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Handovers:
-    """The requests of the callers' socket that get their connection from a part."""
+    """One part's rule for requests on the callers' socket whose connections the part takes over."""
 
     accepts: Callable[[bytes], bool]
-    """Whether a request is one of these, given its path as it was sent. Called for each request."""
+    """Returns True if the part takes over the connection of a request with this path. The path is
+    given as it was sent. This function is called for each request."""
     check: Callable[[Engine, Request, bytes | None], Handover]
-    """Checks a request, given the protocol in its `Upgrade` header in lower case, or None. Raises
-    EngineError if it is refused."""
+    """Checks a request and returns its handover. The last argument is the protocol in the request's
+    `Upgrade` header in lower case, or None. Raises EngineError if the request is refused."""
 
 
 # -- the protocol ---------------------------------------------------------------------------
@@ -130,11 +137,12 @@ class Handovers:
 _UCRED = struct.Struct("3i")  # *Source*: struct ucred of unix(7): pid, uid, gid
 
 LOOK_S = 10.0
-"""Seconds within which a TCP connection must send its first request, and between later checks
-whether the connection is idle."""
+"""Seconds within which a TCP connection must send its first request. Afterwards, seconds between
+two checks whether the connection is idle."""
 
 MAX_IDLE_LOOKS = 8
-"""Checks that an idle TCP connection may outlast. The server's keep-alive limit is shorter."""
+"""Number of consecutive checks at which a TCP connection may be idle without being closed. The
+server's own keep-alive limit is shorter."""
 
 MAX_CONNECTIONS = 1024
 """The maximum number of connections of one user to one socket."""
@@ -148,13 +156,16 @@ RefusalBody = Callable[[EngineError], bytes]
 
 
 class Faces(Protocol):
-    """The part of a server's application that the protocol uses."""
+    """The part of the server's application that the protocol uses."""
 
     def takes_over(self, path: bytes) -> bool:
-        """Whether requests with this path get their connection."""
+        """Return True if a part takes over the connections of requests with this path."""
 
     def hand_over(self, request: Request, upgrade: bytes | None) -> Handover:
-        """Check a request that gets its connection. Raises EngineError if it is refused."""
+        """Check a request whose connection a part takes over, and return the part's handover.
+
+        Raises EngineError if the request is refused.
+        """
 
 
 def peer_of(connection: socket.socket) -> Peer:
@@ -169,7 +180,7 @@ class Face(StrEnum):
     ENGINE = "engine"
     CONTROL = "control"
     TCP = "tcp"
-    """A loopback address, whose peers are not attested."""
+    """A TCP address. The kernel does not attest who its peers are."""
 
 
 NOBODY = Peer(pid=0, uid=OVERFLOW_UID, gid=0)
@@ -177,9 +188,9 @@ NOBODY = Peer(pid=0, uid=OVERFLOW_UID, gid=0)
 
 
 class Shares:
-    """Counts the resources that each user, or each network address, holds.
+    """Counts the connections and the bytes of unfinished requests that each user holds.
 
-    The resources are connections to each socket, and bytes of requests in progress.
+    Connections are counted for each socket. A peer over TCP is counted by its network address.
     """
 
     def __init__(self, most_connections: int) -> None:
@@ -214,11 +225,13 @@ class _Joining:
         return getattr(self._transport, name)
 
     def is_closing(self) -> bool:
-        """Whether the transport is closing. Defined because `__getattr__` would be slower."""
+        """Return True if the transport is closing. Defined because `__getattr__` would be
+        slower.
+        """
         return self._transport.is_closing()
 
     def write(self, data: bytes) -> None:
-        """Send the data together with held data, or hold the data if none is held."""
+        """Send `data` together with the held data. If no data is held, hold `data`."""
         if self._flush is not None:
             self._send_waiting(data)
         elif data:
@@ -226,7 +239,7 @@ class _Joining:
             self._flush = self._loop.call_soon(self._send_waiting)
 
     def close(self) -> None:
-        """Send held data, then close."""
+        """Send the held data, then close the transport."""
         if self._flush is not None:
             self._send_waiting()
         self._transport.close()
@@ -240,7 +253,9 @@ class _Joining:
 
 
 class PeerProtocol(H11Protocol):
-    """HTTP/1.1, with the peer and the `Face` in `scope["state"]` of each request."""
+    """uvicorn's HTTP/1.1 protocol, which adds the peer and the `Face` to each request's
+    `scope["state"]`.
+    """
 
     refusal_body: RefusalBody
     takes_over: Callable[[bytes], bool]
@@ -251,11 +266,11 @@ class PeerProtocol(H11Protocol):
     _look: asyncio.TimerHandle | None = None
     _idle_looks = 0
     _counted = ""
-    """The key under which the connection is counted, or "" if it was refused."""
+    """The key under which the connection is counted. "" if the connection is not counted."""
     _face: Face
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Determine the peer, and refuse the connection if its user has too many."""
+        """Determine the peer, and refuse the connection if the peer's user already has too many."""
         assert isinstance(transport, asyncio.Transport)
         connection = transport.get_extra_info("socket")
         if connection.family == socket.AF_UNIX:
@@ -295,7 +310,9 @@ class PeerProtocol(H11Protocol):
         self._look = asyncio.get_running_loop().call_later(LOOK_S, self._look_for_requests)
 
     def _look_for_requests(self) -> None:
-        """Close a TCP connection that has been idle too long, or schedule the next check."""
+        """Close a TCP connection that has been idle for too long. Otherwise, schedule the next
+        check.
+        """
         cycle: Any = self.cycle  # None before the first request
         is_idle = cycle is None or cycle.response_complete
         self._idle_looks = self._idle_looks + 1 if is_idle else 0
@@ -317,10 +334,10 @@ class PeerProtocol(H11Protocol):
             self._counted = ""
 
     def _take_body(self) -> bytes | None:
-        """Take the body of the current request if all of it has arrived; otherwise return None.
+        """Return the body of the current request if it has arrived completely, or None.
 
-        Only bodies of up to a few hundred KB arrive completely: uvicorn pauses larger bodies until
-        the application waits for them.
+        The body is removed from uvicorn's buffer. Only bodies of up to a few hundred KB arrive
+        completely, because uvicorn does not receive more until the application waits for the body.
         """
         cycle = self.cycle
         if cycle.more_body or cycle.disconnected:
@@ -329,11 +346,13 @@ class PeerProtocol(H11Protocol):
         return body
 
     def _should_upgrade(self) -> bool:
-        """Return whether the request gets the connection."""
+        """Return True if a part takes over the connection of the current request."""
         return self._face is not Face.CONTROL and type(self).takes_over(self.scope["raw_path"])
 
     def handle_websocket_upgrade(self, event: h11.Request) -> None:
-        """Hand the connection over. It no longer serves API requests."""
+        """Hand the connection over to a part, or refuse the request. The connection serves no other
+        request.
+        """
         upgrade: bytes | None = self._get_upgrade()
         request = Request(dict(self.scope))
         try:
@@ -360,7 +379,7 @@ class PeerProtocol(H11Protocol):
             self._leave()
 
     def eof_received(self) -> Any:
-        """Return True while a response is pending, so that the connection stays open."""
+        """Return True if the connection must stay open, because a response is still to be sent."""
         self._half_closed = True
         cycle: RequestResponseCycle | None = self.cycle
         if cycle is not None and not cycle.response_complete:
@@ -377,14 +396,14 @@ class PeerProtocol(H11Protocol):
         return False
 
     def on_response_complete(self) -> None:
-        """Close a half-closed connection once the last response is sent."""
+        """Close a half-closed connection after its last response."""
         super().on_response_complete()  # begins the next request, if one came with this one
         is_open = self._half_closed and not self.transport.is_closing()
         if is_open and not self.eof_received():
             self.transport.close()
 
     def send_400_response(self, msg: str) -> None:
-        """Answer with the envelope of an error, then close the connection."""
+        """Send an error envelope with the message, then close the connection."""
         self._refuse(InvalidParams(msg), b"Bad Request")
 
     def _refuse(self, why: EngineError, reason: bytes) -> None:
@@ -409,9 +428,10 @@ class PeerProtocol(H11Protocol):
 def make_protocol(
     faces: Faces, refusal_body: RefusalBody, control_path: str, shares: Shares
 ) -> type[PeerProtocol]:
-    """Make the protocol class for one server.
+    """Create the protocol class for one server.
 
-    `refusal_body` makes the envelope for a request that is refused before the application gets it.
+    `refusal_body` returns the encoded envelope for a request that is refused before the application
+    receives it.
     """
     bound = {
         "refusal_body": staticmethod(refusal_body),

@@ -1,13 +1,13 @@
 """The server: one engine behind two Unix sockets, until a signal stops it gracefully.
 
-Host side, started by `fumehood serve`. It takes the state directory's lock, starts the engine, and
-then opens the sockets, so that every client that connects finds a working engine. When it stops, it
-refuses new calls, waits up to `drain_seconds` for running ones, and then ends everything. It
-notifies a service manager, if there is one, with the protocol of sd_notify(3).
+Host side, started by `fumehood serve`. The server takes the state directory's lock, starts the
+engine, and then opens the sockets, so that every client that connects finds a working engine. When
+the server stops, it refuses new calls, waits up to `drain_seconds` for the running calls, and then
+ends everything. It notifies a service manager, if there is one, with the protocol of sd_notify(3).
 
-For a single user both sockets are private to the owner. For a service, each socket is in its own
-directory, which admits one group. Invariant: a socket is private to its owner until its group and
-mode are set, and no client can connect before then.
+In single-user mode, both sockets are private to the owner. In service mode, each socket is in its
+own directory, which only one group can enter. Invariant: a socket is private to its owner until its
+group and mode are set, and no client can connect before then.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class Listeners:
 
 @contextmanager
 def listening(config: Config) -> Iterator[Listeners]:
-    """Listen on both sockets. Either systemd passed the sockets, or they are created here.
+    """Listen on both sockets, which are passed by systemd or else created here.
 
     Raises:
         StateError: a path is not private or is in use, or its group does not exist.
@@ -119,7 +119,8 @@ def listening(config: Config) -> Iterator[Listeners]:
 
 @contextmanager
 def listening_on_tcp(config: Config) -> Iterator[list[socket.socket]]:
-    """Listen on the configured address, if there is one.
+    """Listen on the configured TCP address. Yield the listening socket in a list, which is empty if
+    no address is configured.
 
     Raises:
         StateError: the address cannot be used.
@@ -137,7 +138,7 @@ def listening_on_tcp(config: Config) -> Iterator[list[socket.socket]]:
 
 
 class CountingListener(socket.socket):
-    """A listening socket that counts the open connections of each address, and limits them.
+    """A listening socket that limits the number of open connections, in total and for each address.
 
     Used for TLS, because nothing else counts a connection before its handshake, and each connection
     takes 0.3 MB. Connections above the limit are closed immediately.
@@ -151,8 +152,8 @@ class CountingListener(socket.socket):
         """Accept a connection.
 
         Raises:
-            ConnectionAbortedError: the connection is above the limit, and was closed. asyncio
-                expects this exception.
+            ConnectionAbortedError: the connection exceeded a limit and was closed. asyncio handles
+                this exception.
         """
         connection, peer = super().accept()
         address: str = peer[0]
@@ -185,7 +186,7 @@ def sockets_from_systemd() -> Listeners | None:
     *Source*: sd_listen_fds(3): descriptors from 3 on, named by LISTEN_FDNAMES.
 
     Raises:
-        StateError: the sockets are not the two expected ones, or are open to all users.
+        StateError: the sockets are not the two expected sockets, or are open to all users.
     """
     # Always removed: a child process must not use them.
     pid, count, names = (os.environ.pop(variable, "") for variable in LISTEN_VARIABLES)
@@ -229,10 +230,11 @@ def _given_socket(descriptor: int, name: str) -> socket.socket:
 
 @contextmanager
 def private_socket(path: Path, group: str | None = None) -> Iterator[socket.socket]:
-    """Listen on a Unix socket for its owner and, if given, a group. Replaces a stale socket.
+    """Listen on a Unix socket for the engine's user and, if `group` is given, for that group.
 
-    The caller must hold the locks on the state directory and the socket. Because of these locks, a
-    socket at the path on which no process listens must be left over from an engine that died.
+    A stale socket at the path is replaced. The caller must hold the locks on the state directory
+    and the socket. A socket at the path on which no process listens must then be left over from an
+    engine that died.
 
     Raises:
         StateError: the path is not a socket, or another process listens on it.
@@ -259,7 +261,7 @@ def private_socket(path: Path, group: str | None = None) -> Iterator[socket.sock
 
 
 def _group_directory(directory: Path, group: str) -> None:
-    """Create `directory` for a group, and let all users pass through its parent."""
+    """Create `directory` for a group, and let all users pass through its parent directory."""
     _refuse_changeable(directory.parent)
     with _own_directory(directory.parent) as parent:
         os.fchmod(parent, PASSABLE_DIRECTORY)
@@ -268,8 +270,8 @@ def _group_directory(directory: Path, group: str) -> None:
 
 
 def _refuse_changeable(path: Path) -> None:
-    """Raise StateError if other users could replace the path, because they may write to one of its
-    parent directories.
+    """Raise StateError if another user may write to a directory above `path`, and could so replace
+    `path`.
     """
     for above in path.parents:
         if not above.exists():
@@ -285,9 +287,10 @@ def _refuse_changeable(path: Path) -> None:
 
 @contextmanager
 def _own_directory(path: Path) -> Iterator[int]:
-    """Open a directory that the engine's user owns. Creates it if needed.
+    """Open a directory that the engine's user owns. A missing directory is created.
 
-    A link is refused, because it would let others choose the directory whose mode changes.
+    A symbolic link is refused, because it would let others choose the directory whose mode is
+    changed.
     """
     try:
         path.mkdir(mode=PRIVATE_DIRECTORY, parents=True, exist_ok=True)
@@ -341,19 +344,19 @@ KEEP_ALIVE_S = 75
 LAST_ANSWERS_S = 1
 SAME_MESSAGE_S = 1.0
 UNFINISHED = "Cancel %s running task(s), timeout graceful shutdown exceeded"
-"""uvicorn's message about requests that did not end in time. *Source*: `Server.shutdown`."""
+"""uvicorn's log message about requests that did not end in time. *Source*: `Server.shutdown`."""
 
 HANDSHAKE_S = 5.0
-"""Seconds for a TLS handshake."""
+"""Maximum seconds for a TLS handshake."""
 
 WATCH_S = 1.0
-"""Seconds between checks whether another engine has become active."""
+"""Seconds between two checks whether another engine has become active on the state."""
 
 STANDBY_PAUSE_S = 0.5
-"""Seconds between attempts of a standby to become active."""
+"""Seconds between two attempts of a standby to become active."""
 
 STANDBY_RETRY_MS = 1000
-"""Delay suggested to callers of a standby, in milliseconds."""
+"""Delay in milliseconds after which callers of a standby should retry."""
 
 READY = "READY=1"
 STOPPING = "STOPPING=1"
@@ -370,9 +373,10 @@ async def serve(
 ) -> None:
     """Serve until SIGTERM or SIGINT.
 
-    `on_ready` is called once clients can connect. `on_draining` is called when a stop begins, with
-    the number of running calls for which it waits. If `show_credential` is given and no approver
-    has ever existed, the first approver is created, and `show_credential` receives its credential.
+    `on_ready` is called once clients can connect. `on_draining` is called when the server begins to
+    stop, with the number of running calls for which it waits. If `show_credential` is given and no
+    approver has ever existed, the first approver is created, and `show_credential` receives the
+    approver's credential.
 
     Raises:
         StateError: another engine uses the state directory or has become active on the state, or
@@ -441,9 +445,10 @@ async def serve(
 
 
 def _opened(config: Config, log: Logger) -> Database:
-    """Open the state, and log its events. Raises the same exceptions as `open_database`.
+    """Open the state. Raises the same exceptions as `open_database`.
 
-    If another engine becomes active on the state, this process stops itself with SIGTERM.
+    Events of the state are logged. If another engine becomes active on the state, this process
+    sends itself SIGTERM.
     """
 
     def on_event(event: str, values: JsonObject) -> None:
@@ -481,9 +486,9 @@ def context_of(tls: TlsSettings) -> ssl.SSLContext:
 async def _stand_by(
     config: Config, log: Logger, listeners: Listeners, manager: str
 ) -> Database | None:
-    """Refuse requests until this engine becomes active, and return the opened state.
+    """Refuse requests until this engine becomes active on the state. Then return the opened state.
 
-    Return None if a signal stops the standby.
+    Return None if a signal ends the standby first.
     """
     found: list[Database] = []
     app = _StandbyApp(Engine(config=config, log=log))
@@ -525,9 +530,9 @@ async def _exit_on_signal(
 
 
 class _StandbyApp:
-    """Refuses all requests to a standby, except for health and readiness.
+    """Answers requests to a standby: refuses all of them, except for health and readiness.
 
-    `engine` is never started, and is only used to make the envelopes of the refusals.
+    `engine` is never started. It only makes the envelopes of the refusals.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -547,11 +552,13 @@ class _StandbyApp:
         return response(scope, receive, send)
 
     def takes_over(self, path: bytes) -> bool:
-        """Whether requests with this path get their connection: none does, so all are refused."""
+        """Return False: no part takes over connections, so these requests are refused like all
+        others.
+        """
         return False
 
     def hand_over(self, request: Request, upgrade: bytes | None) -> Handover:
-        """Refuse a request. Raises ShuttingDown."""
+        """Raise ShuttingDown. A standby hands no connections over."""
         raise _stands_by()
 
 
@@ -564,7 +571,7 @@ def _stands_by() -> ShuttingDown:
 
 
 def _warn_where_nobody_can_be_asked(engine: Engine) -> None:
-    """Log a warning if no approver exists, since dangerous calls will then be refused."""
+    """Log a warning if no approver exists, because dangerous calls will then be refused."""
     cure = engine.approvals.remedy_without_approvers()
     if cure is not None:
         told = "Dangerous calls will be refused: there is no approver."
@@ -572,13 +579,16 @@ def _warn_where_nobody_can_be_asked(engine: Engine) -> None:
 
 
 class _ToLog(logging.Handler):
-    """Forwards library warnings to the engine's log, each warning at most once a second."""
+    """Forwards warnings of libraries to the engine's log.
+
+    Warnings from the same source line are forwarded at most once a second.
+    """
 
     def __init__(self, log: Logger) -> None:
         super().__init__(logging.WARNING)
         self._log = log
         self._last: dict[tuple[str, int], float] = {}
-        """Source file and line → when this place last logged a message."""
+        """Source file and line → the time of the last warning that was forwarded from there."""
 
     def emit(self, record: logging.LogRecord) -> None:
         if record.msg == UNFINISHED and isinstance(record.args, tuple):
@@ -612,16 +622,17 @@ def _server_messages_to(log: Logger) -> Iterator[None]:
 
 
 class _Server(uvicorn.Server):
-    """uvicorn's server without its signal handling, so that a graceful stop exits with 0.
+    """uvicorn's server without its signal handling, so that the process exits with 0 after a
+    graceful stop.
 
-    One additional socket can have TLS.
+    In addition to uvicorn's sockets, the server can listen on one socket with TLS.
     """
 
     tls: tuple[socket.socket, ssl.SSLContext] | None = None
-    """The additional socket with TLS, and its TLS context."""
+    """The socket for TLS and its TLS context, or None."""
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Listen on the sockets and, if it is set, on the additional socket with TLS."""
+        """Listen on the sockets and, if `tls` is set, on the socket for TLS."""
         await super().startup(sockets)
         if self.tls is None:
             return
@@ -648,8 +659,8 @@ class _Server(uvicorn.Server):
 async def _watch_state(database: Database) -> None:
     """Check every second whether another engine has become active.
 
-    Without this check, an engine that has been replaced would continue to serve, and would not
-    notice changes that the other engine makes, such as revoked tokens.
+    Without this check, an engine that has been replaced would continue to serve. It would not
+    notice changes by the other engine, such as revoked tokens.
     """
     while not database.is_fenced:
         await anyio.sleep(WATCH_S)
@@ -714,7 +725,9 @@ def _uvicorn_config(
 
 
 def _allow_many_files() -> None:
-    """Raise the soft limit on open files, because every connection counts as an open file."""
+    """Raise this process's soft limit on open files, because every connection counts as an open
+    file.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = 65_536 if hard == resource.RLIM_INFINITY else min(hard, 65_536)
     if soft < wanted:
@@ -722,9 +735,9 @@ def _allow_many_files() -> None:
 
 
 def tell_manager(address: str, state: str) -> None:
-    """Send a state to the service manager, without waiting for it.
+    """Send a state, such as `READY=1`, to the service manager. Do not wait for the manager.
 
-    Does nothing if `address` is empty, or if no process listens on it.
+    Nothing is sent if `address` is empty, or if no process listens on the address.
     """
     if address[:1] not in ("/", "@"):
         return

@@ -2,14 +2,16 @@
 
 Live updates: one watcher polls the engine while a page is open, and notifies every browser.
 
-A browser is only notified that something has changed. It then fetches the changed content with its
-own login. The events of `/events` (server-sent events):
+The watcher only notifies a browser that something has changed. The browser then fetches the changed
+content with its own login. The events of `/events` (server-sent events):
 
-| event | data | meaning | |---|---|---| | `approvals` | `{"pending": 3}` | approvals have changed;
-also the first event, and after `away` | | `tick` | `{}` | every `TICK_S`, for pages whose content
-has no event | | `away` | `{}` | the engine does not answer; the watcher keeps trying | | `paused` |
-`{}` | a page of this login was opened later, and browsers have few connections | | `logged-out` |
-`{}` | the login has ended |
+| event | data | meaning |
+|---|---|---|
+| `approvals` | `{"pending": 3}` | approvals have changed; also the first event, and after `away` |
+| `tick` | `{}` | every `TICK_S`, for pages whose content has no event |
+| `away` | `{}` | the engine does not answer; the watcher keeps trying |
+| `paused` | `{}` | a page of this login was opened later, and browsers have few connections |
+| `logged-out` | `{}` | the login has ended |
 
 Invariant: one request to the engine serves all browsers; no request is sent while no page is open.
 """

@@ -92,11 +92,11 @@ class ControlledAgents(ControlAgents):
     """The methods of `ControlClient.agents`, which act on agents and their tools."""
 
     def enable(self, agent_id: str) -> Agent:
-        """Allow calls for an agent again."""
+        """Allow calls on behalf of an agent again, after `disable`."""
         return self.update(agent_id, is_enabled=True)
 
     def disable(self, agent_id: str) -> Agent:
-        """Refuse every call for an agent."""
+        """Refuse every call on behalf of an agent."""
         return self.update(agent_id, is_enabled=False)
 
 
@@ -104,8 +104,8 @@ class ControlledApprovals(ControlApprovals):
     """The methods of `ControlClient.approvals`, which act on the approvals of all principals.
 
     `version` is the version of the approval that the approver has seen. If the approval has changed
-    since then, the decision is refused (`Refused`, IDEMPOTENCY_CONFLICT). If `version` is None, the
-    decision applies to any version.
+    since then, the engine refuses the decision, and the method raises Refused with the code
+    IDEMPOTENCY_CONFLICT. If `version` is None, the decision applies to any version.
     """
 
     def approve(
@@ -118,10 +118,11 @@ class ControlledApprovals(ControlApprovals):
         remember: RememberWish | None = None,
         action_digest: str | None = None,
     ) -> Approval:
-        """Approve a call. If `arguments` are given, approve the call with these arguments instead.
+        """Approve a call. If `arguments` are given, the call runs with them instead of its own
+        arguments.
 
-        `action_digest` is the digest in the preview of these arguments (`preview_edit`): if the
-        action has changed since the preview, the decision is refused.
+        `action_digest` is the digest that `preview_edit` returned for `arguments`. If the action
+        has changed since that preview, the engine refuses the decision.
         """
         decision = NewDecision(
             decision="approve", reason=reason, arguments=arguments, remember=remember,
@@ -135,14 +136,17 @@ class ControlledApprovals(ControlApprovals):
         return self._decide(approval_id, decision, version)
 
     def next_change(self, after: int = -1, *, wait_s: float = LONGEST_POLL_S) -> int:
-        """Wait until the number of changes to approvals differs from `after`; return the number.
+        """Wait until the number of changes to approvals differs from `after`, and return the new
+        number.
 
         After `wait_s` seconds (25 at most), return the number even if it has not changed.
         """
         return (self.changes(after, wait_s=wait_s)).changes
 
     def changes(self, after: int = -1, *, wait_s: float = LONGEST_POLL_S) -> ApprovalChanges:
-        """Wait like `next_change`, and return the numbers of changes and of pending approvals."""
+        """Wait as `next_change` does. Return the number of changes and the number of pending
+        approvals.
+        """
         query = {"after": after, "wait": wait_s}
         request = ask(
             "GET", data_of(ApprovalChanges), "approvals", "changes", query=query, work_s=wait_s
@@ -160,7 +164,9 @@ class ControlledCalls(ControlCalls):
     """The methods of `ControlClient.calls`, which act on the calls of all principals."""
 
     def dry_run(self, call_id: str) -> Envelope:
-        """Repeat a call that needed approval as a dry run, with the rights of the call's caller."""
+        """Repeat, as a dry run, a call that needed approval. The dry run has the rights of the
+        call's caller.
+        """
         path = address("calls", call_id, "dry-run")
         return self._transport.send(ApiRequest("POST", path, _dry_run_answer))
 
@@ -180,13 +186,13 @@ class ControlledSessions(ControlSessions):
     """The methods of `ControlClient.sessions`, which act on the sessions of all principals."""
 
     def download_file(self, session_id: str, path: str, write: Write) -> None:
-        """Pass a file of a session to `write`, piece by piece."""
+        """Pass the content of a session's file to `write`, piece by piece."""
         parts = address("sessions", session_id, "files", *path.split("/"))
         self._transport.download(ask_for_bytes(parts, TURN_S), write)
 
 
 def _dry_run_answer(raw: bytes) -> Envelope:
-    """Read the envelope of a dry run. Raises Refused for any other answer."""
+    """Parse the envelope of a dry run. Raises Refused if the engine refused the dry run."""
     from fumehood.protocol.messages import decode_envelope
 
     envelope = decode_envelope(raw)

@@ -51,7 +51,7 @@ from fumehood.policy.model import Explanation, PolicyStatus, PolicyText
 
 
 class ControlTools:
-    """The methods of `client.tools` on the control socket."""
+    """The generated methods of `client.tools` for the control socket."""
 
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
@@ -111,7 +111,7 @@ class ControlTools:
 
 
 class ControlTokens:
-    """The methods of `client.tokens` on the control socket."""
+    """The generated methods of `client.tokens` for the control socket."""
 
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
@@ -151,7 +151,7 @@ class ControlTokens:
 
 
 class ControlSessions:
-    """The methods of `client.sessions` on the control socket."""
+    """The generated methods of `client.sessions` for the control socket."""
 
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
@@ -270,7 +270,7 @@ class ControlSessions:
 
 
 class ControlPolicy:
-    """The methods of `client.policy` on the control socket."""
+    """The generated methods of `client.policy` for the control socket."""
 
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
@@ -351,7 +351,7 @@ class ControlPolicy:
 
 
 class ControlNodes:
-    """The methods of `client.nodes` on the control socket."""
+    """The generated methods of `client.nodes` for the control socket."""
 
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
@@ -377,7 +377,7 @@ class ControlNodes:
 
 
 class ControlCalls:
-    """The methods of `client.calls` on the control socket."""
+    """The generated methods of `client.calls` for the control socket."""
 
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
@@ -446,7 +446,7 @@ class ControlCalls:
 
 
 class ControlCache:
-    """The methods of `client.cache` on the control socket."""
+    """The generated methods of `client.cache` for the control socket."""
 
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
@@ -465,7 +465,7 @@ class ControlCache:
 
 
 class ControlAudit:
-    """The methods of `client.audit` on the control socket."""
+    """The generated methods of `client.audit` for the control socket."""
 
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
@@ -488,7 +488,7 @@ class ControlAudit:
 
 
 class ControlApprovers:
-    """The methods of `client.approvers` on the control socket."""
+    """The generated methods of `client.approvers` for the control socket."""
 
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
@@ -518,7 +518,7 @@ class ControlApprovers:
 
 
 class ControlApprovals:
-    """The methods of `client.approvals` on the control socket."""
+    """The generated methods of `client.approvals` for the control socket."""
 
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
@@ -634,7 +634,7 @@ class ControlApprovals:
 
 
 class ControlAgents:
-    """The methods of `client.agents` on the control socket."""
+    """The generated methods of `client.agents` for the control socket."""
 
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
@@ -742,7 +742,7 @@ class ControlAgents:
 
 
 class ControlOperations:
-    """The methods on the control socket."""
+    """The generated client methods for the control socket."""
 
     def __init__(self, transport: Transport) -> None:
         self._transport = transport

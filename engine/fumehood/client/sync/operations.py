@@ -29,7 +29,7 @@ from fumehood.core.usage_table import UsageTable
 
 
 class CommonOperations:
-    """The methods on both sockets."""
+    """The generated client methods for both sockets."""
 
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
@@ -47,7 +47,7 @@ class CommonOperations:
 
 
 class CallerApprovals:
-    """The methods of `client.approvals` on the callers' socket."""
+    """The generated methods of `client.approvals` for the callers' socket."""
 
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
@@ -97,7 +97,7 @@ class CallerApprovals:
 
 
 class CallerOperations:
-    """The methods on the callers' socket."""
+    """The generated client methods for the callers' socket."""
 
     def __init__(self, transport: Transport) -> None:
         self._transport = transport

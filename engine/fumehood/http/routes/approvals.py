@@ -293,7 +293,8 @@ async def forget_remembered(
 
 
 def expected_version(request: Request) -> int | None:
-    """Return the version that the client has seen, or None if the client accepts any (`*`).
+    """Return the approval's version in `If-Match`, which the approver has seen, or None if the
+    client accepts any version (`*`).
 
     Raises:
         InvalidParams: `If-Match` is missing or invalid. Without this header, a decision could apply

@@ -54,7 +54,8 @@ NewCall = Annotated[CallBody, ParsedBy(parse_call_body, CallBody)]
 NewBatch = Annotated[RawBatch, ParsedBy(parse_batch, BatchBody)]
 
 CALL_ERRORS = frozenset(ERROR_CODES.values()) - {MethodNotAllowed}
-"""The errors of a call: all codes, so that a new gate does not break a client that handles them."""
+"""The errors that a call may have: all codes. Clients that handle them all also work with gates
+that are added later."""
 
 
 @endpoint(
@@ -85,7 +86,10 @@ async def run_plainly(
     caller: Principal | None,
     shown: Callable[[Envelope], Envelope] | None = None,
 ) -> Response:
-    """Run a call, and return its envelope, converted by `shown` if given, as one response."""
+    """Run a call, and return its envelope as one response.
+
+    If `shown` is given, it converts the envelope first.
+    """
     handle = CallHandle()
     handle.is_delivered_later = True
     if body.options.cancel_on_disconnect:
@@ -191,7 +195,7 @@ def _waiting(approval: Approval, engine: Engine) -> CallRecord:
 
 @asynccontextmanager
 async def cancelled_with(request: Request, cancel: Callable[[], object]) -> AsyncIterator[None]:
-    """Call `cancel` if the client of the request disconnects within this context."""
+    """Call `cancel` if the client of the request disconnects before the block ends."""
     async with anyio.create_task_group() as group:
         group.start_soon(when_left, request.receive, cancel)
         yield
@@ -261,7 +265,7 @@ async def get_blob(
 
 
 def sent_blob(request: Request, blob: Blob, file: BinaryIO) -> Response:
-    """Return a blob as a download, or its headers only for `HEAD`."""
+    """Return a blob as a download. For `HEAD`, return only the headers."""
     headers = attachment_headers(blob.filename, blob.content_type, blob.size)
     if request.method == "HEAD":
         file.close()

@@ -38,11 +38,13 @@ from fumehood.registry.index import RegisteredTool, ToolFilter
 ToolName = Annotated[str, "A tool's name, or `name@version`."]
 PinnedName = Annotated[str, "`name@version`."]
 RawDefinition = Annotated[Any, ParsedBy(lambda document: document, ToolDefinition)]
-"""A definition that the registry validates, which reports faults that a model cannot detect."""
+"""A definition that is not validated here. The registry validates it, and reports faults that a
+model cannot detect."""
 
 
 REFERENCE = {"name": "reference"}
-"""The path parameter's name in the clients' methods. Its value is `name` or `name@version`."""
+"""Renames the path parameter to `reference` in the clients' methods. Its value is `name` or
+`name@version`."""
 
 ChangedTools = Annotated[
     tuple[ToolWithSource, ...],
@@ -92,13 +94,15 @@ class ToolQuery(Value):
 
     @property
     def taken(self) -> frozenset[str]:
-        """The parameters that this query may have."""
+        """The names of the parameters that this query may contain. They depend on whether
+        `agent_id` is given.
+        """
         if self.agent_id is None:
             return frozenset({"category", "cursor", "limit", "tag", "type"})
         return frozenset({"agent_id", "at_most", "categories", "exclude_dangerous", "max_cost"})
 
     def require_taken(self) -> None:
-        """Raise InvalidParams if the query has parameters that are not in `taken`."""
+        """Raise InvalidParams if the query contains parameters that are not in `taken`."""
         wrong = sorted(self.model_fields_set - self.taken)
         if wrong:
             raise InvalidParams(f"The query takes {', '.join(sorted(self.taken))}.", fields=wrong)
