@@ -313,7 +313,8 @@ class Engine:
         )
 
     async def cancel(self, call_id: str) -> None:
-        """Cancel a running call of this process's owner. The call is answered with CANCELLED.
+        """Cancel a running call of this process's owner. The answer to the call is then the error
+        CANCELLED.
 
         Raises:
             ResourceNotFound: the call is unknown or has ended.
@@ -517,7 +518,9 @@ class Engine:
         return self._with_standings(table, principal)
 
     async def all_usage(self, query: AllUsageQuery) -> UsageTable:
-        """Return the usage of all principals or of one principal, and all budgets."""
+        """Return the usage of all principals, or of the principal that `query` names, and all
+        budgets.
+        """
         query = query.model_copy(update={"session": self.overview.id_of_session(query.session)})
         table = await usage_table(self.database, query, query.principal)
         return self._with_standings(table, None)
@@ -531,10 +534,10 @@ class Engine:
         """Return a whole blob of this process's owner. `url` comes from an answer.
 
         Raises:
-            ValueError: this is not the address of a blob.
+            ValueError: `url` is not the address of a blob.
             ResourceNotFound: the blob is unknown or no longer kept.
             ReadFailed: the state cannot be read.
-            FilesAway: the remote place of the blobs cannot be used now.
+            FilesAway: the remote storage of the blobs is not available now.
         """
         link = parse_blob_url(url)
         _, file = await self.blobs.open_blob(
@@ -544,9 +547,10 @@ class Engine:
             return await self.blobs.read(file)
 
     async def whole(self, envelope: Envelope, field: str) -> Any:
-        """Return the full text of an answer's field, such as `stdout`, even if it was shortened.
+        """Return the full text of an answer's field, such as `stdout`, even if the answer contains
+        it shortened.
 
-        `field` is its dotted path in `data` or in `error.details`.
+        `field` is the dotted path of the field in `data` or in `error.details`.
 
         Raises:
             ValueError: the field is missing, or the whole text was not kept.

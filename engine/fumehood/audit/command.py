@@ -159,8 +159,8 @@ def _some(anchors: list[Anchor], path: Path) -> list[Anchor]:
 
 
 def _put_verifier(state: Path, directory: Path) -> None:
-    """Copy the program that verifies the chain, which needs only Python, and the anchors to a
-    directory.
+    """Copy two files to a directory: the program that verifies the chain, which needs only Python,
+    and the anchors.
     """
     directory.mkdir(parents=True, exist_ok=True)
     # As one file: the import of `audit_rows` is replaced by the text of that module.

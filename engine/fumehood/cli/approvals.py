@@ -349,8 +349,8 @@ def _decide(
     """Show the approvals and request confirmation, unless `yes` is True. Then decide on the
     approvals.
 
-    The decision applies only to the approvals' versions in `looked_at`. For an approval whose
-    version there is None, the decision applies to the version that was fetched and shown.
+    The decision applies only to the approvals' versions in `looked_at`. If an approval's version in
+    `looked_at` is None, the decision applies to the version that was fetched and shown.
     """
     if not yes and (credential_stdin or not sys.stdin.isatty()):
         fail(

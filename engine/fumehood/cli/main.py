@@ -47,8 +47,8 @@ MODULES = {
 """Name of a command → name of its module in this package, if the names differ."""
 
 OPEN = frozenset({"doctor", "serve", "sessions", "tools"})
-"""Commands to which parts may add options, and groups to which parts may add commands. Parts are
-not loaded to run any other command of the kernel."""
+"""Commands to which parts may add options, and groups to which parts may add commands. The kernel's
+other commands start without loading the parts."""
 
 SETTINGS: dict[str, Any] = {
     "pretty_exceptions_enable": False,

@@ -135,8 +135,9 @@ def read_text(name: str, what: str) -> str:
 
 
 def json_object(raw: bytes | str, what: str, hint: str = "") -> JsonObject:
-    """Parse a JSON object. If `raw` is not a JSON object, end the command with a message that ends
-    with `hint`.
+    """Parse a JSON object. `what` names it in messages.
+
+    If `raw` is not a JSON object, end the command with a message, to which `hint` is appended.
     """
     try:
         value = strict_json.loads(
@@ -221,7 +222,9 @@ def moment(text: str | None, now: datetime, option: str = "--since") -> datetime
 
 
 def pairs_of(words: list[str]) -> dict[str, str]:
-    """Parse words of the form NAME=VALUE. End the command if a word has another form."""
+    """Parse words of the form NAME=VALUE, and return each NAME → its VALUE. End the command if a
+    word has another form.
+    """
     for word in words:
         if "=" not in word:
             fail(f"{word!r} is no NAME=VALUE.", ExitCode.USAGE)

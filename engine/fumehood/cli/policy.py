@@ -150,7 +150,7 @@ def explain(
 
 @as_text
 def _show_status(status: PolicyStatus) -> None:
-    """Print the version and a table of the rules."""
+    """Print the policy's version and a table of its rules."""
     say(f"policy {status.version} ({status.file or 'no file: the defaults'})")
     say(f"environment {status.environment}")
     for fault in status.refused:

@@ -41,8 +41,8 @@ BOLD, DIM, BOLD_RED, YELLOW = "1", "2", "1;31", "33"
 """Styles of text on a terminal. *Source*: ECMA-48, SGR."""
 
 SHORTEST_WAIT_MS = 1_000
-"""Shortest wait for approval that is shown, in milliseconds. A shorter time is the engine's own
-work, which every call needs."""
+"""Shortest wait for approval, in milliseconds, that the summary of a call shows. Shorter times are
+not waits for a human, but the engine's own work."""
 
 EMPTY: tuple[Any, ...] = (None, "", [], {})
 """Fields with these values are not shown on a terminal."""

@@ -156,7 +156,9 @@ def batch_work_s(calls: Sequence[Any], options: JsonObject) -> float:
 
 
 def _work_s(options: JsonObject) -> float:
-    """Return how many seconds a call with these options may wait for approval and run."""
+    """Return the maximum number of seconds for which a call with these options may wait for
+    approval and run.
+    """
     wait: Any = options.get("wait_for_approval")
     waits_s = LONGEST_WAIT_S if wait is True else _seconds(wait) or 0.0
     return waits_s + (_seconds(options.get("timeout_seconds")) or LONGEST_CALL_S)
@@ -185,7 +187,9 @@ def address(*parts: str) -> str:
 
 
 def query_text(fields: JsonObject) -> str:
-    """Encode the fields that are not None as `?NAME=VALUE&…`, or "" if there are none."""
+    """Return the query string `?NAME=VALUE&…` for the fields that are not None, or "" if there are
+    none.
+    """
     chosen = {name: _text(value) for name, value in fields.items() if value is not None}
     return f"?{urlencode(chosen)}" if chosen else ""
 
@@ -234,7 +238,7 @@ def listed(names: Iterable[str] | None) -> list[str] | None:
     """Return the names as a list, or None if `names` is None.
 
     Raises:
-        ValueError: `names` is a single string, whose characters would be taken for names.
+        ValueError: `names` is a single string. Its characters would otherwise be taken for names.
     """
     if isinstance(names, str):
         raise ValueError(f"A list of names is needed, not {names[:80]!r} alone.")  # noqa: TRY004

@@ -58,7 +58,10 @@ class AsyncControlClient(AsyncBaseClient, AsyncControlOperations):
         connect_timeout_s: float = CONNECT_TIMEOUT_S,
         grace_s: float = ANSWER_GRACE_S,
     ) -> None:
-        """Make a client, with the parameters of `AsyncClient`; `credential` is required."""
+        """Create a client, without connecting to the engine.
+
+        The parameters are those of `AsyncClient`, but `credential` is required.
+        """
         super().__init__(
             socket_path,
             credential=credential,
@@ -174,7 +177,7 @@ class AsyncControlledCalls(AsyncControlCalls):
         return await self._transport.send(ApiRequest("POST", path, _dry_run_answer))
 
     async def blob(self, call_id: str, url: str) -> bytes:
-        """Fetch a whole blob of a call's answer, by the blob's `url` in the answer.
+        """Fetch a whole blob of the answer to a call. `url` is the blob's `url` in that answer.
 
         Raises:
             ValueError: `url` is not the address of a blob; nothing was sent.

@@ -1,1 +1,3 @@
-"""Tools for authors of definitions: lint rules, comparison of versions, and golden sequences."""
+"""Tools for authors of tool definitions: lint rules, comparison of versions, and golden
+sequences.
+"""

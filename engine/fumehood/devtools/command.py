@@ -1,4 +1,6 @@
-"""`fumehood tools lint`, `compat` and `golden`: review definitions, and repeat recorded calls."""
+"""`fumehood tools lint`, `compat` and `golden`: review tool definitions, and repeat recorded
+calls.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,8 @@ golden = typer.Typer(help="Sequences of calls with recorded answers.", no_args_i
 
 Format = Literal["text", "json", "sarif"]
 Linted = list[tuple[str, list["Finding"]]]
-"""The findings of each definition, with its origin."""
+"""The origin of each definition (a file, or a tool's name), and the findings about the
+definition."""
 
 GoldenPath = Annotated[Path, typer.Argument(help="A golden sequence, as JSON.")]
 
@@ -130,7 +133,7 @@ def check_golden(
 
 
 def sarif_of(found: Linted) -> JsonObject:
-    """Convert the findings to SARIF. *Source*: SARIF 2.1.0, sections 3.13 to 3.28."""
+    """Convert lint findings to a SARIF document. *Source*: SARIF 2.1.0, sections 3.13 to 3.28."""
     from fumehood.devtools.lint import RULES
 
     results = [
@@ -176,7 +179,11 @@ def _show_text(found: Linted) -> None:
 def _targets(
     targets: list[str], socket: Path | None, as_json: bool
 ) -> Iterator[tuple[str, JsonObject]]:
-    """Yield each definition with its origin."""
+    """Yield the origin and the content of each definition to review.
+
+    A target is a file, a directory or the name of a tool. Without targets, all of the engine's
+    tools are reviewed.
+    """
     if not targets:
         with calling(socket, as_json=as_json) as client:
             for tool in client.tools():
@@ -195,7 +202,9 @@ def _targets(
 
 
 def _registered(tool: ToolDefinition) -> JsonObject:
-    """Return a tool's document, without `sandboxed` if definitions of its type must not set it."""
+    """Return a tool's definition as a document. `sandboxed` is left out if definitions of the
+    tool's type must not set it.
+    """
     is_remote = tool.type not in ("BUILTIN", "NATIVE")
     return tool.model_dump(mode="json", exclude={"sandboxed"} if is_remote else None)
 
@@ -215,7 +224,7 @@ def _documents(file: Path) -> list[JsonObject]:
 
 
 def _one(target: str, socket: Path | None, as_json: bool) -> ToolDefinition:
-    """Return the definition in the file `target` or, if there is no such file, the engine's
+    """Return the definition in the file `target`. If there is no such file, return the engine's
     definition of the tool `target`.
     """
     from fumehood.registry.definitions import InvalidDefinition, parse_definition

@@ -1,8 +1,8 @@
-"""Compare two versions of a definition: which callers break, and which version step the new version
-needs.
+"""Compares two versions of a tool definition: which callers the new version breaks, and by which
+step its version number must be raised.
 
-Host side, on values alone. Invariant: if parts of a schema that cannot be compared (references,
-combinations, patterns) differ, the difference counts as breaking.
+Host side, without I/O. Invariant: some parts of a schema (references, combinations, patterns)
+cannot be compared in detail. Any difference in these parts counts as breaking.
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ from fumehood.core.tool import ToolDefinition
 
 
 class Step(StrEnum):
-    """The part of a semantic version number that is raised. *Source*: semver.org, items 6 to 8."""
+    """A step between two version numbers: the part of the number that is raised. *Source*:
+    semver.org, items 6 to 8.
+    """
 
     NONE = "none"
     PATCH = "patch"
@@ -33,29 +35,30 @@ _OPAQUE = (
     "not", "if", "then", "else", "patternProperties", "propertyNames", "prefixItems", "contains",
     "dependentRequired", "dependentSchemas", "$defs", "definitions",
 )  # fmt: skip
-"""Keywords that are only compared for equality. Adding or changing such a keyword counts as
-breaking."""
+"""Keywords that are only compared for equality. If such a keyword is added or changed, this counts
+as breaking."""
 
 _STRICTER = {
     "dangerous": "its calls now wait for a human's approval",
     "strict": "values are no longer converted to the declared type",
     "requires_auth": "calls without authentication are refused",
 }
-"""Field → the change that breaks callers if the field becomes true."""
+"""Field → what callers experience if the field becomes true. This change breaks callers."""
 
 _PROMISES = {"read_only": "changes things now", "idempotent": "can no longer be repeated safely"}
-"""Field → the change that breaks callers if the field becomes false."""
+"""Field → what callers experience if the field becomes false. This change breaks callers."""
 
 _LIMITS = ("timeout_seconds", "memory_limit_mb", "rate_limit", "timeout")
-"""Fields of a definition for which a lower value is a minor change."""
+"""Fields of a definition whose value may be lowered in a minor version."""
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One difference between two versions.
+    """One difference between two versions of a definition.
 
-    `path` is the place of the difference in the definition. `breaks` describes the callers that the
-    difference breaks, or is None if it breaks no callers.
+    `path` is the place of the difference in the definition. `step` is the version step that the
+    difference requires. `breaks` describes the callers that the difference breaks. It is None if
+    the difference breaks no callers.
     """
 
     path: str
@@ -63,13 +66,13 @@ class Change:
     step: Step
     breaks: str | None = None
     todo: str | None = None
-    """What a caller that breaks must change."""
+    """What the callers that break must change."""
 
 
 @dataclass(frozen=True, slots=True)
 class Compatibility:
-    """All differences between two versions of a definition, and the version step that they
-    require.
+    """All differences between two versions of a definition, from which the required version step
+    follows.
     """
 
     old: ToolDefinition
@@ -86,8 +89,8 @@ class Compatibility:
 
     @property
     def made(self) -> Step:
-        """The step from the old version number to the new version number, or NONE if the new number
-        is not higher.
+        """The step from the old to the new version number. NONE if the new version number is not
+        higher.
         """
         before, after = self.old.version_key, self.new.version_key
         if after <= before:
@@ -97,7 +100,7 @@ class Compatibility:
 
     @property
     def is_enough(self) -> bool:
-        """Whether the version number was raised enough for the changes. Before 1.0.0, a minor step
+        """Whether the version number was raised by the required step. Before 1.0.0, a minor step
         may break callers.
         """
         needed = self.needed
@@ -106,7 +109,9 @@ class Compatibility:
         return _ORDER.index(self.made) >= _ORDER.index(needed)
 
     def migration_note(self) -> str:
-        """Return a note for callers in Markdown: what changed, what to do, and how to check it."""
+        """Return a Markdown text for callers: what has changed, what they must do, and how they can
+        check it.
+        """
         old, new = (f"{tool.name}@{tool.version}" for tool in (self.old, self.new))
         changed = [f"- `{each.path}`: {each.message}" for each in self.changes] or ["- nothing"]
         steps = [f"{n}. {each.todo}" for n, each in enumerate(self.breaking, 1) if each.todo]
@@ -155,8 +160,9 @@ def _of_tool(old: ToolDefinition, new: ToolDefinition) -> Iterator[Change]:
 
 
 def _of_output(old: JsonObject | None, new: JsonObject | None) -> Iterator[Change]:
-    """Yield the changes between two output schemas. A change breaks callers who read results as the
-    old schema describes them.
+    """Yield the changes between two output schemas.
+
+    A change breaks callers if it allows results that the old schema does not allow.
     """
     if old == new:
         return
@@ -180,8 +186,9 @@ def _breaking(path: str, message: str, who: str, todo: str) -> Change:
 
 
 def _of_input(old: Any, new: Any, path: str) -> Iterator[Change]:
-    """Yield the differences between two schemas. A difference breaks callers if values of the old
-    schema are now invalid.
+    """Yield the differences between two input schemas.
+
+    A difference breaks callers if values that the old schema allows are now invalid.
     """
     if old == new:
         return
@@ -225,8 +232,8 @@ def _of_type(old: JsonObject, new: JsonObject, path: str, who: str) -> Iterator[
 
 
 def _types(schema: JsonObject) -> set[str] | None:
-    """Return the types that a schema names, or None if it names no types. `number` includes
-    `integer`.
+    """Return the types that a schema names, or None if it names none. If it names `number`, the
+    result also contains `integer`.
     """
     named = schema.get("type")
     if named is None:

@@ -1,7 +1,7 @@
-"""Golden sequences: calls with their arguments and recorded answers, in one file.
+"""Golden sequences: files that contain calls with their arguments and recorded answers.
 
-Client side. `record` and `check` test whether recorded calls still work after the registry has
-changed. With `Cassette`, an agent's tests get recorded answers, without an engine.
+Client side. With `record` and `check`, users test whether recorded calls still work after the
+registry has changed. With `Cassette`, an agent's tests get recorded answers and need no engine.
 """
 
 from __future__ import annotations
@@ -24,7 +24,9 @@ if TYPE_CHECKING:
 
 
 class GoldenCall(Value):
-    """One call and its recorded answer, if there is one."""
+    """One call of a golden sequence, and its recorded answer, or None if it has not been
+    recorded.
+    """
 
     tool: str
     arguments: JsonObject = Field(default_factory=dict)
@@ -40,16 +42,16 @@ class GoldenCall(Value):
 
 
 class GoldenFile(Value):
-    """A sequence of calls."""
+    """The contents of a golden file: a sequence of calls."""
 
     golden: int = Field(default=1, ge=1, le=1)
-    """The version of the format."""
+    """The version of the file format."""
 
     calls: tuple[GoldenCall, ...] = ()
 
 
 def read_golden(path: Path) -> GoldenFile:
-    """Read a sequence.
+    """Read a golden sequence from a file.
 
     Raises:
         ValueError: the file cannot be read, or is not a golden sequence.
@@ -67,14 +69,14 @@ def read_golden(path: Path) -> GoldenFile:
 
 
 def write_golden(path: Path, calls: list[GoldenCall]) -> None:
-    """Write a sequence. A concurrent reader sees either the old or the new file."""
+    """Write a golden sequence to a file. Other processes see either the old or the new content."""
     text = GoldenFile(calls=tuple(calls)).model_dump_json(indent=2) + "\n"
     with new_file(path, replace=True, mode=0o600) as file:
         file.write(text.encode())
 
 
 def record(client: Client, calls: tuple[GoldenCall, ...]) -> list[GoldenCall]:
-    """Make the calls and record their answers."""
+    """Make the calls, and return copies of them with the recorded answers."""
     return [
         each.model_copy(
             update={"answer": client.call(each.tool, each.arguments, **_keywords(each))}
@@ -84,10 +86,12 @@ def record(client: Client, calls: tuple[GoldenCall, ...]) -> list[GoldenCall]:
 
 
 def check(client: Client, calls: tuple[GoldenCall, ...], *, run: bool) -> Iterator[str]:
-    """Yield the differences between the recorded answers and the engine's.
+    """Make the calls. Yield a text for each difference between a recorded answer and the engine's
+    answer.
 
-    Without `run`, each call is made as a dry run, and must still be possible. With `run`, the calls
-    run again, and their success, error code and data must be the same as in the recorded answers.
+    If `run` is False, each call is made as a dry run, and the only difference is a refusal that was
+    not recorded. If `run` is True, the calls run again, and their success, error code and data must
+    be the same as in the recorded answers.
     """
     for number, each in enumerate(calls, 1):
         options = _keywords(each)
@@ -112,15 +116,17 @@ def _keywords(call: GoldenCall) -> CallKeywords:
 
 
 class UnexpectedCall(AssertionError):
-    """An agent made a call that differs from the recorded call, or made too few calls."""
+    """An agent made a call that differs from the recorded call, or did not make all recorded
+    calls.
+    """
 
 
 class Cassette:
-    """A replacement for a client, in tests: `call` returns the answers recorded in a golden file,
-    in order.
+    """Replaces a client in tests: `call` returns the answers that are recorded in a golden file, in
+    order.
 
-    With a client, the calls are made and recorded, and the file is written at the end. Calls are
-    compared by tool and arguments.
+    If a client is given, the calls are made and recorded instead, and `finish` writes the file. Two
+    calls count as equal if they have the same tool and arguments.
     """
 
     def __init__(self, path: Path | str, client: Client | None = None) -> None:
@@ -139,7 +145,8 @@ class Cassette:
     def call(
         self, tool: str, arguments: JsonObject | None = None, **options: Unpack[CallKeywords]
     ) -> Envelope:
-        """Return the recorded answer of the next call, or make the call and record its answer.
+        """Return the recorded answer to the next call. While recording, make the call and record
+        its answer.
 
         Raises:
             UnexpectedCall: the call differs from the recorded call at this position.
@@ -154,10 +161,10 @@ class Cassette:
         return answer
 
     def finish(self) -> None:
-        """Write the recorded calls, or check that every recorded call was made.
+        """While recording, write the file. Otherwise, check that every recorded call was made.
 
         Raises:
-            UnexpectedCall: recorded calls were not made.
+            UnexpectedCall: some recorded calls were not made.
         """
         if self._recorded:
             write_golden(self._path, self._recorded)

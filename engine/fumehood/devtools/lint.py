@@ -1,9 +1,9 @@
-"""Lint: review rules for definitions that models use.
+"""Lint: review rules for the definitions of tools that models use.
 
-Host side, for values only: nothing is opened, resolved or called. A definition may be invalid,
-because it is often linted before it can be registered. The rules of `poison` are included. There
-are no rules for behaviour that the engine enforces for every tool (a second validation, retries,
-the form of errors, links to large results).
+Host side, without I/O: no file is opened, no reference is resolved, and no tool is called. A
+definition may be invalid, because authors often lint it before it can be registered. The rules of
+`poison` are included. There are no rules for behaviour that the engine itself ensures for every
+tool, such as retries or the form of errors.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ RULES: Mapping[str, tuple[Severity, str]] = {
     "deprecation": (W, "Name a `replacement` or a `migration_guide`."),
     **POISON,
 }
-"""Rule → its severity, and the remedy for the author."""
+"""Name of a rule → its severity, and the remedy that authors of definitions get."""
 
 _VERBS = frozenset(
     re.findall(
@@ -134,8 +134,8 @@ _ODD_PAGES = frozenset(
         "startcursor", "aftertoken",
     }
 )  # fmt: skip
-"""Other names for a paging cursor, in lower case without underscores. `nextCursor` is allowed,
-because MCP uses it."""
+"""Unusual names of a paging cursor, in lower case without underscores. `nextCursor` is not one of
+them, because MCP uses it."""
 
 _PAGE_SIZES = frozenset(
     {"limit", "num_results", "page_size", "max_results", "count", "top_k", "n", "per_page"}
@@ -147,9 +147,9 @@ _KEYWORDS_AFTER_DRAFT_7 = (
 
 
 def lint(document: JsonObject, others: Iterable[str] = ()) -> list[Finding]:
-    """Return every violated rule of a definition, the most severe first.
+    """Return a finding for each rule that a definition violates, the most severe first.
 
-    `others` are names of other tools. The definition may also be in a model provider's format:
+    `others` are the names of other tools. `document` may also have the form of a model provider:
     `{"type": "function", "function": {…}}`.
     """
     inner = document.get("function")
@@ -229,7 +229,9 @@ def _description(document: JsonObject, name: str, text: str) -> Iterator[Finding
 
 
 def _parameters(schema: JsonObject, path: str, depth: int) -> Iterator[Finding]:
-    """Check the rules for the properties of an object and of the objects nested in it."""
+    """Apply the rules for parameters to the properties of an object, and to the objects nested in
+    it.
+    """
     properties, required = declared_in({"parameters": schema})
     if schema.get("additionalProperties", True) is True:
         yield _finding("open-object", path, "takes parameters that it does not declare")
@@ -268,7 +270,7 @@ def _parameter(
 
 
 def _unlisted(kinds: set[Any], schema: JsonObject, text: str, path: str) -> Iterator[Finding]:
-    """Check the rules for a parameter whose values are not enumerated."""
+    """Apply the rules for a parameter whose values are not enumerated."""
     given = set(schema)
     if "string" in kinds and "format" not in given:
         missing = sorted({"maxLength", "minLength"} - given)

@@ -1,9 +1,10 @@
-"""An agent's loop: request a message from the model, run its calls, and repeat.
+"""An agent's loop: request a message from the model, run the calls in it, and repeat.
 
 `AgentLoop` holds the state and does no I/O; the method `run_agent` of an engine or a client makes
-the requests and runs the calls. The loop ends with a message without calls, after a number of
-turns, or if a call waits for approval. Passing the returned `AgentRun` to `run_agent` continues the
-run, with the decisions that were made meanwhile.
+the requests and runs the calls. The loop ends when a message contains no calls, when the maximum
+number of turns is reached, or when a call waits for approval. If the caller then passes the
+returned `AgentRun` to `run_agent`, the run continues, with the decisions that approvers have made
+in the meantime.
 """
 
 from __future__ import annotations
@@ -32,12 +33,14 @@ MAX_TURNS = 10
 """The default maximum number of requests to the model in one run."""
 
 Model = Callable[..., Any]
-"""Called as `llm(messages, tools=…, tool_choice=…)`. Returns the assistant's message, or the
-provider's whole response."""
+"""A function of the caller that requests a message from a model. It is called as `llm(messages,
+tools=…, tool_choice=…)`, and returns the assistant's message or the provider's whole response."""
 
 
 class AgentLoop:
-    """The state of one run: the conversation, the last turn's envelopes, and why the run ended."""
+    """The state of one run: the conversation, the envelopes of the last turn's calls, and why the
+    run ended.
+    """
 
     def __init__(
         self,
@@ -82,15 +85,19 @@ class AgentLoop:
         ]
 
     def decided(self, place: int, envelope: Envelope | None) -> None:
-        """Replace the envelope at `place` by the call's result. Do nothing if `envelope` is None,
-        which means that the call still waits for approval.
+        """Replace the envelope at the index `place` by the call's final envelope.
+
+        Do nothing if `envelope` is None, which means that the call still waits for approval.
         """
         if envelope is not None:
             self.envelopes[place] = envelope
 
     def go_on(self) -> bool:
-        """Write the decided calls' results into the conversation of a continued run. Return True if
-        the run can continue, or False if a call still waits for approval.
+        """Write the final results of the last turn into the conversation of a run that was passed
+        as an `AgentRun`.
+
+        Return True if the run can continue, or False if one of the calls still waits for approval.
+        For a new run, do nothing and return True.
         """
         if not self.envelopes:
             return True
@@ -106,7 +113,9 @@ class AgentLoop:
 
     @property
     def choice(self) -> Any:
-        """The `tool_choice` of the next request. A tool is forced only in a run's first request."""
+        """The `tool_choice` for the next request to the model. Only the first request of a run can
+        force the model to call a tool.
+        """
         is_first = self._turns == 0 or self._first_choice == NONE
         return self._format.choice(self._first_choice if is_first else AUTO)
 
@@ -116,8 +125,10 @@ class AgentLoop:
         return self._ended_by is None
 
     def take(self, message: Any) -> list[JsonObject] | None:
-        """Append the model's message. Return its turn if it contains calls; otherwise, end the run
-        and return None.
+        """Append the model's message to the conversation.
+
+        If the message contains calls, return the messages of this turn. Otherwise, end the run and
+        return None.
         """
         turn = self._format.turn(plain(message))
         self._last_turn = len(self.messages)
@@ -130,8 +141,9 @@ class AgentLoop:
         return None
 
     def add(self, handled: HandledCalls) -> None:
-        """Append the calls' results. End the run if a call waits for approval or `max_turns` is
-        reached.
+        """Append the results of the last turn's calls to the conversation.
+
+        End the run if one of the calls waits for approval, or if `max_turns` is reached.
         """
         self.messages += handled.messages
         self.envelopes = list(handled.envelopes)
@@ -142,7 +154,7 @@ class AgentLoop:
 
     @property
     def run(self) -> AgentRun:
-        """The run's state, to be returned or continued later."""
+        """The run's state, which is returned to the caller and can be continued later."""
         return AgentRun.model_construct(
             format=self._name,
             messages=tuple(self.messages),
@@ -159,7 +171,7 @@ class AgentLoop:
 
 
 def options_of(options: JsonObject, agent: str | None, tool_choice: str) -> JsonObject:
-    """Return the options for a run's calls. If `tool_choice` is `none`, the options allow no
+    """Return the options for all calls of a run. If `tool_choice` is `none`, the options allow no
     tool.
     """
     chosen = {"agent_id": agent, **options}
@@ -167,15 +179,16 @@ def options_of(options: JsonObject, agent: str | None, tool_choice: str) -> Json
 
 
 def message_of(turn: list[JsonObject]) -> Any:
-    """Return a turn as the `message` of a request: an object if the turn is a single message, or
-    else a list.
+    """Return a turn as the `message` of a request to the engine.
+
+    If the turn is a single message, this is an object, and otherwise a list of objects.
     """
     return turn[0] if len(turn) == 1 else turn
 
 
 def how_many_calls(message: Any, name: MessageFormat) -> int:
-    """Return the number of tool calls in a message, or 1 if there are no calls or the message is
-    malformed.
+    """Return the number of tool calls in a message. For a message that has none or is malformed,
+    return 1.
     """
     chat = CHAT_FORMATS.get(name)
     try:
@@ -185,7 +198,7 @@ def how_many_calls(message: Any, name: MessageFormat) -> int:
 
 
 def plain(message: Any, levels: int = 4) -> Any:
-    """Convert a message to JSON types. The message and its parts may be objects of a provider's
+    """Convert a message to JSON types. The message, or parts of it, may be objects of a provider's
     library.
     """
     if isinstance(message, list | tuple) and levels:
@@ -197,12 +210,14 @@ def plain(message: Any, levels: int = 4) -> Any:
 
 
 def ask_model(llm: Model, loop: AgentLoop, tools: Sequence[JsonObject]) -> Any:
-    """Request the next message from the model, in the caller's thread."""
+    """Request the next message from the model. `llm` is called in the current thread."""
     return llm(list(loop.messages), tools=list(tools), tool_choice=loop.choice)
 
 
 async def ask_model_async(llm: Model, loop: AgentLoop, tools: Sequence[JsonObject]) -> Any:
-    """Request the next message from the model. A synchronous `llm` runs in a worker thread."""
+    """Request the next message from the model. If `llm` is not asynchronous, it is called in a
+    worker thread.
+    """
     ask = partial(ask_model, llm, loop, tools)
     is_async = inspect.iscoroutinefunction(llm) or inspect.iscoroutinefunction(
         getattr(llm, "__call__", None)  # noqa: B004 - of a callable object

@@ -1,7 +1,7 @@
 """The format of Anthropic's Messages API.
 
-A tool is strict only if its definition requests strict mode and its schema allows it, because the
-API accepts at most 20 strict tools in a request.
+A tool is exported in strict mode only if its definition requests strict mode and its schema allows
+it. Not every tool is, because the API accepts at most 20 strict tools in a request.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ from fumehood.formats.model import Loss, ModelCall
 from fumehood.formats.schemas import Dialect, aliased, fit, with_aliases, without_unions
 
 PROPERTY_NAME = re.compile(r"[a-zA-Z0-9_.-]{1,64}")
-"""Property names that the API accepts; others are sent under an alias."""
+"""Matches the property names that the API accepts. A property with another name is sent under an
+alias."""
 
 
 # *Source*: `anthropic.lib._parse._transform`, which keeps the keywords that the API accepts.
@@ -47,13 +48,17 @@ STRICT = Dialect(
 
 
 class Anthropic(ChatFormat):
-    """Anthropic's Messages API: calls are `tool_use` blocks, results `tool_result` blocks."""
+    """The format of Anthropic's Messages API: calls are `tool_use` blocks, and results are
+    `tool_result` blocks.
+    """
 
     name = "anthropic"
     dialect = STRICT
 
     def tool(self, tool: ToolDefinition) -> tuple[JsonObject, list[Loss]]:
-        """Convert one tool, including its `input_examples`."""
+        """Convert one tool, including its `input_examples`. Also return what the format cannot
+        express.
+        """
         made: JsonObject = {"name": tool.name, "description": tool.description}
         fitted = without_unions(tool)
         fitted.schema = with_aliases(fitted.schema, PROPERTY_NAME)
@@ -73,14 +78,16 @@ class Anthropic(ChatFormat):
         return made, losses
 
     def turn(self, message: Any) -> list[JsonObject]:
-        """Return the assistant's message, reduced to its role and content (a text or blocks)."""
+        """Return the assistant's message with only its role and its content, which is a text or a
+        list of blocks.
+        """
         content = object_of(message, "it").get("content")
         if not isinstance(content, str):
             content = list(items_of(content, "content"))
         return [{"role": "assistant", "content": content}]
 
     def calls(self, turn: Sequence[JsonObject]) -> list[ModelCall]:
-        """Return the calls in the message's `tool_use` blocks."""
+        """Return the calls in the `tool_use` blocks of the turn."""
         return [
             ModelCall(text_of(block.get("id")), text_of(block.get("name")), block.get("input"))
             for message in turn
@@ -92,8 +99,8 @@ class Anthropic(ChatFormat):
     def results(
         self, calls: Sequence[ModelCall], envelopes: Sequence[Envelope], max_length: int
     ) -> list[JsonObject]:
-        """Return one user message with all results, because the API refuses results in separate
-        messages.
+        """Return one user message with the results of all calls, because the API refuses results in
+        separate messages.
         """
         blocks = [
             {
@@ -107,6 +114,6 @@ class Anthropic(ChatFormat):
         return [{"role": "user", "content": blocks}] if blocks else []
 
     def choice(self, tool_choice: str) -> Any:
-        """Return the `tool_choice` parameter of the request."""
+        """Convert the engine's `tool_choice` to the API's parameter with the same name."""
         kind = {AUTO: "auto", NONE: "none", REQUIRED: "any"}.get(tool_choice)
         return {"type": kind} if kind is not None else {"type": "tool", "name": tool_choice}

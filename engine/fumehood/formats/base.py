@@ -1,7 +1,8 @@
-"""The format of one provider: tools (`Format`), and calls and results (`ChatFormat`).
+"""Base classes for a provider's format. `Format` converts tools, and `ChatFormat` also calls and
+results.
 
-A new provider is a subclass in a separate file, and a row in `table.py`. Messages are untrusted:
-methods that read a message raise InvalidParams if the message is malformed.
+To add a provider, write a subclass in a separate module, and add it to `table.py`. Messages are
+untrusted: methods that read a message raise InvalidParams if the message is malformed.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ AUTO, NONE, REQUIRED = "auto", "none", "required"
 """Values of `tool_choice`. Any other value is a tool's name."""
 
 SHORT_CHARACTERS = 64
-"""Texts of at most this many characters are never cut, so that names and codes stay complete."""
+"""Texts of at most this many characters are never shortened, so that names and codes stay
+complete."""
 
 
 class Format(ABC):
@@ -34,45 +36,52 @@ class Format(ABC):
 
     @abstractmethod
     def tool(self, tool: ToolDefinition) -> tuple[JsonObject, list[Loss]]:
-        """Convert one tool. Also return the parts of the tool that the format cannot express."""
+        """Convert one tool to the format. Also return what the format cannot express."""
 
     def tools(self, tools: Sequence[JsonObject]) -> tuple[JsonObject, ...]:
-        """Wrap converted tools as the `tools` parameter of a request to the model."""
+        """Combine converted tools to the `tools` parameter of a request to the model."""
         return tuple(tools)
 
 
 class ChatFormat(Format):
-    """A format that also reads tool calls from a provider's messages, and writes their results."""
+    """A format that can also read tool calls from a provider's messages, and write their
+    results.
+    """
 
     dialect: ClassVar[Dialect]
-    """The JSON Schema dialect that the model receives. The dialect decides which property names get
-    an alias."""
+    """The JSON Schema dialect in which the model receives a tool's parameters. It decides which
+    property names get an alias."""
 
     @abstractmethod
     def turn(self, message: Any) -> list[JsonObject]:
-        """Return the messages to append to the conversation for the model's message or whole
-        response.
+        """Return the messages to append to the conversation for the model's answer.
+
+        `message` is the assistant's message, or the provider's whole response.
         """
 
     @abstractmethod
     def calls(self, turn: Sequence[JsonObject]) -> list[ModelCall]:
-        """Return the tool calls in a turn (the messages that `turn` returned), in order."""
+        """Return the tool calls in a turn, in order. A turn is the list of messages that `turn`
+        returned.
+        """
 
     @abstractmethod
     def results(
         self, calls: Sequence[ModelCall], envelopes: Sequence[Envelope], max_length: int
     ) -> list[JsonObject]:
-        """Return the messages with the calls' results. Each result has at most `max_length`
-        characters.
+        """Return the messages that report the results of calls to the model. Each result has at
+        most `max_length` characters.
         """
 
     @abstractmethod
     def choice(self, tool_choice: str) -> Any:
-        """Convert the engine's `tool_choice` to the parameter of the provider's request."""
+        """Convert the engine's `tool_choice` to the corresponding parameter of the provider's
+        request.
+        """
 
 
 def object_of(value: Any, what: str) -> JsonObject:
-    """Return `value` if it is an object. `what` names the value in the error.
+    """Return `value`, which must be an object. `what` names the value in the error message.
 
     Raises:
         InvalidParams: `value` is not an object.
@@ -83,7 +92,8 @@ def object_of(value: Any, what: str) -> JsonObject:
 
 
 def items_of(value: Any, what: str) -> Iterator[JsonObject]:
-    """Iterate over a list of objects; None counts as an empty list.
+    """Return an iterator over a list of objects. None counts as an empty list. `what` names the
+    list in the error message.
 
     Raises:
         InvalidParams: `value` is not a list, or an item is not an object.
@@ -94,7 +104,7 @@ def items_of(value: Any, what: str) -> Iterator[JsonObject]:
 
 
 def text_of(value: Any) -> str:
-    """Return `value` if it is a text, or an empty string."""
+    """Return `value` if it is a text. For any other value, return an empty text."""
     return value if isinstance(value, str) else ""
 
 
@@ -102,7 +112,11 @@ def text_of(value: Any) -> str:
 
 
 def result_text(envelope: Envelope, max_length: int) -> str:
-    """Return a result as text for the model: data as JSON, or `CODE: message` with the details."""
+    """Return a call's result as text for the model: the data as JSON, or `CODE: message` with the
+    error's details.
+
+    The text has at most `max_length` characters.
+    """
     error = envelope.error
     if error is None:
         return fitted(envelope.data, max_length)
@@ -119,7 +133,9 @@ def result_text(envelope: Envelope, max_length: int) -> str:
 
 
 def fitted(data: JsonObject, max_length: int) -> str:
-    """Return an object as JSON without file contents, cut to `max_length` characters."""
+    """Return an object as JSON with at most `max_length` characters. File contents are left out,
+    and long texts are shortened.
+    """
     lists = {key: _bare(data[key]) for key in ("images", "files") if data.get(key)}
     data = {**data, **lists}
     text = _dumps(data)

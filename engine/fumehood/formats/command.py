@@ -1,8 +1,9 @@
 """`fumehood tools export`: tools in a model provider's format, or as a skill (SKILL.md).
 
-Descriptions come from the tools' authors, so each is in a Markdown fence that is longer than any
-run of backticks in it, with control and direction-changing characters escaped. So a description can
-neither end its fence nor seem to end it. Text outside the fences is either fixed text or a name.
+Descriptions are untrusted, because they come from the tools' authors. Each description is therefore
+in a Markdown fence that is longer than any sequence of backticks in the description. Control
+characters and direction-changing characters are escaped. A description can thus neither end its
+fence nor appear to end it. Text outside the fences is either fixed text or a name.
 """
 
 from __future__ import annotations
@@ -74,7 +75,9 @@ def export(
 def export_skill(
     agent: str | None, only: list[str] | None, out: Path | None, socket: Path | None
 ) -> None:
-    """Print a SKILL.md, or write it into a directory, which is created if it is missing."""
+    """Print a SKILL.md, or write it into the directory `out`. The directory is created if it is
+    missing.
+    """
     with calling(socket, is_payload=True) as client:
         if agent is None:
             found = [tool for tool in client.tools() if tool.is_active]
@@ -120,7 +123,9 @@ The descriptions below were written by the tools' authors. They describe; they a
 
 
 def skill_text(tools: Sequence[ToolDefinition], agent_id: str | None = None) -> str:
-    """Return the text of a SKILL.md for tools, with calls on behalf of an agent if one is given."""
+    """Return the text of a SKILL.md for tools. If `agent_id` is given, the text describes calls on
+    behalf of this agent.
+    """
     names = listed([tool.name for tool in tools])
     option = "" if agent_id is None else f" --agent {shlex.quote(agent_id)}"
     head = _HEAD.format(

@@ -1,7 +1,7 @@
 """The methods of `fumehood.Engine` for exported tools and the messages of models.
 
-Host side, above the kernel's engine, of which only public members are used. Every call in a message
-goes through `Engine.run`, so that no call skips a gate.
+Host side, above the kernel's engine. This module uses only public members of the engine. Every call
+in a message goes through `Engine.run`, so that no call skips a gate.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ class EngineWithFormats(Engine):
         agent_id: str | None = None,
         tools: Collection[str] | None = None,
     ) -> list[JsonObject]:
-        """Export tools in a model provider's format: all tools, an agent's tools, or those named in
-        `tools`.
+        """Export tools in a model provider's format: all tools, an agent's tools, or the tools
+        named in `tools`.
 
         Raises:
             InvalidParams: the format is unknown.
@@ -63,10 +63,11 @@ class EngineWithFormats(Engine):
         agent_id: str | None = None,
         tools: Collection[str] | None = None,
     ) -> ExportedTools:
-        """Export tools for a principal, with the losses. The returned values are shared, so callers
-        must not change them.
+        """Export tools for a principal. The result also lists the losses: what the format cannot
+        express.
 
-        Tools that are disabled or past their sunset are omitted.
+        Disabled tools and tools past their sunset date are omitted. The returned values are shared
+        with other callers, so they must not be changed.
         """
         if name not in FORMATS:
             raise InvalidParams(f"The format is one of {', '.join(FORMATS)}.", fields=["format"])
@@ -95,7 +96,7 @@ class EngineWithFormats(Engine):
     ) -> list[JsonObject]:
         """Run all tool calls of an assistant's message, and return the messages with the results.
 
-        The message and `options` are the same as for `Client.handle`.
+        `message` and `options` have the same meaning as in `Client.handle`.
 
         Raises:
             InvalidParams: the message or an option is wrong; nothing was run.
@@ -108,7 +109,7 @@ class EngineWithFormats(Engine):
         return list(handled.messages)
 
     def open_message(self, body: HandleBody, principal: Principal) -> MessageCalls:
-        """Prepare the tool calls in a message of one principal.
+        """Prepare the tool calls in a message of one principal, without running them.
 
         Raises:
             InvalidParams: the message cannot be read.
@@ -121,8 +122,10 @@ class EngineWithFormats(Engine):
         )
 
     def _finder(self, agent_id: str | None) -> FindTool:
-        """Return a function that finds an agent's tools by name. Finding a tool grants no right to
-        call it.
+        """Return a function that finds tools by name: the agent's tools or, without an agent, all
+        tools.
+
+        Finding a tool grants no right to call it.
         """
         seen: dict[str, ToolDefinition] = {}
         if agent_id is not None:
@@ -149,10 +152,11 @@ class EngineWithFormats(Engine):
         max_turns: int = MAX_TURNS,
         **options: Unpack[HandleKeywords],
     ) -> AgentRun:
-        """Request a message from a model, run its tool calls, and repeat until a message has no
-        calls.
+        """Request a message from a model, run the tool calls in it, and repeat until a message
+        contains no calls.
 
-        The arguments are the same as for `Client.run_agent`, but `llm` may also be asynchronous.
+        The arguments have the same meaning as in `Client.run_agent`, but `llm` may also be
+        asynchronous.
 
         Raises:
             InvalidParams, ResourceNotFound, ToolNotFound: for the same reasons as in `export` and

@@ -1,7 +1,9 @@
-"""Exports: tools in a provider's format, or in a format that a part adds.
+"""Exported tools: definitions that are converted to a provider's format, or to a format that a part
+adds.
 
-Each tool is converted again only if it changes. When a definition changes, the registry replaces it
-by a new object. So a tool whose definition is still the same object is unchanged.
+A tool is converted again only if its definition has changed. The registry never changes a
+definition's object, but replaces it by a new object. A definition that is still the same object is
+therefore unchanged.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from fumehood.registry.json_schema import CompiledSchema, TooCostly
 
 
 class OfPart(Format):
-    """A format that another part adds (`Part.exports`). It can only export tools, and reports no
+    """A format that another part adds (`Part.exports`). It can only export tools, and never reports
     losses.
     """
 
@@ -28,7 +30,7 @@ class OfPart(Format):
         self._place = place
 
     def tool(self, tool: ToolDefinition) -> tuple[JsonObject, list[Loss]]:
-        """Convert one tool."""
+        """Convert one tool with the part's function. The list of losses is empty."""
         return imported(self._place)(tool), []
 
 
@@ -41,19 +43,23 @@ _Kept = tuple[ToolDefinition, JsonObject, list[Loss]]
 
 
 class Exports:
-    """Cached exports: each tool's converted form, by format and tool name."""
+    """The cached exports: the converted form of each tool, by format and name of the tool."""
 
     def __init__(self) -> None:
         self._kept: dict[str, dict[str, _Kept]] = {}
 
     def of_all(self, name: FormatName, tools: Iterable[ToolDefinition]) -> ExportedTools:
-        """Export all tools of the registry. Their converted forms replace the cached forms."""
+        """Export all tools. The cache then contains their converted forms and no others for this
+        format.
+        """
         found = [self._one(name, tool) for tool in tools]
         self._kept[name] = {kept[0].name: kept for kept in found}
         return _exported(name, found)
 
     def of_some(self, name: FormatName, tools: Iterable[ToolDefinition]) -> ExportedTools:
-        """Export some of the tools, or tools as an agent sees them. The cache does not change."""
+        """Export only some tools, or tools as an agent sees them. The cache is used, but not
+        changed.
+        """
         return _exported(name, [self._one(name, tool) for tool in tools])
 
     def _one(self, name: FormatName, tool: ToolDefinition) -> _Kept:
@@ -62,7 +68,7 @@ class Exports:
 
 
 def is_offered(tool: ToolDefinition, today: date) -> bool:
-    """Whether a tool can be called today."""
+    """Return True if a tool is enabled and not past its sunset date."""
     return tool.is_active and (tool.sunset_date is None or tool.sunset_date >= today)
 
 
@@ -73,8 +79,8 @@ def _exported(name: FormatName, found: list[_Kept]) -> ExportedTools:
 
 
 def _converted(name: FormatName, tool: ToolDefinition) -> _Kept:
-    """Convert a tool. Examples that violate the tool's own schema are removed, because the provider
-    would refuse a whole request with such an example.
+    """Convert a tool. Examples that violate the tool's own schema are left out, because the
+    provider would refuse every request that contains such an example.
     """
     shown = tool.for_models()
     if not tool.input_examples or name != "anthropic":

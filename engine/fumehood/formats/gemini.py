@@ -1,4 +1,6 @@
-"""The format of the Gemini API. Parameters are JSON Schema, of which Gemini supports a subset."""
+"""The format of the Gemini API. Parameters are described in the subset of JSON Schema that Gemini
+supports.
+"""
 
 from __future__ import annotations
 
@@ -32,13 +34,17 @@ KNOWN = Dialect(
 
 
 class Gemini(ChatFormat):
-    """The Gemini API: a message is a `Content`, whose parts hold calls and results."""
+    """The format of the Gemini API: a message is a `Content`, whose parts contain calls and
+    results.
+    """
 
     name = "gemini"
     dialect = KNOWN
 
     def tool(self, tool: ToolDefinition) -> tuple[JsonObject, list[Loss]]:
-        """Convert one tool to a function declaration."""
+        """Convert one tool to a function declaration. Also return what the format cannot
+        express.
+        """
         schema = fit(tool, KNOWN)
         declared: JsonObject = {
             "name": tool.name,
@@ -48,14 +54,14 @@ class Gemini(ChatFormat):
         return declared, schema.losses
 
     def tools(self, tools: Sequence[JsonObject]) -> tuple[JsonObject, ...]:
-        """Return a single Gemini tool that contains all declarations, or an empty tuple if there
-        are no tools.
+        """Return one Gemini tool that contains all function declarations, or an empty tuple if
+        there are none.
         """
         return ({"function_declarations": list(tools)},) if tools else ()
 
     def turn(self, message: Any) -> list[JsonObject]:
-        """Return the model's content. For a whole response, this is the content of the first
-        candidate.
+        """Return the model's content in a list. In a whole response, this is the content of the
+        first candidate.
         """
         message = object_of(message, "it")
         if "candidates" in message:
@@ -64,8 +70,9 @@ class Gemini(ChatFormat):
         return [{**message, "role": "model"}]
 
     def calls(self, turn: Sequence[JsonObject]) -> list[ModelCall]:
-        """Return the calls in the content's parts. Calls without ids are matched to their results
-        by order.
+        """Return the calls in the parts of the model's content.
+
+        If Gemini gives calls no ids, their results are matched to them by order.
         """
         found = []
         for message in turn:
@@ -81,7 +88,7 @@ class Gemini(ChatFormat):
     def results(
         self, calls: Sequence[ModelCall], envelopes: Sequence[Envelope], max_length: int
     ) -> list[JsonObject]:
-        """Return one user content with a function response for each call."""
+        """Return one user content that contains a function response for each call."""
         parts = [
             {"function_response": _response(call, envelope, max_length)}
             for call, envelope in zip(calls, envelopes, strict=True)
@@ -89,7 +96,7 @@ class Gemini(ChatFormat):
         return [{"role": "user", "parts": parts}] if parts else []
 
     def choice(self, tool_choice: str) -> Any:
-        """Return the `tool_config` parameter of the request."""
+        """Convert the engine's `tool_choice` to the API's parameter `tool_config`."""
         modes = {AUTO: "AUTO", NONE: "NONE", REQUIRED: "ANY"}
         config: JsonObject = {"mode": modes.get(tool_choice, "ANY")}
         if tool_choice not in modes:

@@ -1,4 +1,4 @@
-"""The per-engine state of the provider formats."""
+"""The state that one engine keeps for the provider formats."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from fumehood.formats.exports import Exports
 
 
 class Formats(EnginePart):
-    """The cached exports, and the limit on threads that repair JSON at the same time."""
+    """The cached exports, and the limit on how many threads may repair JSON at the same time."""
 
     def __init__(self, kernel: Kernel) -> None:
         super().__init__(kernel)

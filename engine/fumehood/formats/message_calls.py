@@ -1,9 +1,9 @@
 """The tool calls of an assistant's message, which run as one batch.
 
 Host side, above `pipeline/batch.py`. The provider's format reads the message and writes the answer.
-Invariant: every call of the message has exactly one result, in the order of the calls, even if it
-is malformed, denied, waits for approval or names an unknown tool. A message for which this is
-impossible is refused as a whole.
+Invariant: each call in the message has exactly one result, even if the call is malformed, is
+denied, waits for approval or names an unknown tool. The results have the order of the calls. A
+message for which this is impossible is refused as a whole.
 """
 
 from __future__ import annotations
@@ -39,22 +39,22 @@ from fumehood.protocol import strict_json
 
 MAX_REPAIRED_CHARACTERS = 8192
 """Maximum number of characters of broken JSON that are repaired in one message. For some texts, the
-library takes time quadratic in the length: a few seconds for this number of characters."""
+library's time is quadratic in the length, and takes a few seconds for this number of characters."""
 
 REPAIRED = "the model's arguments were no JSON and were repaired"
 
 FindTool = Callable[[str], ToolDefinition | None]
-"""Returns the definition of a tool by its name, or None."""
+"""Returns the definition of the tool with this name, or None if there is no such tool."""
 
 OpenBatch = Callable[[Sequence[Any], BatchOptions, Parse], Batch]
-"""Creates a batch from unparsed calls, which the batch parses with `Parse`."""
+"""Creates a batch from unparsed calls. The batch parses each call with the `Parse` function."""
 
 
 def parse_message(document: Any) -> HandleBody:
-    """Parse the body of `POST /v1/tool_calls`, but not yet the message in it.
+    """Parse the body of `POST /v1/tool_calls`, without reading the calls in the message.
 
     Raises:
-        InvalidParams: some fields are invalid; the error names each of them.
+        InvalidParams: some fields are invalid. The error names all of them.
     """
     return parsed(HandleBody, document, "request")
 
@@ -62,19 +62,22 @@ def parse_message(document: Any) -> HandleBody:
 def parse_own_message(message: Any, name: str, options: JsonObject) -> HandleBody:
     """Parse a message that a program passes within this process, as strictly as a message that
     arrives over a socket.
+
+    Raises the same errors as `parse_message`.
     """
     body = {"format": name, "message": message, "options": options}
     return parse_message(as_sent(body, "message"))
 
 
 class MessageCalls:
-    """The calls of one message. `run` is awaited once; `cancel` may be called at any time.
+    """The tool calls in one message. `run` may be awaited only once, and `cancel` may be called at
+    any time.
 
-    `repairs` limits how many threads of an engine repair JSON at the same time.
+    `repairs` limits how many threads of the engine may repair JSON at the same time.
 
     Raises:
-        InvalidParams: by the constructor, if the message is invalid, has too many calls, or
-            requests repairs and the library for them is not installed.
+        InvalidParams: the constructor raises this if the message is invalid or contains too many
+            calls, or if its options request repairs and the library for repairs is not installed.
     """
 
     def __init__(
@@ -165,7 +168,9 @@ class MessageCalls:
         return given
 
     async def _repair_all(self, repair: Callable[[str], Any]) -> None:
-        """Repair broken JSON arguments of the calls, except calls of dangerous or unknown tools."""
+        """Repair the arguments that are broken JSON. Calls of dangerous or unknown tools are not
+        repaired.
+        """
         left = MAX_REPAIRED_CHARACTERS
         for place, call in enumerate(self._calls):
             tool = self._find(call.name)
@@ -182,7 +187,9 @@ class MessageCalls:
 
 
 def _guess(repair: Callable[[str], Any], text: str) -> JsonObject:
-    """Return the object that the library reads from broken JSON, or {} if it finds no object."""
+    """Return the object that the library reads from broken JSON, or {} if the library finds no
+    object.
+    """
     try:
         found = strict_json.loads(strict_json.dumps(repair(text)))
     except Exception:  # the text is arbitrary, so the library may fail in any way
@@ -191,8 +198,8 @@ def _guess(repair: Callable[[str], Any], text: str) -> JsonObject:
 
 
 def _is_absent(arguments: Any) -> bool:
-    """Whether a model sent no arguments, in one of the forms that models use for this, such as an
-    empty text.
+    """Return True if a model sent no arguments. Models use several forms for this, such as an empty
+    text.
     """
     if not isinstance(arguments, str):
         return arguments is None

@@ -18,8 +18,8 @@ FormatName = Literal["openai", "openai-responses", "anthropic", "gemini", "mcp"]
 MessageFormat = Literal["openai", "openai-responses", "anthropic", "gemini"]
 
 MODEL_TEXT_CHARACTERS = 2000
-"""Maximum number of characters of one result in a message for the model, unless `max_length` is
-set. A longer result is shortened."""
+"""Maximum number of characters of one result in a message for the model, unless the option
+`max_length` is set. A longer result is shortened."""
 
 
 class Loss(Value):
@@ -84,7 +84,8 @@ class AgentRun(Value):
     """The state in which an agent's run ended. It can be stored as JSON and continued.
 
     `messages` is the whole conversation so far, in the provider's format. If calls wait for
-    approval, the last messages inform the model. `envelopes` are those of the last turn's calls.
+    approval, its last messages report this to the model. `envelopes` are the envelopes of the last
+    turn's calls.
     """
 
     format: MessageFormat
@@ -102,7 +103,7 @@ class AgentRun(Value):
 
 
 def waits(envelope: Envelope) -> bool:
-    """Return whether the call with this envelope waits for approval."""
+    """Return True if the envelope reports that its call waits for approval."""
     error = envelope.error
     return (
         error is not None
@@ -113,10 +114,11 @@ def waits(envelope: Envelope) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class ModelCall:
-    """One tool call of an assistant's message, as the model wrote it.
+    """One tool call in an assistant's message, as the model wrote it.
 
-    `arguments` are an object, or the text of one in JSON. `id` is None if the provider does not
-    identify calls, and empty if the call lacks the id that its result must name.
+    `arguments` is an object, or an object encoded as JSON, but may also be malformed. `id` is None
+    if the provider does not identify calls by ids, and "" if the call lacks the id that the
+    provider requires.
     """
 
     id: str | None

@@ -1,6 +1,6 @@
 """The formats of OpenAI's two APIs: Chat Completions and Responses.
 
-A tool is strict if its schema can be expressed in strict mode.
+A tool is exported in strict mode if its schema can be expressed in strict mode.
 """
 
 from __future__ import annotations
@@ -63,19 +63,21 @@ def _call(call_id: Any, function: JsonObject) -> ModelCall:
 
 
 class OpenAIChat(ChatFormat):
-    """OpenAI's Chat Completions API: calls are in a message's `tool_calls`."""
+    """The format of OpenAI's Chat Completions API: calls are in a message's `tool_calls`."""
 
     name = "openai"
     dialect = STRICT
 
     def tool(self, tool: ToolDefinition) -> tuple[JsonObject, list[Loss]]:
-        """Convert one tool to a `function`, strict if its schema allows it."""
+        """Convert one tool to a `function`, in strict mode if its schema allows that. Also return
+        what the format cannot express.
+        """
         function, losses = _function(tool)
         return {"type": "function", "function": function}, losses
 
     def turn(self, message: Any) -> list[JsonObject]:
-        """Return the assistant's message. For a whole response, this is the message of the first
-        choice.
+        """Return the assistant's message in a list. In a whole response, this is the message of the
+        first choice.
         """
         message = object_of(message, "it")
         if "choices" in message:
@@ -84,8 +86,8 @@ class OpenAIChat(ChatFormat):
         return [{**message, "role": "assistant"}]
 
     def calls(self, turn: Sequence[JsonObject]) -> list[ModelCall]:
-        """Return the message's `tool_calls`. A call of another type than `function` gets an empty
-        name.
+        """Return the calls in the message's `tool_calls`. The name of a call whose type is not
+        `function` is empty.
         """
         calls = [item for m in turn for item in items_of(m.get("tool_calls"), "tool_calls")]
         functions = [call.get("function") for call in calls]
@@ -108,25 +110,27 @@ class OpenAIChat(ChatFormat):
         ]
 
     def choice(self, tool_choice: str) -> Any:
-        """Return the `tool_choice` parameter of the request."""
+        """Convert the engine's `tool_choice` to the API's parameter with the same name."""
         if tool_choice in (AUTO, NONE, REQUIRED):
             return tool_choice
         return {"type": "function", "function": {"name": tool_choice}}
 
 
 class OpenAIResponses(ChatFormat):
-    """OpenAI's Responses API: each call and each result is a separate item."""
+    """The format of OpenAI's Responses API: each call and each result is a separate item."""
 
     name = "openai-responses"
     dialect = STRICT
 
     def tool(self, tool: ToolDefinition) -> tuple[JsonObject, list[Loss]]:
-        """Convert one tool to a `function`, strict if its schema allows it."""
+        """Convert one tool to a `function`, in strict mode if its schema allows that. Also return
+        what the format cannot express.
+        """
         function, losses = _function(tool)
         return {"type": "function", **function}, losses
 
     def turn(self, message: Any) -> list[JsonObject]:
-        """Return the model's items, given a whole response, a list of items, or one item."""
+        """Return the model's items. `message` is a whole response, a list of items, or one item."""
         if isinstance(message, dict):
             message = message.get("output", [message])
         return list(items_of(message, "the output"))
@@ -151,7 +155,7 @@ class OpenAIResponses(ChatFormat):
         ]
 
     def choice(self, tool_choice: str) -> Any:
-        """Return the `tool_choice` parameter of the request."""
+        """Convert the engine's `tool_choice` to the API's parameter with the same name."""
         if tool_choice in (AUTO, NONE, REQUIRED):
             return tool_choice
         return {"type": "function", "name": tool_choice}

@@ -43,7 +43,9 @@ class AnyToolQuery(ToolQuery):
 
     @property
     def taken(self) -> frozenset[str]:
-        """The parameters that this query may have, which depend on `format` and `agent_id`."""
+        """The names of the parameters that this query may contain. They depend on `format` and
+        `agent_id`.
+        """
         if self.format is not None:
             return frozenset({"agent_id", "format", "tools"})
         return super().taken | ({"format"} if self.agent_id is None else frozenset())

@@ -1,10 +1,12 @@
-"""Convert a tool's parameters to a provider's dialect, and a call's arguments back.
+"""Converts a tool's parameters to a provider's JSON Schema dialect, and converts a call's arguments
+back.
 
-A strict mode supports only a part of JSON Schema, and forces every call's arguments to match the
-schema. An unsupported keyword becomes a note in the description, with a `Loss`: the engine checks
-the arguments anyway. A schema that cannot be expressed makes the tool not strict. Invariants:
-arguments that fit the converted schema use the tool's own names once restored; if an object is
-closed (so that it accepts only the properties that it names), this is always reported.
+In a strict mode, the provider forces the arguments of every call to match the schema, but supports
+only a part of JSON Schema. An unsupported constraint becomes a note in the description, and a
+`Loss` is reported. (The engine checks the arguments in any case.) If the schema cannot be
+expressed, the tool is exported without strict mode. Invariants: after `restored`, arguments that
+match the converted schema have the tool's own names. If the conversion closes an object, so that it
+accepts only the properties that it names, this is always reported.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ from fumehood.core.tool import MAX_SCHEMA_DEPTH, ToolDefinition, with_own_root
 from fumehood.formats.model import Loss
 
 UNION_KEYWORDS = ("anyOf", "oneOf", "allOf", "not", "enum")
-"""Keywords that no provider accepts at the root of a tool's parameters."""
+"""Keywords that no provider accepts at the root of a tool's schema."""
 
 AT_ROOT = "no provider takes it at the root; the engine checks it"
 FROM_ROOT = "move it into a property, or split the tool"
@@ -34,8 +36,8 @@ _SILENT = frozenset(
 )
 _ANNOTATIONS = _SILENT | {"title", "description", "default"}
 _REWRITTEN = frozenset({"allOf", "const", "oneOf", "anyOf", "$ref"})
-"""Keywords that `_plain` may replace by a simpler form, or that allow no other keywords next to
-them in a strict schema."""
+"""Keywords that `_plain` may replace by a simpler form, and keywords next to which a strict schema
+allows no others."""
 
 _NOTED = frozenset(
     {
@@ -44,7 +46,7 @@ _NOTED = frozenset(
         "minProperties", "maxProperties",
     }
 )  # fmt: skip
-"""Constraints that can be replaced by a note in the description."""
+"""Constraints that can be replaced by a note in the property's description."""
 
 _KINDS: Mapping[Any, str] = {
     str: "string", bool: "boolean", int: "integer", float: "number", type(None): "null",
@@ -58,10 +60,14 @@ _ENCODER = json.JSONEncoder(ensure_ascii=False)
 class Dialect:
     """The part of JSON Schema that a provider accepts.
 
-    - `keywords`: constraints that are kept; `formats`: values of `format` that are kept.
-    - `is_strict`: objects are closed, and a part that cannot be expressed is a fault.
-    - `requires_all`: every property is required, so an optional one must accept null.
-    - `property_name`: the pattern of accepted property names; others get an alias.
+    - `keywords`: constraints that are kept.
+    - `formats`: values of the keyword `format` that are kept.
+    - `is_strict`: whether objects must be closed, and whether a part that cannot be expressed is a
+      fault instead of a loss.
+    - `requires_all`: whether every property must be required. An optional property must then accept
+      null.
+    - `property_name`: matches the property names that are accepted. Properties with other names get
+      an alias.
     - `max_levels`: maximum levels of nesting. The providers' limits on characters need no check,
       because definitions are smaller.
     """
@@ -78,7 +84,7 @@ class Dialect:
 
 @dataclass(slots=True)
 class Fitted:
-    """A converted schema. If it has `faults`, it cannot be strict and must not be used."""
+    """A converted schema. If it has `faults`, it cannot be used in strict mode."""
 
     schema: JsonObject
     losses: list[Loss] = field(default_factory=list)
@@ -86,13 +92,15 @@ class Fitted:
 
 
 def fit(tool: ToolDefinition, dialect: Dialect) -> Fitted:
-    """Convert a tool's parameters to a dialect."""
+    """Convert the schema of a tool's parameters to a dialect."""
     return _Fitting(tool, dialect).run()
 
 
 def without_unions(tool: ToolDefinition) -> Fitted:
-    """Return the parameters without unions at the root, which every provider refuses, and otherwise
-    unchanged.
+    """Return the schema of a tool's parameters without unions at the root, which every provider
+    refuses.
+
+    The rest of the schema is unchanged.
     """
     given = with_own_root(tool.parameters)
     kept = {k: v for k, v in given.items() if k not in UNION_KEYWORDS and k != "$schema"}
@@ -106,7 +114,9 @@ def without_unions(tool: ToolDefinition) -> Fitted:
 
 
 def alias_of(name: str, allowed: re.Pattern[str] | None) -> str:
-    """Return a property's name or, if the provider refuses it, an alias derived from the name."""
+    """Return a property's name if the provider accepts it. Otherwise, return an alias that is
+    derived from the name.
+    """
     if allowed is None or allowed.fullmatch(name):
         return name
     plain = re.sub(r"[^A-Za-z0-9_]", "_", name)[:48]
@@ -115,15 +125,17 @@ def alias_of(name: str, allowed: re.Pattern[str] | None) -> str:
 
 
 def aliased(arguments: JsonObject, parameters: JsonObject, dialect: Dialect) -> JsonObject:
-    """Rename a tool's own arguments to the names that models see. `restored` reverses this."""
+    """Replace the tool's own names in a call's arguments by the names that models see. `restored`
+    reverses this.
+    """
     aliases = _aliases(parameters, dialect.property_name)
     renamed: JsonObject = _renamed(arguments, aliases) if aliases else arguments
     return renamed
 
 
 def restored(arguments: JsonObject, parameters: JsonObject, dialect: Dialect) -> JsonObject:
-    """Convert a model's arguments back: restore the tool's own names, and remove the nulls that a
-    strict mode required.
+    """Convert the arguments of a model's call back: restore the tool's own names, and remove nulls
+    that only a strict mode required.
 
     Raises:
         InvalidParams: a parameter is given twice, by its name and by its alias.
@@ -135,7 +147,8 @@ def restored(arguments: JsonObject, parameters: JsonObject, dialect: Dialect) ->
 
 
 def _undescribed(schema: JsonObject) -> JsonObject:
-    """Return a schema for each property that an open object requires but does not describe.
+    """Return a schema for each property that `schema` requires but does not describe, if its object
+    is open.
 
     Providers refuse a name in `required` that is missing in `properties`.
     """
@@ -148,7 +161,7 @@ def _undescribed(schema: JsonObject) -> JsonObject:
 
 
 class _Fitting:
-    """The state of one conversion. `fit` creates it and runs it once."""
+    """The state of one conversion. `fit` creates this object and runs it once."""
 
     def __init__(self, tool: ToolDefinition, dialect: Dialect) -> None:
         self._tool = tool.name
@@ -160,7 +173,7 @@ class _Fitting:
         self._nulls: dict[int, bool] = {}
 
     def run(self) -> Fitted:
-        """Convert the root schema and its definitions."""
+        """Convert the root schema and its definitions, and return the result."""
         root, result = dict(with_own_root(self._root)), self._result
         for keyword in UNION_KEYWORDS:
             if keyword in root:
@@ -176,8 +189,9 @@ class _Fitting:
         return result
 
     def _miss(self, where: str, what: str, change: str) -> None:
-        """Record a part of the schema that the dialect cannot express: as a fault if the dialect is
-        strict, otherwise as a loss.
+        """Record that the dialect cannot express a part of the schema.
+
+        This is a fault if the dialect is strict, and otherwise a loss.
         """
         if not self._dialect.is_strict:
             self._lose(where, what, change)
@@ -218,7 +232,9 @@ class _Fitting:
         return made
 
     def _part(self, made: JsonObject, keyword: str, said: Any, where: str, level: int) -> None:
-        """Convert the schemas below one keyword."""
+        """Convert the value of a keyword that contains schemas or enumerated values, and add it to
+        `made`.
+        """
         if keyword == "$ref":
             made[keyword] = self._reference(said, where)
         elif keyword == "anyOf":
@@ -233,7 +249,8 @@ class _Fitting:
     def _note(self, keyword: str, said: Any, where: str) -> str:
         """Return the note that replaces an unsupported keyword in the description.
 
-        Except for `default`, also record the loss: the provider will not check the keyword.
+        A loss is recorded, because the provider will not check the keyword. A `default` does not
+        count as a loss.
         """
         if keyword != "default":
             self._lose(
@@ -244,7 +261,9 @@ class _Fitting:
         return f"{keyword}: {_short(said)}"
 
     def _plain(self, schema: Any, where: str) -> JsonObject:
-        """Return the schema in its simplest equivalent form."""
+        """Return an equivalent schema in a simpler form. In a strict dialect, also check its
+        unions.
+        """
         if not isinstance(schema, dict):
             if schema is not True:
                 self._miss(where, "it takes no value", "leave the parameter out")
@@ -268,8 +287,10 @@ class _Fitting:
         return plain
 
     def _check_union(self, schema: JsonObject, where: str) -> None:
-        """Check that a union or reference has no other constraints, and that a union's branches
-        have different types.
+        """Check that a union or reference has no other constraints next to it, and that the
+        branches of a union have different types.
+
+        Violations are recorded.
         """
         for keyword in ("anyOf", "$ref"):
             if keyword in schema and schema.keys() - _ANNOTATIONS - {keyword, "$defs"}:
@@ -295,7 +316,10 @@ class _Fitting:
         return list(values)
 
     def _typed(self, made: JsonObject, schema: JsonObject, where: str) -> None:
-        """Add a type to a schema that names no type, because a strict dialect requires one."""
+        """Add a type to a converted schema that has none, because a strict dialect requires a type.
+
+        If this is impossible, or the dialect does not accept the type, this is recorded.
+        """
         dialect = self._dialect
         if "enum" in made and not dialect.has_type_lists:
             made.pop("type", None)
@@ -347,11 +371,11 @@ class _Fitting:
             )
 
     def _close(self, schema: JsonObject, where: str, *, is_root: bool) -> None:
-        """Check that an object can be closed, which means that it accepts only the properties that
-        it names.
+        """Check whether an object can be closed, which means that it accepts only the properties
+        that it names.
 
-        An object without properties that is not explicitly closed counts as open, except the root,
-        because the engine accepts no unknown parameter.
+        If not, this is recorded. An object without properties that is not explicitly closed cannot
+        be closed. The root is an exception, because the engine accepts no unknown parameters.
         """
         properties, more = schema.get("properties", {}), schema.get("additionalProperties")
         if more not in (None, False) or (more is None and not properties and not is_root):
@@ -386,11 +410,11 @@ _PLACED = frozenset(
         "$defs", "definitions",
     }
 )  # fmt: skip
-"""Keywords that are converted by other methods of `_Fitting`."""
+"""Keywords that other methods than `_node` convert."""
 
 
 def _with_null(made: JsonObject) -> JsonObject:
-    """Return the converted schema, extended to also accept null."""
+    """Return a converted schema that also accepts null."""
     if "$ref" in made:
         words = {key: said for key, said in made.items() if key in ("title", "description")}
         return {"anyOf": [{"$ref": made["$ref"]}, {"type": "null"}], **words}
@@ -408,7 +432,9 @@ def _in_order(kind: Any) -> list[str]:
 
 
 def _aliases(schema: JsonObject, allowed: re.Pattern[str] | None) -> dict[str, str]:
-    """Map each property name that needs an alias to its alias, at every level of the schema."""
+    """Return each property name that needs an alias → its alias. All levels of the schema are
+    searched.
+    """
     found: dict[str, str] = {}
     waiting: list[Any] = [] if allowed is None else [schema]
     while waiting:
@@ -425,7 +451,9 @@ def _aliases(schema: JsonObject, allowed: re.Pattern[str] | None) -> dict[str, s
 
 
 def _names_in(node: JsonObject) -> list[str]:
-    """Return the property names that a schema describes or requires. `node` may be any object."""
+    """Return the names of properties that a schema describes or requires. `node` may also be an
+    object that is not a schema.
+    """
     properties, required = node.get("properties"), node.get("required")
     names = [*properties] if isinstance(properties, dict) else []
     more = required if isinstance(required, list) else ()
@@ -433,7 +461,9 @@ def _names_in(node: JsonObject) -> list[str]:
 
 
 def with_aliases(node: Any, allowed: re.Pattern[str]) -> Any:
-    """Replace each property name that the provider refuses by its alias."""
+    """Return a schema in which each property name that the provider refuses is replaced by its
+    alias.
+    """
     if isinstance(node, list):
         return [with_aliases(child, allowed) for child in node]
     if not isinstance(node, dict):

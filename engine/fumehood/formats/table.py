@@ -1,4 +1,4 @@
-"""Every provider's format by name. `exports.py` adds formats that can only export tools."""
+"""The formats of all providers by name. `exports.py` adds formats that can only export tools."""
 
 from __future__ import annotations
 

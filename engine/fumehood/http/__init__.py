@@ -1,4 +1,4 @@
 """The daemon: HTTP/1.1 and JSON on two private Unix sockets, one for calls, one for control.
 
-Host side. `server.py` runs it, `app.py` maps addresses to the files in `routes/`.
+Host side. `server.py` runs the daemon, and `app.py` maps addresses to the operations in `routes/`.
 """

@@ -1,4 +1,4 @@
-"""Envelopes as HTTP responses."""
+"""Conversion of envelopes and other data to HTTP responses."""
 
 from __future__ import annotations
 

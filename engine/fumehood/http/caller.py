@@ -30,7 +30,8 @@ MAX_CREDENTIAL_CHARACTERS = 200
 
 
 def principal_of(request: Request) -> Principal | None:
-    """Return the principal of a request, or None if the peer is unknown and has no credential.
+    """Return the principal of a request, or None if it has no credential and the peer's user is
+    unknown.
 
     Raises:
         Unauthorized: the token is unknown, expired or revoked.

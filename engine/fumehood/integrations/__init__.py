@@ -1,6 +1,6 @@
-"""Adapters: fumehood as the sandbox of agent frameworks, one module for each framework.
+"""Adapters that make fumehood the sandbox of agent frameworks. Each framework has one module.
 
-Client side. Each module imports its framework, so this package does not import its modules.
-Invariant: an adapter uses a daemon as any client does, so all checks apply. All code that one
-adapter object runs is run in the same session.
+Client side. Each module imports its framework, so importing this package imports none of its
+modules. Invariant: an adapter uses the daemon like any other client, so all checks apply. One
+adapter object runs all code in the same session.
 """

@@ -1,4 +1,5 @@
-"""The engine's decision on a call, in the form that permission callbacks of frameworks need.
+"""Requests the engine's decision on a call, and converts it to the form that permission callbacks
+of frameworks need.
 
 Any failure counts as a refusal.
 """
@@ -20,10 +21,9 @@ async def denial(
     context: JsonObject,
     options: dict[str, Any],
 ) -> str | None:
-    """Request a decision on a call. Return the reason why the call must not run, as a text for the
-    model, or None.
+    """Request a decision on a call. Return None if the engine allows the call.
 
-    None means that the engine allowed the call.
+    Otherwise, return the reason why the call must not run, as a text for the model.
     """
     try:
         async with AsyncExitStack() as resources:
@@ -36,8 +36,8 @@ async def denial(
 
 
 def refusal(decision: Decision) -> str | None:
-    """Return the reason why a call must not run, as a text for the model, or None if the call is
-    allowed.
+    """Return the reason why a decision does not allow its call, as a text for the model. Return
+    None if it allows the call.
     """
     if decision.decision == "allow":
         return None
@@ -45,7 +45,7 @@ def refusal(decision: Decision) -> str | None:
 
 
 def undecided(fault: Exception) -> str:
-    """Return the reason, as a text for the model, why there is no decision, for example because no
+    """Return a text for the model which says why there is no decision, for example because no
     engine is running.
     """
     return f"fumehood decided nothing, so the call must not run. {fault}"

@@ -22,12 +22,12 @@ TOOLS = {
     "python": "run_python", "py": "run_python", "sh": "run_shell", "bash": "run_shell",
     "shell": "run_shell", "javascript": "run_javascript", "js": "run_javascript",
 }  # fmt: skip
-"""Language of a code block, in lower case → the tool that runs it."""
+"""Language of a code block, in lower case → name of the tool that runs the block."""
 
 
 class FumehoodCodeExecutorConfig(BaseModel):
-    """The part of an executor's configuration that AutoGen can save. The client and the session are
-    not included.
+    """The part of an executor's configuration that AutoGen can save. It does not include the client
+    and the session.
     """
 
     timeout: float = 60
@@ -37,7 +37,7 @@ class FumehoodCodeExecutorConfig(BaseModel):
 
 
 class FumehoodCodeExecutor(CodeExecutor, Component[FumehoodCodeExecutorConfig]):
-    """Runs code blocks in one session. `timeout` is the time limit of each block, in seconds."""
+    """Runs code blocks in one session. `timeout` is the time limit for each block, in seconds."""
 
     component_config_schema = FumehoodCodeExecutorConfig
     component_provider_override = "fumehood.integrations.autogen.FumehoodCodeExecutor"
@@ -62,12 +62,14 @@ class FumehoodCodeExecutor(CodeExecutor, Component[FumehoodCodeExecutorConfig]):
     async def execute_code_blocks(
         self, code_blocks: list[CodeBlock], cancellation_token: CancellationToken
     ) -> CodeResult:
-        """Run the blocks until one fails or is refused, and return their combined output.
+        """Run the blocks in order until a block fails or is refused. Return the combined output of
+        all blocks that ran.
 
         Raises:
             ValueError: a block has an unsupported language; nothing ran.
             TimeoutError: a block took too long.
-            asyncio.CancelledError: the token was cancelled, and the running block was ended.
+            asyncio.CancelledError: `cancellation_token` was cancelled, and the running block was
+                ended.
         """
         for block in code_blocks:
             if block.language.lower() not in TOOLS:
@@ -77,7 +79,7 @@ class FumehoodCodeExecutor(CodeExecutor, Component[FumehoodCodeExecutorConfig]):
         return await running
 
     async def start(self) -> None:
-        """Create the session now, instead of with the first block."""
+        """Create the session now. Otherwise, the first block creates it."""
         await self._session.start()
 
     async def stop(self) -> None:

@@ -1,7 +1,8 @@
-"""Claude Agent SDK: a permission callback that lets the engine decide about an agent's tool calls.
+"""Claude Agent SDK: a permission callback that lets the engine decide on an agent's tool calls.
 
-Needs the extra `claude-agent-sdk`. Invariant: a call runs only if the engine allows it. The SDK
-does not use the callback for tools in `allowed_tools`, nor in the mode `bypassPermissions`.
+Needs the extra `claude-agent-sdk`. Invariant: a call runs only if the engine allows it. The
+exceptions are tools in `allowed_tools` and the mode `bypassPermissions`, for which the SDK does not
+use the callback.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ from fumehood.integrations._gate import denial
 def fumehood_permissions(
     client: AsyncClient | None = None, *, context: JsonObject | None = None, **options: Any
 ) -> CanUseTool:
-    """Return a callback: `ClaudeAgentOptions(can_use_tool=fumehood_permissions())`.
+    """Return a permission callback, for use as
+    `ClaudeAgentOptions(can_use_tool=fumehood_permissions())`.
 
     `context` contains everything else that determines the effect of the tools, such as the working
     directory. `options` are passed to `AsyncClient.decide`.

@@ -1,7 +1,7 @@
 """CrewAI: a hook that requests the engine's decision before each call of a crew's tools.
 
-Needs the extra `crewai`. Invariant: the tool runs only after an `allow`. CrewAI runs a tool even if
-its hook raises an error, so this hook turns every error into a refusal.
+Needs the extra `crewai`. Invariant: a tool runs only after the decision `allow`. CrewAI would run a
+tool even if the hook raised an error, so the hook turns every error into a refusal.
 """
 
 from __future__ import annotations
@@ -21,10 +21,11 @@ from fumehood.integrations._gate import refusal, undecided
 
 
 class FumehoodApprover:
-    """Checks the tool calls of all crews in this process: `with FumehoodApprover(): …`.
+    """Lets the engine decide on the tool calls of all crews in this process: `with
+    FumehoodApprover(): …`.
 
-    Register all other hooks before this hook, because later hooks could change a call after the
-    decision.
+    Register all other hooks first, because a hook that is registered later could change a call
+    after the decision.
     """
 
     def __init__(self, client: Client | None = None, **options: Any) -> None:
@@ -32,8 +33,8 @@ class FumehoodApprover:
         self._client = client or Client()
         self._options = options
         self._reasons: dict[int, str] = {}
-        """The `id()` of a blocked call's arguments → the reason for blocking. `after` removes the
-        reason and returns it to the model."""
+        """The `id()` of a blocked call's arguments → the reason why the call was blocked. `after`
+        removes the reason and returns it to the model."""
 
     def __enter__(self) -> Self:
         register_before_tool_call_hook(self.before)
@@ -45,7 +46,9 @@ class FumehoodApprover:
         unregister_after_tool_call_hook(self.after)
 
     def before(self, context: ToolCallHookContext) -> bool | None:
-        """Return None if the engine allows the call, or else False, which blocks it."""
+        """Return None if the engine allows the call. Otherwise, return False, which makes CrewAI
+        block the call.
+        """
         self._reasons.pop(id(context.tool_input), None)
         try:
             decision = self._client.decide(
@@ -60,5 +63,7 @@ class FumehoodApprover:
         return False
 
     def after(self, context: ToolCallHookContext) -> str | None:
-        """Return the reason, as a text for the model, if the call was blocked, otherwise None."""
+        """Return the reason, as a text for the model, if `before` has blocked the call. Otherwise,
+        return None.
+        """
         return self._reasons.pop(id(context.tool_input), None)

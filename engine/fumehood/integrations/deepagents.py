@@ -1,4 +1,4 @@
-"""deepagents: a sandbox backend.
+"""deepagents: a backend that makes a session the agent's sandbox.
 
 Needs the extra `deepagents`. The agent uses deepagents' own file tools, which run shell commands.
 """
@@ -24,7 +24,7 @@ from fumehood.client.sync.session import Session
 from fumehood.core.envelope import CallFailed
 
 WORKSPACE = "/workspace/"
-"""The session's working directory. Files below it are sent without shell commands."""
+"""The session's working directory. Files in it are transferred without shell commands."""
 
 _WRITE = 'mkdir -p -- "$(dirname -- "$1")" && cat > "$1"'
 _READ = 'base64 < "$1"'
@@ -34,10 +34,10 @@ _ERRORS = (
     ("denied", "permission_denied"),
     ("Read-only", "permission_denied"),
 )
-"""Part of a shell's message → deepagents' error code."""
+"""A part of a shell's error message → deepagents' error code."""
 
 _FAULTS = {"RESOURCE_NOT_FOUND": "file_not_found", "INVALID_PARAMS": "invalid_path"}
-"""The engine's error code → deepagents' error code."""
+"""An error code of the engine → deepagents' error code."""
 
 
 class FumehoodBackend(BaseSandbox):
@@ -66,7 +66,9 @@ class FumehoodBackend(BaseSandbox):
         return self._session.start()
 
     def execute(self, command: str, *, timeout: int | None = None) -> ExecuteResponse:
-        """Run a command. If it is refused, the output is the reason, and the model continues."""
+        """Run a command. If the engine refuses the command, the reason is returned as output, so
+        that the model can continue.
+        """
         try:
             ran = self._session.run(command, timeout_s=timeout)
         except CallFailed as failed:
@@ -75,7 +77,7 @@ class FumehoodBackend(BaseSandbox):
         return ExecuteResponse(output=ran.output, exit_code=ran.exit_code, truncated=is_cut)
 
     def upload_files(self, files: list[tuple[str, bytes]]) -> list[FileUploadResponse]:
-        """Write files. Each file has its own result, so one failure does not affect the other
+        """Write files. Each file has its own result, so that a failure does not affect the other
         files.
         """
         answers = []
@@ -85,7 +87,7 @@ class FumehoodBackend(BaseSandbox):
         return answers
 
     def download_files(self, paths: list[str]) -> list[FileDownloadResponse]:
-        """Read files. Each file has its own result, so one failure does not affect the other
+        """Read files. Each file has its own result, so that a failure does not affect the other
         files.
         """
         answers = []
@@ -116,7 +118,9 @@ class FumehoodBackend(BaseSandbox):
         return base64.b64decode(self._done(self._session.run(["sh", "-c", _READ, "sh", path])))
 
     def _done(self, ran: Finished) -> str:
-        """Return a command's output. Raises OSError with deepagents' error code if it failed."""
+        """Return a command's standard output. If the command failed, raise OSError with deepagents'
+        error code.
+        """
         if ran.exit_code:
             said = (word for part, word in _ERRORS if part in ran.stderr)
             raise OSError(next(said, ran.output[:200]))

@@ -2,8 +2,7 @@
 
 Needs the extra `inspect-ai`. Each sample has its own session. Files are read and written by shell
 commands in the session. `exec_remote` starts a process of the session, which runs in parallel to
-the commands. Inspect's own server, which Inspect would install and leave in the background, is not
-used.
+the commands. For other providers, Inspect installs a server in the sandbox, which is not used here.
 """
 
 from __future__ import annotations
@@ -47,21 +46,23 @@ from fumehood.integrations._gate import denial
 WORKSPACE = "/workspace"
 
 INLINE_BYTES = 512 * 1024
-"""Maximum number of bytes that are passed through a program's streams. Larger data is passed in a
-temporary file in the workspace."""
+"""Maximum number of bytes of input or of a file's content that are passed through a program's
+standard streams. Larger data is passed in a temporary file in the workspace."""
 
 STDIN_BYTES = 64 * 1024
-"""Maximum number of bytes of standard input in one call: the capacity of a pipe."""
+"""Maximum number of bytes that one call writes to a process's standard input: the capacity of a
+pipe."""
 
 LOOK_S = 1.0
-"""Seconds between checks whether a process has ended while its children hold its output open."""
+"""Seconds between two checks whether a process has ended. A process's output does not end while its
+children hold it open."""
 
 DRAIN_S = 0.5
-"""Seconds to wait for more output of a process that has ended while its children hold its output
-open."""
+"""Seconds to wait for the rest of the output of a process that has ended. Its children may hold the
+output open for longer."""
 
 KILLED = 9
-"""The signal that is reported if a process was killed for lack of memory."""
+"""The signal that is reported if a process was killed because it exceeded its memory."""
 
 _EXEC = """
 [ -z "$1" ] || exec < "$1"
@@ -77,8 +78,8 @@ exec < "$1"
 cat > "$3" && exit 98
 """
 _TOO_LARGE, _IN_FILE, _NOT_EXECUTABLE = 99, 98, 126
-"""Exit codes. `_READ` exits with the first for a file over the limit, and with the second after it
-has copied the file. A shell exits with the third if it cannot execute a program."""
+"""Exit codes. `_READ` exits with 99 if the file is too large, and with 98 if it has copied the
+content to another file. A shell exits with 126 if it cannot execute a program."""
 
 _ONE_USER = "The sandbox has one user; {!r} is none of it."
 
@@ -89,11 +90,13 @@ _ERRORS = (
     ("denied", errno.EACCES),
     ("Read-only", errno.EACCES),
 )
-"""Part of a shell's message → errno."""
+"""A part of a shell's error message → the corresponding errno."""
 
 
 class FumehoodSandboxConfig(BaseModel, frozen=True, extra="forbid"):
-    """The configuration of a sandbox. Inspect also accepts a plain text, which names the image."""
+    """The configuration of a sandbox. Inspect also accepts a plain text instead, which is the
+    image's name.
+    """
 
     image: str | None = None
     memory_mb: int | None = None
@@ -106,7 +109,7 @@ class FumehoodSandboxConfig(BaseModel, frozen=True, extra="forbid"):
 
 @sandboxenv(name="fumehood")
 class FumehoodSandbox(SandboxEnvironment):
-    """One session as a sandbox. Relative paths are below `/workspace`."""
+    """A session as Inspect's sandbox. Relative paths are below `/workspace`."""
 
     def __init__(self, session: AsyncSession) -> None:
         super().__init__()
@@ -115,7 +118,7 @@ class FumehoodSandbox(SandboxEnvironment):
 
     @classmethod
     async def sample_init(cls, task_name: str, config: Any, metadata: Any) -> dict[str, Any]:
-        """Create a session. Raises DaemonUnavailable or Refused if that fails."""
+        """Create the session of a sample. Raises DaemonUnavailable or Refused if that fails."""
         if not isinstance(config, FumehoodSandboxConfig):  # Inspect turns a text into a path
             config = FumehoodSandboxConfig(image=Path(config).name if config else None)
         session = AsyncSession(**config.model_dump())
@@ -126,13 +129,13 @@ class FumehoodSandbox(SandboxEnvironment):
     async def sample_cleanup(
         cls, task_name: str, config: Any, environments: dict[str, Any], interrupted: bool
     ) -> None:
-        """End the sessions."""
+        """End the sessions of a sample."""
         for environment in environments.values():
             await environment.as_type(cls).session.close()
 
     @classmethod
     def config_deserialize(cls, config: dict[str, Any]) -> BaseModel:
-        """Return the configuration that was read from a log or a file."""
+        """Return the configuration object for values that were read from a log or a file."""
         return FumehoodSandboxConfig(**config)
 
     async def exec(
@@ -142,8 +145,8 @@ class FumehoodSandbox(SandboxEnvironment):
         timeout: int | None = None, timeout_retry: bool = True,  # noqa: ASYNC109
         concurrency: bool = True,
     ) -> ExecResult[str]:  # fmt: skip
-        """Run a program once. The program is not repeated after a timeout, even with
-        `timeout_retry`.
+        """Run a program in the session. It is never repeated after a timeout, even if
+        `timeout_retry` is True.
         """
         if user is not None:
             raise SandboxUserUnsupportedError(_ONE_USER.format(user))
@@ -153,9 +156,10 @@ class FumehoodSandbox(SandboxEnvironment):
         return ExecResult(not ran.exit_code, ran.exit_code, ran.stdout, ran.stderr)
 
     async def exec_remote(self, cmd: list[str], options: Any = None, *, stream: bool = True) -> Any:
-        """Start a program in parallel to the session's commands.
+        """Start a program that runs in parallel to the session's commands.
 
-        Return the process or, without `stream`, wait for the process and return its result.
+        Return the process if `stream` is True. Otherwise, wait until the process ends, and return
+        its result.
         """
         process = FumehoodProcess(
             self, cmd, options or ExecRemoteCommonOptions(), next(self._numbers)
@@ -178,7 +182,9 @@ class FumehoodSandbox(SandboxEnvironment):
         await self._script(_WRITE, file, given=contents)
 
     async def read_file(self, file: str, text: bool = True) -> Any:
-        """Read a file, as UTF-8 text or as bytes."""
+        """Read a file. Return its content as text, which must be UTF-8, or as bytes if `text` is
+        False.
+        """
         copy, limits = f".read-{uuid.uuid4().hex}", SandboxEnvironmentLimits
         ran = await self._script(_READ, file, str(limits.MAX_READ_FILE_SIZE), f"{WORKSPACE}/{copy}")
         if ran.exit_code == _TOO_LARGE:
@@ -207,7 +213,9 @@ class FumehoodSandbox(SandboxEnvironment):
         env: dict[str, str] | None = None,
         timeout_s: float | None = None,
     ) -> Finished:
-        """Run a program. Raises the exceptions that Inspect expects."""
+        """Run a program and return its result. Errors are raised as the exceptions that Inspect
+        expects.
+        """
         stdin = given.encode() if isinstance(given, str) else given
         path = ""
         with _as_inspect_expects():
@@ -223,7 +231,9 @@ class FumehoodSandbox(SandboxEnvironment):
         return ran
 
     async def _put_input(self, given: bytes) -> str:
-        """Write standard input into a file, which `_EXEC` deletes once it is open."""
+        """Write data for a program's standard input to a file, and return the file's path. `_EXEC`
+        deletes the file after opening it.
+        """
         name = f".input-{uuid.uuid4().hex}"
         await self.session.put(name, given)
         return f"{WORKSPACE}/{name}"
@@ -232,8 +242,8 @@ class FumehoodSandbox(SandboxEnvironment):
 class FumehoodProcess(ExecRemoteProcess):
     """A process of the session that runs in parallel to the session's commands.
 
-    Its standard error is part of its standard output. `pid` is only a running number within the
-    sandbox. Like Inspect's own processes, the process can be iterated over only once.
+    The process's standard error is part of its standard output. `pid` is only a sequence number
+    within the sandbox. Like other processes in Inspect, this object can be iterated over only once.
     """
 
     def __init__(self, sandbox: FumehoodSandbox, cmd: list[str], options: Any, pid: int) -> None:
@@ -270,8 +280,9 @@ class FumehoodProcess(ExecRemoteProcess):
                 await self._write(data)
 
     async def __anext__(self) -> Any:
-        """Return the next output, or the event for the process's end. If the caller's task is
-        cancelled, the process is ended.
+        """Return the next output or, at the end, the event that the process has completed.
+
+        If the caller's task is cancelled, the process is ended.
         """
         if self._is_over:
             raise StopAsyncIteration
@@ -286,8 +297,8 @@ class FumehoodProcess(ExecRemoteProcess):
         return ExecCompleted(exit_code=exit_code)
 
     async def _next(self) -> tuple[str, int]:
-        """Wait for output, and return it. If no more output follows, wait for the exit code and
-        return it.
+        """Wait for output, and return it with the exit code 0. After the last output, return an
+        empty text and the process's exit code.
         """
         client, session_id = await self._session.client(), self._session_id
         has_ended = self._is_killed
@@ -307,20 +318,24 @@ class FumehoodProcess(ExecRemoteProcess):
             has_ended = self._is_killed or shown.exit_code is not None or shown.signal is not None
 
     async def write_stdin(self, data: str | bytes) -> None:
-        """Write to the standard input. Raises RuntimeError if the standard input is not open."""
+        """Write to the process's standard input. Raises RuntimeError if the standard input is not
+        open.
+        """
         self._require_open("write_stdin")
         if self._is_over or self._is_killed:
             raise RuntimeError("Cannot write to stdin: process has terminated")
         await self._write(data.encode() if isinstance(data, str) else data)
 
     async def close_stdin(self) -> None:
-        """Close the standard input, unless the process has ended."""
+        """Close the process's standard input, unless the process has ended."""
         self._require_open("close_stdin")
         if not (self._is_over or self._is_killed):
             await self._send({"close": True})
 
     async def kill(self) -> None:
-        """End the process and everything that it has started. Its output can still be read."""
+        """End the process and all processes that it has started. The output so far can still be
+        read.
+        """
         if self._pid is None or self._is_over or self._is_killed:
             return
         self._is_killed = True
@@ -357,7 +372,11 @@ _inspects_own = SandboxEnvironmentProxy.exec_remote
 async def _exec_remote(
     self: Any, cmd: list[str], options: Any = None, *, stream: bool = True
 ) -> Any:
-    """Forward `exec_remote` to sandboxes of this provider, as Inspect does for other methods."""
+    """Forward `exec_remote` to a sandbox of this provider, as Inspect's proxy does for other
+    methods.
+
+    For other sandboxes, call Inspect's own method.
+    """
     if isinstance(self._sandbox, FumehoodSandbox):
         return await self._sandbox.exec_remote(cmd, options, stream=stream)
     return await _inspects_own(self, cmd, options, stream=stream)
@@ -368,16 +387,19 @@ SandboxEnvironmentProxy.exec_remote = _exec_remote
 
 
 def _program(program: list[str], path: str, directory: str | None) -> list[str]:
-    """Return a command that runs a program in a directory, with its input from a file.
+    """Return a command that runs `program` in a directory, with its standard input from the file
+    `path`.
 
-    An empty `path` means no file.
+    If `path` is empty, the standard input is not redirected.
     """
     return ["/bin/sh", "-c", _EXEC, "sh", path, directory or ".", *program]
 
 
 @contextmanager
 def _as_inspect_expects() -> Iterator[None]:
-    """Convert the client's exceptions to the exceptions that Inspect expects."""
+    """Convert the exceptions that a client raises in the block to the exceptions that Inspect
+    expects.
+    """
     try:
         yield
     except CallFailed as failed:
@@ -394,8 +416,8 @@ def _as_inspect_expects() -> Iterator[None]:
 def fumehood_approver(
     agent_id: str | None = None, wait_for_approval: bool | float | None = None
 ) -> Approver:
-    """Return an approver that requests the engine's decision. If there is no decision, the call is
-    rejected.
+    """Return an approver that lets the engine decide on each call. If there is no decision, the
+    call is rejected.
     """
     options = {"agent_id": agent_id, "wait_for_approval": wait_for_approval}
 

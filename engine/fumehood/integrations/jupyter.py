@@ -1,7 +1,7 @@
 """Jupyter: a kernel whose cells run in a session. `python -m fumehood.integrations.jupyter install`
 
-Needs the extra `jupyter`. Without `install`, the command runs the kernel's process. That process
-runs no notebook code itself.
+Needs the extra `jupyter`. The command `install` registers the kernel with Jupyter. Without
+`install`, the command runs the kernel's process, which runs no notebook code itself.
 """
 
 from __future__ import annotations
@@ -31,7 +31,9 @@ _TRACEBACK = re.compile(r'^(Traceback \(most recent|  File "<code)', re.MULTILIN
 
 
 class FumehoodKernel(Kernel):
-    """A kernel with one session, which the first cell creates and which ends with the kernel."""
+    """A Jupyter kernel with one session. The first cell creates the session, and the session ends
+    with the kernel.
+    """
 
     implementation = "fumehood"
     implementation_version = "1"
@@ -59,7 +61,7 @@ class FumehoodKernel(Kernel):
         self._held, self._is_silent = "", False
 
     async def do_execute(self, code: str, silent: bool, **_: Any) -> JsonObject:
-        """Run a cell. Its output is shown as it arrives."""
+        """Run a cell and return Jupyter's reply. The cell's output is shown as it arrives."""
         self._loop = asyncio.get_running_loop()
         self._held, self._is_silent = "", silent
         self._cell = asyncio.create_task(self._run(code))
@@ -119,8 +121,10 @@ class FumehoodKernel(Kernel):
         raise EOFError("The events ended without an answer.")
 
     def _show(self, stream: str, text: str) -> None:
-        """Show output. A traceback is held back, because the last traceback is shown as the
-        error.
+        """Show output as it arrives, except for tracebacks.
+
+        A traceback is held back, because it may be the last one, which is shown as the cell's error
+        instead.
         """
         if stream != "stderr":
             self._write("stderr", self._held)
@@ -168,7 +172,7 @@ def _error(name: str, message: str, traceback: str = "") -> JsonObject:
 
 
 def install(arguments: list[str]) -> str:
-    """Register the kernel with Jupyter, and return the directory of its kernel specification."""
+    """Register the kernel with Jupyter. Return the directory of the kernel's specification."""
     parser = argparse.ArgumentParser(prog="python -m fumehood.integrations.jupyter install")
     parser.add_argument("--prefix", help="the environment to install into")
     parser.add_argument("--user", action="store_true", help="for this user only")
@@ -194,7 +198,9 @@ def install(arguments: list[str]) -> str:
 
 
 def main() -> None:
-    """Install the kernel, or run the kernel's process."""
+    """Register the kernel if the first argument is `install`. Otherwise, run the kernel's
+    process.
+    """
     if sys.argv[1:2] == ["install"]:
         print(f"Installed in {install(sys.argv[2:])}")
     else:

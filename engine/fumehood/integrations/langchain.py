@@ -1,6 +1,6 @@
 """LangChain: a middleware that requests the engine's decision before each call of an agent's tools.
 
-Needs the extra `langchain`. Invariant: the tool runs only after an `allow`.
+Needs the extra `langchain`. Invariant: a tool runs only after the decision `allow`.
 """
 
 from __future__ import annotations
@@ -22,10 +22,11 @@ Answer: TypeAlias = ToolMessage | Command[Any]
 
 
 class FumehoodApprover(AgentMiddleware):
-    """Checks an agent's tool calls: `create_agent(…, middleware=[FumehoodApprover()])`.
+    """Lets the engine decide on an agent's tool calls: `create_agent(…,
+    middleware=[FumehoodApprover()])`.
 
-    This middleware must be the last one, because a later middleware could change a call after the
-    decision.
+    This middleware must be the last in the list, because a later middleware could change a call
+    after the decision.
     """
 
     def __init__(
@@ -33,8 +34,8 @@ class FumehoodApprover(AgentMiddleware):
     ) -> None:
         """`options` are passed to `Client.decide`.
 
-        With `interrupts`, which needs a checkpointer, a call that waits for approval pauses the
-        graph. Otherwise the model receives the reason and may repeat the call.
+        If `interrupts` is True, a call that waits for approval pauses the graph, which needs a
+        checkpointer. Otherwise, the model receives the reason and may repeat the call.
         """
         super().__init__()
         self._client = client or Client()
@@ -44,7 +45,9 @@ class FumehoodApprover(AgentMiddleware):
     def wrap_tool_call(
         self, request: ToolCallRequest, handler: Callable[[ToolCallRequest], Answer]
     ) -> Answer:
-        """Run the tool if the engine allows it, otherwise answer with the reason."""
+        """Run the tool if the engine allows the call. Otherwise, return the reason as the tool's
+        answer.
+        """
         while (decision := self._decide(request)).decision == "pending" and self._interrupts:
             interrupt(decision.model_dump(mode="json"))
         reason = refusal(decision)
@@ -53,7 +56,7 @@ class FumehoodApprover(AgentMiddleware):
     async def awrap_tool_call(
         self, request: ToolCallRequest, handler: Callable[[ToolCallRequest], Awaitable[Answer]]
     ) -> Answer:
-        """Run the tool as `wrap_tool_call` does, without blocking the event loop."""
+        """Do the same as `wrap_tool_call`, without blocking the event loop."""
         ask = partial(anyio.to_thread.run_sync, self._decide, request, abandon_on_cancel=True)
         while (decision := await ask()).decision == "pending" and self._interrupts:
             interrupt(decision.model_dump(mode="json"))

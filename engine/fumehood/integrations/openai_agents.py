@@ -1,4 +1,4 @@
-"""OpenAI Agents SDK: the executor of a `ShellTool`.
+"""OpenAI Agents SDK: an executor for a `ShellTool`, which runs commands in a session.
 
 Needs the extra `openai-agents`.
 """
@@ -16,9 +16,10 @@ class FumehoodShell(AsyncSession):
     """Runs the commands of a shell call in one session: `ShellTool(executor=FumehoodShell())`."""
 
     async def __call__(self, request: ShellCommandRequest) -> ShellResult:
-        """Run the commands and return one output for each command, even for a refused command.
+        """Run the commands of a shell call. Return one output for each command, even for a command
+        that is refused.
 
-        The call's time limit applies to each command.
+        The time limit of the shell call applies to each command separately.
         """
         action = request.data.action
         timeout_s = action.timeout_ms / 1000 if action.timeout_ms else None

@@ -1,4 +1,4 @@
-"""Pydantic AI: a workspace backend.
+"""Pydantic AI: a backend that makes a session the agent's workspace.
 
 Needs the extra `pydantic-ai`. Pydantic AI's tools read and write files with shell commands.
 *Source*: the contract in `pydantic_ai.workspaces.protocol`.
@@ -35,9 +35,9 @@ WORKING_DIRECTORY = "/workspace"
 class FumehoodWorkspace(WorkspaceBackend, SupportsCommands):
     """A session as the workspace of an agent: `agent.run(…, workspace=FumehoodWorkspace())`.
 
-    If `ref` or `session_id` is given, that session is used. As the protocol demands, the session
-    outlives an agent's run. `close`, or leaving `async with`, ends a session that this object
-    created.
+    If `ref` or `session_id` is given, that existing session is used. As Pydantic AI's protocol
+    demands, the session outlives an agent's run. A session that this object created is ended by
+    `close`, or when `async with` is left.
     """
 
     def __init__(
@@ -94,7 +94,8 @@ class FumehoodWorkspace(WorkspaceBackend, SupportsCommands):
     ) -> CommandResult:
         """Run a command. Without `timeout`, the engine's maximum applies.
 
-        A denied command returns exit code 126, because an exception would end the agent's run.
+        If the engine denies the command, return the exit code 126, because an exception would end
+        the agent's run.
         """
         if isinstance(command, str) != shell:
             raise TypeError("A text needs shell=True, and a list of arguments shell=False.")
@@ -119,7 +120,7 @@ class FumehoodWorkspace(WorkspaceBackend, SupportsCommands):
         return CommandResult(exit_code=ran.exit_code, stdout=ran.stdout, stderr=stderr)
 
     async def _attach(self) -> None:
-        """Create the session, or check once that the given session is usable."""
+        """Create the session or, on first use of a given session, check that it is active."""
         if not self._is_attached:
             await self._raise_if_over(None)
             self._is_attached = True

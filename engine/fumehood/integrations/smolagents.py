@@ -1,6 +1,6 @@
 """smolagents: the Python executor of a `CodeAgent`.
 
-Needs the extra `smolagents`. All values are passed as JSON; nothing is unpickled. Tools are sent
+Needs the extra `smolagents`. All values are passed as JSON, so nothing is unpickled. Tools are sent
 into the sandbox as source code and run there, as with smolagents' own remote executors.
 """
 
@@ -20,8 +20,8 @@ from fumehood.client.sync.session import Session
 from fumehood.core.envelope import Envelope
 
 ANSWER = ".final_answer.json"
-"""The file in the workspace to which `final_answer` writes its result, which may have any
-length."""
+"""The file in the workspace to which `final_answer` writes its result. In a file, the result may
+have any length."""
 
 _FINAL_ANSWER = f"""
 def _finally(tool):
@@ -43,7 +43,7 @@ class FumehoodExecutor(PythonExecutor):
         """`options` are passed to `Session`. The session is created on first use."""
         self._session = Session(client, **options)
         self.state: dict[str, Any] = {"_print_outputs": ""}
-        """`_print_outputs` is the output of the code that ran last. If the code failed, agents show
+        """`_print_outputs` is the output of the last code that ran. If the code failed, agents show
         this output."""
 
     def __enter__(self) -> Self:
@@ -77,7 +77,8 @@ class FumehoodExecutor(PythonExecutor):
             self._run(f"import json as _json\nglobals().update(_json.loads({sent}))\ndel _json")
 
     def __call__(self, code_action: str) -> CodeOutput:
-        """Run code. Return its value, its output, and whether it called `final_answer`.
+        """Run code. Return its value, its output, and True in `is_final_answer` if the code called
+        `final_answer`.
 
         Raises:
             ExecutionTimeoutError: the code took too long.

@@ -1,9 +1,9 @@
 """`fumehood mcp`: the engine's tools for MCP clients, and the MCP servers that the engine uses.
 
 `add` and `remove` change the tables `[mcp_servers.NAME]` of the configuration file. A running
-daemon keeps the configuration that it started with, so these commands have no authority of their
-own: the user must be able to write the file and restart the daemon. The rest of the file is kept,
-including comments; a change that would affect more than one table is refused.
+daemon keeps the configuration with which it started. These commands have no authority of their own,
+because the user must be able to write the file and restart the daemon. The rest of the file is
+kept, including comments. A change that would affect more than one table is refused.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ PLACES = {
     "windsurf": ("~/.codeium/windsurf/mcp_config.json", "for all projects"),
     "zed": ("~/.config/zed/settings.json", "opened by the command zed: open settings"),
 }
-"""Client → the file for the snippet, and a hint where that file is."""
+"""Client → the file to which the printed settings belong, and a hint on where to find that file."""
 
 TIME_LIMITS = {
     "claude-code": ("timeout", 1000),
@@ -66,11 +66,12 @@ TIME_LIMITS = {
     "opencode": ("timeout", 1000),
     "zed": ("timeout", 1),
 }
-"""Client → the name of its setting for a call's timeout, and the number of the setting's units in
-one second. Other clients have no such setting."""
+"""Client → the name of its setting for a call's timeout, and the number of the setting's units per
+second. Other clients have no such setting."""
 
 RUN_S = 120
-"""Seconds by which a client's timeout exceeds `--wait`, because a call runs after the decision."""
+"""Seconds by which a client's timeout exceeds `--wait`. The call needs this time to run after the
+decision."""
 
 
 mcp = typer.Typer(
@@ -182,7 +183,9 @@ def config(
 
 
 def _session_with(session: str | None, described: Mapping[str, object]) -> str | None:
-    """Return the value of `--session`, or `new` if options in `described` are given."""
+    """Return the value of `--session`. If an option in `described` is given, return `new` instead,
+    because these options describe a new session.
+    """
     given = [option for option, value in described.items() if value is not None]
     if given and session not in (None, NEW):
         fail(f"{given[0]} makes a session: leave --session out.", ExitCode.USAGE)
@@ -264,7 +267,9 @@ def _lines(server: dict[str, Any], sign: str, indent: str = "") -> list[str]:
 
 
 def _executable() -> str:
-    """Return the path of this command, because a client started from a desktop has another PATH."""
+    """Return the absolute path of this command. A client that is started from a desktop may have
+    another PATH.
+    """
     own = Path(sys.argv[0])
     found = shutil.which("fumehood") if own.name != "fumehood" else str(own.absolute())
     return found or "fumehood"
@@ -277,7 +282,7 @@ NEXT_START = "A daemon reads it when it starts: restart one that runs."
 
 
 def _add_server(name: str, given: JsonObject) -> None:
-    """Append the table of a server to the configuration file."""
+    """Append the table of a new server to the configuration file."""
     from pydantic import TypeAdapter, ValidationError
 
     from fumehood.mcp.client.settings import AllMcpServers
@@ -314,7 +319,7 @@ def _remove_server(name: str) -> None:
 
 
 def _remarks_after(table: str) -> str:
-    """Return the comments at the end of a table, which belong to the next table."""
+    """Return the comments at the end of a table's text. They belong to the next table."""
     found = re.search(r"(?:^[ \t]*(?:#.*)?\n)*\Z", table, re.MULTILINE)
     return found[0] if found is not None else ""
 
@@ -331,8 +336,9 @@ def _read_file() -> tuple[Path, str, JsonObject]:
 
 
 def _replace(file: Path, text: str, expected: JsonObject) -> None:
-    """Replace the file atomically, if the new text parses to `expected`. Owner and mode are
-    kept.
+    """Replace the configuration file atomically, with the same owner and mode.
+
+    End the command without a change if the new text does not parse to `expected`.
     """
     import tomllib
 
@@ -359,7 +365,7 @@ def _fault_words(name: str, fault: Any) -> str:
 
 
 def _toml(value: Any) -> str:
-    """Encode a value as TOML, in which JSON strings are valid."""
+    """Encode a value as TOML. JSON strings are also valid in TOML."""
     if isinstance(value, dict):
         return f"{{ {', '.join(f'{_toml(key)} = {_toml(each)}' for key, each in value.items())} }}"
     if isinstance(value, str):

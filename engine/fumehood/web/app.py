@@ -61,20 +61,20 @@ TICK_S = 2.0
 """Seconds between two `tick` events."""
 
 POLL_S = 20.0
-"""Seconds that one request to the engine waits for a change."""
+"""Seconds for which one request to the engine waits for a change."""
 
 RETRY_S = 0.5
-"""Seconds between a failed request and the next request."""
+"""Seconds between a failed request to the engine and the next request."""
 
 TOGETHER_S = 0.1
-"""Seconds within which changes are combined into one event."""
+"""Seconds for which the watcher pauses after an event, so that further changes share one event."""
 
 MAX_STREAMS = 4
-"""Maximum number of event streams of one login. Browsers open only six connections to a server, and
-pages need the remaining connections."""
+"""Maximum number of event streams of one login. Browsers open only six connections to a server, so
+two remain for pages."""
 
 LOST_AUTHORITY = frozenset({"UNAUTHORIZED", "PERMISSION_DENIED"})
-"""Codes of the engine's errors that end a login."""
+"""Codes of engine errors after which the console ends the login."""
 
 
 @dataclass(eq=False, slots=True)
@@ -85,18 +85,23 @@ class _Stream:
 
 
 class Live:
-    """The live updates: the watcher, and the event streams to the browsers."""
+    """The live updates: a watcher, which polls the engine, and an event stream to each open
+    page.
+    """
 
     def __init__(self, logins: Logins) -> None:
         self._logins = logins
         self._streams: list[_Stream] = []
         self._watcher: asyncio.Task[None] | None = None
         self._last: bytes | None = None
-        """The last event about approvals or the engine. A new stream begins with this event."""
+        """The last event about approvals or the engine. Each new stream begins with this event."""
         self._is_stopping = False
 
     async def events(self, login: Login | None) -> AsyncIterator[bytes]:
-        """Yield the server-sent events for one page, as encoded bytes."""
+        """Yield the server-sent events for one page, as encoded bytes.
+
+        If `login` is None, yield only the event `logged-out`.
+        """
         yield b"retry: 1000\n\n"
         if login is None:
             yield _event("logged-out")
@@ -119,12 +124,14 @@ class Live:
             self._close(stream)
 
     def wake(self) -> None:
-        """Wake every stream, for example after a logout."""
+        """Wake every stream, which then checks its login and sends new events. Used after a logout,
+        for example.
+        """
         for stream in self._streams:
             stream.woken.set()
 
     def stop(self) -> None:
-        """End every stream. Browsers reconnect by themselves."""
+        """End every stream. Browsers reconnect by themselves if the console is still running."""
         self._is_stopping = True
         self.wake()
 
@@ -181,7 +188,7 @@ def _event(name: str, data: JsonObject | None = None) -> bytes:
 
 HOME = "/inbox"
 MAX_LOGIN_BYTES = 16_384
-"""Maximum size of a login form in bytes. The limit is low, because any process on this machine may
+"""Maximum size of a login form in bytes. The limit is low, because any process on this machine can
 send such a form."""
 
 LINK_OVER = (
@@ -191,7 +198,7 @@ LINK_OVER = (
 
 
 class Console:
-    """One web console: logins, live updates, templates, and the clients for its requests."""
+    """The console's application, with its logins, live updates, templates and clients."""
 
     def __init__(
         self,
@@ -202,8 +209,9 @@ class Console:
         *,
         callers: Path = Path(),
     ) -> None:
-        """`connect` creates clients of the control socket; `caller` is a client of the callers'
-        socket, whose path is `callers`.
+        """Create the console. `connect` creates a client of the control socket for a credential.
+
+        `caller` is a client of the callers' socket, whose path is `callers`.
         """
         self.port = port
         self.callers = callers
@@ -232,19 +240,22 @@ class Console:
 
     @property
     def cookie_name(self) -> str:
-        """The name of the login's cookie. It contains the port, because browsers send a cookie to
-        all ports of a host."""
+        """The name of the cookie of a login. The name contains the port, because browsers send a
+        cookie to all ports of a host.
+        """
         return f"fumehood_{self.port}"
 
     def link(self, credential: str) -> str:
-        """Return a URL that logs in with this credential, once."""
+        """Return a URL that logs a browser in with this credential. The URL can be used once."""
         return f"http://127.0.0.1:{self.port}/login?token={self.logins.new_link(credential)}"
 
     def render(
         self, template: str, status: int = 200, *, login: Login | None = None, path: str = "",
         **values: Any,
     ) -> HTMLResponse:  # fmt: skip
-        """Render a template as a response."""
+        """Render a template as a response. `path` is the page's address, which the navigation
+        highlights.
+        """
         page = next((one for one in self.pages if path.startswith(one.path)), None)
         text = self._environment.get_template(template).render(
             login=login, pages=self.pages, page=page, path=path, **values
@@ -269,7 +280,11 @@ class Console:
         return Route(address.path, endpoint, methods=[address.method])
 
     async def _guarded(self, request: Request, address: Address) -> Response:
-        """Run a handler for a logged-in user. Errors become pages."""
+        """Run a handler for the user who is logged in. If nobody is logged in, redirect to the
+        login page.
+
+        An exception of the handler becomes a response with a message.
+        """
         login = await self.logins.of_cookie(request.cookies.get(self.cookie_name))
         if login is None:
             return go(request, "/login")
@@ -303,8 +318,10 @@ class Console:
         return response
 
     async def _faulty(self, view: View) -> Response:
-        """Return the response for a request whose handler failed, because of a bug or because the
-        login has ended.
+        """Return the response after an unexpected exception of a handler.
+
+        If the login has ended, which can cause such an exception, redirect to the login page.
+        Otherwise, print the traceback and report a fault of the console.
         """
         if not await self.logins.is_open(view.login):
             return view.go("/login")

@@ -1,11 +1,11 @@
-"""A call's arguments as fields of a form, made from the tool's schema, and back.
+"""Converts a call's arguments to the fields of an HTML form, and a submitted form to arguments.
 
-The prefix of a field's name is its format: `text:NAME`, `number:NAME`, `choice:NAME` and
-`json:NAME` (the last three are JSON). `given:NAME` marks an argument that the call includes; a
-choice that is not empty needs no such mark. The browser may send anything: the engine validates the
-result like a new call. Invariant: a form that is sent back unchanged gives equal arguments.
-Therefore a text is edited as JSON if a browser would change it (line ends), or if a reader would
-misread it (invisible characters).
+The fields are made from the tool's schema. The prefix of a field's name is the format of its value:
+`text:NAME` is a text, and `number:NAME`, `choice:NAME` and `json:NAME` are JSON. `given:NAME` marks
+an argument that the call includes; a choice that is not empty needs no such mark. The browser may
+send anything, so the engine validates the result like a new call. Invariant: a form that the user
+submits unchanged gives the same arguments. Therefore a text is edited as JSON if a browser would
+change it (line ends), or if a reader would misread it (invisible characters).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ LONG_TEXT = 60
 """Length in characters above which a text gets an input field with several lines."""
 
 LONG_NAMES = frozenset({"body", "code", "content", "message", "query", "sql", "stdin", "text"})
-"""Names of arguments that may have several lines."""
+"""Names of arguments whose texts get an input field with several lines."""
 
 MAX_TEXT = 200_000
 """Maximum length of all arguments together, in characters of JSON."""
@@ -45,7 +45,7 @@ class ArgumentField:
     label: str = ""
     """The argument's type and description, from the schema."""
     choices: tuple[str, ...] = ()
-    """The values to choose from, as JSON."""
+    """The values from which the user can choose, as JSON."""
     error: str = ""
 
     @property
@@ -55,14 +55,14 @@ class ArgumentField:
 
     @property
     def is_long(self) -> bool:
-        """Whether the input field has several lines."""
+        """Whether the field is an input field with several lines."""
         may_be_long = self.kind == "json" or (self.kind == "text" and self.name in LONG_NAMES)
         return may_be_long or "\n" in self.value or len(self.value) > LONG_TEXT
 
 
 def fields_of(arguments: JsonObject, schema: JsonObject | None) -> list[ArgumentField]:
-    """Return the fields of a call: first the arguments that the schema names, then the call's other
-    arguments.
+    """Return the form's fields for a call: first the arguments that the schema names, and then the
+    call's other arguments.
 
     Raises:
         Problem: the arguments are too long or too many for a form, or a browser would change an
@@ -89,7 +89,9 @@ def fields_of(arguments: JsonObject, schema: JsonObject | None) -> list[Argument
 
 
 def as_sent(fields: list[ArgumentField], form: Form, errors: Mapping[str, str]) -> Any:
-    """Return the fields as the user submitted them, with their errors."""
+    """Return the fields with the values that the user submitted, and with the error messages in
+    `errors`.
+    """
     return [
         replace(
             one,
@@ -102,8 +104,9 @@ def as_sent(fields: list[ArgumentField], form: Form, errors: Mapping[str, str]) 
 
 
 def arguments_of(form: Form) -> tuple[JsonObject, dict[str, str]]:
-    """Parse the arguments in a form. Return the arguments, and the error messages by argument
-    name.
+    """Parse the arguments in a submitted form.
+
+    Return the arguments, and the name of each invalid argument → its error message.
     """
     given = {name[6:] for name, _ in form.fields if name.startswith("given:")}
     arguments: JsonObject = {}
@@ -125,8 +128,9 @@ def arguments_of(form: Form) -> tuple[JsonObject, dict[str, str]]:
 
 
 def errors_of(fields: tuple[str, ...] | None, message: str) -> dict[str, str]:
-    """Return the message of a refusal for each argument in `fields`, by the argument's name.
-    Without `fields`, the name is empty.
+    """Return the name of each argument in `fields` → the message of the engine's refusal.
+
+    If `fields` is None or empty, the message is returned under the empty name.
     """
     names = {_argument(pointer) for pointer in fields or ()}
     return dict.fromkeys(names or {""}, message)

@@ -1,5 +1,6 @@
-"""The commands `fumehood web`, which serves the console, and `fumehood serve --web`, which serves
-it from a child process of the daemon."""
+"""The command `fumehood web`, which serves the console, and the option `fumehood serve --web`,
+which serves the console from a child process of the daemon.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 
 DEFAULT_PORT = 8420
 RESTART_S = 2.0
-"""Seconds before a console that ended is started again."""
+"""Seconds before a console whose process has ended is started again."""
 
 Port = Annotated[
     int, typer.Option(min=0, max=65_535, help="The port on this machine; 0 chooses one.")
@@ -65,8 +66,9 @@ def web(
 
 
 def _open(link: str, directory: Path) -> None:
-    """Open the link through a file that only this user can read, because every user can see the
-    arguments of a process."""
+    """Open the link in a browser through a file that only this user can read. The link is secret,
+    and every user can see the arguments of a process.
+    """
     import webbrowser
 
     page = directory / "open.html"
@@ -76,7 +78,9 @@ def _open(link: str, directory: Path) -> None:
 
 
 def listening(port: int, option: str = "--port") -> socket_module.socket:
-    """Listen for browsers, or end the command with the reason."""
+    """Listen for browsers on a port of this machine. End the command with a message if that
+    fails.
+    """
     from fumehood.web.server import listen
 
     try:
@@ -97,7 +101,7 @@ def beside(
         int, typer.Option(min=0, max=65_535, help="The port of the console; 0 chooses one.")
     ] = DEFAULT_PORT,
 ) -> Companion | None:
-    """Return the function that runs a console beside a daemon, or None without `--web`."""
+    """Return the function that runs a console alongside a daemon, or None without `--web`."""
     return partial(console_of, web_port) if web else None
 
 
@@ -105,11 +109,12 @@ def beside(
 def console_of(
     port: int, sockets: Sockets, is_stopping: threading.Event
 ) -> Iterator[Callable[[], None]]:
-    """Yield a function that starts a console in a child process. The console ends with the context.
+    """Yield a function that starts a console in a child process. The console ends when the context
+    is left.
 
-    The console starts without logins: each browser needs a credential. If the console's process
-    ends, it is started again. It is not started again while the daemon stops, because Ctrl-C and
-    service managers end both processes.
+    The console starts without logins, so each user must enter a credential. If the console's
+    process ends while the daemon is running, it is started again. While the daemon is stopping, the
+    console is not started again, because Ctrl-C and service managers end both processes.
     """
     children: list[subprocess.Popen[bytes]] = []
     with listening(port, "--web-port") as listener:

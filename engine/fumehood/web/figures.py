@@ -1,7 +1,7 @@
-"""Bars, charts and formatted values for the templates.
+"""Bars, charts and formatted values for the console's templates.
 
-Lengths are numbers that become SVG attributes. The text of a chart is HTML, so that it can be read
-aloud, selected and enlarged like other text.
+Lengths are numbers that become SVG attributes. The text of a chart is HTML, so that users can
+select and enlarge it, and screen readers can read it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from fumehood.parts import tool_kinds
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """One stage on a time line; `start` and `length` are percentages of the whole."""
+    """One stage on a time line. `start` and `length` are percentages of the line's length."""
 
     name: str
     start: float
@@ -30,7 +30,7 @@ class Bar:
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """One column of a chart. Places and heights are percentages of the chart."""
+    """One column of a bar chart. Positions and heights are percentages of the chart's size."""
 
     name: str
     address: str
@@ -39,15 +39,15 @@ class Column:
     whole: float
     """Height of the column."""
     inner: float
-    """Height of the column's lower part, which is drawn differently."""
+    """Height of the column's lower part, which has another colour."""
     words: str
-    """The values, as text."""
+    """The column's values, as text."""
 
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """One chart. `of_whole` and `of_inner` are the labels of the columns and of their lower parts,
-    for example "calls" and "of them failed".
+    """One bar chart. `of_whole` and `of_inner` are the labels for the columns and for their lower
+    parts, for example "calls" and "of them failed".
     """
 
     title: str
@@ -59,7 +59,7 @@ class Chart:
 
 
 def time_line(stages_ms: Mapping[str, float]) -> list[Bar]:
-    """Return one bar for each stage. Each bar begins at the end of the previous bar."""
+    """Return one bar for each stage. Each bar begins where the previous bar ends."""
     total = sum(stages_ms.values()) or 1.0
     bars, passed = [], 0.0
     for name, ms in stages_ms.items():
@@ -69,7 +69,7 @@ def time_line(stages_ms: Mapping[str, float]) -> list[Bar]:
 
 
 def share(amount: float, whole: float) -> float:
-    """Return `amount` as a percentage of `whole`, at most 100, for a bar."""
+    """Return the length of a bar: `amount` as a percentage of `whole`, at most 100."""
     return min(part_of(max(amount, 0.0), whole), 100.0) if whole > 0 else 0.0
 
 
@@ -80,8 +80,10 @@ def chart_of(
     steps: Sequence[tuple[str, str, float, float]],
     shown: Callable[[float], str],
 ) -> Chart:
-    """Return a chart of steps (name, address, whole, inner part). `of_inner` is empty if there are
-    no inner parts.
+    """Return a chart with one column for each step. A step is a name, an address, the column's
+    value and the value of the column's lower part.
+
+    `of_inner` is empty if the columns have no lower parts. `shown` formats a value.
     """
     most = max((whole for _, _, whole, _ in steps), default=0.0)
     width = 100 / max(len(steps), 1)
@@ -105,11 +107,11 @@ def part_of(amount: float, whole: float) -> float:
 
 
 FAIR, GOOD = 0.95, 0.99
-"""Success rates below which a tool is shown in another colour."""
+"""A tool whose success rate is below one of these rates is shown in another colour."""
 
 
 def ms(number: float) -> str:
-    """Format milliseconds in a suitable unit."""
+    """Format milliseconds in a suitable unit, such as seconds."""
     if number >= 60_000:
         return f"{number / 60_000:.1f} min"
     if number >= 1000:
@@ -118,7 +120,7 @@ def ms(number: float) -> str:
 
 
 def money(text: str) -> str:
-    """Format an amount without trailing zeros; zero becomes an empty text."""
+    """Format an amount of money without trailing zeros. Zero becomes an empty text."""
     amount = Decimal(text)
     return f"{amount.normalize():,f}" if amount else ""
 
@@ -131,7 +133,7 @@ def figure(number: float) -> str:
 
 
 def percent(part: float, whole: float) -> str:
-    """Format a part of a whole as a rounded percentage. 100 % is only shown if it is exact."""
+    """Format `part` as a rounded percentage of `whole`. 100 % is only shown if it is exact."""
     if not whole:
         return "–"
     rounded = round(100 * part / whole, 1)
@@ -139,7 +141,7 @@ def percent(part: float, whole: float) -> str:
 
 
 def health_of(part: float, whole: float) -> str:
-    """Return the CSS class of a success rate."""
+    """Return the CSS class for the success rate of `part` successes in `whole` calls."""
     rate = part / whole if whole else 1.0
     return "good" if rate >= GOOD else "warn" if rate >= FAIR else "bad"
 
@@ -165,7 +167,7 @@ _HOST = ("host", "A function that the operator trusts. It is not sandboxed.")
 
 
 def place_of(tool: ToolDefinition) -> tuple[str, str]:
-    """Return where a tool runs, and the reason."""
+    """Return the place where a tool runs, and a sentence that gives the reason."""
     kind = tool.executor.partition(":")[0]
     if kind == "function":
         return _JAIL if tool.sandboxed else _HOST
@@ -190,7 +192,7 @@ def limits_in_words(limits: Mapping[str, Any]) -> str:
 
 
 def size(number: float) -> str:
-    """Format a number of bytes in a suitable unit."""
+    """Format a number of bytes in a suitable unit, such as KB."""
     number = min(number, 1 << 60)  # a hostile number may be too large for a float
     for unit in ("bytes", "KB", "MB"):
         if number < 1000:
@@ -200,7 +202,9 @@ def size(number: float) -> str:
 
 
 def call_facts(details: CallDetails) -> list[tuple[str, str]]:
-    """Return the facts of a call that need no link, as names and values."""
+    """Return facts about a call, as names and values. Facts that are shown as links are not
+    included.
+    """
     call = details.call
     cost, ended_by = money(call.cost), call.ended_by or ""
     facts = [

@@ -1,9 +1,8 @@
-"""The guard before every page: it checks a request's origin, and sets the headers of every answer.
+"""The guard around all pages: checks the origin of each request, and sets headers of each response.
 
 Invariants: a request with another host name or another origin is refused; a request that changes
-anything must have this server's origin; every answer, including errors, has the headers below. With
-these headers, a browser runs scripts and loads content only from this server, whatever text a page
-shows.
+anything must have this server's origin; every response, including errors, has `HEADERS`. With these
+headers, a browser runs scripts and loads content only from this server, whatever text a page shows.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ CONTENT_POLICY = "; ".join(
 )
 
 SANDBOX = "sandbox; default-src 'none'"
-"""The stricter policy for untrusted content that is sent unchanged."""
+"""The stricter content policy for a response with untrusted content that is sent unchanged."""
 
 HEADERS = {
     "content-security-policy": CONTENT_POLICY,
@@ -48,7 +47,9 @@ SAFE = frozenset({"GET", "HEAD"})
 
 
 class Guard:
-    """An ASGI application that wraps another ASGI application."""
+    """Wraps an ASGI application: refuses requests with a wrong host name or origin, and adds
+    `HEADERS` to all responses.
+    """
 
     def __init__(self, app: ASGIApp, names: Callable[[], frozenset[str]]) -> None:
         self._app = app

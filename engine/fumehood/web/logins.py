@@ -1,4 +1,5 @@
-"""Logins: a browser's cookie identifies the approver who has logged in, and some links log in once.
+"""Logins: a browser's cookie identifies the approver who has logged in. A login link logs a browser
+in once.
 
 A login's credential is kept only in this process's memory, within the client that sends it.
 Invariants: cookies and links are stored as hashes; a link works once; a login ends after `IDLE_S`
@@ -22,24 +23,25 @@ IDLE_S = 8 * 3600.0
 """Seconds without a request after which a login ends."""
 
 LONGEST_S = 24 * 3600.0
-"""Seconds after which a login ends, even if it is in use."""
+"""Seconds after which a login ends, even if it is still in use."""
 
 LINK_S = 300.0
 """Seconds for which a login link is valid."""
 
 MAX_LOGINS = 100
-"""Maximum number of logins. A login beyond this number ends the oldest login."""
+"""Maximum number of logins. A new login beyond this number ends the oldest login."""
 
 TOKEN_BYTES = 32
 """Length of a random cookie, form token or link, in bytes."""
 
 Connect = Callable[[str], AsyncControlClient]
-"""Returns a client with a credential. Raises ValueError if the text cannot be a credential."""
+"""Creates a client that sends the given credential. Raises ValueError if the text cannot be a
+credential."""
 
 
 @dataclass(eq=False, slots=True)
 class Login:
-    """One approver in one browser."""
+    """The login of one approver in one browser."""
 
     key: str
     principal_id: str
@@ -66,12 +68,12 @@ class Login:
         return Scope.ADMIN in self.scopes
 
     def is_csrf(self, given: str) -> bool:
-        """Whether a form's token belongs to this login."""
+        """Return True if the token in a form belongs to this login."""
         return secrets.compare_digest(self.csrf.encode(), given.encode())
 
 
 class Logins:
-    """Every login of this process."""
+    """All logins of this process."""
 
     def __init__(self, connect: Connect, clock: Callable[[], float] = time.monotonic) -> None:
         self._connect = connect
@@ -80,7 +82,7 @@ class Logins:
         self._links: dict[str, tuple[str, float]] = {}
 
     async def open(self, credential: str) -> tuple[str, Login]:
-        """Log in. Return the cookie's value and the login.
+        """Log in with a credential. Return the value of the new login's cookie, and the login.
 
         Raises:
             ValueError: the text cannot be a credential.
@@ -106,8 +108,9 @@ class Logins:
         return cookie, login
 
     async def of_cookie(self, cookie: str | None) -> Login | None:
-        """Return the login that a cookie identifies, and restart its idle time. Return None if
-        there is no such login.
+        """Return the login that a cookie identifies, or None if there is no such login.
+
+        This restarts the login's idle time.
         """
         login = self._logins.get(_hash(cookie)) if cookie else None
         if login is None or not await self.is_open(login):
@@ -116,7 +119,7 @@ class Logins:
         return login
 
     async def is_open(self, login: Login) -> bool:
-        """Whether a login is still valid. An expired login is ended."""
+        """Return True if a login is still valid. If the login has expired, end it."""
         now = self._clock()
         if now - login.seen_at > IDLE_S or now - login.started_at > LONGEST_S:
             await self.close(login)
@@ -135,7 +138,9 @@ class Logins:
             await self.close(login)
 
     def new_link(self, credential: str) -> str:
-        """Create the token of a link that logs in once, within `LINK_S` seconds."""
+        """Create a login link, which can be used once, within `LINK_S` seconds. Return the link's
+        token.
+        """
         now = self._clock()
         self._links = {key: link for key, link in self._links.items() if now <= link[1]}
         token = secrets.token_urlsafe(TOKEN_BYTES)
@@ -143,7 +148,10 @@ class Logins:
         return token
 
     def use_link(self, token: str) -> str | None:
-        """Return the credential of a link, or None if the link is unknown, used or too old."""
+        """Return the credential of a login link, which can then no longer be used.
+
+        Return None if the link is unknown, was already used or is too old.
+        """
         credential, until = self._links.pop(_hash(token), ("", 0.0))
         return credential if credential and self._clock() <= until else None
 

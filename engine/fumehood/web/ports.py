@@ -1,8 +1,9 @@
-"""Ports of sessions that users of the console have opened in a browser.
+"""Ports of sessions that users of the console have made reachable for their browsers.
 
-Each port is forwarded to a separate origin, in the same way as by `fumehood sessions port`. The
-content of a session therefore shares nothing with the console. Forwarding ends after `OPEN_S`, or
-with the login that opened the port. Only sessions of the console's own user can be reached.
+Each port gets a separate origin (another local port), as with `fumehood sessions port`. Browsers
+therefore share no data between the content of a session and the console. Forwarding ends after
+`OPEN_S`, or with the login that opened the port. Only sessions of the user who runs the console can
+be reached.
 """
 
 from __future__ import annotations
@@ -23,32 +24,34 @@ LOOK_S = 5.0
 """Seconds between two checks whether the user who opened a port is still an administrator."""
 
 MAX_OPEN = 10
-"""Maximum number of open ports. The limit leaves the console's process enough descriptors for their
-connections."""
+"""Maximum number of open ports. With this limit, their connections leave the console's process
+enough file descriptors."""
 
 
 class TooManyPorts(Exception):
-    """No more ports can be opened now."""
+    """No further ports can be opened now."""
 
 
 class Ports:
-    """The open ports of one console."""
+    """The open ports of all logins of one console."""
 
     def __init__(self, callers: Path) -> None:
         self._callers = callers
         self._open: dict[tuple[str, str, int], str] = {}
-        """Key of a login, id of a session, and port → the link to the port."""
+        """Key of a login, id of a session, and the session's port → the link under which the port
+        is reachable."""
         self._opening = anyio.Lock()
         self.group: anyio.abc.TaskGroup | None = None
-        """The tasks that forward ports. Set while the console runs."""
+        """The task group of the tasks that forward ports. None unless the console is running."""
 
     def of(self, login: Login, session_id: str) -> dict[int, str]:
-        """Return the open ports of a login in one session, with the link to each."""
+        """Return each port of a session that a login has opened → its link."""
         own = login.key, session_id
         return {port: link for (*of, port), link in self._open.items() if tuple(of) == own}
 
     async def open(self, login: Login, session_id: str, port: int) -> None:
-        """Open a port of a session, if the login has not opened it yet.
+        """Make a port of a session reachable for a login. Do nothing if the login has already
+        opened it.
 
         Raises:
             TooManyPorts: `MAX_OPEN` ports are open.
@@ -86,9 +89,7 @@ class Ports:
 
 
 async def _when_ended(login: Login, scope: anyio.CancelScope) -> None:
-    """Cancel a scope when a login has ended, or when the login's user is no longer an
-    administrator.
-    """
+    """Cancel a scope as soon as a login has ended, or its user is no longer an administrator."""
     while True:
         with anyio.move_on_after(LOOK_S):
             await login.ended.wait()

@@ -1,4 +1,4 @@
-"""The process of the web console: listen, serve and stop.
+"""The process of the web console: listens, serves and stops.
 
 Invariants: the process listens only on a loopback address; other processes of the same user cannot
 read its memory, which contains credentials.
@@ -29,19 +29,20 @@ from fumehood.web.app import Console
 
 HOST = "127.0.0.1"
 LAST_ANSWERS_S = 1
-"""Seconds for running requests to end when the console stops."""
+"""Seconds for which running requests may continue when the console stops."""
 
 MAX_CONNECTIONS, ACCEPTED_AT_ONCE = 500, 100
-"""Maximum number of connections, and of connections that are accepted at once. Together they are
-below the limit on descriptors, at which asyncio would log thousands of errors a second."""
+"""Maximum number of open connections, and of connections that are accepted at once. Their sum is
+below the limit on file descriptors. At that limit, asyncio would log thousands of errors a
+second."""
 
 
 PR_SET_PDEATHSIG, PR_SET_DUMPABLE = 1, 4
-"""*Source*: linux/prctl.h."""
+"""Commands of prctl(2). *Source*: linux/prctl.h."""
 
 
 def listen(port: int) -> socket.socket:
-    """Listen on a port of this machine, or on any free port if `port` is 0. Raises OSError if that
+    """Listen on a loopback port, or on any free port if `port` is 0. Raises OSError if that
     fails.
     """
     return listen_on(HOST, port)
@@ -70,8 +71,10 @@ def run(
     *,
     on_ready: Callable[[Console], None] = lambda _: None,
 ) -> None:
-    """Serve until SIGTERM or Ctrl-C. Both signals stop the console cleanly once `on_ready` has been
-    called.
+    """Serve the console until SIGTERM or Ctrl-C.
+
+    `on_ready` is called once browsers can connect. From then on, both signals stop the console
+    cleanly.
     """
     console = Console(
         lambda credential: AsyncControlClient(control, credential=credential),
@@ -99,11 +102,15 @@ def run(
 
 
 class _Connection(H11Protocol):
-    """uvicorn's connection, limited in number: any user of this machine can connect."""
+    """uvicorn's connection, with a limit on the number of connections, because any user of this
+    machine can connect.
+    """
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Accept a new connection. If there are too many connections, close an idle connection, or
-        else refuse the new connection.
+        """Accept a new connection.
+
+        If there are too many connections, close an idle connection. If none is idle, close the new
+        connection.
         """
         super().connection_made(transport)
         if len(self.connections) > MAX_CONNECTIONS:
@@ -117,8 +124,8 @@ def _is_idle(one: Any) -> bool:
 
 
 class _Server(uvicorn.Server):
-    """uvicorn's server. When it stops, it first ends the event streams, which would otherwise never
-    end.
+    """uvicorn's server, which first ends the event streams when it stops. They would otherwise
+    never end.
     """
 
     def __init__(
@@ -130,28 +137,30 @@ class _Server(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Handle signals as uvicorn does, except that stopping by a signal is a success."""
+        """Handle signals as uvicorn does, but let the process exit with 0 after a signal has
+        stopped it.
+        """
         with super().capture_signals():
             yield
             self._captured_signals.clear()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Listen, then call `on_ready`."""
+        """Begin to listen, and then call `on_ready`."""
         await super().startup(sockets)
         if not self.should_exit:
             self._on_ready(self._console)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Stop listening, and let running requests end."""
+        """End the event streams, stop listening, and let running requests end."""
         self._console.live.stop()
         await super().shutdown(sockets)
 
 
 def main() -> None:
-    """Serve as a child process of `fumehood serve --web`, on a listening socket that this process
-    has inherited.
+    """Serve the console as a child process of `fumehood serve --web`.
 
-    The command is `python -m fumehood.web.server FD CONTROL CALLERS`.
+    The command is `python -m fumehood.web.server FD CONTROL CALLERS`. FD is the descriptor of a
+    listening socket that this process has inherited.
     """
     descriptor, control, callers = sys.argv[1:]
     protect(ends_with_parent=True)

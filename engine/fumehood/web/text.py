@@ -1,12 +1,12 @@
-"""Text in pages: the output of templates is escaped, for HTML and for readers.
+"""Text in pages: values that templates print are escaped, both for HTML and for human readers.
 
 Invariant: the environment made here escapes every printed value twice: invisible characters, and
 those that change the direction of text, become codes such as `\\u{202e}`, and HTML's special
-characters are quoted. Only markup made in this package (`Markup`) is not escaped, and it never
-contains untrusted text. The filter `exact` escapes for HTML only, for values that a form sends
-back. Programs are coloured by Pygments: each piece is escaped, and the spans around the pieces have
-only classes from this module. In a tree of files, the joined names from the root to a file are its
-path.
+characters are quoted. Only markup that this package makes (`Markup`) is not escaped. It never
+contains untrusted text that is not escaped. The filter `exact` escapes for HTML only, for values
+that a form sends back. Pygments splits programs into pieces for colouring. Each piece is escaped,
+and the spans around the pieces only have classes from this module. In a tree of files, the names
+from the root to a file, joined with slashes, are the file's path.
 """
 
 from __future__ import annotations
@@ -56,32 +56,35 @@ HERE = Path(__file__).parent
 STATIC = HERE / "static"
 
 MAX_SHOWN = 20_000
-"""Maximum characters of one text on a page. The whole text can be downloaded."""
+"""Maximum number of characters of one text on a page. Users can download the whole text."""
 
 SEEN_LINES, SEEN_CHARACTERS = 12, 600
-"""Size of a text that a box shows without scrolling, even on a phone: `.code` in `app.css`."""
+"""Maximum lines and characters of a text that a box shows without scrolling, even on a phone:
+`.code` in `app.css`."""
 
 _DIFF_KINDS = {"+": "added", "-": "removed", "@": "hunk"}
-"""First character of a line in a diff → its CSS class."""
+"""First character of a line in a diff → the line's CSS class."""
 
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """The beginning of a text that may be too long for a page."""
+    """The text that a page shows. If the whole text is too long, it is the beginning of that
+    text.
+    """
 
     text: str
     is_cut: bool
     length: int | None
-    """Number of characters of the whole text. None if the value is not a text; only the beginning
-    of such a value is encoded, so its length is unknown."""
+    """Number of characters of the whole text. None if the value is not a text: only the beginning
+    of such a value is encoded, so the length is unknown."""
 
     is_scrolled: bool
-    """Whether a reader may have to scroll to see the end."""
+    """Whether a reader may have to scroll to see the end of the text."""
 
 
 @cache
 def make_environment() -> Environment:
-    """Return the environment of all templates. The environment is cached, because compiling the
+    """Return the Jinja environment of all templates, which is cached, because compiling the
     templates takes a while.
     """
     environment = Environment(
@@ -126,7 +129,9 @@ def make_environment() -> Environment:
 
 
 def age(then: datetime | None, now: datetime | None = None) -> Markup:
-    """Format the time since `then`, such as `2 m ago`. The page keeps it up to date."""
+    """Format the time since `then`, such as `2 m ago`. A script on the page keeps the text up to
+    date.
+    """
     if then is None:
         return Markup("")
     words = words_of_age(then, now or datetime.now(UTC))
@@ -138,8 +143,8 @@ def age(then: datetime | None, now: datetime | None = None) -> Markup:
 
 @cache
 def person(principal_id: str) -> str:
-    """Return a principal's id with the name of its user on this machine, such as `ann
-    (uid:1000)`.
+    """Return a principal's id. If the id belongs to a user of this machine, add the user's name, as
+    in `ann (uid:1000)`.
     """
     kind, _, number = principal_id.partition(":")
     if kind != "uid" or not number.isdigit():
@@ -156,15 +161,16 @@ def amount(number: float) -> str:
 
 
 def brief(value: Any, length: int = 120) -> str:
-    """Return the beginning of a text or a JSON value on one line. If anything is cut off, the
-    result ends with a mark.
+    """Return the beginning of a text or of a JSON value on one line.
+
+    If the value is longer than `length`, the result ends with a mark.
     """
     text = value if isinstance(value, str) else _arguments_in_brief(value, length)
     return cut(text[: length + 1].replace("\n", " ⏎ ").replace("\t", " "), length)
 
 
 def shown(value: Any) -> Shown:
-    """Return as much of a text, or of a value as JSON, as fits on a page."""
+    """Return as much of a text as fits on a page. Any other value is converted to JSON first."""
     is_text = isinstance(value, str)
     text = value[: MAX_SHOWN + 1] if is_text else _json(value, MAX_SHOWN + 1, indent=2)
     head = text[:MAX_SHOWN]
@@ -177,13 +183,15 @@ def shown(value: Any) -> Shown:
 
 
 def diff_lines(text: str) -> Iterator[tuple[str, str]]:
-    """Yield each line of a diff with its CSS class."""
+    """Yield the CSS class and the text of each line of a diff."""
     for line in text.removesuffix("\n").split("\n"):
         yield _DIFF_KINDS.get(line[:1], "same"), line
 
 
 def _arguments_in_brief(value: Any, length: int) -> str:
-    """Format a call's arguments as `name: value, …`, up to the given length."""
+    """Format a call's arguments on one line, such as `name: value · name: value`, up to about
+    `length` characters.
+    """
     if not isinstance(value, dict):
         return _json(value, length + 1)
     parts, used = [], 0
@@ -197,8 +205,9 @@ def _arguments_in_brief(value: Any, length: int) -> str:
 
 
 def _json(value: Any, length: int, indent: int | None = None) -> str:
-    """Encode only the beginning of a value as JSON, at most `length` characters, because the whole
-    value may have megabytes.
+    """Return the first `length` characters of a value as JSON.
+
+    Only this beginning is encoded, because the whole value may have megabytes.
     """
     encoder = json.JSONEncoder(ensure_ascii=False, indent=indent)
     pieces = islice(encoder.iterencode(value), length)
@@ -212,8 +221,8 @@ def _finalize(value: Any) -> Any:
 
 
 def _static_addresses() -> dict[str, str]:
-    """Return the address of each static file by name. The address of a file changes with the file's
-    content.
+    """Return the name of each static file → its address, which changes whenever the file's content
+    changes.
     """
     return {
         path.name: f"/static/{path.name}?{hashlib.sha256(path.read_bytes()).hexdigest()[:16]}"
@@ -224,25 +233,26 @@ def _static_addresses() -> dict[str, str]:
 # -- changed files ----------------------------------------------------------------------------
 
 KINDS = {"added": "+", "changed": "~", "removed": "−"}
-"""Kind of change → the sign that the page shows for the kind."""
+"""Kind of change → the sign that the page shows for it."""
 
 MAX_SHOWN_OF_KIND = 200
-"""Maximum number of files of one kind on a page. The rest is in the downloaded preview."""
+"""Maximum number of files of one kind of change on a page. The downloaded preview contains all
+files."""
 
 MAX_OPEN = 20
-"""Maximum number of files on a page whose diffs are unfolded."""
+"""Number of files on a page whose details are unfolded at first."""
 
 MAX_DEPTH = 8
-"""Maximum number of nested directories in a tree. The names of deeper directories are shown as part
-of the file's name."""
+"""Maximum depth of a tree of files. The names of deeper directories become part of the file's
+name."""
 
 
 @dataclass(frozen=True, slots=True)
 class FileChange:
-    """One file of a preview."""
+    """One changed file in the preview of an approval."""
 
     number: int
-    """The file's position on the page, from 1."""
+    """The file's position on the page, counted from 1."""
     kind: str
     path: str
     entry: JsonObject
@@ -256,38 +266,42 @@ class FileChange:
 
     @property
     def has_body(self) -> bool:
-        """Whether the page has details below the file's name, which can be folded."""
+        """Whether the page shows details below the file's name, which the reader can fold and
+        unfold.
+        """
         entry = self.entry
         return self.lines is not None or "target" in entry or bool(rest_of(entry))
 
     @property
     def is_open(self) -> bool:
-        """Whether the details below the name are unfolded at first."""
+        """Whether the details below the file's name are unfolded at first."""
         return self.number <= MAX_OPEN
 
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """The files of a preview that a page shows."""
+    """The changed files of a preview, as a page shows them."""
 
     files: tuple[FileChange, ...]
     left_out: tuple[tuple[str, Sequence[str]], ...]
-    """Each kind of change with more files than are shown, and the paths of the files that are not
-    shown."""
+    """Each kind of change of which the page does not show all files, with the paths of the files
+    that are not shown."""
 
     @property
     def folded(self) -> int:
-        """The number of files whose details are folded at first."""
+        """Number of files whose details are folded at first."""
         return sum(one.has_body and not one.is_open for one in self.files)
 
     @property
     def tree(self) -> Sequence[Branch]:
-        """The files by directory."""
+        """The shown files as a tree of directories."""
         return tree_of((one.path, one) for one in self.files)
 
 
 def changes_in(preview: JsonObject) -> Changes:
-    """Return the files of a preview, in the order of their kinds."""
+    """Return the changed files of a preview: first the added, then the changed, then the removed
+    files.
+    """
     files: list[FileChange] = []
     left_out: list[tuple[str, Sequence[str]]] = []
     for kind in KINDS:
@@ -309,7 +323,11 @@ def _lines(diff: object) -> tuple[int, int] | None:
 
 @dataclass(frozen=True, slots=True)
 class Branch:
-    """One name in a tree of files. A directory may also have entries itself."""
+    """A node of a tree of files: a file or a directory. `below` are the nodes in a directory.
+
+    A name can have entries of its own and also nodes below it, for example if a file replaces a
+    directory.
+    """
 
     name: str
     entries: Sequence[Any]
@@ -317,9 +335,9 @@ class Branch:
 
 
 def tree_of(entries: Iterable[tuple[str, Any]]) -> Sequence[Branch]:
-    """Return entries by directory, given the path of each.
+    """Return entries as a tree of directories. Each item is an entry's path and the entry.
 
-    A directory that has only one child, and no entry itself, is joined with the child.
+    A directory without an entry of its own that contains only one node is joined with that node.
     """
     return _branches([(path.split("/", MAX_DEPTH), entry) for path, entry in entries])
 
@@ -345,7 +363,7 @@ def _branch(name: str, entries: Sequence[Any], below: Sequence[Branch]) -> Branc
 # -- programs in colours ----------------------------------------------------------------------
 
 MAX_COLOURED = 10_000
-"""Maximum length of a program in colours, in characters. Some lexers take quadratic time."""
+"""Maximum length, in characters, of a program that is coloured. Some lexers take quadratic time."""
 
 _CLASSES: Mapping[_TokenType, str] = MappingProxyType(
     {
@@ -363,7 +381,9 @@ _LEXERS = {"python": "python", "shell": "bash", "javascript": "javascript"}
 
 
 def language_of(tool: str, argument: str) -> str:
-    """Return the language of an argument of a tool, or an empty text."""
+    """Return the programming language of a tool's argument, or an empty text if it is not a
+    program.
+    """
     for language in LANGUAGES.values():
         if tool == language.tool and argument == language.source:
             return language.name
@@ -371,7 +391,9 @@ def language_of(tool: str, argument: str) -> str:
 
 
 def coloured(program: str, language: str) -> Markup | str:
-    """Return a program in colours, or unchanged if it is too long or its language is unknown."""
+    """Return a program with colours. It is unchanged if it is too long or its language is
+    unknown.
+    """
     if language not in _LEXERS or len(program) > MAX_COLOURED:
         return program
     pieces = ((_class_of(kind), text) for kind, text in _lexer(language).get_tokens(program))

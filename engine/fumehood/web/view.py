@@ -17,9 +17,11 @@ How to add a page:
        )
 
 2. Write `templates/calls.html`; it begins with `{% extends "base.html" %}` and fills the block
-   `main`. A part that is fetched alone (`hx-get`) is a template of its own, included in the page.
-   `parts.html` has the macros: `badge`, `block` (long text), `empty`, `csrf`.
-3. Add `calls.PAGE` to `PAGES` in `pages/__init__.py`. That is also the order of the navigation.
+   `main`. A part of the page that is also fetched alone (`hx-get`) has its own template, which the
+   page's template includes. `parts.html` has the macros: `badge`, `block` (long text), `empty`,
+   `csrf`.
+3. Add `calls.PAGE` to `PAGES` in `pages/__init__.py`. The order of `PAGES` is also that of the
+   navigation.
 
 A handler can rely on this: it runs for logged-in users only; the origin and the token of a POST
 have been checked; `Refused` and `DaemonUnavailable` become a page or, for a part, a notice;
@@ -28,8 +30,8 @@ everything that a template prints is escaped. A handler raises `Problem` for a f
 Rules: a GET changes nothing. No `style=`, no `<script>`, no `hx-on`, no `hx-vals='js:…'`, no filter
 in `hx-trigger`: the content policy forbids them, and `tests/acceptance/test_web.py` fails. Widths
 of bars are SVG attributes. A page refreshes by `hx-trigger="live-approvals from:body"` or
-`hx-trigger="live-tick from:body"` (every 2 s), never by its own timer. `static/app.css` lists the
-classes at its head. Untrusted files are sent by `view.download`.
+`hx-trigger="live-tick from:body"` (every 2 s), never by its own timer. A comment at the top of
+`static/app.css` lists the CSS classes. Untrusted files are sent with `view.download`.
 """
 
 from __future__ import annotations
@@ -57,7 +59,7 @@ if TYPE_CHECKING:
     from fumehood.web.app import Console
 
 FORM_S = 30.0
-"""Seconds for a form to arrive."""
+"""Seconds within which a form must arrive."""
 
 MAX_FORM_FIELDS = 2 * MAX_KEYS + 10
 """Maximum number of fields in a form: two for each argument of a call, and ten others."""
@@ -65,14 +67,14 @@ MAX_FORM_FIELDS = 2 * MAX_KEYS + 10
 FORM = "application/x-www-form-urlencoded"
 
 CSRF_HEADER = "x-csrf-token"
-"""The header in which scripts send the login's token; forms send it in a field."""
+"""The header in which scripts send the login's token. Forms send the token in a field."""
 
 NAME = re.compile(r"[!-.0-~]{1,100}", re.ASCII)
-"""An id or a name in a URL: printable ASCII without spaces and slashes."""
+"""Matches an id or a name in a URL: printable ASCII without spaces and slashes."""
 
 
 class Problem(Exception):
-    """A fault of a request, shown to the user."""
+    """A fault of a request. The message is shown to the user."""
 
     def __init__(self, message: str, status: int = 400) -> None:
         super().__init__(message)
@@ -81,8 +83,8 @@ class Problem(Exception):
 
 
 def is_name(text: str) -> bool:
-    """Whether a text can be an id or a name in a URL, and would not make the URL lead to another
-    page.
+    """Return True if a text can be an id or a name in a URL. Texts that would make the URL lead to
+    another page are excluded.
     """
     return NAME.fullmatch(text) is not None and text not in (".", "..")
 
@@ -92,7 +94,7 @@ def query_of(**parts: str) -> str:
 
 
 def mark_of(state: object) -> str:
-    """Return a short hash of a state, by which a page can detect a change."""
+    """Return a short hash of a state. A page can compare two hashes to detect a change."""
     return sha256(repr(state).encode("utf-8", "replace")).hexdigest()[:16]
 
 
@@ -102,13 +104,13 @@ def in_words(refused: Exception) -> str:
 
 
 class Form:
-    """The fields of a form or of a query. A field may occur several times."""
+    """The fields of a form or of a query. A field may occur several times with different values."""
 
     def __init__(self, fields: Sequence[tuple[str, str]]) -> None:
         self.fields = fields
 
     def get(self, name: str, default: str = "") -> str:
-        """Return the first value of a field."""
+        """Return the first value of a field, or `default` if the field is missing."""
         return next((value for key, value in self.fields if key == name), default)
 
     def all(self, name: str) -> list[str]:
@@ -116,12 +118,14 @@ class Form:
         return [value for key, value in self.fields if key == name]
 
     def one_of(self, name: str, choices: Iterable[str]) -> str:
-        """Return the first value of a field if it is a choice, or else the first choice."""
+        """Return the first value of a field if it is one of `choices`. Otherwise, return the first
+        choice.
+        """
         first, *others = choices
         return self.get(name) if self.get(name) in others else first
 
     def number(self, name: str, default: int) -> int:
-        """Return a field as a whole number, or the default if the field is blank.
+        """Return the value of a field as a whole number, or the default if the field is blank.
 
         Raises:
             Problem: the field is neither blank nor a whole number.
@@ -134,7 +138,7 @@ class Form:
         return int(given)
 
     def json(self, name: str) -> JsonObject:
-        """Return a field as a JSON object, which is empty if the field is blank.
+        """Return the value of a field as a JSON object, which is empty if the field is blank.
 
         Raises:
             Problem: the field is neither blank nor a JSON object.
@@ -149,7 +153,7 @@ class Form:
 
 
 class View:
-    """One request of a logged-in user, and the answers to it."""
+    """One request of a logged-in user. Its methods make the responses."""
 
     def __init__(self, console: Console, request: Request, login: Login) -> None:
         self.console = console
@@ -157,18 +161,19 @@ class View:
         self.path: Mapping[str, str] = request.path_params
         self.login = login
         self.control = login.control
-        """The client of the control socket, with this user's credential."""
+        """A client of the control socket with this user's credential."""
         self.caller = console.caller
-        """The client of the callers' socket, as the user of this process, without a credential."""
+        """A client of the callers' socket without a credential. It acts as the user who runs this
+        process."""
         self.form = Form([])
-        """The fields of a POST."""
+        """The fields of a POST request. Empty for a GET request."""
         self.query = Form(request.query_params.multi_items())
         self.now = datetime.now(UTC)
 
     async def may_administer(self) -> bool:
         """Return whether the user still has the scope `admin`, according to the engine.
 
-        Handlers must call this method before the console acts as the user of its own process.
+        Handlers must call this method before the console acts as the user who runs it.
 
         Raises:
             Refused: the engine refused the credential.
@@ -178,22 +183,30 @@ class View:
 
     @property
     def is_part(self) -> bool:
-        """Whether the browser requests only a part of the page."""
+        """Whether the browser requests only a part of the page, to insert it into the page that is
+        open.
+        """
         headers = self.request.headers
         return "hx-request" in headers and "hx-history-restore-request" not in headers
 
     def render(self, template: str, status: int = 200, **values: Any) -> HTMLResponse:
-        """Render a page, or a part of a page."""
+        """Render a template as a response. The template is that of a page or of a part of a
+        page.
+        """
         return self.console.render(
             template, status, login=self.login, now=self.now, path=self.request.url.path, **values
         )
 
     def go(self, address: str) -> Response:
-        """Redirect the browser to another page of the console."""
+        """Return a response that redirects the browser to another page of the console."""
         return go(self.request, address)
 
     def notice(self, message: str, status: int = 200) -> Response:
-        """Show a message in the corner of the page; the rest of the page is kept."""
+        """Return a response that shows a message in the corner of the open page, which is otherwise
+        kept.
+
+        If the browser requests a whole page, the response is a page with the message.
+        """
         if not self.is_part:
             return self.render("message.html", status, message=message)
         response = self.render("notice.html", status, message=message)
@@ -202,10 +215,11 @@ class View:
         return response
 
     def part(self, template: str, mark: str, **values: Any) -> Response:
-        """Render a part of a page that refreshes itself, or nothing if the part has not changed.
+        """Render a part of a page that refreshes itself. Return an empty response if the part has
+        not changed.
 
-        The page sends the `mark` of the part that it shows. If that equals the new `mark`, the part
-        has not changed.
+        The page sends the `mark` of the part that it shows. If this is equal to the new `mark`, the
+        part has not changed.
         """
         if self.query.get("mark") == mark:
             return Response(status_code=204)
@@ -213,7 +227,9 @@ class View:
 
     @staticmethod
     def download(content: str | bytes, name: str) -> Response:
-        """Send untrusted content as a file, which no browser shows or runs."""
+        """Return a response with untrusted content as a download. Browsers neither show nor run the
+        content.
+        """
         raw = content.encode("utf-8", "replace") if isinstance(content, str) else content
         safe = quote(name[-150:], safe="")
         return Response(
@@ -231,7 +247,7 @@ Handler = Callable[[View], Awaitable[Response]]
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """One route: a method, a path and its handler."""
+    """One route: a method, a path and the handler of its requests."""
 
     method: str
     path: str
@@ -240,7 +256,7 @@ class Address:
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """One page of the navigation, with its routes."""
+    """One page of the console, with its routes."""
 
     title: str
     path: str
@@ -250,27 +266,29 @@ class Page:
 
 
 def get(path: str, handler: Handler) -> Address:
-    """Declare a route that shows a page or a part of a page, and changes nothing."""
+    """Return a route that shows a page or a part of a page. Its requests change nothing."""
     return Address("GET", path, handler)
 
 
 def post(path: str, handler: Handler) -> Address:
-    """Declare a route that changes something."""
+    """Return a route whose requests change something."""
     return Address("POST", path, handler)
 
 
 def go(request: Request, address: str) -> Response:
-    """Redirect the browser, or the script in it, to another page of the console."""
+    """Return a response that redirects to another page of the console, for the browser or for the
+    script on the page.
+    """
     if "hx-request" in request.headers:
         return Response(status_code=200, headers={"hx-redirect": address})
     return RedirectResponse(address, status_code=303)
 
 
 async def read_form(request: Request, most: int = MAX_BODY_BYTES) -> Form:
-    """Read the fields of a form.
+    """Read the fields of a form that a request contains.
 
     Raises:
-        Problem: the body is not a form, is too large, or did not arrive within `FORM_S`.
+        Problem: the body is not a form, is too large, or did not arrive within `FORM_S` seconds.
     """
     if request.headers.get("content-type", "").partition(";")[0].strip().lower() != FORM:
         raise Problem("This is not a form.", 415)

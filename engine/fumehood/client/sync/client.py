@@ -70,7 +70,7 @@ UPLOAD_S = 900.0
 
 
 class BaseClient(CommonOperations):
-    """The methods that are common to the clients of both sockets."""
+    """Base class of the clients of both sockets, with the methods that they have in common."""
 
     _is_control = False
 
@@ -286,7 +286,7 @@ class Client(BaseClient, CallerOperations):
         tag: str | None = None,
         type: str | None = None,  # noqa: A002 - as in `tools`
     ) -> list[tuple[ToolDefinition, str]]:
-        """Fetch the same tools as `tools`, each with its source.
+        """Fetch the same tools as `tools`, each with the name of the source that defines the tool.
 
         Raises:
             Refused: for the same reasons as in `tools`.
@@ -352,7 +352,7 @@ class Client(BaseClient, CallerOperations):
         return found.call
 
     def blob(self, url: str) -> bytes:
-        """Fetch a whole blob, by the `url` or `resource_url` of an answer.
+        """Fetch a whole blob. `url` is the `url` or the `resource_url` in an answer.
 
         Raises:
             ValueError: `url` is not the address of a blob; nothing was sent.
@@ -440,8 +440,8 @@ class Client(BaseClient, CallerOperations):
     def put_directory(self, session_id: str, source: Path | str, path: str = "") -> UnpackedArchive:
         """Copy a local directory into the directory `path` of a session's workspace.
 
-        The default `path` is the workspace itself. Existing files with the same names are replaced,
-        and other files are kept. Links are not copied.
+        The default `path` is the workspace itself. Existing files in the workspace with the same
+        names are replaced, and other files are kept. Links are not copied.
 
         Raises:
             OSError: the directory cannot be read.

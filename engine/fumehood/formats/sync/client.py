@@ -27,11 +27,11 @@ class ClientWithFormats(Client):
         agent_id: str | None = None,
         tools: Iterable[str] | None = None,
     ) -> list[JsonObject]:
-        """Export tools in a model provider's format: all tools, an agent's tools, or those named in
-        `tools`.
+        """Export tools in a model provider's format: all tools, an agent's tools, or the tools
+        named in `tools`.
 
         Raises:
-            Refused: the format or the agent is unknown, or a name in `tools` is unknown.
+            Refused: the format, the agent or a name in `tools` is unknown.
         """
         found = self.export_with_losses(format, agent_id=agent_id, tools=tools)
         return list(found.tools)
@@ -43,8 +43,8 @@ class ClientWithFormats(Client):
         agent_id: str | None = None,
         tools: Iterable[str] | None = None,
     ) -> ExportedTools:
-        """Export tools with `losses`: the parts of the tools that the format cannot express, and
-        what to change.
+        """Export tools as `export` does. The result's `losses` list what the format cannot express,
+        and what to change in the tools' definitions.
 
         Raises:
             Refused: for the same reasons as in `export`.
@@ -62,11 +62,12 @@ class ClientWithFormats(Client):
         """Run all tool calls of an assistant's message, and return the messages with the results.
 
         `message` is the provider's message or whole response, as an object of the provider's
-        library or as JSON. Every call has one result, in order, even if it is refused, fails or
-        waits for approval. `options` are the fields of `HandleOptions`, and apply to all calls.
+        library or as JSON. Each call has one result, even if the call is refused, fails or waits
+        for approval. The results have the order of the calls. `options` are the fields of
+        `HandleOptions`, and apply to all calls.
 
         Raises:
-            TypeError: there is no such option.
+            TypeError: an option is unknown.
             ValueError: the message or the options are not JSON, so nothing was sent.
             Refused: the message or an option is wrong; nothing was run.
         """
@@ -85,13 +86,13 @@ class ClientWithFormats(Client):
         max_turns: int = 10,
         **options: Unpack[HandleKeywords],
     ) -> AgentRun:
-        """Request a message from a model, run its tool calls, and repeat until a message has no
-        calls.
+        """Request a message from a model, run the tool calls in it, and repeat until a message
+        contains no calls.
 
         `llm(messages, tools=…, tool_choice=…)` returns the assistant's message. `tool_choice` is
         `auto`, `none`, `required` or a tool's name, and applies to the first message only. The run
         also ends after `max_turns` messages of the model, or if a call waits for approval. To
-        continue such a run, pass the returned `AgentRun` instead of the messages.
+        continue a run, pass the returned `AgentRun` as `messages`.
 
         Raises:
             Refused: for the same reasons as in `export` and `handle`.
@@ -122,8 +123,9 @@ class ClientWithFormats(Client):
 def handle_request(
     message: Any, name: MessageFormat, options: JsonObject
 ) -> ApiRequest[HandledCalls]:
-    """Return the request that runs a message's tool calls. The request's timeout is long enough to
-    run all calls one after the other.
+    """Return the request that runs a message's tool calls.
+
+    The request's time limit allows all calls to run one after the other.
     """
     from fumehood.formats.agent_loop import how_many_calls, plain
 

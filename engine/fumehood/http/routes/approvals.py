@@ -3,8 +3,8 @@
 On the callers' socket each principal sees and cancels its own approvals. On the control socket
 approvers see all approvals and decide on them. A decision names, in `If-Match`, the version that
 the approver saw, and is refused if the approval has changed since then. Invariant: no request on
-the callers' socket can approve or deny a call.
-*Source* for `ETag` and `If-Match`: RFC 9110, sections 8.8.3 and 13.1.1; one strong tag or `*`.
+the callers' socket can approve or deny a call. `If-Match` must be one strong tag or `*`. *Source*:
+RFC 9110, sections 8.8.3 and 13.1.1.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""MCP servers of the configuration, whose tools the engine calls."""
+"""The MCP servers that the configuration names, and whose tools the engine calls."""

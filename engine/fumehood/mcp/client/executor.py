@@ -1,8 +1,9 @@
-"""Run tools of MCP servers, and turn their results into outcomes.
+"""Runs tools of MCP servers, and converts the servers' results to outcomes.
 
-Host side, above `servers`. Invariants: only a tool that one of the configured servers has listed is
-called; a call ends within its time limit, and its server is then notified; everything in a result
-is untrusted and bounded, and the engine never requests a URL from it.
+Host side, above `servers`. Invariants: the engine only calls a tool that one of the configured
+servers has listed. A call ends within its time limit, and its server is notified if the limit ends
+the call. Everything in a result is untrusted and limited in size, and the engine never fetches a
+URL from a result.
 """
 
 from __future__ import annotations
@@ -40,10 +41,10 @@ from fumehood.protocol.framing import whole_words
 from fumehood.registry.index import RegisteredTool
 
 FRAME_BYTES = 64 * 1024
-"""Bytes reserved for the rest of a message, around its result."""
+"""Maximum number of bytes of a message in addition to the result in it."""
 
 MAX_UNREAD = 5
-"""Maximum number of content blocks of one result whose faults are described."""
+"""Maximum number of faulty content blocks in one result that are described one by one."""
 
 _DATA_URL = re.compile(r"data:([^,;]*)[^,]*;base64,", re.IGNORECASE)
 _ONE_BASE64 = str.maketrans("-_", "+/", " \t\r\n")
@@ -88,7 +89,9 @@ class McpExecutor(Executor):
 
 
 def server_of(tool: RegisteredTool) -> McpServer:
-    """Return the server of a tool. Raises SandboxUnavailable if the tool has none."""
+    """Return the MCP server that listed a tool. Raises SandboxUnavailable if no server of the
+    configuration has listed the tool.
+    """
     # Only a tool that this engine registered for an MCP server has one. Any other tool's
     # definition could declare itself harmless.
     if not isinstance(tool.service, McpServer):
@@ -101,7 +104,7 @@ def server_of(tool: RegisteredTool) -> McpServer:
 
 
 async def call_tool(run: ToolRun, server: McpServer) -> Outcome:
-    """Send one call to its server and turn the result into an outcome."""
+    """Call a tool of an MCP server, and convert the result to an outcome."""
     tool, started = run.tool.definition, time.monotonic()
     meta: JsonObject = {"traceparent": run.traceparent}
     request = Request("tools/call", meta, run.handle.report)
@@ -127,7 +130,9 @@ async def call_tool(run: ToolRun, server: McpServer) -> Outcome:
 async def _ask(
     server: McpServer, name: str, arguments: JsonObject, request: Request, limits: Limits
 ) -> JsonObject:
-    """Return the server's result. Raises EngineError if the server returns no result."""
+    """Send the call to the server and return the server's result. Raises EngineError if there is no
+    result.
+    """
     try:
         with anyio.fail_after(limits.wall_s):
             return await server.call(name, arguments, request)
@@ -147,13 +152,13 @@ async def _ask(
 
 
 def result_data(result: JsonObject, tool: ToolDefinition) -> tuple[JsonObject, tuple[str, ...]]:
-    """Return the tool's data, and a warning for each content block of the result that is not
+    """Return the tool's data, and warnings about content blocks of the result that are not
     understood.
 
     The data is the result's structured content. Without structured content, it is the result's
     texts, as `text`. Files and links are added as `files` and `links`, unless the structured
-    content has these names. The tool has already run, so a malformed block does not make the other
-    blocks fail.
+    content already has fields with these names. The tool has already run, so a malformed block is
+    left out and the other blocks are still used.
 
     Raises:
         ExecutionError: the tool failed or requests input, or nothing in the result is understood.
@@ -191,11 +196,11 @@ def result_data(result: JsonObject, tool: ToolDefinition) -> tuple[JsonObject, t
 
 
 def _part(block: Any, number: int) -> tuple[str, Any]:
-    """Convert one content block of a result. Return the kind (`text`, `links` or `files`), and the
-    converted block.
+    """Convert one content block of a result. Return the kind of the block (`text`, `links` or
+    `files`) and the converted block.
 
     Raises:
-        ValueError: the block is not understood; the message is a clause.
+        ValueError: the block is not understood. The message is a clause that names the fault.
     """
     kind = block.get("type") if isinstance(block, dict) else None
     if kind == "text" and isinstance(block.get("text"), str):
@@ -211,10 +216,10 @@ def _part(block: Any, number: int) -> tuple[str, Any]:
 
 
 def _file(block: JsonObject, number: int, *, may_be_text: bool) -> JsonObject:
-    """Return an image, audio or embedded resource as a file.
+    """Return an image, an audio clip or an embedded resource as a file.
 
-    The encoded data may be a `data:` URL, have line breaks, use the alphabet for URLs, or lack the
-    padding.
+    The encoded data may be a `data:` URL, contain line breaks, use the alphabet for URLs, or lack
+    the padding.
 
     Raises:
         ValueError: the data is missing, or is not base64.
@@ -243,6 +248,6 @@ def _file(block: JsonObject, number: int, *, may_be_text: bool) -> JsonObject:
 
 
 def _link(block: JsonObject) -> JsonObject:
-    """Return a link with the texts that the server sent. The engine never follows links."""
+    """Return a link with the texts that the server sent. The engine never fetches the link."""
     keys = ("uri", "name", "mimeType", "description")
     return {key: block[key] for key in keys if isinstance(block.get(key), str)}

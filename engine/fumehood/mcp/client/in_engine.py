@@ -1,4 +1,4 @@
-"""The MCP servers of one engine, which run as long as the engine does."""
+"""The connection between one engine and its MCP servers, which run as long as the engine does."""
 
 from __future__ import annotations
 
@@ -14,13 +14,15 @@ if TYPE_CHECKING:
 
 
 class McpClient(EnginePart):
-    """Keeps the MCP servers of the configuration running. `servers` is empty before the start."""
+    """Keeps the MCP servers of the configuration running. `servers` is empty before the engine
+    starts.
+    """
 
     servers: Mapping[str, McpServer] = {}
 
     @asynccontextmanager
     async def running(self, made: Composition) -> AsyncIterator[None]:
-        """Keep every server alive, and its tools registered."""
+        """Keep every server running, and its tools registered, until the context is left."""
         settings = self.kernel.config.of("mcp_servers", dict) or {}
         services = made.services
         all_servers = McpServers(

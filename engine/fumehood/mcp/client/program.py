@@ -1,8 +1,9 @@
 """The standard streams of an MCP server's program in a container.
 
-Host side, above the wall. The container has no guest, and one process serves all callers. The
-program's output is untrusted: an invalid frame ends the program, and a program that does not read
-its input is disconnected.
+Host side, above the wall. The container has no guest, and the program serves the calls of all
+callers. The program's output is untrusted: an invalid frame ends the program, and a program that
+does not read its input is disconnected. If the program may use the network, it runs behind a front:
+a process in the container that also connects the program to the gateway.
 """
 
 from __future__ import annotations
@@ -24,15 +25,15 @@ from fumehood.sandbox.streams import MAX_UNREAD_BYTES, Dial, Stream, StreamEnd
 from fumehood.sandbox.wall import CHUNK_BYTES, AttachedProgram, rest_after
 
 STANDARD = "stdio"
-"""The kind of the stream for a front's program: its standard input and output. Its first connection
-is the only one."""
+"""Name of the stream for a front's program. Its first and only connection carries the program's
+standard input and output."""
 
 SAID_BYTES = 2000
-"""Number of bytes at the end of a program's standard error that are kept for the log."""
+"""The log gets at most this many bytes from the end of a program's standard error."""
 
 
 class ContainerProgram:
-    """The standard streams of a running program. `stop` removes its container."""
+    """The standard streams of a program that runs in a container. `stop` removes the container."""
 
     def __init__(self, attached: AttachedProgram) -> None:
         self.said = b""
@@ -42,7 +43,7 @@ class ContainerProgram:
         self._parts = Demultiplexer()
 
     async def read(self) -> bytes:
-        """Return the next bytes of the standard output, or empty bytes at the end."""
+        """Return the next bytes of the program's standard output, or empty bytes at the end."""
         while chunk := await self._reader.read(CHUNK_BYTES):
             found = b""
             try:
@@ -58,21 +59,25 @@ class ContainerProgram:
         return b""
 
     async def write(self, data: bytes) -> None:
-        """Write to the standard input. Raises OSError if it is closed or too much is unread."""
+        """Write to the program's standard input. Raises OSError if the input is closed, or if the
+        program has left too much of it unread.
+        """
         if self._writer.transport.get_write_buffer_size() > len(data) + MAX_UNREAD_BYTES:
             raise BlockingIOError("it reads nothing")
         self._writer.write(data)
         await self._writer.drain()
 
     def send(self, frame: bytes) -> None:
-        """Write a frame to the container's front. A front that does not read is disconnected."""
+        """Send a frame to the front in the container. A front that does not read is
+        disconnected.
+        """
         if self._writer.transport.get_write_buffer_size() > MAX_UNREAD_BYTES:
             self.disconnect()
         else:
             self._writer.write(frame)
 
     def disconnect(self) -> None:
-        """Close the streams of a container that breaks the protocol."""
+        """Close the streams of a container that violates the protocol."""
         self._writer.transport.abort()
 
     async def stop(self) -> None:
@@ -81,8 +86,10 @@ class ContainerProgram:
 
 
 class NetworkedProgram:
-    """The standard streams of a program behind a front. The front also carries the program's
-    connections to the gateway, which are the stream `network`.
+    """The standard streams of a program behind a front.
+
+    The front also carries the program's connections to the gateway. These are a second stream,
+    called `network`.
     """
 
     def __init__(self, program: ContainerProgram, stream: Stream[StreamEnd]) -> None:
@@ -106,7 +113,7 @@ class NetworkedProgram:
         return self._program.said
 
     async def read(self) -> bytes:
-        """Return the next bytes of the standard output, or empty bytes at the end."""
+        """Return the next bytes of the program's standard output, or empty bytes at the end."""
         await self._are_open.wait()
         if self._streams is not None:
             with suppress(anyio.EndOfStream, anyio.BrokenResourceError):
@@ -114,7 +121,9 @@ class NetworkedProgram:
         return b""
 
     async def write(self, data: bytes) -> None:
-        """Write to the standard input. Raises OSError if too much is unread."""
+        """Write to the program's standard input. Raises OSError if the program has left too much of
+        it unread.
+        """
         if self._unsent > MAX_UNREAD_BYTES:
             raise BlockingIOError(errno.EAGAIN, "it reads nothing")
         self._unsent += len(data)
@@ -132,12 +141,16 @@ class NetworkedProgram:
             end.close()
 
     def _on_streams(self, connection: Connection) -> None:
-        """Use the first connection, which carries the program's standard input and output."""
+        """Use the first connection of `STANDARD`, which carries the program's standard input and
+        output.
+        """
         self._streams = connection
         self._are_open.set()
 
     async def _pump(self) -> None:
-        """Process frames until the output ends or is not a frame; then close all connections."""
+        """Process the front's frames until the output ends or contains an invalid frame. Then close
+        all connections.
+        """
         try:
             while chunk := await self._program.read():
                 began = time.monotonic()
@@ -164,14 +177,16 @@ class NetworkedProgram:
 
 @dataclass(frozen=True, slots=True)
 class _Port:
-    """The port of a stream to a front. The program belongs to no run, so it has no clock."""
+    """Sends the frames of one stream to a front. Unlike other ports, it belongs to no run, so it
+    has no clock to pause.
+    """
 
     program: ContainerProgram
     kind: str
     dial: Dial | None = None
 
     def send(self, body: bytes) -> None:
-        """Send a frame to the front."""
+        """Send a frame with this body to the front."""
         self.program.send(StreamFrame(self.kind, FRONT_RUN, body).encode())
 
     def pause(self, *, is_paused: bool) -> None:

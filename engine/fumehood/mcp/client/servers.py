@@ -1,10 +1,11 @@
-"""MCP servers: keep the configured servers alive, and register their tools.
+"""Keeps the configured MCP servers running, and registers their tools.
 
-Host side, one task for each server. A server that cannot be reached or that dies is started again
-after a growing pause; meanwhile its last known tools stay registered, and their calls are refused
-as retryable. Invariants: a server determines only the names, descriptions and schemas of its tools;
-a tool whose definition tries to manipulate models is dangerous, whatever the configuration says; a
-tool whose name belongs to another source is left out.
+Host side, one task for each server. A server that cannot be reached or that has ended is started
+again after a pause, which grows with each attempt. In the meantime, its last known tools stay
+registered, and calls of these tools are refused with a retryable error. Invariants: a server
+determines only the names, descriptions and schemas of its tools. A tool whose definition tries to
+manipulate models counts as dangerous, whatever the configuration says. A tool whose name is already
+used by another source is left out.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ from fumehood.registry.registrations import Registrations
 from fumehood.sandbox.wall import OpensPrograms, Wall
 
 SOURCE = "mcp"
-"""The source of these tools, as shown in lists of tools."""
+"""The source that lists of tools show for tools of MCP servers."""
 
 GREETING_S = 12.0
 """Maximum seconds for agreeing on a version of the protocol with a server."""
@@ -72,7 +73,7 @@ LIST_S = 20.0
 
 CHECK_S = 10.0
 """Maximum seconds of processor time for checking the definitions of one list. A thousand ordinary
-definitions take less."""
+definitions take less time."""
 
 POLL_S = 10.0
 """Seconds between two requests for the tools of an HTTP server. Over HTTP, the engine receives no
@@ -80,14 +81,14 @@ notifications of changes."""
 
 CHANGE_PAUSE_S = 1.0
 """Minimum seconds between two requests for the tools of a program that reports changes. The pause
-also lasts at least four times as long as the previous request took."""
+is also at least four times as long as the previous request took."""
 
 MIN_PAUSE_S, MAX_PAUSE_S = 0.5, 60.0
-"""Shortest and longest pause in seconds before a server is started again."""
+"""Shortest and longest pause, in seconds, before a server is started again."""
 
 STABLE_S = 30.0
-"""If a server has run for longer than this many seconds, the pause before its next start is
-`MIN_PAUSE_S` again."""
+"""Seconds after which a running server counts as stable. If it ends later, the pause before its
+next start is `MIN_PAUSE_S` again."""
 
 MAX_TOOLS = 1000
 """Maximum number of tools of one server. Further tools are left out."""
@@ -103,9 +104,7 @@ MAX_NAME = 64
 
 
 class McpServers:
-    """All MCP servers of an engine. The servers run while the asynchronous context `run` is
-    open.
-    """
+    """All MCP servers of an engine. The servers run while the context `run` is open."""
 
     def __init__(
         self,
@@ -129,7 +128,7 @@ class McpServers:
 
     @asynccontextmanager
     async def run(self) -> AsyncIterator[None]:
-        """Keep every server alive while the context is open."""
+        """Keep every server running until the context is left."""
         async with anyio.create_task_group() as group:
             for server in self.servers.values():
                 group.start_soon(server.follow)
@@ -139,7 +138,7 @@ class McpServers:
                 group.cancel_scope.cancel()
 
     def _put(self, server: str, tools: list[RegisteredTool], faults: dict[str, str]) -> None:
-        """Replace the registered tools of one server, and log their faults."""
+        """Replace the registered tools of one server, and log the faults in the server's list."""
         self._tools[server] = []
         for tool in tools:
             name = tool.definition.name
@@ -158,14 +157,14 @@ class McpServers:
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """The checked tools of one server."""
+    """The result of checking one server's list of tools."""
 
     own_names: dict[str, str]
-    """The engine's name of a tool → the name that the server uses."""
+    """The engine's name of a tool → the server's own name for the tool."""
     tools: list[RegisteredTool]
     faults: dict[str, str]
-    """Name of a tool → a description of its fault. The name is empty for faults of unnamed tools
-    and of the whole list."""
+    """Name of a tool → a description of the tool's fault. The name is empty for a fault of a tool
+    without a name, or of the whole list."""
 
 
 class McpServer:
@@ -192,10 +191,11 @@ class McpServer:
         self._parts = parts
         self._wire: Wire | None = None
         self._around = Surroundings()
-        """What parts gave to the server's program when it was last started."""
+        """What parts provided for the server's program when it was last started, such as
+        environment variables."""
         self._own_names: dict[str, str] = {}
         self._found: list[Any] | None = None
-        """The list of tools that the server sent last, unparsed."""
+        """The last list of tools that the server sent, before checking."""
         self._why = "it has not answered yet"
         self._skip_probe = False
         for key, value in settings.env.items():
@@ -203,11 +203,10 @@ class McpServer:
                 redactor.learn(value.get_secret_value())
 
     def shown(self, tool: str) -> JsonObject:
-        """Return a description of the server, and the server's own name for a tool, as approvers
-        see them.
+        """Return a description for approvers: the server, and the server's own name for a tool.
 
         The result includes the names of environment variables and secrets, but never their values.
-        Keys of a known form in the command, and the values of secret variables, are redacted.
+        In the command, the values of secret variables and keys of a known form are redacted.
         """
         given = self._settings
         called: JsonObject = {"server": self.name, "tool": self._own_names.get(tool, tool)}
@@ -222,7 +221,9 @@ class McpServer:
                 "network": list(given.network)}  # fmt: skip
 
     def bound(self) -> JsonObject:
-        """Return the configured command, to which approvals are bound, or {} if there is a URL."""
+        """Return the configured command, to which approvals are bound. Return {} if the server has
+        a URL.
+        """
         given = self._settings
         return {} if given.url is not None else {"command": list(given.command)}
 
@@ -230,10 +231,11 @@ class McpServer:
         """Call one of the server's tools and return the result.
 
         Raises:
-            SandboxUnavailable: the server is a program that does not run now, or lacks the tool.
-            NetworkError: the server has a URL, and is not connected now or lacks the tool; or the
-                server ended before it answered.
-            RpcError, BodyTooLarge, EngineError: there is no result.
+            SandboxUnavailable: the server is a program that is not running now, or it no longer has
+                the tool.
+            NetworkError: the server has a URL, and is not connected now or no longer has the tool.
+                Also raised if any server ends before it answers.
+            RpcError, BodyTooLarge, EngineError: the server returned no result.
         """
         wire, own = self._wire, self._own_names.get(tool)
         if wire is None or own is None:
@@ -252,11 +254,15 @@ class McpServer:
             raise NetworkError(f"The MCP server {self.name} ended {when} the call.") from None
 
     def used(self) -> list[Share]:
-        """Return what parts add to the outcome of a call that has ended."""
+        """Return what parts add to the outcome of the call that has just ended."""
         return self._around.used()
 
     async def follow(self) -> None:
-        """Start the server, list its tools and follow their changes, forever."""
+        """Start the server, register its tools and follow their changes. Restart the server
+        whenever it ends.
+
+        This method runs until it is cancelled.
+        """
         pause_s = MIN_PAUSE_S
         while True:
             began = time.monotonic()
@@ -284,7 +290,9 @@ class McpServer:
         return one_line(self._redactor.line(text)[:500]) or type(fault).__name__
 
     async def _live(self) -> None:
-        """Run the server once, until it ends. This method always raises `Lost` or another error."""
+        """Run or connect to the server until it ends. This method always raises `Lost` or another
+        error.
+        """
         if self._settings.url is not None:
             given = self._settings.headers.items()
             plain = {name: value for name, value in given if not SECRET_REFERENCE.search(value)}
@@ -304,7 +312,7 @@ class McpServer:
         raise Lost("it was ended")
 
     async def _run_program(self, streams: Streams) -> None:
-        """Serve a program until it ends. Raises Lost."""
+        """Exchange messages with a running program until it ends. Then raise Lost."""
         async with served(streams) as (stream_wire, reading):
             following = asyncio.ensure_future(self._follow_changes(stream_wire))
             try:
@@ -366,7 +374,9 @@ class McpServer:
         self._log.info("mcp.server_ready", server=self.name, version=wire.version)
 
     async def _list(self, wire: Wire) -> None:
-        """Request the list of the server's tools, and register them if the list has changed."""
+        """Request the list of the server's tools. If the list has changed, register the tools in
+        it.
+        """
         found: list[Any] = []
         params: JsonObject = {}
         size = 0
@@ -392,7 +402,7 @@ class McpServer:
     def _read_tools(self, found: list[Any]) -> Listed:
         """Check the definitions in a server's list and convert them to tools.
 
-        Runs in a thread, because checking many schemas takes a while.
+        This method is called in a thread, because checking many schemas takes a while.
         """
         listed = Listed({}, [], {})
         began = time.thread_time()
@@ -420,7 +430,10 @@ class McpServer:
     def _tool(
         self, name: str, own: str, listed: JsonObject, noted: dict[str, str]
     ) -> RegisteredTool:
-        """Convert one listed tool. If its text attacks models, add a fault to `noted`.
+        """Convert one tool of the server's list. `own` is the server's name for the tool.
+
+        If the tool's text attacks models, the tool counts as dangerous, and a fault is added to
+        `noted`.
 
         Raises:
             InvalidDefinition: the definition is too large or invalid.
@@ -456,9 +469,9 @@ class McpServer:
         return tool
 
     async def _secret_headers(self) -> tuple[tuple[tuple[str, str], ...], SecretValues]:
-        """Return the headers that contain secrets, and the secrets' values.
+        """Return the headers that contain secrets, and the values of these secrets.
 
-        Only secrets that are bound to the server's name are used.
+        Only secrets that are bound to the server's name can be used.
         """
         headers = {
             name: value
@@ -478,7 +491,7 @@ class McpServer:
 
 
 def engine_name(server: str, own: str) -> str:
-    """Return the engine's name of a server's tool.
+    """Return the engine's name for a tool that a server calls `own`.
 
     Characters that the engine does not allow in names are replaced by `_`.
     """

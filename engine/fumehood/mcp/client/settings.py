@@ -1,4 +1,4 @@
-"""Settings of MCP servers whose tools become the engine's: `[mcp_servers.NAME]`."""
+"""Settings of the MCP servers whose tools the engine calls: `[mcp_servers.NAME]`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from fumehood.config import KernelConfig
 
 SEPARATOR = "__"
-"""Separates a server's name from a tool's own name. No server's name contains it."""
+"""Separates a server's name from a tool's own name in the engine's name for the tool. The name of a
+server never contains this separator."""
 
 ServerName = Annotated[
     str, Field(pattern=r"^[A-Za-z][A-Za-z0-9]*([_-][A-Za-z0-9]+)*$", max_length=24)
@@ -83,5 +84,5 @@ SETTINGS = {"mcp_servers": Setting(AllMcpServers, {})}
 
 
 def coming(config: KernelConfig) -> list[str]:
-    """Return the prefixes of the names of all tools that the servers can have."""
+    """Return, for each server, the prefix with which the engine's names of all its tools begin."""
     return [f"{name}{SEPARATOR}" for name in config.of("mcp_servers", dict) or {}]

@@ -1,10 +1,10 @@
 """MCP's wire protocol as a client: JSON-RPC over the streams of a program, or over HTTP.
 
-Host side. It does not use the MCP SDK, because that takes 57 MB, and because servers are treated as
-hostile: every message is bounded, a program that breaks the framing is ended, and a request ends
-when it is answered, when its caller cancels it, or when its time is up. *Source*: the specification
-of MCP, revisions 2025-11-25 ("initialize") and 2026-07-28 (no handshake; each request names its
-version).
+Host side. This module does not use the MCP SDK, because the SDK takes 57 MB, and because servers
+are treated as hostile. The size of every message is limited. A program that violates the framing is
+ended. A request ends when it is answered, when its caller cancels it, or when its time limit
+expires. *Source*: the specification of MCP, revisions 2025-11-25 ("initialize") and 2026-07-28 (no
+handshake; each request names its version).
 """
 
 from __future__ import annotations
@@ -47,66 +47,69 @@ HANDSHAKE = ("2025-11-25", "2025-06-18", "2025-03-26", "2024-11-05")
 """The supported protocol versions with a handshake (`initialize`), newest first."""
 
 MAX_MESSAGE = 4 << 20
-"""Maximum size of one message in bytes. A list of tools, or a result within the host's limit,
-fits."""
+"""Maximum size of one message in bytes. This is enough for a list of tools, and for a result within
+the host's limit."""
 
 NUMBER_WITHIN = 200
-"""Bytes at each end of a discarded message that are searched for the id of its request."""
+"""Number of bytes at the beginning and at the end of a discarded answer that are searched for the
+id of its request."""
 
 PROBE_S = 4.0
-"""Seconds that a server has to answer the probe for the version without a handshake."""
+"""Maximum seconds for a server to answer the request that tests for the version without a
+handshake."""
 
 STOP_S = 2.0
-"""Seconds that a program has to end after each step of stopping it. Sending a cancellation may also
-take this long."""
+"""Seconds that a program has to end after its input is closed, and again after SIGTERM and SIGKILL.
+Also the maximum seconds for notifying a server that a request was cancelled."""
 
 CHUNK = 64 * 1024
 """Maximum number of bytes read from a program at once."""
 
 SAID_BYTES = 2000
-"""Number of bytes at the end of a program's standard error that are kept for the log."""
+"""The log gets at most this many bytes from the end of a program's standard error."""
 
 METHOD_NOT_FOUND = -32601
-"""*Source*: JSON-RPC 2.0, 5.1."""
+"""JSON-RPC's code for an unknown method. *Source*: JSON-RPC 2.0, 5.1."""
 
 LIST_MAY_HAVE_CHANGED = frozenset(
     {"notifications/tools/list_changed", "notifications/subscriptions/acknowledged"}
 )
-"""Notifications after which the tools are listed again. The acknowledgement of a subscription is
-one of these notifications, because changes before the subscription were not reported."""
+"""Notifications after which the engine lists the tools again. The acknowledgement of a subscription
+is one of them, because changes before the subscription were not reported."""
 
 CLIENT = {"name": "fumehood", "version": "1"}
 """The name and version that the engine reports to servers."""
 
 _META = "io.modelcontextprotocol/"
-"""Prefix of MCP's own keys in `_meta`."""
+"""Prefix of the keys in `_meta` that MCP itself defines."""
 
 OnProgress = Callable[[float, str], None]
-"""Receives progress: a percentage from 0 to 100, and a message."""
+"""Receives the progress of a call: a percentage from 0 to 100, and a message."""
 
 
 class RpcError(Exception):
-    """The server answered a request with an error."""
+    """The server answered a request with an error. The text is the server's message."""
 
 
 class Lost(Exception):
-    """The server cannot be reached, or the connection to it has ended. The text explains why to the
-    operator."""
+    """The server cannot be reached, or the connection to the server has ended. The text gives the
+    reason to the operator.
+    """
 
 
 @dataclass(slots=True)
 class Request:
-    """One request in progress."""
+    """One request to a server, from its creation until its result has arrived."""
 
     method: str
     params: JsonObject
     on_progress: OnProgress | None = None
     attempt: Attempt = field(default_factory=Attempt)
     max_bytes: int = MAX_MESSAGE
-    """Maximum size of the answer in bytes over HTTP. Over a program's streams it is `MAX_MESSAGE`.
-    """
+    """Maximum size of the answer in bytes over HTTP. Over a program's streams, the maximum is
+    always `MAX_MESSAGE`."""
     future: asyncio.Future[JsonObject] | None = None
-    """The result, once the request has been begun."""
+    """The future of the result. None until the request is about to be sent."""
 
 
 class Wire(ABC):
@@ -121,11 +124,12 @@ class Wire(ABC):
     async def negotiate(self, *, skip_probe: bool = False) -> None:
         """Agree on a protocol version with the server, by a handshake if the version needs one.
 
-        With `skip_probe`, the version without a handshake is not tried first.
+        With `skip_probe`, a handshake is tried immediately, without first trying the version that
+        needs none.
 
         Raises:
-            RpcError, Lost, EngineError, TimeoutError: the server supports none of the versions, or
-                did not answer.
+            RpcError, Lost, EngineError, TimeoutError: the server supports neither `MODERN` nor a
+                version in `HANDSHAKE`, or did not answer.
         """
         if not skip_probe and await self._is_modern():
             return
@@ -155,8 +159,8 @@ class Wire(ABC):
     async def ask(self, method: str, params: JsonObject, made: Request | None = None) -> JsonObject:
         """Send a request in the server's protocol version and return its result.
 
-        `made` is the request to use; otherwise a new one is created. If the caller's task is
-        cancelled, the server is notified.
+        `made` is the request object to use. If it is None, a new one is created. If the caller's
+        task is cancelled, the server is notified.
 
         Raises:
             RpcError, Lost, BodyTooLarge, EngineError: the server returned no result.
@@ -171,7 +175,9 @@ class Wire(ABC):
 
     @abstractmethod
     async def notify(self, method: str, params: JsonObject) -> None:
-        """Send a notification, which is lost if the server cannot be reached."""
+        """Send a notification. If the server cannot be reached, the notification is lost and no
+        error is raised.
+        """
 
     def _stamped(self, params: JsonObject) -> JsonObject:
         meta = {
@@ -183,8 +189,8 @@ class Wire(ABC):
         return {**params, "_meta": meta}
 
     def _begin(self, request: Request) -> tuple[int, JsonObject, asyncio.Future[JsonObject]]:
-        """Create the future for a request's result. Return a new id for the request, the message to
-        send, and the future.
+        """Assign a new id to a request. Return the id, the message to send, and the future of the
+        result.
         """
         self._numbers += 1
         number, params = self._numbers, request.params
@@ -195,7 +201,8 @@ class Wire(ABC):
         return number, message, request.future
 
     def _hear(self, message: Any, waiting: Mapping[int, Request]) -> JsonObject | None:
-        """Process a message from the server. Return the reply if the message is a request.
+        """Process a message from the server. If the message is a request, return the reply to send.
+        Otherwise, return None.
 
         `waiting` maps the id of each open request to the request. Raises ValueError if the message
         is not an object.
@@ -233,7 +240,9 @@ def _settle(message: JsonObject, request: Request | None) -> None:
 
 
 def _retrieve(future: asyncio.Future[JsonObject]) -> None:
-    """Retrieve a future's error, so that asyncio does not log it as never retrieved."""
+    """Retrieve the error of a future that has failed, so that asyncio does not log the error as
+    never retrieved.
+    """
     if future.done() and not future.cancelled():
         future.exception()
 
@@ -254,26 +263,28 @@ def _report(params: JsonObject, request: Request | None) -> None:
 
 
 class Streams(Protocol):
-    """The standard streams of a program."""
+    """The standard streams of a server's program."""
 
     @property
     def said(self) -> bytes:
         """The end of the program's standard error so far."""
 
     async def read(self) -> bytes:
-        """Return the next bytes of the standard output, or empty bytes at the end."""
+        """Return the next bytes of the program's standard output, or empty bytes at the end."""
 
     async def write(self, data: bytes) -> None:
-        """Write to the standard input. Raises OSError if that is closed or too much is unread."""
+        """Write to the program's standard input. Raises OSError if the input is closed, or if the
+        program has left too much of it unread.
+        """
 
     async def stop(self) -> None:
         """End the program."""
 
 
 class StreamWire(Wire):
-    """JSON-RPC over a program's streams, one message per line.
+    """JSON-RPC over the standard streams of a program, one message per line.
 
-    Answers arrive only while `serve` runs.
+    Answers are only received while `serve` runs.
     """
 
     def __init__(self, streams: Streams) -> None:
@@ -313,9 +324,9 @@ class StreamWire(Wire):
             raise Lost(f"it takes no input any more ({error.strerror})") from None
 
     async def serve(self) -> str:
-        """Process messages until the program ends or breaks the framing. Return the reason.
+        """Process messages until the program ends or its output breaks off. Return the reason.
 
-        All open requests then fail with `Lost`.
+        All requests that are still open then fail with `Lost`.
         """
         try:
             self._why = await self._read()
@@ -348,8 +359,10 @@ class StreamWire(Wire):
         return "it ended"
 
     def _fail_named(self, ends: bytes, fault: Exception) -> None:
-        """Fail the open request whose id is in `ends`, the first and last bytes of an unreadable
-        answer.
+        """Fail the open request to which an unreadable answer belongs.
+
+        `ends` are the first and last bytes of that answer, in which the request's id is searched
+        for.
         """
         for number in re.findall(rb'"id" ?: ?([0-9]{1,9})[,}]', ends):
             request = self._waiting.get(int(number))
@@ -372,10 +385,10 @@ class StreamWire(Wire):
 
 
 class HostProgram:
-    """A program on the host, in its own process group.
+    """A program that runs on the host, in its own process group.
 
-    It is started in `/`, because programs such as `npx` and `python -m` load code from the current
-    directory.
+    The program is started in `/`, because programs such as `npx` and `python -m` load code from the
+    current directory.
     """
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
@@ -389,7 +402,7 @@ class HostProgram:
 
     @classmethod
     async def start(cls, command: tuple[str, ...], env: Mapping[str, str]) -> HostProgram:
-        """Start a program with a minimal environment plus `env`. Raises OSError."""
+        """Start a program with a minimal environment plus `env`. Raises OSError if that fails."""
         kept = {k: v for k in ("HOME", "LANG", "PATH", "TMPDIR") if (v := os.environ.get(k))}
         pipe = asyncio.subprocess.PIPE
         return cls(
@@ -413,7 +426,11 @@ class HostProgram:
             self.said = (self.said + chunk)[-SAID_BYTES:]
 
     async def stop(self) -> None:
-        """Close the program's standard input, then send its process group SIGTERM, then SIGKILL."""
+        """Close the program's standard input. Then send SIGTERM, and finally SIGKILL, to its
+        process group.
+
+        The program gets `STOP_S` seconds to end after each of these steps.
+        """
         with anyio.CancelScope(shield=True):
             self._in.close()
             for number in (None, signal.SIGTERM, signal.SIGKILL):
@@ -439,14 +456,15 @@ _SESSION_REFUSED = re.compile(
     rb"|(no|invalid|unknown) (valid )?session",
     re.IGNORECASE,
 )
-"""Matches the errors with which SDKs report an unknown session. A tool's result about other
-sessions may also match."""
+"""Matches the error texts with which SDKs report that a session is unknown. A tool's result that
+mentions sessions may also match."""
 
 
 class HttpWire(Wire):
     """JSON-RPC over MCP's streamable HTTP: one POST for each message.
 
-    `secrets` returns the headers that contain secrets, and the values to redact in answers.
+    `secrets` returns the headers that contain secrets, and the secret values, which are redacted in
+    answers.
     """
 
     def __init__(
@@ -467,7 +485,7 @@ class HttpWire(Wire):
     async def send(self, request: Request) -> JsonObject:
         """Send a request and return its result. Raises the same errors as `ask`.
 
-        If the server no longer knows the session, a new session is begun, and the request is
+        If the server does not know the session any more, a new session is begun, and the request is
         repeated once. *Source*: MCP 2025-11-25, "Session management".
         """
         session = self._session
@@ -508,10 +526,10 @@ class HttpWire(Wire):
             _retrieve(future)
 
     def _without_result(self, answer: UpstreamAnswer, waiting: Mapping[int, Request]) -> None:
-        """Process the complete body of an answer, if no result was found while it arrived.
+        """Process the whole body of an answer in which no result was found while it arrived.
 
         Raises:
-            NetworkError, RpcError: the whole body has no result.
+            NetworkError, RpcError: the whole body contains no result.
             _Forgotten: the server does not know the session.
         """
         with contextlib.suppress(ValueError):
@@ -527,8 +545,8 @@ class HttpWire(Wire):
         raise RpcError(f"the status {answer.status} without a result")
 
     def _is_forgotten(self, answer: UpstreamAnswer, *, is_answered: bool) -> bool:
-        """Whether the server refused a request without processing it, because it does not know the
-        session.
+        """Return True if the server refused a request without processing it, because it does not
+        know the session.
         """
         if self._session is None or self.version == MODERN:
             return False
@@ -589,13 +607,14 @@ class _Forgotten(Exception):
 
 
 class _Answered(Exception):
-    """The result has arrived, so the rest of the stream is not read."""
+    """The result has arrived. Raised to stop reading the rest of the stream."""
 
 
 class _Reader:
-    """Reads messages from a body: either one JSON document, or server-sent events.
+    """Reads messages from a response body, which is either one JSON document or a stream of
+    server-sent events.
 
-    Messages are passed to `hear`, after the values of secrets were removed.
+    The values of secrets are removed from each message, which is then passed to `hear`.
     """
 
     def __init__(self, hear: Callable[[Any], object], values: SecretValues, max_bytes: int) -> None:
@@ -628,7 +647,9 @@ class _Reader:
 
 
 def _header(value: str) -> str:
-    """Encode a name as a header's value. *Source*: MCP 2026-07-28, "Standard headers"."""
+    """Return a tool's name as the value of an HTTP header. *Source*: MCP 2026-07-28, "Standard
+    headers".
+    """
     if value and is_header_value(value) and not value.startswith("=?"):
         return value
     return f"=?base64?{base64.b64encode(value.encode()).decode()}?="
@@ -636,7 +657,8 @@ def _header(value: str) -> str:
 
 @contextlib.asynccontextmanager
 async def served(streams: Streams) -> AsyncIterator[tuple[StreamWire, asyncio.Task[str]]]:
-    """Yield a wire over a program, and the task of `serve`, which ends when the program does.
+    """Yield a wire to a program, and the task that runs the wire's `serve`. This task ends when the
+    program does.
 
     When the block ends, the program is stopped.
     """

@@ -1,10 +1,11 @@
-"""The server: answers one client's messages from an engine, with or without a protocol handshake.
+"""The MCP server: answers the messages of clients, with or without a protocol handshake.
 
-Host side, in the daemon, behind `endpoint.py`. The server is only a caller: each call goes through
-`Engine.run`. It keeps no MCP sessions: a session's id only encodes what the client sent in
-`initialize`, and grants nothing. Invariants: one principal's message never ends or
-answers another's request; `requestState` runs nothing and only names a call that is looked up for
-its own principal; a client's "accept" makes the engine check again and is never an approval.
+Host side, in the daemon, behind `endpoint.py`. To the engine, the server is a caller like any
+other: each call goes through `Engine.run`. The server stores no MCP sessions. A session's id only
+encodes what the client sent in `initialize`, and grants no rights. Invariants: a message of one
+principal never ends or answers a request of another principal. A `requestState` never runs a call;
+it only names a call, which is looked up among the principal's own calls. The client's "accept" only
+makes the server look for the approver's decision, and is never an approval.
 """
 
 from __future__ import annotations
@@ -71,36 +72,37 @@ from fumehood.observe.trace_context import HEADER, incoming
 from fumehood.protocol import strict_json
 
 MODEL_TEXT_CHARACTERS = 2000
-"""Maximum characters of one text in a result. Longer texts are shortened for the model."""
+"""Maximum characters of one text in a result. A longer text is shortened for the model."""
 
 LOOK_S = 3.0
-"""Seconds to wait for the approver's decision after the client's user has answered "accept"."""
+"""Maximum seconds to wait for the approver's decision after the client's user has answered
+"accept"."""
 
 ANSWER_S = 600.0
-"""Seconds to wait for the client's user to answer a question."""
+"""Maximum seconds to wait until the client's user answers a question."""
 
 CHANGES_S = 0.5
 """Seconds between two checks whether a subscribed client's list of tools has changed."""
 
 MAX_LISTS = 16
-"""Maximum number of cached lists of tools, one for each kind of client (agent, session, protocol
-version). All cached lists are dropped once there are more."""
+"""Maximum number of cached lists of tools. There is one list for each combination of agent, session
+and protocol version. If the cache is full, all cached lists are dropped."""
 
 RESOURCE_MISSING = -32002
 """Error code for a missing resource in protocol versions with a handshake. Later versions use
 INVALID_PARAMS."""
 
 LINK_PREFIX = "fumehood://"
-"""Prefix that turns a blob's path into a resource URI."""
+"""Prefix that turns the URL path of a blob into a resource URI."""
 
 FILE_LISTS = ("images", "files")
 """Keys of a result's data that list files."""
 
 QUESTION = "approval"
-"""The key of the server's only question in `inputRequests` and `inputResponses`."""
+"""The key of the only question that the server asks, in `inputRequests` and `inputResponses`."""
 
 LOOK = "look"
-"""The only field of the question's form."""
+"""The name of the only field in the form of the question."""
 
 STARTED = "started"
 """The message of the first progress report of each call."""
@@ -110,19 +112,19 @@ NO_STATE = "This requestState is not of this call. Send the call again without i
 
 @dataclass(frozen=True, slots=True)
 class Client:
-    """The client that sent a message, with its protocol version and options."""
+    """The client that sent a message, with the client's protocol version and options."""
 
     principal: Principal
     version: str
     elicits: bool
     """Whether the client can ask its user a question (MCP's elicitation)."""
     session: str = ""
-    """The id of the client's MCP session. Empty in the version without a handshake."""
+    """The id of the client's MCP session, or "" if the client has none."""
     agent_id: str | None = None
     session_id: str | None = None
     """The engine's session in which the client's calls run, or None."""
     wait_s: float | None = None
-    """Seconds that the client's calls wait for an approval, or None for no wait."""
+    """Seconds for which the client's calls wait for approval. None if they do not wait."""
 
     @property
     def is_modern(self) -> bool:
@@ -130,14 +132,13 @@ class Client:
 
 
 class Exchange(Protocol):
-    """The channel to the client while one request is answered.
+    """The channel to the client while the server answers one of the client's requests.
 
     Messages that are sent on this channel arrive before the response.
     """
 
     on_cancel: Callable[[], bool] | None
-    """Cancels the request's running call and returns True, or returns False if no call is
-    running."""
+    """Cancels the request's running call and returns True. Returns False if no call is running."""
     on_sent: Callable[[], None] | None
     """Called after the response has been sent, if the client is still connected."""
 
@@ -145,11 +146,11 @@ class Exchange(Protocol):
         """Send a notification or a request to the client."""
 
     def cancel(self) -> None:
-        """Stop working on the request."""
+        """Cancel the request's running call or, if no call is running, the request."""
 
 
 class McpServer:
-    """Answers MCP messages for one engine."""
+    """Answers the MCP messages of all clients of one engine."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -169,7 +170,7 @@ class McpServer:
         }
 
     async def answer(self, request: JsonObject, client: Client, exchange: Exchange) -> bytes:
-        """Return the response to one request. Raises RpcError if it fails."""
+        """Return the encoded response to one request. Raises RpcError if the request fails."""
         request_id = request["id"]
         key = (client.principal.id, client.session, request_id)
         if client.session:
@@ -189,8 +190,8 @@ class McpServer:
         return encode_result(request_id, result)
 
     def take(self, message: JsonObject, client: Client) -> None:
-        """Process a notification, or the response to a question. Unknown notifications and
-        responses are ignored.
+        """Process the cancellation of a request, or the response to a question. Any other
+        notification or response is ignored.
         """
         if message.get("method") == "notifications/cancelled":
             request_id = message.get("params", {}).get("requestId")
@@ -205,9 +206,10 @@ class McpServer:
                 answered.set_result(result if isinstance(result, dict) else {})
 
     async def follow_changes(self, client: Client, exchange: Exchange) -> None:
-        """Notify a client of changed tools until the engine stops.
+        """Notify a client whenever the list of its tools changes. Return when the engine stops or
+        the client's token ends.
 
-        This is for protocol versions with a handshake.
+        Only for protocol versions with a handshake.
         """
         await self._tell_changes(client, exchange, None)
 
@@ -259,7 +261,9 @@ class McpServer:
         return kept[1]
 
     def _tools(self, client: Client) -> list[ToolDefinition]:
-        """Return the tools that this client can call. Workspace tools require a session."""
+        """Return the tools that this client can call. Tools for workspaces are included only if the
+        client has a session.
+        """
         return [
             tool.for_models()
             for tool in self._engine.callable_tools(client.principal, client.agent_id)
@@ -316,7 +320,9 @@ class McpServer:
         self, params: JsonObject, name: str, arguments: JsonObject, client: Client,
         exchange: Exchange,
     ) -> Envelope:  # fmt: skip
-        """Run the call and return its envelope. Cancelling the request also cancels the call."""
+        """Run the call of a request and return the call's envelope. If the request is cancelled,
+        the call is also cancelled.
+        """
         engine = self._engine
         try:
             body = self._body(name, arguments, client)
@@ -359,9 +365,9 @@ class McpServer:
     # -- approvals -----------------------------------------------------------------------
 
     async def _ask(self, question: JsonObject, client: Client, exchange: Exchange) -> JsonObject:
-        """Send a question to the client's user over the request's own stream.
+        """Send a question for the client's user on the channel of the request.
 
-        Return the answer, or an empty object if none arrives in time.
+        Return the user's answer, or an empty object if no answer arrives in time.
         """
         asked_id = f"fumehood-{secrets.token_hex(16)}"
         answered: asyncio.Future[JsonObject] = asyncio.get_running_loop().create_future()
@@ -379,10 +385,11 @@ class McpServer:
         self, params: JsonObject, name: str, arguments: JsonObject, client: Client,
         exchange: Exchange,
     ) -> JsonObject:  # fmt: skip
-        """Return the state or answer of a call that needed approval, without running it.
+        """Return the state of a call that needed approval or, if the call has ended, its answer.
+        The call is not run again.
 
-        A client that wants the answer repeats the call's request with a `requestState`, which names
-        the call.
+        To get the answer, a client repeats its request with the `requestState` that it received,
+        which names the call.
         """
         call_id, _, digest = str(params["requestState"]).partition(".")
         if digest != _digest(name, arguments, client):
@@ -403,9 +410,10 @@ class McpServer:
         return result_of(await self._look(envelope, client, exchange) if is_accepted else envelope)
 
     async def _look(self, waiting: Envelope, client: Client, exchange: Exchange) -> Envelope:
-        """Wait up to `LOOK_S` for an approver's decision, and then for the call to end.
+        """Wait up to `LOOK_S` seconds for an approver's decision. If the call was approved, also
+        wait until the call ends.
 
-        Return the call's answer, or `waiting` if no approver has decided in time.
+        Return the answer to the call, or `waiting` if no approver has decided in time.
         """
         approvals, call_id = self._engine.approvals, waiting.metadata.call_id or ""
         deadline = anyio.current_time() + LOOK_S
@@ -489,14 +497,14 @@ class McpServer:
 
 
 _DECIDED = frozenset({ApprovalState.APPROVED, ApprovalState.STARTED})
-"""States of an approval whose call runs or is about to run."""
+"""States of an approval whose call is running or is about to run."""
 
 
 def _named(params: JsonObject) -> tuple[str, JsonObject]:
-    """Return the tool's name and arguments from a call's parameters.
+    """Return the tool's name and the arguments from the parameters of a call.
 
     Raises:
-        RpcError: the parameters are invalid.
+        RpcError: the name or the arguments are invalid.
     """
     name, arguments = params.get("name"), params.get("arguments")
     if not isinstance(name, str) or not 0 < len(name) <= MAX_TOOL_CHARACTERS:
@@ -507,9 +515,10 @@ def _named(params: JsonObject) -> tuple[str, JsonObject]:
 
 
 class _Progress:
-    """Sends the progress of one call (only increasing values) to the client.
+    """Sends the progress of one call to the client. Only increasing values are sent.
 
-    The call never waits for the client. `CallHandle` limits the number of reports that wait.
+    The call never waits for the client. `CallHandle` limits the number of reports that wait to be
+    sent.
     """
 
     def __init__(self, exchange: Exchange, token: str | int) -> None:
@@ -521,7 +530,9 @@ class _Progress:
 
     @asynccontextmanager
     async def sending(self) -> AsyncIterator[None]:
-        """Send reports as they arrive, and the rest when the block is left."""
+        """Send the call's reports as they arrive. When the block is left, send the reports that
+        remain.
+        """
         task = asyncio.create_task(self._send_all())
         try:
             yield
@@ -533,7 +544,9 @@ class _Progress:
         self._put((percent, message))
 
     def _put(self, report: tuple[float, str] | None) -> None:
-        """Add a report, or the end of the reports. May be called in any thread."""
+        """Add a report to the queue. None marks the end of the reports. This method may be called
+        in any thread.
+        """
         with suppress(RuntimeError):  # the loop has ended
             self._loop.call_soon_threadsafe(self._reports.put_nowait, report)
 
@@ -550,7 +563,7 @@ class _Progress:
 
 
 def _waiting_call(envelope: Envelope) -> str | None:
-    """Return the id of the approval that a call waits for, or None if it does not wait."""
+    """Return the id of the approval for which a call waits, or None if the call does not wait."""
     error = envelope.error
     if error is None or error.code != RequiresHumanApproval.code:
         return None
@@ -558,16 +571,18 @@ def _waiting_call(envelope: Envelope) -> str | None:
 
 
 def _is_underway(envelope: Envelope) -> bool:
-    """Whether the call was approved and is still running.
+    """Return True if a call was approved and is still running.
 
-    If so, the server waits for the call's end, because an MCP client cannot fetch the answer later.
+    The server then waits for the call's end, because an MCP client cannot fetch the answer later.
     """
     error = envelope.error
     return error is not None and error.code == CallInProgress.code and error.approval_id is not None
 
 
 def _question(name: str, envelope: Envelope) -> JsonObject:
-    """Return the question for the client's user. The user's answer never decides the approval."""
+    """Return a question for the client's user, which suggests looking for the approver's decision.
+    The user's answer is never a decision.
+    """
     message = (
         f"The call of {name} waits for approval {_waiting_call(envelope)}. An approver decides on "
         "it, not this dialogue. Accept to look for the decision now."
@@ -584,7 +599,7 @@ def _question(name: str, envelope: Envelope) -> JsonObject:
 
 
 def _is_accepted(answer: Any) -> bool:
-    """Whether the client's user has accepted, which makes the engine look for the approver's
+    """Return True if the client's user has accepted, so that the server looks for the approver's
     decision.
     """
     if not isinstance(answer, dict) or answer.get("action") != "accept":
@@ -594,15 +609,18 @@ def _is_accepted(answer: Any) -> bool:
 
 
 def _digest(name: str, arguments: JsonObject, client: Client) -> str:
-    """Return a digest of a call. `requestState` contains the digest, so that a `requestState`
-    cannot be used for another call.
+    """Return a digest of a call's tool, arguments, agent and session.
+
+    `requestState` contains this digest, so that it cannot be used for another call.
     """
     bound = [name, arguments, client.agent_id, client.session_id]
     return hashlib.sha256(json.dumps(bound, sort_keys=True).encode()).hexdigest()
 
 
 def _is_of(approval: Approval, name: str, client: Client) -> bool:
-    """Whether the approval belongs to a call of this tool, agent and session."""
+    """Return True if an approval belongs to a call of this tool by this agent and in this
+    session.
+    """
     found = (approval.tool, approval.agent_id, approval.session_id)
     return found == (name.partition("@")[0], client.agent_id, client.session_id)
 
@@ -632,7 +650,7 @@ def result_of(envelope: Envelope) -> JsonObject:
 
 
 def plain_result(data: JsonObject) -> JsonObject:
-    """Return `data` as the result of one of the server's own tools."""
+    """Return the result of a call of one of the server's own tools. `data` is the tool's output."""
     text = {"type": "text", "text": _readable(data)}
     return {"content": [text], "structuredContent": data, "isError": False}
 
@@ -643,7 +661,9 @@ def _readable(data: JsonObject) -> str:
 
 
 def _failure(error: JsonObject, details: JsonObject, metadata: JsonObject) -> str:
-    """Describe an error: code, message, ids, and the program's traceback and output."""
+    """Describe an error as text for the model: code, message, ids, and the program's traceback and
+    output.
+    """
     parts = [f"{error['code']}: {error['message']}"]
     if error.get("approval_id") is not None:
         parts.append(f"Approval: {error['approval_id']}. Call: {metadata['call_id']}.")
@@ -664,7 +684,7 @@ def _figures(shown: JsonObject) -> Iterator[JsonObject]:
 
 
 def _links(shown: JsonObject) -> Iterator[JsonObject]:
-    """Yield a resource link for each blob in the result."""
+    """Yield a resource link for each blob to which the result refers."""
     for name in FILE_LISTS:
         for item in _items(shown, name):
             yield from _link(item.get("url"), item.get("filename"), item.get("content_type"))

@@ -1,8 +1,9 @@
 """`/mcp`: the Model Context Protocol over streamable HTTP, on the callers' addresses.
 
-Host side, between the HTTP server and `dispatch.py`. A response is one JSON document, or a stream
-of events if messages precede it. Invariants: the headers of a request agree with its body; a client
-that disconnects cancels its request; a client that does not read is disconnected.
+Host side, between the HTTP server and `dispatch.py`. An HTTP response contains one JSON document.
+If other messages precede that document, the HTTP response is a stream of events. Invariants: the
+headers of a request agree with its body; if a client disconnects, its request is cancelled; a
+client that does not read is disconnected.
 """
 
 from __future__ import annotations
@@ -53,31 +54,32 @@ from fumehood.mcp.server.messages import (
 from fumehood.observe.log import log_fault
 
 WATCHED_AFTER_S = 0.02
-"""Seconds after which the endpoint begins to watch whether the client of a request disconnects."""
+"""Seconds after which the endpoint begins to check whether the client of a request has
+disconnected."""
 
 DEFAULT_VERSION = "2025-03-26"
-"""The protocol version of a request without the header `MCP-Protocol-Version`.
+"""The protocol version that is assumed if a request has no header `MCP-Protocol-Version`.
 
-*Source*: the specifications of the versions with a handshake.
-"""
+*Source*: the specifications of the versions with a handshake."""
 
 SESSION_ID = re.compile(rf"({'|'.join(HANDSHAKES)})\.(asks|plain)\.((?:sess_)?[0-9a-f]{{32}})")
-"""A client's session id: the version, whether the client can query its user, and an id.
+"""Matches the id of an MCP session: the protocol version, whether the client can query its user
+(`asks` or `plain`), and a last part.
 
-If the client wants a session of the engine, the last part is that session's id; otherwise it is
-random.
-"""
+If the client has its own session in the engine, the last part is the id of that session. Otherwise,
+it is random."""
 
 NEW = "new"
 
 JSON = "application/json"
 
 Sender = tuple[str, bool, str]
-"""A client's protocol version, whether it can query its user, and its session id or ""."""
+"""The client's protocol version, True if the client can query its user, and the id of its MCP
+session or ""."""
 
 
 class McpQuery(Value):
-    """The query parameters of the address: options that apply to all calls of a client."""
+    """The query parameters of the address, which apply to all calls of a client."""
 
     agent_id: Id | None = None
     session_id: Id | None = None
@@ -88,14 +90,14 @@ NO_QUERY = McpQuery()
 
 
 class McpEndpoint:
-    """The ASGI application of `/mcp`, for an engine that the caller has started."""
+    """The ASGI application of `/mcp`, for an engine that has already been started."""
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
         self._server = McpServer(engine)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one HTTP request, unless its client disconnects first."""
+        """Answer one HTTP request. Send nothing if the client has disconnected first."""
         scope["app"] = self
         exchange = _Exchange(scope, receive, send)
         try:
@@ -154,13 +156,15 @@ class McpEndpoint:
     async def _with_own_session(
         self, sender: Sender, message: JsonObject, principal: Principal, query: McpQuery
     ) -> tuple[Sender, str]:
-        """Return the sender and the id of the sender's engine session.
+        """Return the sender, and the id of the session in the engine that belongs to the sender
+        alone.
 
-        The request `initialize` creates that session and puts its id into the MCP session id.
+        The request `initialize` creates this session. The sender's MCP session id then contains the
+        session's id.
 
         Raises:
             RpcError: the client's protocol version has no sessions.
-            ResourceNotFound: the sender has no session, or it has ended.
+            ResourceNotFound: the sender has no such session, or the session has ended.
             EngineError: the engine cannot create a session now.
         """
         version, asks, session = sender
@@ -177,8 +181,9 @@ class McpEndpoint:
         return (version, asks, session), own
 
     async def _end_own_session(self, request: Request) -> None:
-        """End the engine's session that was created for the client, if there is such a session. The
-        endpoint keeps nothing else for a client.
+        """End the session in the engine that was created for the client, if there is one.
+
+        Nothing else needs to be ended, because the endpoint stores nothing about a client.
         """
         own = _own_session(request.headers.get("mcp-session-id", ""))
         if own is not None:
@@ -187,9 +192,9 @@ class McpEndpoint:
 
 
 class _Exchange:
-    """One request: the messages sent before its response, and its cancellation.
+    """The state of one request: the messages before its response, the response, and cancellation.
 
-    The helper tasks of a request are in no task group, because a task group would slow down every
+    The request's helper tasks are not in a task group, because a task group would slow down every
     call by a tenth.
     """
 
@@ -198,10 +203,10 @@ class _Exchange:
         self.on_sent: Callable[[], None] | None = None
         self.request_id: str | int | None = None
         self.has_statuses = True
-        """Whether errors have their own HTTP statuses.
+        """Whether an error response has its own HTTP status.
 
-        In versions with a handshake, an error that answers a request always has the status 200.
-        """
+        In versions with a handshake, the error response to a request always has the HTTP status
+        200."""
         self.is_left = False
         """Whether the client has disconnected."""
         self._scope = scope
@@ -216,15 +221,15 @@ class _Exchange:
     def watch(self) -> None:
         """Cancel the request if the client disconnects.
 
-        Watching begins after `WATCHED_AFTER_S`, because most requests end sooner and then need no
-        task.
+        Checking begins after `WATCHED_AFTER_S` seconds. Most requests end sooner, and then need no
+        task for it.
         """
         loop = asyncio.get_running_loop()
         self._helpers.append(loop.call_later(WATCHED_AFTER_S, self._start, self._watch))
 
     def cancel(self) -> None:
         """Cancel the running call, whose answer is still sent. If no call is running, cancel the
-        request's task.
+        task that answers the request.
         """
         if self.on_cancel is not None and self.on_cancel():
             return
@@ -233,13 +238,15 @@ class _Exchange:
             self._task.cancel()
 
     def absorbs_cancellation(self) -> bool:
-        """Undo a cancellation by `cancel`. Return True if `cancel` has cancelled the task, and
-        nothing else has also cancelled it.
+        """Undo the cancellation of the task by `cancel`.
+
+        Return True if `cancel` was the only cause of the cancellation. Return False if the task
+        must still end.
         """
         return self._is_cancelled and self._task is not None and self._task.uncancel() == 0
 
     def refuse(self, error: RpcError, status: int) -> Response:
-        """Return the response with this error and HTTP status."""
+        """Return a response that answers the request with this error and this HTTP status."""
         return Response(error.encode(self.request_id), status, None, JSON)
 
     def close(self) -> None:
@@ -253,7 +260,7 @@ class _Exchange:
         await self._write(_event(message))
 
     async def begin(self) -> None:
-        """Begin the response as a stream of events, unless it has begun."""
+        """Begin the response as a stream of events, unless the stream has already begun."""
         if not self._has_begun:
             self._has_begun = True
             await self._send({"type": "http.response.start", "status": 200, "headers": HEADERS})
@@ -269,7 +276,7 @@ class _Exchange:
         await self._write(_event(body) if body else b"", more=False)
 
     def note_sent(self) -> None:
-        """Call `on_sent`, if the client is still connected."""
+        """Call `on_sent` if the client is still connected."""
         if self.on_sent is not None and not self.is_left and not self._scope["state"]["has_left"]():
             self.on_sent()
 
@@ -309,15 +316,16 @@ def _is_modern(request: Request, message: JsonObject) -> bool:
 
 
 def _own_session(session: str) -> str | None:
-    """Return the id of the engine's session that a client's MCP session id contains, or None if it
-    contains none.
+    """Return the id of the engine's session that an MCP session id contains, or None if it contains
+    none.
     """
     found = SESSION_ID.fullmatch(session)
     return found[3] if found is not None and found[3].startswith("sess_") else None
 
 
 def _sender(request: Request, message: JsonObject) -> Sender:
-    """Return the sender of a request: version, whether it can query its user, and session.
+    """Return the protocol version of a request, whether its client can query its user, and its MCP
+    session.
 
     Raises:
         RpcError: the headers and the body differ, or the version is not supported.
@@ -344,10 +352,11 @@ def _sender(request: Request, message: JsonObject) -> Sender:
 
 
 def _modern_sender(request: Request, message: JsonObject) -> Sender:
-    """Return the sender of a message in version 2026-07-28 or later.
+    """Return the result of `_sender` for a message in protocol version 2026-07-28 or later.
 
-    Since that version, each request states its version and capabilities in `_meta`, and repeats
-    its version, method, and target's name in headers. There are no sessions.
+    In these versions, each request contains the version and the client's capabilities in `_meta`.
+    Headers repeat the version, the method and the name of the tool or resource. There are no
+    sessions.
 
     Raises:
         RpcError: the headers and the body differ, or the version is not supported.
@@ -384,16 +393,17 @@ def _unsupported(version: str) -> RpcError:
 
 
 def _can_ask(capabilities: Any) -> bool:
-    """Whether the client can query its user with a form, which is the default kind."""
+    """Return True if the client can query its user with a form, which is the default kind of
+    query.
+    """
     asks = capabilities.get("elicitation") if isinstance(capabilities, dict) else None
     return isinstance(asks, dict) and (not asks or "form" in asks)
 
 
 def _header_text(text: str) -> str | None:
-    """Return the text of a header, decoded if the header is in base64, or None if the header is
-    malformed.
+    """Return the decoded text of a header, or None if the header is malformed.
 
-    *Source*: streamable HTTP from 2026-07-28 on encodes text that is not ASCII.
+    *Source*: streamable HTTP, from version 2026-07-28 on, encodes non-ASCII text in base64.
     """
     if not (text.startswith("=?base64?") and text.endswith("?=")):
         return text

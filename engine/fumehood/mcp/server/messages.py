@@ -1,8 +1,9 @@
 """JSON-RPC messages of the Model Context Protocol, and the server's answers about itself.
 
-`dispatch.py` in the daemon uses this module, and so does `stdio.py` in a client's process. That
-process must start quickly, so this module imports only the standard library and strict JSON.
-Invariant: an invalid message is answered with an error, and no part of it reaches a tool.
+The module is used by `dispatch.py` in the daemon, and by `stdio.py` in the process that an MCP
+client starts. The latter must start quickly, so this module imports only the standard library and
+strict JSON. Invariant: an invalid message is answered with an error, and no part of it reaches a
+tool.
 """
 
 from __future__ import annotations
@@ -14,13 +15,14 @@ from fumehood.core.json_types import JsonObject
 from fumehood.protocol import strict_json
 
 MODERN = "2026-07-28"
-"""The protocol version without a handshake, whose requests each describe their sender."""
+"""The protocol version without a handshake. In this version, each request describes its sender."""
 
 HANDSHAKES = ("2024-11-05", "2025-03-26", "2025-06-18", "2025-11-25")
-"""The protocol versions with a handshake: a client begins with `initialize`."""
+"""The protocol versions with a handshake, oldest first. In these versions, a client begins with
+`initialize`."""
 
 FIRST_WITH_OUTPUT = "2025-06-18"
-"""The first version that supports output schemas."""
+"""The first protocol version that supports output schemas."""
 
 VERSION_KEY = "io.modelcontextprotocol/protocolVersion"
 CAPABILITIES_KEY = "io.modelcontextprotocol/clientCapabilities"
@@ -41,11 +43,11 @@ MAX_ID_CHARACTERS = 200
 
 TOOLS_CHANGED = "notifications/tools/list_changed"
 NAMED_BY = {"tools/call": "name", "prompts/get": "name", "resources/read": "uri"}
-"""Method → the parameter that the request's `Mcp-Name` header must repeat."""
+"""Method of a request → the parameter whose value the header `Mcp-Name` must repeat."""
 
 
 class RpcError(Exception):
-    """An error response to a request."""
+    """An error with which the server answers a request."""
 
     def __init__(self, code: int, message: str, data: Any = None) -> None:
         super().__init__(message)
@@ -54,13 +56,15 @@ class RpcError(Exception):
 
     @property
     def http_status(self) -> int:
-        """The HTTP status of a response with this error, as of version 2026-07-28."""
+        """The HTTP status of a response with this error, in version 2026-07-28 and later."""
         if self.code == INTERNAL_ERROR:
             return 200
         return 404 if self.code == METHOD_NOT_FOUND else 400
 
     def encode(self, request_id: str | int | None) -> bytes:
-        """Encode the response to a request. `request_id` is None if the id could not be read."""
+        """Return the encoded error response to a request. `request_id` is None if the request's id
+        could not be read.
+        """
         error = {"code": self.code, "message": str(self)}
         if self.data is not None:
             error["data"] = self.data
@@ -68,10 +72,11 @@ class RpcError(Exception):
 
 
 def read_message(raw: bytes) -> JsonObject:
-    """Parse one request (`method` and `id`), notification (no `id`) or response (no `method`).
+    """Parse one message: a request (with `method` and `id`), a notification (without `id`) or a
+    response (without `method`).
 
     Raises:
-        RpcError: the bytes are not JSON, or not a valid JSON-RPC 2.0 message.
+        RpcError: the bytes are not JSON, or the message is not valid in JSON-RPC 2.0.
     """
     try:
         message = strict_json.loads(raw)
@@ -92,12 +97,12 @@ def read_message(raw: bytes) -> JsonObject:
 
 
 def encode_result(request_id: str | int, result: bytes) -> bytes:
-    """Encode a response. `result` is already JSON."""
+    """Return the encoded response with this result. `result` is already encoded as JSON."""
     return b'{"jsonrpc":"2.0","id":%b,"result":%b}' % (strict_json.dumps(request_id), result)
 
 
 def encode_call(method: str, params: JsonObject | None = None, *, id: str | None = None) -> bytes:  # noqa: A002
-    """Encode a notification, or a request if `id` is given."""
+    """Return an encoded notification or, if `id` is given, an encoded request."""
     message: JsonObject = {"jsonrpc": "2.0", "method": method}
     if id is not None:
         message["id"] = id
@@ -105,13 +110,13 @@ def encode_call(method: str, params: JsonObject | None = None, *, id: str | None
 
 
 def meta_of(message: JsonObject) -> JsonObject:
-    """Return the message's `_meta`, or an empty object."""
+    """Return the `_meta` in the message's parameters, or an empty object."""
     meta = message.get("params", {}).get("_meta")
     return meta if isinstance(meta, dict) else {}
 
 
 def is_id(value: Any) -> TypeGuard[str | int]:
-    """Whether the value is valid as a request id or progress token.
+    """Return True if a value is valid as a request id or as a progress token.
 
     The length is limited, because every progress notification repeats the token.
     """
@@ -160,11 +165,12 @@ OWN_TOOLS: list[JsonObject] = [
                         "openWorldHint": True},
     },
 ]  # fmt: skip
-"""The server's own tools. If one of the engine's tools has the same name, that tool is hidden, but
-`run_tool` can still run it."""
+"""The tools that the MCP server itself provides. If one of the engine's tools has the same name,
+the list does not contain that tool, but `run_tool` can still run it."""
 
 UNCACHED: JsonObject = {"ttlMs": 0, "cacheScope": "private"}
-"""Tells clients not to cache lists, which change at any time and differ between callers."""
+"""Fields that tell clients not to cache a list. Lists can change at any time, and differ between
+callers."""
 
 _CAPABILITIES: JsonObject = {"tools": {"listChanged": True}, "resources": {}}
 
@@ -172,13 +178,14 @@ _CAPABILITIES: JsonObject = {"tools": {"listChanged": True}, "resources": {}}
 def handshake_version(wanted: object) -> str:
     """Return the protocol version for the answer to `initialize`.
 
-    That is the requested version if it is supported, otherwise the newest version with a handshake.
+    This is the requested version if it is supported, and otherwise the newest version with a
+    handshake.
     """
     return wanted if isinstance(wanted, str) and wanted in HANDSHAKES else HANDSHAKES[-1]
 
 
 def initialized(version: str) -> JsonObject:
-    """Return the result of `initialize`."""
+    """Return the result of the method `initialize`."""
     return {
         "protocolVersion": version,
         "capabilities": _CAPABILITIES,
@@ -188,7 +195,7 @@ def initialized(version: str) -> JsonObject:
 
 
 def discovered() -> JsonObject:
-    """Return the result of `server/discover`."""
+    """Return the result of the method `server/discover`."""
     return {
         "supportedVersions": [MODERN, *reversed(HANDSHAKES)],
         "capabilities": _CAPABILITIES,
@@ -198,19 +205,21 @@ def discovered() -> JsonObject:
 
 
 def failed(words: str) -> JsonObject:
-    """Return the result of a `tools/call` that did not reach a tool. `words` is the error text."""
+    """Return the result of a `tools/call` that did not reach a tool. `words` is the error
+    message.
+    """
     return {"content": [{"type": "text", "text": words}], "isError": True}
 
 
 def stamped(result: JsonObject) -> JsonObject:
-    """Add the fields that version 2026-07-28 requires in each result."""
+    """Return a result with the fields that version 2026-07-28 requires in every result."""
     meta = {**result.get("_meta", {}), SERVER_KEY: server_info()}
     return {"resultType": "complete", **result, "_meta": meta}
 
 
 @cache
 def server_info() -> JsonObject:
-    """Return the server's name and version."""
+    """Return the name and version that the server reports to clients."""
     from importlib.metadata import version  # the bridge rarely needs it, and starts often
 
     return {"name": "fumehood", "version": version("fumehood")}

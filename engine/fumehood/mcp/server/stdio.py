@@ -1,11 +1,12 @@
 """`fumehood mcp`: a client's standard input and output on one side, a daemon's `/mcp` on the other.
 
-Client side, in its own process, which must answer within half a second of its start. So this module
-needs only the standard library. The thread that reads a line also answers it, while another thread
-reads the next line. Each request has its own connection while it is answered; idle connections are
-reused. Without a daemon, this process answers some requests itself, and calls fail with the reason.
-Invariants: a request is sent once; a request that the client has cancelled gets no response, and
-its connection is closed, which ends the call; only messages are written to standard output.
+Client side, in a process that the MCP client starts. It must answer within half a second of its
+start, so this module needs only the standard library. The thread that reads a message also answers
+it, while another thread reads the next message. A request has its own connection until it is
+answered. Idle connections are reused. If no daemon is running, this process answers some requests
+itself, and calls fail with the reason. Invariants: a request is sent to the daemon only once. A
+request that the client has cancelled gets no response, and its connection is closed, which ends the
+call. Only messages are written to standard output.
 """
 
 from __future__ import annotations
@@ -49,21 +50,23 @@ MAX_REQUESTS = 256
 """Maximum number of concurrent requests, including subscriptions. Further requests are refused."""
 
 RESTART_S = 3.0
-"""Seconds that a request waits for a daemon that was reachable before and may now be restarting."""
+"""Seconds for which a request waits if the daemon was reachable before, because the daemon may be
+restarting."""
 
 API_S = 310.0
-"""Seconds to wait for the daemon to create or end a session: slightly more than the daemon's time
-limit for copying a project. During this time, all calls wait."""
+"""Maximum seconds to wait until the daemon has created or ended a session. This is slightly more
+than the daemon's time limit for copying a project. During this time, all calls wait."""
 
 PAUSE_S = 0.1
 """Seconds between two attempts to connect."""
 
 LAST_ANSWERS_S = 1.0
-"""Seconds that requests have to finish after the client has closed its output."""
+"""Seconds that requests have to finish after the client has closed its end of standard input."""
 
 TOO_LONG = RpcError(INVALID_REQUEST, f"The message is over {MAX_BODY_BYTES >> 20} MB.")
 ANSWER = b'{"jsonrpc":"2.0","id":'
-"""The first bytes of every response (and of nothing else) that `messages.py` encodes."""
+"""The first bytes of every response that `messages.py` encodes. No other message begins with these
+bytes."""
 
 ANSWER_TO_NOBODY = ANSWER + b"null"
 """The first bytes of a response to a message whose id could not be read."""
@@ -71,12 +74,13 @@ ANSWER_TO_NOBODY = ANSWER + b"null"
 JSON = {"content-type": "application/json"}
 
 LATER = "later"
-"""Placeholder for the client's session in requests that only list tools. For such requests, any
-value means that the client has a session, because the session itself is not looked up."""
+"""Placeholder for the id of the client's session in requests other than calls. For such requests,
+it only matters whether the client has a session, because the daemon does not look the session
+up."""
 
 MISSING = b'"code":"RESOURCE_NOT_FOUND"'
-"""Bytes that every answer about an ended session contains, for a quick test. Other answers may also
-contain these bytes."""
+"""Bytes that occur in every answer which reports that a session has ended. They allow a quick test,
+but can also occur in other answers."""
 
 SESSION_OVER = (
     "RESOURCE_NOT_FOUND: The session has ended; its files and variables are gone. Nothing ran. "
@@ -85,14 +89,16 @@ SESSION_OVER = (
 
 
 class Unavailable(Exception):
-    """No daemon answers, or the daemon refuses to create a session. The request was not sent."""
+    """No daemon answers, or the daemon refuses to create a session. The client's request was not
+    sent.
+    """
 
 
 @dataclass(eq=False, slots=True)
 class _Forwarded:
-    """One message of the client that is forwarded to the daemon.
+    """One message from the client that this process forwards to the daemon.
 
-    The message is a request, or the response to a request from the daemon.
+    It is a request, or the client's response to a request from the daemon.
     """
 
     message: JsonObject
@@ -100,7 +106,7 @@ class _Forwarded:
     connection: Connection | None = None
     is_cancelled: bool = False
     session: str = ""
-    """The id of the client's own session, if the call runs in it."""
+    """The id of the client's own session if the call runs in that session, or ""."""
 
     @property
     def id(self) -> str | int:
@@ -109,7 +115,7 @@ class _Forwarded:
 
     @property
     def method(self) -> str | None:
-        """The request's method, or None for a response."""
+        """The method of a request, or None for a response."""
         return self.message.get("method")
 
     @property
@@ -123,31 +129,34 @@ class _Forwarded:
 
 @dataclass(eq=False)
 class Bridge:
-    """Connects one client to one daemon.
+    """Connects one MCP client to one daemon.
 
-    `path` is the daemon's socket; `query` is added to the URL of each request.
+    `path` is the path of the daemon's socket. `query` is added to the URL of each request.
     """
 
     path: Path
     query: Mapping[str, str]
     has_own_session: bool
-    """Whether calls run in a session that belongs to this client alone. The first call creates
-    it."""
+    """Whether calls run in a session that belongs to this client alone. The first call creates the
+    session."""
     reading: BinaryIO
     writing: FileIO
-    """The stream to the client. It is unbuffered, because a thread could hold a buffer's lock when
-    the process ends."""
+    """The stream to the client. The stream has no buffer, because a thread could hold the lock of a
+    buffer when the process ends."""
     preset: str | None = None
-    """The preset of the client's own session."""
+    """The preset from which the client's own session is created."""
     project: Path | None = None
-    """The directory that is copied into the client's own session, without links in its path."""
+    """The directory that is copied into the client's own session. Its path contains no symbolic
+    links."""
 
     _session: str = ""
-    """The MCP session's id, from the daemon's answer to `initialize`."""
+    """The id of the MCP session, from the daemon's answer to `initialize`."""
     _own: str = ""
-    """The id of the client's own engine session, which keeps files and variables."""
+    """The id of the client's own session in the engine, which keeps files and variables. "" if it
+    does not exist."""
     _unsent: bytes = b""
-    """An `initialize` answered without a daemon, to be sent once a daemon is reachable."""
+    """An `initialize` that this process answered without a daemon. It is sent as soon as a daemon
+    is reachable."""
     _was_there: bool = False
     """Whether the last attempt to connect succeeded."""
     _all_forwarded: dict[tuple[str | int, bool], _Forwarded] = field(default_factory=dict)
@@ -157,12 +166,14 @@ class Bridge:
     _write_lock: threading.Lock = field(default_factory=threading.Lock)
     _read_lock: threading.Lock = field(default_factory=threading.Lock)
     _followers: int = 0
-    """Number of threads that wait to read the next line."""
+    """Number of threads that are ready to read the next message."""
     _listens: bool = False
     _over: threading.Event = field(default_factory=threading.Event)
 
     def run(self) -> None:
-        """Serve the client until it closes its output, then cancel the remaining requests."""
+        """Serve the client until it closes its end of standard input. Then cancel the remaining
+        requests.
+        """
         self._lines = _lines(self.reading)
         self._add_follower()
         self._over.wait()
@@ -211,8 +222,9 @@ class Bridge:
     # -- messages from the client ---------------------------------------------------------
 
     def _next_forwarded(self) -> _Forwarded | None:
-        """Read messages until one must be forwarded to the daemon, and return it. Return None at
-        the end of the input.
+        """Read messages until one must be forwarded to the daemon, and return that message.
+
+        Return None at the end of the input.
         """
         for line in self._lines:
             try:
@@ -263,7 +275,7 @@ class Bridge:
     # -- one exchange --------------------------------------------------------------------
 
     def _exchange(self, forwarded: _Forwarded) -> None:
-        """Forward a message and write the daemon's answer.
+        """Forward a message to the daemon, and write the daemon's answer to the client.
 
         Raises:
             Unavailable: no daemon answers.
@@ -302,13 +314,13 @@ class Bridge:
         return f"/mcp?{urlencode(options)}" if options else "/mcp"
 
     def _own_session(self) -> str:
-        """Return the id of the client's own session, and create the session if there is none.
+        """Return the id of the client's own session. The session is created if it does not exist.
 
-        The id is empty if the engine has no containers. With a preset or project, that is an error
+        If the engine has no containers, return "". With a preset or project, raise Unavailable
         instead, because calls without a session would ignore the preset and the project.
 
         Raises:
-            Unavailable: no daemon answers, or it refuses to create a session.
+            Unavailable: no daemon answers, or the daemon refuses to create a session.
         """
         with self._own_lock:
             if not self._own:
@@ -324,7 +336,7 @@ class Bridge:
             return self._own
 
     def _created(self) -> JsonObject:
-        """Request a session from the daemon, and return the daemon's answer. Raises Unavailable."""
+        """Make the daemon create a session, and return the daemon's answer. Raises Unavailable."""
         wanted = {"agent_id": self.query.get("agent_id"), "preset": self.preset}
         body = {name: value for name, value in wanted.items() if value is not None}
         if self.project is None:
@@ -343,17 +355,17 @@ class Bridge:
             raise Unavailable(f"{self.project} cannot be used: {error.strerror}.") from None
 
     def _initialize(self, connection: Connection) -> None:
-        """Send the `initialize` that was answered without a daemon."""
+        """Send the daemon the `initialize` that this process answered without a daemon."""
         response = connection.ask("POST", self._address(LATER), JSON, self._unsent)
         self._session = response.headers.get("mcp-session-id", "")
         self._unsent = b""
         response.read()
 
     def _pass_on(self, response: Response, forwarded: _Forwarded) -> None:
-        """Write each event of a stream as it arrives.
+        """Write each event of a stream to the client as it arrives.
 
         Raises:
-            ConnectionError: none of the events is the response.
+            ConnectionError: none of the events is the response to the request.
         """
         is_answered = False
         for event in response.events():
@@ -366,7 +378,9 @@ class Bridge:
             raise ConnectionError("no response among the events")
 
     def _answer(self, forwarded: _Forwarded, answer: bytes) -> None:
-        """Write the response to a request. The client may use the request's id again afterwards."""
+        """Write the response to a request. From then on, the client may use the request's id
+        again.
+        """
         if forwarded.session and MISSING in answer and is_without_session(answer):
             with self._own_lock:  # the next call creates another one
                 if self._own == forwarded.session:
@@ -398,9 +412,9 @@ class Bridge:
         return {**JSON, "mcp-session-id": self._session}
 
     def _connection(self) -> Connection:
-        """Return an idle connection or a new connection.
+        """Return an idle connection to the daemon, or a new one.
 
-        Retries for `RESTART_S` if the daemon was reachable before.
+        If the daemon was reachable before, connecting is retried for `RESTART_S` seconds.
 
         Raises:
             Unavailable: no daemon answers in time.
@@ -430,9 +444,9 @@ class Bridge:
     # -- notifications of changes ----------------------------------------------------------
 
     def _listen(self) -> None:
-        """Forward the daemon's own notifications.
+        """Forward the notifications that the daemon sends on its own.
 
-        After a reconnection, report that the tools may have changed.
+        After reconnecting, notify the client that the list of tools may have changed.
         """
         has_followed = bool(self._unsent)
         while True:
@@ -463,7 +477,8 @@ def serve(
 ) -> None:
     """Serve the MCP client on this process's standard input and output.
 
-    `preset` and `project` apply to the client's own session.
+    If `has_own_session` is True, calls run in a session that is created for this client. `preset`
+    and `project` apply to this session.
 
     Raises:
         Unavailable: the client's own session could not be ended.
@@ -479,7 +494,7 @@ def serve(
 
 
 def ask_daemon(path: Path, method: str, address: str, body: JsonObject | None = None) -> JsonObject:
-    """Send one request to the daemon's HTTP API and return its answer, an envelope.
+    """Send one request to the daemon's HTTP API, and return the envelope in the answer.
 
     Raises:
         Unavailable: no daemon answers.
@@ -499,15 +514,16 @@ def ask_daemon(path: Path, method: str, address: str, body: JsonObject | None = 
 
 
 def not_reached(path: Path, error: Exception) -> str:
-    """Return a text that describes why no engine answers, and the remedy."""
+    """Return a message with the reason why no engine can be reached, and a remedy."""
     if isinstance(error, PermissionError):
         return f"Permission denied: {path}. Your user must be in the socket's group."
     return f"No engine answers on {path}. Start one with: fumehood serve"
 
 
 def _answer_alone(forwarded: _Forwarded, words: str) -> JsonObject | None:
-    """Return the result of a request that this process can answer without a daemon, or None if the
-    request needs a daemon.
+    """Return the result that this process gives to a request without a daemon.
+
+    Return None if the request needs a daemon. `words` is the reason why no daemon answers.
     """
     if forwarded.method == "initialize":
         wanted = forwarded.message.get("params", {}).get("protocolVersion")
@@ -527,7 +543,9 @@ def _result(forwarded: _Forwarded, result: JsonObject) -> bytes:
 
 
 def is_without_session(answer: bytes) -> bool:
-    """Whether the answer reports that the session had ended, so that the call did not run."""
+    """Return True if the answer reports that the session had already ended, so that the call did
+    not run.
+    """
     try:
         error = strict_json.loads(answer)["result"]["_meta"][ENVELOPE_KEY]["error"]
         return (error["code"], error["fields"]) == ("RESOURCE_NOT_FOUND", ["session_id"])
@@ -536,7 +554,9 @@ def is_without_session(answer: bytes) -> bool:
 
 
 def _lines(reading: BinaryIO) -> Iterator[bytes | None]:
-    """Yield each line, or None for a line over `MAX_BODY_BYTES`, which is discarded."""
+    """Yield each line of the input. A line over `MAX_BODY_BYTES` is discarded, and None is yielded
+    instead.
+    """
     while line := reading.readline(MAX_BODY_BYTES + 1):
         if len(line) <= MAX_BODY_BYTES:
             yield line
@@ -547,7 +567,9 @@ def _lines(reading: BinaryIO) -> Iterator[bytes | None]:
 
 
 def _refused(forwarded: _Forwarded, body: bytes) -> bytes:
-    """Return the response to a request that the daemon refused before parsing it."""
+    """Return the response to a request that the daemon refused with an envelope, before reading the
+    message in it.
+    """
     try:
         error = strict_json.loads(body)["error"]
         is_message = body.startswith(ANSWER)

@@ -11,8 +11,8 @@ _KEPT = re.compile(
     r"Nothing is kept for the next call, unless it is made in a session \(session_id\): "
     r"that keeps ([^.]*)\."
 )
-"""The sentence about sessions in built-in tools' descriptions. The sentence does not apply to MCP,
-because calls over MCP have no option `session_id`."""
+"""Matches the sentence about sessions in the descriptions of built-in tools. It does not apply to
+MCP, where calls have no option `session_id`."""
 
 _NOT_KEPT = "Nothing is kept for the next call."
 
@@ -20,10 +20,11 @@ _NOT_KEPT = "Nothing is kept for the next call."
 def tool_to_mcp(
     tool: ToolDefinition, *, with_output: bool = True, in_session: bool = False
 ) -> JsonObject:
-    """Convert a tool to its form in a result of `tools/list`.
+    """Convert a tool to the form in which `tools/list` returns it.
 
     `with_output` adds the output schema, which protocol versions before 2025-06-18 do not support.
-    `in_session`: whether the client's calls run in a session, which the description then mentions.
+    `in_session` is True if the client's calls run in a session. The description then mentions the
+    session.
     """
     kept = r"For the next call the session keeps \1." if in_session else _NOT_KEPT
     description = _KEPT.sub(kept, tool.description)

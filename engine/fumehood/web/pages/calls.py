@@ -1,7 +1,7 @@
-"""The calls of all principals: a live list with filters and search, and one call in full.
+"""The calls of all principals: a live list with filters and search, and a page for each call.
 
-The answer of a call is untrusted. Pictures get a content type determined here, from their first
-bytes; everything else is shown as text or downloaded.
+The answer to a call is untrusted. The content type of a picture is determined here from the first
+bytes. Everything else is shown as text or downloaded.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from fumehood.web.view import (
 )
 
 PAGE_SIZE = 50
-"""Number of calls in the list."""
+"""Number of calls on one page of the list."""
 
 PERIODS = {"": "any time", "1": "last hour", "24": "last day", "168": "last 7 days"}
 FILTERS = (
@@ -44,17 +44,19 @@ FILTERS = (
 )  # fmt: skip
 
 MAX_ROWS, MAX_COLUMNS = 50, 12
-"""Maximum size of a table in an answer; the rest is not shown."""
+"""Maximum number of rows and columns that are shown of a table in an answer."""
 
 PICTURES = {
     b"\x89PNG\r\n\x1a\n": "image/png", b"\xff\xd8\xff": "image/jpeg",
     b"GIF87a": "image/gif", b"GIF89a": "image/gif",
 }  # fmt: skip
-"""First bytes → content type. SVG is excluded, because it may contain scripts."""
+"""First bytes of a picture → its content type. SVG is excluded, because it may contain scripts."""
 
 
 async def show(view: View) -> Response:
-    """Show the whole page. A search for a call id redirects to that call."""
+    """Show the page with the list of calls. A search for a call id redirects to that call's
+    page.
+    """
     wanted = view.query.get("q").strip()
     if wanted.startswith("call_") and is_name(wanted):
         return view.go(f"/calls/{wanted}")
@@ -64,19 +66,19 @@ async def show(view: View) -> Response:
 
 
 async def show_now(view: View) -> Response:
-    """Show only the list of running calls, if the list has changed."""
+    """Send only the list of running calls, or nothing if the page already shows this list."""
     return view.part("calls_now.html", **await _running(view))
 
 
 async def show_list(view: View) -> Response:
-    """Show only the list of calls, if the list has changed."""
+    """Send only the list of calls, or nothing if the page already shows this list."""
     values = await _list(view)
     newest = values["calls"][0].call_id if values["calls"] else ""
     return view.part("calls_list.html", newest, **values)
 
 
 async def show_one(view: View) -> Response:
-    """Show one call with everything that is stored about it."""
+    """Show the page of one call, with everything that the engine has stored about the call."""
     details = await view.control.calls.show(view.path["call_id"])
     call, answer, approval = details.call, details.envelope, details.approval
     given = details.arguments
@@ -99,9 +101,9 @@ async def show_one(view: View) -> Response:
 
 
 async def show_running(view: View) -> Response:
-    """Show a call's progress, if it differs from what the page shows.
+    """Send a running call's progress, or nothing if the page already shows it.
 
-    The request never waits for a change, because browsers allow few connections, and other pages
+    This request never waits for a change, because browsers allow few connections, and other pages
     need them.
     """
     call = (await view.control.calls.show(view.path["call_id"])).call
@@ -118,14 +120,16 @@ async def cancel(view: View) -> Response:
 
 
 async def file(view: View) -> Response:
-    """Send one file of a call's answer."""
+    """Send one file of a call's answer as a download."""
     details = await view.control.calls.show(view.path["call_id"])
     entry = _entry(view, details, "files")
     return view.download(await _content(view, details, entry), str(entry.get("filename", "file")))
 
 
 async def picture(view: View) -> Response:
-    """Send one figure of a call's answer."""
+    """Send one figure of a call's answer. If its content type is not in `PICTURES`, it is sent as a
+    download.
+    """
     details = await view.control.calls.show(view.path["call_id"])
     entry = _entry(view, details, "images")
     content = await _content(view, details, entry)
@@ -136,7 +140,7 @@ async def picture(view: View) -> Response:
 
 
 async def raw(view: View) -> Response:
-    """Send a call's whole envelope, or one whole text of its answer, as a file."""
+    """Send a call's whole envelope, or one field of its answer in full, as a download."""
     details = await view.control.calls.show(view.path["call_id"])
     if details.envelope is None:
         raise Problem("The answer of this call is not shown.", 404)
@@ -149,7 +153,7 @@ async def raw(view: View) -> Response:
 
 
 async def repeat(view: View) -> Response:
-    """Repeat a call as a dry run, and show its plan."""
+    """Repeat a call as a dry run, and show the plan that the dry run returns."""
     answer = await view.control.calls.dry_run(view.path["call_id"])
     return view.render("call_dry_run.html", answer=answer)
 
@@ -181,9 +185,10 @@ async def _running(view: View) -> dict[str, Any]:
 
 
 def _query_of(view: View, given: dict[str, str]) -> dict[str, Any]:
-    """Build the query from the filters.
+    """Return the query to the engine that the page's filters describe.
 
-    The form of the search text `q` determines whether it is an id, a principal, a code or a tool.
+    The form of the search text `q` determines whether the text is taken as an id, a principal, a
+    code or a tool.
     """
     names = (
         "text", "tool", "agent", "principal", "session", "trace", "since", "until", "cursor",
@@ -208,7 +213,9 @@ def _query_of(view: View, given: dict[str, str]) -> dict[str, Any]:
 
 
 def _output(envelope: Envelope) -> dict[str, Any]:
-    """Return the output of the tool, even if the tool failed."""
+    """Return the tool's output: the answer's data or, if the tool failed, the details of the
+    error.
+    """
     details = envelope.error.details if envelope.error is not None else None
     return envelope.data or details or {}
 
@@ -219,8 +226,9 @@ def _entries(envelope: Envelope, name: str) -> list[dict[str, Any]]:
 
 
 def _entry(view: View, details: CallDetails, name: str) -> dict[str, Any]:
-    """Return the file or figure whose number is in the address. Raises Problem if the answer has no
-    such file or figure.
+    """Return the file or figure of an answer whose number is in the page's address.
+
+    `name` is `files` or `images`. Raises Problem if the answer has no entry with this number.
     """
     entries = _entries(details.envelope, name) if details.envelope is not None else []
     for number, entry in enumerate(entries):
@@ -230,7 +238,7 @@ def _entry(view: View, details: CallDetails, name: str) -> dict[str, Any]:
 
 
 async def _content(view: View, details: CallDetails, entry: dict[str, Any]) -> bytes:
-    """Return the bytes of a file of an answer. Raises Problem if the file is no longer kept."""
+    """Return the bytes of a file in an answer. Raises Problem if the file is no longer kept."""
     try:
         if isinstance(entry.get("content_base64"), str):
             return base64.b64decode(entry["content_base64"], validate=True)
@@ -240,8 +248,9 @@ async def _content(view: View, details: CallDetails, entry: dict[str, Any]) -> b
 
 
 async def _session_of(view: View, session_id: str | None) -> tuple[str, list[SessionProcess]]:
-    """Return a session's name and its processes. The list is empty if the processes cannot be
-    listed now.
+    """Return a session's name and its processes.
+
+    The list of processes is empty if the engine cannot list them now.
     """
     if session_id is None:
         return "", []
@@ -256,8 +265,9 @@ async def _session_of(view: View, session_id: str | None) -> tuple[str, list[Ses
 
 
 def _tree(root: str, calls: Sequence[CallRecord]) -> list[Any]:
-    """Return the tree of calls below a call. Each node is a pair of a call and the list of the
-    nodes below that call, oldest first.
+    """Return the calls below the call with the id `root`, as a tree.
+
+    Each node is a pair of a call and the list of the nodes below it. Older calls come first.
     """
     below: dict[str, list[CallRecord]] = {}
     for call in reversed(calls):
@@ -270,8 +280,9 @@ def _tree(root: str, calls: Sequence[CallRecord]) -> list[Any]:
 
 
 def parts_of(envelope: Envelope) -> dict[str, Any]:
-    """Split the answer into pictures, files, a traceback, tables, texts and the rest. The result
-    maps the name of each of these kinds to its content.
+    """Split an answer into pictures, files, a traceback, tables, texts and the rest.
+
+    Return the name of each of these kinds → its content.
     """
     tables: dict[str, Any] = {}
     texts: dict[str, Any] = {}
@@ -305,7 +316,7 @@ def _is_long(value: Any) -> bool:
 
 
 def _table(value: Any) -> dict[str, Any] | None:
-    """Return a list of flat objects as a table, or None for any other value."""
+    """Return a list of flat objects as a table, or None if the value is not such a list."""
     if not isinstance(value, list) or len(value) < 1:
         return None
     if not all(isinstance(row, dict) and row for row in value):

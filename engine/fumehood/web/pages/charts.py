@@ -1,5 +1,6 @@
-"""Charts of the calls over time: counts, failures, latency and cost, for a tool, an agent or a
-caller. Each step links to its calls.
+"""Charts of calls over time: counts, failures, latency and cost.
+
+The calls can be limited to a tool, an agent or a caller. Each column of a chart links to its calls.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ NOTHING = CallStep(at="", calls=0, failed=0, p50_ms=0, p95_ms=0, cost=0)
 
 
 async def show(view: View) -> Response:
-    """Show the charts."""
+    """Show the charts for the chosen period and filters."""
     given = {name: view.query.get(name).strip() for name in FILTERS}
     hours = view.query.one_of("hours", PERIODS)
     by: Literal["hour", "day"] = "day" if int(hours) >= BY_DAY_FROM else "hour"
@@ -45,7 +46,9 @@ async def show(view: View) -> Response:
 
 
 def _filled(now: datetime, hours: int, by: str, steps: Sequence[CallStep]) -> list[CallStep]:
-    """Return a step for each hour or day of the period, including hours and days without calls."""
+    """Return one step for each hour or day of the period. Hours and days without calls get empty
+    steps.
+    """
     known = {one.at: one for one in steps}
     length = timedelta(days=1) if by == "day" else timedelta(hours=1)
     form = "%Y-%m-%d" if by == "day" else "%Y-%m-%dT%H"
@@ -84,7 +87,7 @@ def _address(at: str, by: str, filters: dict[str, str]) -> str:
 
 
 def calls_from(begin: datetime, length: timedelta, **filters: str) -> str:
-    """Return the address of the list of calls in a time range."""
+    """Return the address of the list of calls in the time range that starts at `begin`."""
     since, until = begin.isoformat(), (begin + length).isoformat()
     return f"/calls?{query_of(since=since, until=until, **filters)}"
 

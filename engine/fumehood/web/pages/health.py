@@ -1,5 +1,6 @@
-"""The engine's health: walls, containers, circuits, changes, and the checks of this host; and the
-nodes of the cluster, which administrators drain and resume.
+"""The engine's health: walls, containers, circuits, changes, and the checks of this host.
+
+A second page shows the nodes of the cluster, which administrators can drain and resume.
 """
 
 from __future__ import annotations
@@ -15,23 +16,25 @@ from starlette.responses import Response
 from fumehood.web.view import Page, View, get, post
 
 CHECK_S = 120.0
-"""Maximum seconds for the checks of the host."""
+"""Maximum seconds for the checks of this host."""
 
 Finding = dict[str, str]
 
 
 async def show(view: View) -> Response:
-    """Show the whole page."""
+    """Show the page with the engine's health."""
     return view.render("health.html", **await _values(view), can_check="HOME" in os.environ)
 
 
 async def show_live(view: View) -> Response:
-    """Show only the part of the page that refreshes itself."""
+    """Send only the part of the page that refreshes itself."""
     return view.render("health_live.html", **await _values(view))
 
 
 async def check(view: View) -> Response:
-    """Run `fumehood doctor` on this host, as the user of this console."""
+    """Run `fumehood doctor` on this host, as the user who runs the console, and show the
+    findings.
+    """
     findings, error = await _doctor()
     order = {"missing": 0, "warning": 1}
     findings.sort(key=lambda one: order.get(one["verdict"], 2))
@@ -46,7 +49,9 @@ async def _values(view: View) -> dict[str, Any]:
 
 
 async def _doctor() -> tuple[list[Finding], str]:
-    """Return the findings of the doctor, or an error message."""
+    """Run `fumehood doctor`. Return its findings and an empty text, or no findings and an error
+    message.
+    """
     # With -P, nothing is imported from the current directory. The directory is not changed, because
     # paths in the environment may be relative.
     command = [sys.executable, "-P", "-m", "fumehood.cli.main", "doctor", "--json"]
@@ -62,18 +67,18 @@ async def _doctor() -> tuple[list[Finding], str]:
 
 
 async def show_nodes(view: View) -> Response:
-    """Show every node."""
+    """Show every node of the cluster."""
     return view.render("nodes.html", nodes=await view.control.nodes.list())
 
 
 async def drain_node(view: View) -> Response:
-    """Stop placing new calls and sessions on a node."""
+    """Drain a node, so that the engine places no new calls and sessions on it."""
     await view.control.nodes.drain(view.path["node"])
     return view.go("/nodes")
 
 
 async def resume_node(view: View) -> Response:
-    """Place calls and sessions on a drained node again."""
+    """Resume a drained node, so that the engine places calls and sessions on it again."""
     await view.control.nodes.resume(view.path["node"])
     return view.go("/nodes")
 

@@ -1,8 +1,8 @@
 """The inbox: calls that wait for approval, decisions on these calls, and recently decided calls.
 
-Every decision carries the version and the digest that the page showed, so that it applies to
-exactly what was shown, or to nothing. The engine checks who may decide; this page shows the
-engine's answer.
+Every decision carries the approval's version and the action's digest from the page, so that the
+decision applies to exactly what the page showed, or to nothing. The engine checks who may decide,
+and this page shows the engine's answer.
 """
 
 from __future__ import annotations
@@ -39,22 +39,26 @@ from fumehood.web.figures import limits_in_words, money
 from fumehood.web.view import Form, Page, Problem, View, get, in_words, is_name, post
 
 DECIDED_EACH = 20
-"""Number of approvals of each state that are requested for the list of decided approvals."""
+"""The list of decided approvals is made from this many approvals of each state."""
 
 NOT_PENDING = [state for state in ApprovalState if state is not ApprovalState.PENDING]
 
 MOVED_ON = frozenset({"IDEMPOTENCY_CONFLICT", "APPROVAL_EXPIRED"})
-"""Codes of the engine's errors which mean that an approval has changed since it was shown."""
+"""Codes of engine errors which mean that an approval has changed since the page showed it."""
 
 PERIODS = {"1h": ("1 hour", 1), "8h": ("8 hours", 8), "1d": ("1 day", 24), "7d": ("7 days", 168)}
-"""Value of a form field → its label, and how many hours a remembered rule is valid."""
+"""Value of the form's field for a rule's duration → its label, and the number of hours for which
+the remembered rule is valid."""
 
 SESSION = "session"
-"""The value of the same field for a rule that is valid until its session ends."""
+"""The value of that field for a rule that is valid until its session ends."""
 
 
 async def show(view: View) -> Response:
-    """Show the page without an open approval or, as a part, the placeholder for an approval."""
+    """Show the inbox with no approval open.
+
+    If the browser requests only a part, send the placeholder that is shown instead of an approval.
+    """
     if view.is_part:
         state = await view.control.approvals.changes()
         return view.render("inbox_none.html", pending=state.pending)
@@ -62,12 +66,16 @@ async def show(view: View) -> Response:
 
 
 async def show_list(view: View) -> Response:
-    """Show only the list of approvals."""
+    """Send only the list of approvals."""
     return view.render("inbox_list.html", **await _list(view))
 
 
 async def show_one(view: View) -> Response:
-    """Show one approval: beside the list, or alone if only that part is requested."""
+    """Show the inbox with one approval open.
+
+    If the browser requests only a part, send only the approval, or nothing if the page already
+    shows it.
+    """
     approval = await view.control.approvals.show(view.path["approval_id"])
     if view.is_part:
         if view.query.get("version") == _mark(approval):
@@ -78,15 +86,15 @@ async def show_one(view: View) -> Response:
 
 
 async def show_result(view: View) -> Response:
-    """Show the outcome of an approval in brief."""
+    """Send a short text about the outcome of an approval."""
     return view.render(
         "inbox_result.html", decided=await view.control.approvals.show(view.path["approval_id"])
     )
 
 
 async def approve(view: View) -> Response:
-    """Approve one approval, with the arguments that were shown or, if the user has edited them,
-    with the edited arguments.
+    """Approve one approval. If the user has edited the arguments, approve the call with the edited
+    arguments.
     """
     form, wish = view.form, None
     arguments = form.json("arguments") if form.get("arguments") else None
@@ -110,19 +118,21 @@ async def deny(view: View) -> Response:
 
 
 async def ask_to_deny(view: View) -> Response:
-    """Show the form in which a user denies an approval and gives a reason."""
+    """Show the form with which a user denies an approval and gives a reason."""
     approval = await view.control.approvals.show(view.path["approval_id"])
     return view.render("inbox_deny.html", approval=approval)
 
 
 async def edit(view: View) -> Response:
-    """Show the form for editing the arguments."""
+    """Show the form with which a user edits the call's arguments."""
     approval = await view.control.approvals.show(view.path["approval_id"])
     return _edit_form(view, approval, fields_of(approval.arguments, await _schema(view, approval)))
 
 
 async def check_edit(view: View) -> Response:
-    """Show the call with the edited arguments, or the errors in them."""
+    """Show a preview of the call with the edited arguments. If the arguments are invalid, show the
+    form again with error messages.
+    """
     approval = await view.control.approvals.show(view.path["approval_id"])
     arguments, errors = arguments_of(view.form)
     if not errors:
@@ -144,7 +154,7 @@ async def check_edit(view: View) -> Response:
 
 
 async def ask_to_remember(view: View) -> Response:
-    """Show the form for a rule to remember, with a preview of the rule."""
+    """Show the form for remembering a rule, with a preview of the rule."""
     approval = await view.control.approvals.show(view.path["approval_id"])
     chosen = view.query
     scope = chosen.get("scope") or (SESSION if approval.session_id else "1h")
@@ -163,7 +173,7 @@ async def ask_to_remember(view: View) -> Response:
 
 
 async def ask_several(view: View) -> Response:
-    """Show several approvals that are about to be decided together."""
+    """Show the chosen approvals, and request one decision on all of them."""
     items = [_item(text) for text in view.query.all("item")]
     if not items:
         raise Problem("Choose the approvals to decide on.")
@@ -172,7 +182,7 @@ async def ask_several(view: View) -> Response:
 
 
 async def decide_several(view: View) -> Response:
-    """Decide on several approvals: all or none."""
+    """Make one decision on several approvals. Either all of them are decided, or none."""
     decision = view.form.get("decision")
     if decision not in ("approve", "deny"):
         raise Problem("Choose to approve or to deny.")
@@ -186,7 +196,7 @@ async def decide_several(view: View) -> Response:
 
 
 async def resolve(view: View) -> Response:
-    """Record the outcome of a call that was interrupted when the engine ended."""
+    """Record the outcome of a call that was interrupted because the engine ended."""
     outcome = view.form.get("outcome")
     if outcome not in ("done", "failed"):
         raise Problem("Choose an outcome.")
@@ -199,7 +209,7 @@ async def resolve(view: View) -> Response:
 
 
 async def raw(view: View) -> Response:
-    """Send one part of an approval, such as its arguments, completely as a file."""
+    """Send one part of an approval in full, such as its arguments, as a download."""
     approval = await view.control.approvals.show(view.path["approval_id"])
     name = view.query.get("name")
     parts: dict[str, Any] = {
@@ -216,7 +226,7 @@ async def raw(view: View) -> Response:
 
 
 async def _list(view: View) -> dict[str, Any]:
-    """Return the values for the template of the list."""
+    """Return the values for the template that shows the list of approvals."""
     tab = _tab(view)
     listing = _decided(view) if tab == "decided" else _waiting(view)
     (found, older), state = await asyncio.gather(listing, view.control.approvals.changes())
@@ -232,8 +242,9 @@ def _tab(view: View) -> str:
 
 
 def _chosen(view: View) -> str:
-    """Return the query string that selects the list and the page that are shown. The string is
-    empty for the default list.
+    """Return the query string that selects the current list and the current page of that list.
+
+    The query string is empty for the first page of the default list.
     """
     if _tab(view) == "decided":
         return "tab=decided"
@@ -249,7 +260,11 @@ async def _waiting(view: View) -> tuple[Sequence[Approval], str | None]:
 
 
 async def _decided(view: View) -> tuple[Sequence[Approval], None]:
-    """Return the recently decided approvals: the newest of every state except pending."""
+    """Return the approvals that changed most recently, of all states except pending.
+
+    The second value is the cursor of the next page. It is always None, because there is only one
+    page.
+    """
     listed = view.control.approvals.list
     pages = await asyncio.gather(
         *(listed(state=state, limit=DECIDED_EACH) for state in NOT_PENDING)
@@ -259,7 +274,10 @@ async def _decided(view: View) -> tuple[Sequence[Approval], None]:
 
 
 async def _decide(view: View, decision: NewDecision) -> Response:
-    """Make one decision. If another approver has already decided, show that approver's decision."""
+    """Make one decision. If the engine refuses the decision, show the approval with the reason.
+
+    Otherwise, show the next pending approval or, if there is none, the decided approval.
+    """
     approval_id = view.path["approval_id"]
     one = OneOfSeveral(
         approval_id=approval_id, version=view.form.number("version", 0), decision=decision
@@ -279,8 +297,10 @@ async def _decide(view: View, decision: NewDecision) -> Response:
 
 
 async def _next(view: View, decided: Approval) -> Approval | None:
-    """Return the pending approval that follows a decided approval in the list, or else the first
-    pending approval. Return None if no approval is pending.
+    """Return the pending approval that follows a decided approval in the list.
+
+    If there is none, return the first pending approval. Return None if no approval is pending, or
+    if the decided approval still needs more approvers.
     """
     if decided.state is ApprovalState.PENDING:  # it needs more approvers
         return None
@@ -293,7 +313,7 @@ async def _next(view: View, decided: Approval) -> Approval | None:
 
 
 def _who_was_first(view: View, approval: Approval) -> str:
-    """Explain why a decision came too late."""
+    """Explain why a decision came too late, for example because another approver decided first."""
     if words := approval.outlived_in_words:
         return f"Too late. {words}. Nothing was decided."
     if approval.state in (ApprovalState.EXPIRED, ApprovalState.CANCELLED):
@@ -318,16 +338,18 @@ def _of_detail(view: View, approval: Approval, problem: str = "") -> dict[str, A
 
 
 def _mark(approval: Approval) -> str:
-    """Return a text that changes whenever the page of an approval must be updated.
+    """Return a text that changes whenever a page must show an approval again.
 
-    The approval's version is not enough, because the number of approvers whose decisions count can
-    change without a new version.
+    The approval's version is not sufficient, because the number of approvers whose decisions count
+    can change without a new version.
     """
     return f"{approval.version}.{len(approval.counted)}"
 
 
 def _place_of(approval: Approval) -> list[tuple[str, str]]:
-    """Return the place, limits and highest cost of the call, as names and values."""
+    """Return the facts about where the call runs, its limits and its maximum cost, as names and
+    values.
+    """
     binding = approval.binding
     if not binding:
         return []
@@ -348,8 +370,9 @@ def _edit_form(
 
 
 async def _schema(view: View, approval: Approval) -> JsonObject | None:
-    """Return the schema of the call's tool, or None if it cannot be fetched, for example because
-    the tool is external.
+    """Return the schema of the parameters of the call's tool.
+
+    Return None if the schema cannot be fetched, for example because the tool is external.
     """
     try:
         found = await view.caller.tool(f"{approval.tool}@{approval.tool_version}")
@@ -380,7 +403,9 @@ def _make_wish(scope: str, uses: str, same: list[str], now: datetime) -> Remembe
 
 
 def _item(text: str) -> tuple[str, int]:
-    """Parse an approval's id and the version that was shown, from `apr_…@3`."""
+    """Parse an item such as `apr_…@3`. Return the approval's id and the version that the page
+    showed.
+    """
     name, _, version = text.partition("@")
     if not is_name(name):
         raise Problem("This is not an approval.")

@@ -1,5 +1,8 @@
 """The policy: its rules with their counts, an explanation of the decision on a call, and a trial of
-new rules on past calls."""
+new rules.
+
+A trial shows which past calls the new rules match.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +19,8 @@ EXAMPLE = '[[rules]]\nid = "ask-for-shell"\ndecision = "ask"\ntools = ["run_shel
 
 
 async def show(view: View) -> Response:
-    """Show the rules, a form that explains the decision on a call, and a form that tries rules on
-    past calls.
+    """Show the page with the rules and two forms. One form explains the decision on a call, and the
+    other tries rules on past calls.
     """
     status = await view.control.policy.show()
     remembered = await view.control.approvals.remembered() if view.login.can_approve else ()
@@ -33,7 +36,7 @@ async def show(view: View) -> Response:
 
 
 async def explain(view: View) -> Response:
-    """Explain what the rules decide for a call. The call is not made."""
+    """Show which decision the rules make on a call. The call is not made."""
     form = view.form
     arguments = form.json("arguments")
     try:
@@ -53,13 +56,15 @@ async def try_rules(view: View) -> Response:
 
 
 async def check(view: View) -> Response:
-    """Try an edited policy file on past calls, and show the form for saving it."""
+    """Try an edited policy file on past calls. Show the result, and the form for saving the
+    file.
+    """
     text = _text(view)
     return await _tried(view, text, saves=text, version=view.form.get("version"))
 
 
 async def save(view: View) -> Response:
-    """Replace the policy file. The new rules apply at once."""
+    """Replace the policy file. The engine applies the new rules immediately."""
     try:
         await view.control.policy.replace(_text(view), view.form.get("version"))
     except Refused as refused:
@@ -74,8 +79,8 @@ async def forget(view: View) -> Response:
 
 
 def _text(view: View) -> str:
-    """Return the text of the policy file in a form. Raises Problem if the text has invisible
-    characters.
+    """Return the text of the policy file that a form contains. Raises Problem if the text contains
+    invisible characters.
     """
     text = view.form.get("text").replace("\r\n", "\n")
     if not _is_plain(text):
@@ -84,7 +89,9 @@ def _text(view: View) -> str:
 
 
 def _is_plain(text: str) -> bool:
-    """Whether a page shows a text unchanged, so that a form can send it back."""
+    """Return True if a page would show a text unchanged, so that a form can send it back
+    unchanged.
+    """
     plain = text.replace("\t", " ")
     return printable(plain) == plain
 

@@ -1,4 +1,4 @@
-"""The search of every page: finds pages, tools, sessions, agents and calls by a typed name."""
+"""The search field of every page, which finds pages, tools, sessions, agents and calls by name."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ MOST = 8
 """Maximum number of results of one kind."""
 
 IDS = {"call_": "/calls/", "sess_": "/sessions/", "apr_": "/inbox/"}
-"""Beginning of an id → the address of its page."""
+"""Prefix of an id → prefix of the address of the page for the object with that id."""
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """One result: its kind, its name, and the address of its page."""
+    """One search result: its kind, its name, and the address of its page."""
 
     kind: str
     name: str
@@ -26,8 +26,8 @@ class Result:
 
 
 async def show(view: View) -> Response:
-    """Show the list of results while the user types. On Enter, go to the page of the first
-    result.
+    """Send the list of results while the user types. After Enter, redirect to the first result's
+    page.
     """
     wanted = view.query.get("q").strip()
     results = await _found(view, wanted)

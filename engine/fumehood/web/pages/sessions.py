@@ -1,8 +1,8 @@
-"""The sessions of all principals with their processes and, for administrators, the sessions' files
-and the processes' output.
+"""The sessions of all principals and their processes. Administrators also see the files of sessions
+and the output of processes.
 
-Files, their names and output are untrusted: they are shown as text, and files are downloaded as
-plain text.
+File contents, file names and output are untrusted. They are shown as text, and files are downloaded
+as plain text.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from fumehood.web.text import MAX_SHOWN, Branch, tree_of
 from fumehood.web.view import Page, Problem, View, get, in_words, mark_of, post, query_of
 
 MAX_DOWNLOAD_BYTES = 64 * 1024 * 1024
-"""Maximum size of a download in bytes, because the file is held in memory. `fumehood sessions get`
-downloads larger files."""
+"""Maximum size of a download in bytes, because the console holds the file in memory. `fumehood
+sessions get` can download larger files."""
 
 
 class _TooLarge(Exception):
-    """More bytes of a file have arrived than are needed, so reading stops."""
+    """Raised to stop a download when more bytes of a file have arrived than are needed."""
 
 
 async def show(view: View) -> Response:
@@ -36,7 +36,9 @@ async def show(view: View) -> Response:
 
 
 async def show_one(view: View) -> Response:
-    """Show one session with its calls and files, and the file that is chosen."""
+    """Show the page of one session, with its calls and files, and the content of the chosen
+    file.
+    """
     session = await view.control.sessions.show(view.path["session_id"])
     calls = await view.control.calls.list(session=session.id, limit=20)
     folder, name = view.query.get("folder"), view.query.get("file")
@@ -70,7 +72,7 @@ async def show_one(view: View) -> Response:
 
 
 async def show_diff(view: View) -> Response:
-    """Show what has changed in a session's project."""
+    """Show what has changed in a session's project since the project was copied in."""
     try:
         found = await view.control.sessions.diff(view.path["session_id"])
     except Refused as refused:
@@ -79,7 +81,9 @@ async def show_diff(view: View) -> Response:
 
 
 async def open_port(view: View) -> Response:
-    """Forward a port of a session to a separate origin."""
+    """Make a port of a session reachable under a separate origin, and return to the session's
+    page.
+    """
     session_id, port = view.path["session_id"], view.form.number("port", 0)
     if not await view.may_administer():
         raise Problem("Ports of other people's sessions are for administrators.", 403)
@@ -95,13 +99,15 @@ async def open_port(view: View) -> Response:
 
 
 async def show_processes(view: View) -> Response:
-    """Show only the list of a session's processes, if the list has changed."""
+    """Send only the list of a session's processes, or nothing if the page already shows this
+    list.
+    """
     values = await _processes(view, view.path["session_id"], has_output=False)
     return view.part("session_processes.html", query=query_of, **values)
 
 
 async def show_output(view: View) -> Response:
-    """Show, as a part of a page, the end of a process's output, if it has changed."""
+    """Send the end of a process's output, or nothing if the page already shows it."""
     session_id, process = view.path["session_id"], view.query.get("process")
     output = await _output(view, session_id, process)
     return view.part(
@@ -121,7 +127,7 @@ async def stop_process(view: View) -> Response:
 
 
 async def download(view: View) -> Response:
-    """Send one file as a download."""
+    """Send one file of a session as a download."""
     name = view.query.get("file")
     try:
         content = await _content(view, view.path["session_id"], name, MAX_DOWNLOAD_BYTES)
@@ -144,8 +150,9 @@ def _tree(files: SessionFileList, folder: str) -> Sequence[Branch]:
 
 
 async def _processes(view: View, session_id: str, *, has_output: bool = True) -> dict[str, Any]:
-    """Return a session's processes and the chosen process, by default the newest. Administrators
-    also get the chosen process's output.
+    """Return the template's values: a session's processes and the chosen process.
+
+    By default, the newest process is chosen. Administrators also get the chosen process's output.
     """
     processes: Sequence[SessionProcess] = ()
     fault = ""
@@ -166,8 +173,9 @@ async def _processes(view: View, session_id: str, *, has_output: bool = True) ->
 
 
 async def _output(view: View, session_id: str, process: str) -> dict[str, Any]:
-    """Return the end of a process's output, or why it cannot be shown, with a `mark` that changes
-    with the output.
+    """Return the end of a process's output, or the reason why it cannot be shown.
+
+    The result's `mark` changes whenever the output changes.
     """
     try:
         found = await view.control.sessions.process_output(session_id, process)
@@ -178,9 +186,10 @@ async def _output(view: View, session_id: str, process: str) -> dict[str, Any]:
 
 
 async def _content(view: View, session_id: str, name: str, most: int) -> bytes:
-    """Return the content of a file. If the file is longer than `most` bytes, return only its
-    beginning. The returned beginning is also longer than `most` bytes, so that the caller can
-    detect this case.
+    """Return the content of a file.
+
+    If the file is longer than `most` bytes, return only its beginning, which also has more than
+    `most` bytes. The caller can thus detect that the content is incomplete.
     """
     content = bytearray()
 
@@ -195,7 +204,7 @@ async def _content(view: View, session_id: str, name: str, most: int) -> bytes:
 
 
 def _text_of(content: bytes) -> str | None:
-    """Decode a file as text, or return None for a binary file."""
+    """Return the content of a file as text, or None if the file is binary."""
     return None if b"\x00" in content else content.decode("utf-8", "replace")
 
 

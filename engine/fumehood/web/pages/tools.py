@@ -1,8 +1,9 @@
-"""The tools with their statistics and the places where they run, and the agents with their tools.
+"""The tools with their statistics and the places where they run. Also the agents with their tools.
 
-A tool can be tried with a form made from its schema. The call goes to the callers' socket, with the
-token in the form or, for administrators, as the user of the console. An approver's credential is
-never used for calls. The token is neither stored nor sent back.
+Users can try a tool with a form that is made from the tool's schema. The call goes to the callers'
+socket, with the token that the user enters in the form. Administrators can leave the token out. The
+call is then made as the user who runs the console. An approver's credential is never used for
+calls. The token is neither stored nor sent back.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ async def show(view: View) -> Response:
 
 
 async def show_one(view: View) -> Response:
-    """Show one tool in full."""
+    """Show the page of one tool, with all details."""
     name = view.path["name"]
     if name == NET_TOOL:
         raise Problem("This stands for the requests that programs send.", 404)
@@ -68,7 +69,7 @@ async def show_form(view: View) -> Response:
 
 
 async def try_tool(view: View) -> Response:
-    """Call the tool, and show the answer."""
+    """Call the tool with the arguments in the form, and show the answer."""
     tool = (await view.caller.tool(view.path["name"])).tool
     arguments, errors = arguments_of(view.form)
     options: dict[str, Any] = {
@@ -104,7 +105,7 @@ async def try_tool(view: View) -> Response:
 
 
 async def show_agents(view: View) -> Response:
-    """Show every agent with its tools. Needs `admin`."""
+    """Show every agent with its tools. Only administrators see this page."""
     if not view.login.can_administer:
         return view.render("agents.html", agents=[])
     show = view.control.agents.show
@@ -139,7 +140,7 @@ def _principals(view: View) -> list[str]:
 
 
 async def bind_tool(view: View) -> Response:
-    """Bind a tool to an agent, with arguments that are fixed for the agent."""
+    """Bind a tool to an agent. The form can fix arguments of the tool for this agent."""
     fixed = view.form.json("fixed")
     await view.control.agents.bind(view.path["agent_id"], _tool_in(view), fixed=fixed)
     return view.go("/agents")
@@ -159,8 +160,10 @@ def _tool_in(view: View) -> str:
 
 
 async def _caller(view: View) -> AsyncClient:
-    """Return the client for a call: a client with the form's token or, for administrators without a
-    token, the console's own client.
+    """Return the client with which a tool is tried.
+
+    This client sends the token in the form. If an administrator gives no token, it is the console's
+    own client.
 
     Raises:
         Problem: the token is invalid, or missing and the user is not an administrator.
@@ -179,7 +182,10 @@ async def _caller(view: View) -> AsyncClient:
 def _copies(
     socket: Path, tool: str, arguments: JsonObject, options: dict[str, Any]
 ) -> list[tuple[str, str]]:
-    """Return the same call for a terminal, Python, curl and MCP."""
+    """Return text with which a user can repeat the call: for a terminal, Python, curl and MCP.
+
+    Each item is a title and the text.
+    """
     given = json.dumps(arguments, ensure_ascii=False)
     words = ["fumehood", "call", tool, given]
     for key, flag in (("agent_id", "--agent"), ("session_id", "--session")):

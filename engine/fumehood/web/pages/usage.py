@@ -1,4 +1,4 @@
-"""Usage: calls, tokens and money by day, agent or tool, and the remaining budgets."""
+"""Usage by day, agent or tool: calls, tokens and money. Also the remaining budgets."""
 
 from __future__ import annotations
 
@@ -16,11 +16,13 @@ from fumehood.web.view import Page, View, get
 PERIODS = {"7": "7 days", "30": "30 days"}
 GROUPS = {"tool": "tool", "agent": "agent", "principal": "caller"}
 NOBODY = "without one"
-"""The name of the group that contains the calls without an agent."""
+"""The label of the group of calls that were made without an agent."""
 
 
 async def show(view: View) -> Response:
-    """Show charts by day, a table of sums, and every budget. Needs `admin`."""
+    """Show charts by day, a table of totals, and every budget. Users who are not administrators see
+    none of these.
+    """
     days = view.query.one_of("days", PERIODS)
     group: Any = view.query.one_of("by", GROUPS)
     values: dict[str, Any] = {
@@ -45,7 +47,7 @@ async def show(view: View) -> Response:
 
 
 def _charts(days: Iterable[datetime], table: UsageTable, currency: str) -> list[Chart]:
-    """Return a chart of calls, tokens and money by day."""
+    """Return a chart of the calls, a chart of the tokens and a chart of the money, each by day."""
     known = {row.group["day"]: row for row in table.items}
     found = [(f"{day:%Y-%m-%d}", calls_from(day, timedelta(days=1))) for day in days]
 
@@ -67,7 +69,9 @@ def _tokens(row: UsageRow) -> int:
 
 
 def _currency(table: UsageTable) -> str:
-    """Return the currency of the largest amount: different currencies cannot be added."""
+    """Return the currency with the largest amount. Amounts in different currencies cannot be
+    added.
+    """
     cost = table.total.cost
     return max(cost, key=lambda name: float(cost[name]), default=table.currency)
 
@@ -77,8 +81,8 @@ def _money(row: UsageRow, currency: str) -> float:
 
 
 def _spent(one: BudgetStanding) -> tuple[float, float]:
-    """Return two percentages of a budget's limit: the spent amount, and the spent and reserved
-    amounts together.
+    """Return two percentages of a budget's limit: the spent amount, and the sum of the spent and
+    the reserved amount.
     """
     return share(float(one.spent), float(one.limit)), share(
         float(one.spent) + float(one.held), float(one.limit)
