@@ -1,8 +1,8 @@
-"""Eligibility: who can approve now, whose approval counts, and what authority a caller has left.
+"""Eligibility: who can approve now, whose approval counts, and which authority a caller still has.
 
-Host side, uses `identity`. Needed to count the quorum, to show an approval, and when a call
-requests approval or starts. Invariants: an approval counts only while its approver may still
-approve; no call waits for approvers who do not exist.
+Host side, uses `identity`. This module is used when a quorum is counted, when an approval is shown,
+and when a call requests approval or starts. Invariants: an approval counts only while its approver
+may still approve; no call waits for approvers who do not exist.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from fumehood.policy.model import Decision
 class Eligibility:
     """The approvers and callers of one engine, with their current authority.
 
-    `others` are further principals that can approve, such as that of webhook decisions.
+    `others` are ids of further principals that can approve, such as the principal of webhook
+    decisions.
     """
 
     def __init__(
@@ -49,15 +50,19 @@ class Eligibility:
         return frozenset(approvers | holders | self._others)
 
     def counts(self, principal_id: str) -> bool:
-        """Whether a decision of this principal counts: only while the principal may approve."""
+        """Whether decisions of this principal count now. They count only while the principal may
+        approve.
+        """
         return principal_id in self.approver_ids()
 
     def remedy_without_approvers(self) -> str | None:
-        """Return how the operator can add an approver, or None if one exists."""
+        """Return a clause that explains how the operator can add an approver, or None if an
+        approver exists.
+        """
         return None if self.approver_ids() else self._identities.approvers.cure
 
     def require_enough(self, tool: str, decision: Decision, principal_id: str) -> None:
-        """Raise RequiresHumanApproval if too few approvers exist for a new call."""
+        """Raise RequiresHumanApproval if too few approvers exist for the quorum of a new call."""
         if (remedy := self.remedy_without_approvers()) is not None:
             raise refusals.no_approvers(tool, remedy)
         lack = self._lack(decision.approvers, decision.quorum, principal_id)
@@ -65,7 +70,9 @@ class Eligibility:
             raise refusals.too_few_approvers(tool, lack)
 
     def shown(self, approval: Approval) -> Approval:
-        """Return the approval with `counted` and `stuck` (see `Approval`) filled in."""
+        """Return the approval with its fields `counted` and `stuck` set to the current state of the
+        approvers.
+        """
         if approval.state is not ApprovalState.PENDING:
             return approval.model_copy(update={"counted": tuple(sorted(approval.yes_votes))})
         counted = tuple(sorted(one for one in approval.yes_votes if self.counts(one)))
@@ -84,7 +91,9 @@ class Eligibility:
         )
 
     def _lack(self, approvers: Sequence[str], quorum: int, principal_id: str) -> str | None:
-        """Return why the quorum cannot be reached, as a clause, or None if it can."""
+        """Return why the quorum cannot be reached, as a clause, or None if the quorum can be
+        reached.
+        """
         able = {
             one
             for one in self.approver_ids()
@@ -106,6 +115,8 @@ def _votes(quorum: int) -> str:
 
 
 def may_decide(approvers: Sequence[str], principal_id: str) -> bool:
-    """Whether rules that name these approvers let a principal decide. Without names, all may."""
+    """Whether a principal may decide under rules that name these approvers. If no approvers are
+    named, every principal may.
+    """
     names = (principal_id, principal_id.removeprefix("approver:"))
     return not approvers or any(name in approvers for name in names)

@@ -1,4 +1,5 @@
-"""Approvals: the record of each call that needs a human's approval, and the settings. Values only.
+"""Approvals as plain values: the record of each call that needs a human's approval, and the
+settings.
 
 `approvals/store.py` stores approvals and defines each change. The states and their order:
 
@@ -36,9 +37,9 @@ OUTLIVED: Mapping[str, str] = MappingProxyType(
         TRIAL: "The engine was restarted, and the effect of this trial is not kept",
     }
 )
-"""Values in `Approval.changed` → why the call can no longer run. They mean that something that a
-waiting call needs has ended: its session, the program whose request it is, or the effect of its
-trial."""
+"""Value in `Approval.changed` → message that explains why the call can no longer run. Each value
+names something that the waiting call needed and that has ended: its session, the program that made
+the request, or the effect of its trial."""
 
 
 class ApprovalState(StrEnum):
@@ -46,18 +47,20 @@ class ApprovalState(StrEnum):
 
     PENDING = "pending"
     APPROVED = "approved"
-    """Approved, but the call has not started yet."""
+    """The call was approved, but has not started yet."""
     DENIED = "denied"
     EXPIRED = "expired"
-    """Not decided or not started in time, or the action changed, or what the call needs ended."""
+    """The call was not decided or not started in time, its action changed, or something that it
+    needs ended."""
     CANCELLED = "cancelled"
     STARTED = "started"
-    """The approval has been used, and the call is running."""
+    """The call has used the approval, and is running."""
     DONE = "done"
     FAILED = "failed"
-    """The call ran, or a gate refused it after its approval, and its answer is an error."""
+    """The call's answer is an error: it ran and failed, or a gate refused it after the approval."""
     INTERRUPTED = "interrupted"
-    """The engine ended while the call ran, so it may have acted. Only a human can resolve it."""
+    """The engine ended while the call ran, so the call may have had an effect. Only a human can
+    resolve the approval."""
 
 
 OPEN_STATES = frozenset({ApprovalState.PENDING, ApprovalState.APPROVED, ApprovalState.STARTED})
@@ -71,10 +74,11 @@ class DecisionRecord(Value):
     approver: str
     """The principal, such as `approver:alice`."""
     channel: str
-    """Where the decision came from, such as `control` or `webhook`."""
+    """The interface through which the decision was sent, such as `control` or `webhook`."""
     decision: Literal["approve", "deny"]
     action_digest: str
-    """Digest of the action that the decision is about: after an edit, the edited action."""
+    """Digest of the action on which the approver decided. After an edit, this is the edited
+    action."""
     reason: str | None = None
     edited: bool = False
     is_self_approval: bool = False
@@ -98,24 +102,27 @@ class Approval(Value):
     agent_id: str | None
     session_id: str | None
     arguments: JsonObject
-    """All effective arguments of the call; after an edit, the edited ones."""
+    """All effective arguments of the call. After an edit, these are the edited arguments."""
     asked_arguments: JsonObject | None = None
-    """The effective arguments of the original call; null if no approver has edited them."""
+    """The effective arguments of the original call if an approver has edited them, otherwise
+    null."""
     sends: JsonObject | None = None
     """What the call sends to another service: the request of a REST tool, or the server of an MCP
     tool. Secrets appear as `${secret:NAME}`."""
     preview: JsonObject | None
-    """The changes to the workspace if the tool has a preview, or the context of a call of an
-    `external:` tool."""
+    """The changes to the workspace if the tool has a preview, or the call's context if the tool is
+    an `external:` tool."""
     previewed_at: AwareDatetime | None = None
     """When the preview was computed."""
     rule: str
     asked_by: tuple[str, ...] = ()
-    """The ids of all policy rules that require the approval; empty if a default requires it."""
+    """The ids of all policy rules that require the approval. Empty if a default requires it."""
     reason: str | None
-    """The reason in the policy rule, the budget that would be exceeded, and missing secrets."""
+    """Text for approvers: the policy rule's reason, the budget that the call would exceed, and
+    missing secrets."""
     budget: JsonObject | None = None
-    """The budget that the approval lets the call exceed, as it was when approval was requested."""
+    """The budget that the call may exceed if it is approved, as it was when approval was
+    requested."""
     dangerous: bool
     approvers: tuple[str, ...]
     quorum: int
@@ -123,20 +130,22 @@ class Approval(Value):
     policy_version: str
     action_digest: str
     binding: JsonObject | None
-    """Everything that decides what the call will do; `action_digest` is the hash of it."""
+    """Everything that determines what the call will do. `action_digest` is the hash of this
+    document."""
     created_at: AwareDatetime
     expires_at: AwareDatetime
     decided_at: AwareDatetime | None = None
     started_at: AwareDatetime | None = None
     ended_at: AwareDatetime | None = None
     code: str | None = None
-    """The error code of the call's answer, `OK` if it succeeded; null without an answer."""
+    """The error code of the call's answer, or `OK` if the call succeeded. Null if there is no
+    answer."""
     changed: tuple[str, ...] = ()
-    """The parts of the action that changed before the call started; or `session`, `program` or
-    `trial` if the call needed this and it ended before."""
+    """Names of the fields of `binding` that changed before the call started. If something that the
+    call needs ended first, this is `session`, `program` or `trial` instead."""
     counted: tuple[str, ...] = ()
-    """Principals who approved the current action; while the approval is pending, only those who may
-    still approve."""
+    """Principals whose approval of the current action counts. While the approval is pending, only
+    principals who may still approve are included."""
     stuck: str | None = None
     """Why the quorum cannot be reached now, or None if it can."""
     has_answer: bool = False
@@ -144,12 +153,16 @@ class Approval(Value):
 
     @property
     def outlived(self) -> str | None:
-        """`session`, `program` or `trial` if the call needs it and it has ended, else None."""
+        """What the call needs but what has ended: `session`, `program` or `trial`. None if nothing
+        has.
+        """
         return next((one for one in self.changed if one in OUTLIVED), None)
 
     @property
     def outlived_in_words(self) -> str:
-        """Why a waiting call can no longer run; empty if nothing that it needs has ended."""
+        """A message that explains why the waiting call can no longer run. Empty if everything that
+        the call needs still exists.
+        """
         return OUTLIVED[self.outlived] if self.outlived is not None else ""
 
     @property
@@ -159,7 +172,7 @@ class Approval(Value):
 
 
 def yes_votes(decisions: Iterable[DecisionRecord], action_digest: str) -> frozenset[str]:
-    """Return the approvers whose newest decision approves exactly this action."""
+    """Return the approvers whose newest decision is an approval of exactly this action."""
     newest = {one.approver: one for one in decisions}
     return frozenset(
         one.approver
@@ -259,7 +272,7 @@ class ApprovalPage(Value):
     has_more: bool
     next_cursor: str | None
     total_count: int | None
-    """The number of approvals on all pages; None unless this page is the only one."""
+    """The number of approvals on all pages together. None if there is more than one page."""
 
 
 class RememberedRule(Value):
@@ -271,11 +284,12 @@ class RememberedRule(Value):
     agent_id: str | None
     session_id: str | None
     arguments: JsonObject
-    """The arguments, with their values, that a matching call must have."""
+    """Argument → value that a matching call must have."""
     any_others: bool = False
-    """Whether a matching call may have additional arguments."""
+    """Whether a matching call may have arguments that are not in `arguments`."""
     rule: str
-    """The policy rules that the remembered rule satisfies, separated by `, `, and no others."""
+    """The policy rules that the remembered rule satisfies, separated by `, `. It satisfies no other
+    rules."""
     definition: str
     """Hash of the tool's definition, the call's context, and the options that affect how it runs.
     If any of them changes, calls need approval again."""
@@ -297,32 +311,32 @@ class StoredRequest:
     options: JsonObject
     token_id: str | None
     expected: str | None = None
-    """`Effect.base`: the state of the workspace when the call's effect was previewed."""
+    """The state of the workspace (`Effect.base`) when the call's effect was previewed."""
     may_exceed: tuple[str, ...] = ()
-    """`Decision.may_exceed` of the decision for which approval was requested."""
+    """`Decision.may_exceed` of the policy decision that required approval."""
     hidden: tuple[str, ...] = ()
     """Arguments that the agent's configuration fixes and hides from the caller."""
     is_program: bool = False
     """Whether the program that embeds the engine made the call."""
     parent_id: str | None = None
-    """The id of the call whose program made this call, or None."""
+    """If a program made this call: the id of the program's call. Otherwise None."""
     context: JsonObject | None = None
     """The context of a call of an `external:` tool."""
     traceparent: str | None = None
     """The caller's trace span to which the call belongs."""
     needs: Need | None = None
-    """What the call's held action needs, and what is lost with the engine. None if the call runs
-    its tool instead of a held action."""
+    """What the call's held action needs (a program or a trial). It exists only in the memory of the
+    engine, so it is lost if the engine ends. None if the call has no held action."""
 
     @property
     def document(self) -> JsonObject:
-        """The request as the database stores it."""
+        """The request as JSON, in the form in which the database stores it."""
         return {one.name: getattr(self, one.name) for one in fields(self)}
 
 
 @dataclass(frozen=True, slots=True)
 class StoredApproval:
-    """An approval with the fields that only the engine sees."""
+    """An approval together with fields that only the engine uses."""
 
     approval: Approval
     request: StoredRequest
@@ -330,14 +344,15 @@ class StoredApproval:
     answer: str | None = None
     """The call's envelope, as JSON."""
     repeat_key: str | None = None
-    """A later call with the same repeat key repeats this call. None if no call can repeat it."""
+    """A later call with the same key counts as a repeat of this call. None if no later call can be
+    a repeat."""
 
 
 def own_view(stored: StoredApproval) -> Approval:
     """Return an approval as its caller sees it.
 
-    It lacks the arguments that the agent's configuration fixes, the binding, the approvers, their
-    decisions and what the call sends.
+    It omits the binding, the approvers, their decisions, what the call sends, and the arguments
+    that the agent's configuration fixes.
     """
     approval = stored.approval
 

@@ -1,11 +1,12 @@
-"""Preview: the action of a call, as approvers see it and as it is checked when the call starts.
+"""Preview: the action of a call. Approvers see the action, and it is checked again when the call
+starts.
 
 Host side, used by `stored_calls` and `scheduler`. An approval is bound to the *action*: one
 document with everything that affects the call's execution, and its hash. If the document differs
-when the call starts, the approval is invalid. Descriptive fields (a trace id, a reason) are not in
-the document. Approvers also see the call's effect on the workspace, and the budget that it would
-exceed. A call with edited arguments is another action. Invariant: an edit never lowers the quorum,
-and never admits approvers whom the original call did not admit.
+when the call starts, the approval is invalid. Descriptive fields, such as a trace id or a reason,
+are not in the document. Approvers also see the call's effect on the workspace, and the budget that
+the call would exceed. If the arguments are edited, the call has another action. Invariant: an edit
+never lowers the quorum, and never admits approvers whom the original call did not admit.
 """
 
 from __future__ import annotations
@@ -33,12 +34,12 @@ from fumehood.registry.index import RegisteredTool
 from fumehood.sandbox.sessions import SessionKeeper
 
 SCHEMA = 1
-"""Version of the action document's format. Actions of different versions always differ."""
+"""Version of the action document's format. Actions of different versions never match."""
 
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """The document with everything that affects a call's execution, and the document's hash."""
+    """A document with everything that affects a call's execution, and the document's hash."""
 
     document: JsonObject
     digest: str
@@ -51,7 +52,7 @@ def action_of(
     effect: Effect | None,
     sends: JsonObject | None,
 ) -> Action:
-    """Return the action that a call would perform now.
+    """Return the action of a call as it would run now.
 
     `place` is the result of `plan.place_of`, and `sends` the result of `sends_of`.
     """
@@ -82,7 +83,7 @@ def action_of(
 
 
 def sends_of(permitted: PermittedCall, plan: Plan, services: PipelineServices) -> JsonObject | None:
-    """Return what a call would send to another service, or None.
+    """Return what a call would send to another service, or None if it sends nothing.
 
     Raises the same errors as `Executor.sends`.
     """
@@ -101,8 +102,8 @@ def changed_fields(before: Mapping[str, Any], after: Mapping[str, Any]) -> tuple
 def is_same(before: Mapping[str, Any], after: Mapping[str, Any], name: str) -> bool:
     """Whether a field has the same value in both documents.
 
-    Canonical texts are compared, as for the documents' digests, so true differs from 1, but 1.0
-    equals 1.
+    The comparison uses canonical JSON, as the documents' digests do. Therefore, true differs from
+    1, but 1.0 equals 1.
     """
     if name not in before or name not in after:
         return False
@@ -114,7 +115,8 @@ def definition_digest(
 ) -> str:
     """Return a hash of a tool's definition, its code and the call's context.
 
-    The code is the source of the tool's function, or the server that runs the tool (in `sends`).
+    The code is the source of the tool's function. For a tool that a server runs, `sends` describes
+    the server and takes the place of the code.
     """
     document: JsonObject = {"definition": tool.definition.model_dump(mode="json")}
     if context is not None:
@@ -129,14 +131,14 @@ def definition_digest(
 
 
 async def preview(permitted: PermittedCall, plan: Plan, sessions: SessionKeeper) -> Effect | None:
-    """Return the effect of a call on its session's workspace, or None if its tool has no preview.
+    """Return the effect that a call would have on its session's workspace. Nothing is changed.
 
-    Wait until the session is free, and change nothing. After the approval, the executor refuses
-    to run if the workspace no longer matches `Effect.base`.
+    Return None if the tool has no preview. Wait until the session is free. After the approval, the
+    executor refuses to run if the workspace no longer matches `Effect.base`.
 
     Raises:
-        EngineError: the call would also fail now, because the session has ended, is lost or is too
-            busy, or there are too many files.
+        EngineError: the call itself would fail now, because its session has ended, is lost or is
+            too busy, or has too many files.
     """
     tool = permitted.tool.definition
     if plan.executor.effect is not None:
@@ -150,10 +152,11 @@ async def preview(permitted: PermittedCall, plan: Plan, sessions: SessionKeeper)
 
 
 def full_reason(decision: Decision, excess: str | None, unusable: Sequence[str]) -> str | None:
-    """Return the reason that approvers see, or None if there is nothing to report.
+    """Return the reason for the request, as approvers see it, or None if there is nothing to
+    report.
 
-    It consists of the rule's reason, the excess that an approval permits, and the secrets without
-    a usable value.
+    It combines the policy rule's reason, the excess that an approval would permit, and the names of
+    the secrets that have no usable value.
     """
     parts = [
         decision.reason,
@@ -185,9 +188,9 @@ def _network(plan: Plan, sends: JsonObject | None) -> str | None:
 
 
 def _source_of_module(address: FunctionAddress) -> str:
-    """Return a hash of the file from which another process imports the function.
+    """Return a hash of the module file from which another process imports the function.
 
-    For a pickled function, return the digest in its address.
+    For a pickled function, return the digest in its address instead.
     """
     if address.pickled:
         return address.digest
@@ -199,7 +202,7 @@ def _source_of_module(address: FunctionAddress) -> str:
 
 
 def _source_of_function(function: Any) -> str:
-    """Return a hash of the function's source, or of its bytecode if the source is missing."""
+    """Return a hash of the function's source, or of its bytecode if the source is not available."""
     own = getattr(function, "__self__", function)
     target = inspect.unwrap(getattr(own, "function", function))
     try:
@@ -216,19 +219,20 @@ _OF_RULES = ("rule", "asked_by", "reason", "budget", "policy_version")
 
 
 def with_action(stored: StoredApproval, new: StoredApproval) -> StoredApproval:
-    """Return `stored` with the action of `new`, which has other arguments or another preview."""
+    """Return `stored` with the action of `new`, in which the arguments or the preview differ."""
     asked = new.request
     request = replace(stored.request, arguments=asked.arguments, expected=asked.expected)
     return replace(stored, approval=_taking(stored, new, _OF_ACTION), request=request)
 
 
 def edited(stored: StoredApproval, new: StoredApproval, *, is_asked: bool) -> StoredApproval:
-    """Return the stored approval, edited to the arguments and the action of `new`.
+    """Return `stored` with the arguments and the action of `new`, the approval that the edited call
+    would request.
 
-    `is_asked` means that the policy also requires approval of the new call.
+    `is_asked` means that the policy requires approval for the edited call as well.
 
     Raises:
-        PermissionDenied: the rules of both calls together admit too few approvers.
+        PermissionDenied: too few approvers may decide on both the original and the edited call.
     """
     before, after = stored.approval, new.approval
     both = [names for names in (before.approvers, after.approvers) if names]
@@ -257,7 +261,7 @@ def _taking(stored: StoredApproval, new: StoredApproval, names: Sequence[str]) -
 def edit_warning(stored: StoredApproval) -> str | None:
     """Return the warning for the caller of an edited call, or None if the call was not edited.
 
-    The warning names the changed arguments without their values, and omits arguments that the
+    The warning names the changed arguments, but not their values. It omits arguments that the
     agent's configuration fixes.
     """
     approval = stored.approval

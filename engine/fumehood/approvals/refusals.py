@@ -1,6 +1,6 @@
-"""Refusals: the errors that callers and approvers get.
+"""Refusals: the errors that callers and approvers receive.
 
-Host side, pure. The functions return the errors; only `require_known_options` raises its error.
+Host side, pure. The functions return an error, except `require_known_options`, which raises it.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def require_known_options(options: JsonObject) -> None:
 def no_approvers(tool: str, remedy: str) -> RequiresHumanApproval:
     """Return the error for a call that needs approval while the engine has no approvers.
 
-    `remedy` is how the operator can add one.
+    `remedy` is a clause that explains how the operator can add an approver.
     """
     return RequiresHumanApproval(
         f"{tool} needs approval, and this engine has no approvers. The operator has to add one "
@@ -53,7 +53,7 @@ def no_approvers(tool: str, remedy: str) -> RequiresHumanApproval:
 def too_few_approvers(tool: str, lack: str) -> RequiresHumanApproval:
     """Return the error for a call whose quorum cannot be reached.
 
-    `lack` is the reason, as a clause.
+    `lack` is a clause with the reason.
     """
     return RequiresHumanApproval(
         f"{tool} cannot be approved: {lack}. The operator has to change the rule or add approvers "
@@ -62,7 +62,9 @@ def too_few_approvers(tool: str, lack: str) -> RequiresHumanApproval:
 
 
 def too_many_wait(of_this_caller: int) -> RateLimited:
-    """Return the error for a call that exceeds the caller's quota of waiting calls."""
+    """Return the error for a call that exceeds the quota of waiting calls. `of_this_caller` is the
+    number of the caller's own waiting calls.
+    """
     return RateLimited(
         f"{of_this_caller} of your calls already wait for approval, which is the limit. Wait until "
         "some of them are decided, or cancel them.",
@@ -71,7 +73,9 @@ def too_many_wait(of_this_caller: int) -> RateLimited:
 
 
 def waits(approval: Approval, url: str | None) -> RequiresHumanApproval | CallInProgress:
-    """Return the error for a stored call that has not ended. `url` is the approval's page."""
+    """Return the error for a stored call that has not ended. `url` is the address of the approval's
+    page.
+    """
     if approval.state is not ApprovalState.PENDING:
         return CallInProgress(
             f"This call of {approval.tool} was approved and is running. Fetch its answer with the "
@@ -90,9 +94,9 @@ def waits(approval: Approval, url: str | None) -> RequiresHumanApproval | CallIn
 
 
 def denial(approval: Approval, *, again: bool = False) -> ApprovalDenied:
-    """Return the error of a denied call.
+    """Return the error for a denied call.
 
-    `again` means that an earlier, identical call was denied.
+    `again` means that an earlier, identical call was denied, not this one.
     """
     newest = next((one for one in reversed(approval.decisions) if one.decision == "deny"), None)
     reason = f" The reason: {newest.reason}" if newest is not None and newest.reason else ""
@@ -107,7 +111,9 @@ def denial(approval: Approval, *, again: bool = False) -> ApprovalDenied:
 
 
 def expired(approval: Approval) -> ApprovalExpired:
-    """Return the error for a call that was not decided, or not started, in time."""
+    """Return the error for a call that was not decided in time or, after approval, not started in
+    time.
+    """
     was = (
         "Nobody decided in time"
         if approval.decided_at is None
@@ -121,7 +127,7 @@ def expired(approval: Approval) -> ApprovalExpired:
 
 
 def session_over(approval: Approval) -> ApprovalExpired:
-    """Return the error for a call whose session ended before a decision."""
+    """Return the error for a waiting call whose session ended."""
     return ApprovalExpired(
         f"The session of this call of {approval.tool} ended before anybody decided, so the call "
         "can no longer run. It was not denied. Make a new session, and ask again if the call is "
@@ -132,7 +138,7 @@ def session_over(approval: Approval) -> ApprovalExpired:
 
 
 def lost_with_engine(approval: Approval, what: Need) -> ApprovalExpired:
-    """Return the error for a waiting call whose program or trial ended with its engine."""
+    """Return the error for a waiting call whose program or trial was lost when its engine ended."""
     lost, done, then = (
         ("the program that wanted to send this request", "sent", "Run the program again")
         if what == PROGRAM
@@ -147,16 +153,16 @@ def lost_with_engine(approval: Approval, what: Need) -> ApprovalExpired:
 
 
 def unusable_approval() -> ApprovalExpired:
-    """Return the error for an approval that became invalid just before the call started."""
+    """Return the error for a call whose approval became invalid just before the call started."""
     return ApprovalExpired(
         "The approval of this call is no longer valid. Ask again if the call is still needed."
     )
 
 
 def not_as_approved(changed: Sequence[str]) -> ApprovalExpired:
-    """Return the error for an action that differs from the approved one.
+    """Return the error for a call whose action differs from the approved action.
 
-    `changed` names the parts that differ.
+    `changed` names the fields of the action that differ.
     """
     return ApprovalExpired(
         f"The call is no longer what was approved: {', '.join(changed)} changed since. "
@@ -166,16 +172,17 @@ def not_as_approved(changed: Sequence[str]) -> ApprovalExpired:
 
 
 def used_decision() -> ApprovalExpired:
-    """Return the error for an `external:` call whose approval an identical call has used."""
+    """Return the error for an `external:` call whose approval has already been used by an identical
+    call.
+    """
     return ApprovalExpired(
         "This approval was used for an equal call. Ask again if this call is needed as well."
     )
 
 
 def interrupted(approval: Approval) -> OutcomeUnknown:
-    """Return the error for a call that was running when the engine ended.
-
-    The outcome of the call is unknown.
+    """Return the error for a call that was running when the engine ended, so that its outcome is
+    unknown.
     """
     return OutcomeUnknown(
         f"The engine ended while this call of {approval.tool} ran. It may have acted. "
@@ -185,7 +192,7 @@ def interrupted(approval: Approval) -> OutcomeUnknown:
 
 
 def cannot_be_edited(what: Need) -> InvalidParams:
-    """Return the error for an edit of a held action, which can only run unchanged."""
+    """Return the error for an attempt to edit a held action, which can only run unchanged."""
     held = (
         "A program's request is sent as it is"
         if what == PROGRAM
@@ -201,14 +208,15 @@ def cannot_be_edited(what: Need) -> InvalidParams:
 
 
 def unknown() -> ResourceNotFound:
-    """Return the error for an approval that does not exist, or that is hidden from the caller."""
+    """Return the error for an approval that does not exist, or that the caller may not see."""
     return ResourceNotFound("There is no such approval. Do not retry.")
 
 
 def nothing_to_decide(approval_id: str) -> ResourceNotFound:
-    """Return the error for a batch with an unknown id. None of its calls was decided.
+    """Return the error for a batch of decisions with an unknown approval id. No decision of the
+    batch was made.
 
-    Ids are untrusted text of bounded length.
+    The id is untrusted text of limited length.
     """
     shown = ascii(approval_id)
     return ResourceNotFound(
@@ -218,7 +226,9 @@ def nothing_to_decide(approval_id: str) -> ResourceNotFound:
 
 
 def too_late(approval: Approval) -> ApprovalExpired:
-    """Return the error for a decision after the approval or the call's session has ended."""
+    """Return the error for a decision that was made after the approval expired or the call's
+    session ended.
+    """
     at = approval.ended_at or approval.expires_at
     is_of_session = approval.outlived == SESSION
     what = "the session of this call ended" if is_of_session else "this approval expired"
@@ -232,7 +242,7 @@ def too_late(approval: Approval) -> ApprovalExpired:
 def conflict(approval: Approval) -> IdempotencyConflict:
     """Return the error for an approval that has changed since it was read.
 
-    `approval` is the approval in its new state.
+    `approval` is the approval in its current state.
     """
     is_open = approval.state in OPEN_STATES
     words = "It has changed since you looked" if is_open else f"It is {approval.state} already"
@@ -255,5 +265,7 @@ def own_call() -> PermissionDenied:
 
 
 def not_among(approvers: Sequence[str]) -> PermissionDenied:
-    """Return the error for a principal who is not among the approvers in the policy rules."""
+    """Return the error for a principal who is not among the approvers that the policy rules
+    name.
+    """
     return PermissionDenied(f"Only {', '.join(approvers)} may decide this one. Do not retry.")

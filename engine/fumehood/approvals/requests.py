@@ -1,10 +1,10 @@
 """Requests: create stored calls that need approval, wait for them, start and end them.
 
-Host side; this module neither runs calls nor builds envelopes. `stored_calls.py`, `scheduler.py`
+Host side. This module neither runs calls nor builds envelopes. `stored_calls.py`, `scheduler.py`
 and `service.py` share one `ApprovalRequests`. Invariants: a change is durable before it is
-reported; a change that has begun is completed and reported, even if its caller is cancelled; a call
-is counted against the quota before it is stored, so two calls never share the last place; storing
-an ending is retried until the disk accepts it or the engine stops.
+reported; a change that has begun is completed and reported, even if the task that requested it is
+cancelled; a call counts against the quota before it is stored, so two calls never take the same
+place; storing the end of a call is retried until it succeeds or the engine stops.
 """
 
 from __future__ import annotations
@@ -45,14 +45,16 @@ from fumehood.storage.database import Database
 from fumehood.storage.errors import WriteFailed, understood
 
 RETRY_S = 5.0
-"""Seconds between two attempts to store an ending."""
+"""Seconds between two attempts to store the end of a call."""
 
 STOP_S = 15.0
-"""Maximum seconds that cancelling a running call waits for the call to end."""
+"""Maximum seconds that `ApprovedRuns.stop` waits for the end of a cancelled call."""
 
 
 class ApprovalRequests:
-    """All approvals of one engine. `is_draining` returns whether the engine refuses new calls."""
+    """All approvals of one engine. `is_draining` returns True while the engine refuses new
+    calls.
+    """
 
     def __init__(
         self,
@@ -76,16 +78,16 @@ class ApprovalRequests:
         self.log = log
         self.runs = ApprovedRuns()
         self.changes = 0
-        """A number that grows with every change of any approval."""
+        """The number of changes of approvals since the engine's start."""
         self.new_call = anyio.Event()
-        """Event that is set when a call begins to wait."""
+        """Set when a call begins to wait."""
         self._changed = anyio.Event()
         self._subscribers = subscribers or no_subscribers()
         self._quota = PendingQuota(settings)
         self._now = now
         self._latest = now()
         self.held: dict[str, Held] = {}
-        """Approval id → the held action of its call, which exists only in memory."""
+        """Approval id → held action of the call. Held actions exist only in memory."""
         self._untold: set[str] = set()
         """Ids of waiting calls whose callers have not received the approval's id yet."""
         self._fetched: dict[str, asyncio.Future[None]] = {}
@@ -94,7 +96,7 @@ class ApprovalRequests:
     def now(self) -> datetime:
         """Return the current time, which never goes back.
 
-        Thus, setting the clock back cannot revive an expired approval.
+        Therefore, an expired approval stays expired even if the clock is set back.
         """
         self._latest = max(self._latest, self._now())
         return self._latest
@@ -102,7 +104,9 @@ class ApprovalRequests:
     # -- a call asks, waits, starts and ends ---------------------------------------------
 
     async def count_pending(self) -> None:
-        """Count the waiting calls in the database against the quota. Called at engine start."""
+        """Count the waiting calls in the database against the quota. Called when the engine
+        starts.
+        """
         for pending in await self.table.pending():
             self._quota.add(*pending)
 
@@ -114,8 +118,8 @@ class ApprovalRequests:
     async def same_call(self, repeat_key: str, tool: str) -> str | None:
         """Return the approval id of the stored call that a call with this key repeats, or None.
 
-        The repeated call is waiting or running, or has ended recently and its answer was not
-        fetched.
+        The stored call is waiting or running, or it ended recently and nobody has fetched its
+        answer.
         """
         found = await self.table.of_repeat(repeat_key, self._repeated_since(tool))
         return found[0] if found is not None and found[1] not in self._fetched else None
@@ -123,17 +127,18 @@ class ApprovalRequests:
     def fetched(self, call_id: str) -> None:
         """Record that the caller has received the answer to its call.
 
-        From now on, an identical call counts as a new call, not as a repeat. The record is stored
-        in the background. If the engine crashes first, the answer is delivered again.
+        From now on, an identical call counts as a new call, not as a repeat. This is stored in the
+        background. If the engine crashes before that, the answer is delivered again to a repeat.
         """
         self._fetched[call_id] = asyncio.ensure_future(self._store_fetched(call_id))
 
     async def use_decision(self, call_id: str) -> None:
-        """Consume the approval of an `external:` call before its caller receives it.
+        """Use up the approval of an `external:` call. This must happen before the caller receives
+        the approval.
 
         Raises:
             ApprovalExpired: an identical call has already received the approval.
-            WriteFailed: the approval may not have been consumed, so the caller must not receive it.
+            WriteFailed: the approval may not have been used up, so the caller must not receive it.
         """
         if not await self.table.fetched(call_id, is_decision=True):
             raise refusals.used_decision()
@@ -141,13 +146,13 @@ class ApprovalRequests:
     async def create(self, stored: StoredApproval, held: Held | None = None) -> str:
         """Store a call that waits for approval, and return its approval id.
 
-        If the call repeats a stored call, return that call's approval id instead. `held` is the
-        action to do after approval instead of running the tool, or None. This method must not be
-        cancelled, because a commit cannot be rolled back half-way.
+        If the call repeats a stored call, return that call's approval id instead. If `held` is
+        given, this action runs after approval instead of the tool. This method must not be
+        cancelled, because it may already have committed.
 
         Raises:
-            RateLimited: too many calls wait.
-            WriteFailed: the call is not stored.
+            RateLimited: too many calls are waiting.
+            WriteFailed: the call was not stored.
         """
         own_id = stored.approval.id
         self._quota.take(stored)
@@ -168,23 +173,25 @@ class ApprovalRequests:
         return approval_id
 
     def told(self, call_id: str) -> None:
-        """Record that the caller has received the approval's id, and can fetch the answer later."""
+        """Record that the caller has received the approval's id, so that it can fetch the answer
+        later.
+        """
         self._untold.discard(call_id)
 
     def is_wanted(self, approval: Approval, *, by_program: bool) -> bool:
-        """Whether a call continues after a caller that waited for it gives up.
+        """Whether a stored call must continue although a caller that waited for it gives up.
 
-        It continues if another caller waits for it. If the caller that gives up is a program, it
-        also continues if any caller has received the approval's id.
+        The call continues if another caller waits for it. If the caller that gives up is a program,
+        the call also continues if any caller has received the approval's id.
         """
         if self.runs.followers(approval.id):
             return True
         return by_program and approval.call_id not in self._untold
 
     async def wait(self, approval_id: str, seconds: float, handle: CallHandle) -> Envelope | None:
-        """Return the answer to the call, or None after `seconds` without an answer.
+        """Wait for the answer to a stored call. Return None if there is no answer after `seconds`.
 
-        `handle` receives the call's output and progress.
+        Meanwhile, `handle` receives the stored call's output and progress.
         """
         with anyio.move_on_after(seconds), self.runs.followed_by(handle, approval_id):
             while True:
@@ -196,10 +203,10 @@ class ApprovalRequests:
         return None
 
     async def begin(self, stored: StoredApproval) -> None:
-        """Mark the approval as used: the call counts as started and never starts again.
+        """Mark the approval as used. The call now counts as started, and can never start again.
 
         Raises:
-            ApprovalExpired: the approval has expired, or its state has changed meanwhile.
+            ApprovalExpired: the approval has expired, or its state has changed since it was read.
             WriteFailed: the approval was not used, and nothing may run.
         """
         step = steps.started(stored.approval, self.now())
@@ -216,10 +223,10 @@ class ApprovalRequests:
         *,
         changed: Sequence[str] = (),
     ) -> None:
-        """Store how an approved call ended. Retry until the disk accepts the change.
+        """Store how an approved call ended. If the write fails, retry until it succeeds.
 
         Raises:
-            IdempotencyConflict: the approval was ended in another way meanwhile.
+            IdempotencyConflict: the approval has already been ended in another way.
             WriteFailed: the engine is stopping. The call will count as interrupted.
         """
         step = steps.ended(to, envelope, changed, self.now())
@@ -237,21 +244,23 @@ class ApprovalRequests:
     # -- changes -------------------------------------------------------------------------
 
     async def change(self, *changes: tuple[str, Step]) -> list[StoredApproval]:
-        """Apply steps to approvals in one transaction: all of them, or none.
+        """Apply all the steps to their approvals in one transaction, and return the changed
+        approvals.
 
         Raises:
-            ResourceNotFound, IdempotencyConflict, ApprovalExpired: a step does not apply.
+            ResourceNotFound, IdempotencyConflict, ApprovalExpired: a step cannot be applied;
+                nothing was changed.
             WriteFailed: nothing was changed.
         """
         return await run_to_completion(self._change(changes))
 
     async def until_beyond(self, number: int) -> None:
-        """Wait until the number of changes (`changes`) is greater than `number`."""
+        """Wait until the number of changes (`self.changes`) exceeds `number`."""
         while self.changes <= number:
             await self._changed.wait()
 
     def log_fault(self, approval_id: str, fault: Exception) -> None:
-        """Log a bug or an unreadable row. The approval stays unchanged."""
+        """Log an exception that a bug or an unreadable row caused. The approval stays unchanged."""
         self.log.warning("approval.fault", approval_id=approval_id, reason=repr(fault)[:500])
 
     async def _change(self, changes: Sequence[tuple[str, Step]]) -> list[StoredApproval]:
@@ -261,7 +270,9 @@ class ApprovalRequests:
         return after
 
     def _tell(self, approval: Approval) -> None:
-        """Report a durable change to the log, the subscribers and all waiting tasks."""
+        """Report a change that is already durable to the log, the subscribers and all waiting
+        tasks.
+        """
         self.log.info(
             "approval.changed",
             approval_id=approval.id,
@@ -281,7 +292,7 @@ class ApprovalRequests:
         changed.set()
 
     def _release(self, approval_id: str) -> None:
-        """Forget a call that was not stored."""
+        """Release the quota and the held action of a call that was not stored."""
         self._quota.release(approval_id)
         self.held.pop(approval_id, None)
 
@@ -293,10 +304,11 @@ class ApprovalRequests:
             self._fetched.pop(call_id, None)
 
     def _repeated_since(self, tool: str) -> datetime:
-        """Return the cutoff time: answers of calls that ended earlier are not returned to repeats.
+        """Return the cutoff time for repeats. A call that ended before this time does not answer
+        repeats.
 
-        A decision on an `external:` call is consumed when it is fetched, so it must be fetched
-        within the time in which an approved call must start.
+        For `external:` tools, the limit is the time within which an approved call must start,
+        because fetching their answer uses up the approval.
         """
         settings, is_decision = self.settings, tool.startswith(EXTERNAL)
         kept_s = settings.start_within_seconds if is_decision else settings.repeat_seconds
@@ -315,7 +327,8 @@ def read_requests(
     is_draining: Callable[[], bool],
     log: Logger,
 ) -> ApprovalRequests:
-    """Create the approvals of one engine. `others` are further principals that can approve.
+    """Create the `ApprovalRequests` of one engine. `others` are ids of further principals that can
+    approve.
 
     Raises:
         DamagedState: the database has invalid rows.
@@ -339,7 +352,7 @@ def read_requests(
 
 @dataclass(slots=True)
 class ApprovedRun:
-    """A running call that was approved."""
+    """A call that was approved and is now running."""
 
     handle: CallHandle
     began_at: datetime
@@ -349,30 +362,32 @@ class ApprovedRun:
 
 
 class ApprovedRuns:
-    """The approved calls that are running, at most one for each approval, and their listeners."""
+    """The approved calls that are running, at most one per approval, and the handles that follow
+    them.
+    """
 
     def __init__(self) -> None:
         self.running: dict[str, ApprovedRun] = {}
-        """Approval id → run."""
+        """Approval id → running call."""
         self._followers: dict[str, list[CallHandle]] = {}
 
     def enter(self, approval_id: str, now: datetime) -> ApprovedRun:
-        """Add a run that begins, and return it."""
+        """Register the run of an approved call, and return the new entry."""
         followers = self._followers.setdefault(approval_id, [])
         self.running[approval_id] = run = ApprovedRun(_handle_for(followers), now)
         return run
 
     def leave(self, approval_id: str) -> None:
-        """Remove a run that has ended."""
+        """Remove the entry of a run that has ended."""
         run = self.running.pop(approval_id)
         if not self._followers.get(approval_id):
             self._followers.pop(approval_id, None)
         run.over.set()
 
     async def stop(self, approval_id: str) -> bool:
-        """Cancel a run, and wait up to `STOP_S` for its end.
+        """Cancel a run, and wait up to `STOP_S` seconds for its end.
 
-        Return False if there is no such run, or it cannot be cancelled.
+        Return False if there is no such run, or if the run cannot be cancelled.
         """
         run = self.running.get(approval_id)
         if run is None or not run.handle.cancel():
@@ -387,14 +402,13 @@ class ApprovedRuns:
             await next(iter(self.running.values())).over.wait()
 
     def followers(self, approval_id: str) -> Sequence[CallHandle]:
-        """Return the handles of the calls that wait for the answer to this approval's call."""
+        """Return the handles of the callers that wait for the answer to this approval's call."""
         return self._followers.get(approval_id, ())
 
     @contextmanager
     def followed_by(self, handle: CallHandle, approval_id: str) -> Iterator[None]:
-        """While the context is open, pass output and progress of the approval's call to `handle`.
-
-        Nothing is passed before the call runs.
+        """During the block, pass the output and progress of the approval's call to `handle`, once
+        the call runs.
         """
         followers = self._followers.setdefault(approval_id, [])
         followers.append(handle)
@@ -407,16 +421,18 @@ class ApprovedRuns:
 
 
 class PendingQuota:
-    """Limits the number of waiting calls, in total and for each caller, and their disk space."""
+    """Limits how many calls wait for approval, in total and per caller, and how much disk space
+    they use.
+    """
 
     def __init__(self, settings: ApprovalSettings) -> None:
         self._places = FairShare(settings.max_pending, settings.max_pending_per_principal)
         self._bytes = FairShare(sys.maxsize, settings.max_pending_mb_per_principal << 20)
         self._held: dict[str, tuple[str, int]] = {}
-        """Approval id → principal and bytes."""
+        """Approval id → principal id and size in bytes."""
 
     def add(self, approval_id: str, principal_id: str, size: int) -> None:
-        """Count a call that is already waiting, even over the quota."""
+        """Count a call, even if this exceeds the quota."""
         self._places.add(principal_id)
         self._bytes.add(principal_id, size)
         self._held[approval_id] = principal_id, size
@@ -430,7 +446,7 @@ class PendingQuota:
         self.add(approval.id, who, size)
 
     def release(self, approval_id: str) -> None:
-        """Stop counting a call, if it is counted."""
+        """Stop counting a call. Does nothing if the call is not counted."""
         if approval_id in self._held:
             principal_id, size = self._held.pop(approval_id)
             self._places.give_back(principal_id)
@@ -438,12 +454,12 @@ class PendingQuota:
 
 
 def sessions_of(waiting: Sequence[Waiting]) -> frozenset[str]:
-    """Return the ids of the engine's sessions that waiting calls need."""
+    """Return the ids of the sessions of this engine that the waiting calls need."""
     return frozenset(one.own_session for one in waiting if one.own_session is not None)
 
 
 def _handle_for(followers: Sequence[CallHandle]) -> CallHandle:
-    """Return a handle that passes all output and progress on to the followers."""
+    """Return a handle that passes all its output and progress to the followers."""
 
     def output(stream: str, text: str) -> None:
         for handle in followers:

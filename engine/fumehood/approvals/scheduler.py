@@ -1,15 +1,16 @@
 """The scheduler: starts approved calls, recovers calls after a crash, and expires waiting calls.
 
-Host side, uses the pipeline and `requests`. The stored request passes every check again, with the
-current settings: a disabled tool, a revoked identity or a new deny rule ends the call. A new rule
-that requires approval does not, because a human has approved the call. If the action is not the
-approved one, the call ends with `APPROVAL_EXPIRED` and the names of the differences. A loop works
-from the database, so a later round completes the work that a crash or a full disk interrupted.
+Host side, uses the pipeline and `requests`. Before an approved call runs, it passes every check
+again with the current settings. A disabled tool, a revoked identity or a new deny rule ends the
+call. A new rule that requires approval does not end it, because a human has already approved the
+call. If the action differs from the approved action, the call ends with `APPROVAL_EXPIRED`, and the
+error names the differences. A loop reads the waiting calls from the database. If a crash or a full
+disk interrupts the work, a later round completes it.
 
-Invariants: an approval is used only once, when its call starts and already holds its place; a
-running call does not expire; no call starts while the engine stops; a call that a bug ends after
-its start is marked as interrupted and never run again; an unreadable row does not delay other rows,
-and its call is not ended.
+Invariants: an approval is used only once, when its call already holds a place in the sandbox and
+starts; a running call never expires; no call starts while the engine is stopping; if a bug ends a
+call after its start, the call is marked as interrupted and never runs again; an unreadable row does
+not delay other rows, and its call is not ended.
 """
 
 from __future__ import annotations
@@ -73,16 +74,19 @@ from fumehood.storage.changes import stamp
 from fumehood.storage.errors import ReadFailed, WriteFailed, WriteUnavailable
 
 Outcomes = Mapping[str, EngineError | None]
-"""Id of an interrupted call → None if everything was done, or the call's error if nothing was."""
+"""Id of an interrupted call → its outcome. None means that everything was done. An error means that
+nothing was done."""
 
 NOT_KNOWN: Outcomes = MappingProxyType({})
 
 LOOK_S = 2.0
-"""Seconds between two rounds of the loop while calls wait."""
+"""Seconds between two rounds of the loop while calls are waiting."""
 
 
 class ApprovalScheduler:
-    """Runs the approved calls of one engine, and expires waiting calls, while `running` is open."""
+    """Runs the approved calls of one engine, and expires waiting calls, during the block of
+    `running`.
+    """
 
     def __init__(self, calls: StoredCalls) -> None:
         self.calls = calls
@@ -93,14 +97,14 @@ class ApprovalScheduler:
 
     @asynccontextmanager
     async def running(self, outcomes: Outcomes) -> AsyncIterator[None]:
-        """End the calls that a crash interrupted. While the context is open, run approved calls.
+        """Run approved calls during the block. First, end the calls that a crash interrupted.
 
-        `outcomes` contains the interrupted calls whose outcome is known.
+        `outcomes` contains the outcomes of interrupted calls, as far as they are known.
         """
         requests = self._requests
         await requests.count_pending()
         for approval_id in await requests.table.in_state(ApprovalState.STARTED):
-            # A crash ended this call: nothing has started in this engine yet.
+            # A crash ended this call, because this engine has not started any call yet.
             await self._interrupt(approval_id, outcomes)
         for approval_id in await requests.table.maybe_lost():
             await self._expire_lost(approval_id)
@@ -110,7 +114,9 @@ class ApprovalScheduler:
             self._tasks.cancel_scope.cancel()
 
     def start(self, approval_id: str) -> None:
-        """Run an approved call, unless it runs already or the engine takes no calls."""
+        """Run an approved call. Do nothing if the call is already running or the engine refuses new
+        calls.
+        """
         requests = self._requests
         runs = requests.runs
         if self._tasks is None or approval_id in runs.running or requests.is_draining():
@@ -118,7 +124,9 @@ class ApprovalScheduler:
         self._tasks.start_soon(self._run, approval_id, runs.enter(approval_id, requests.now()))
 
     async def catch_up(self) -> bool:
-        """Expire, start or warn about waiting calls, as is due. Return whether any calls wait."""
+        """Do what is due for each waiting call: expire it, start it or warn about its expiry.
+        Return whether any calls are waiting.
+        """
         requests, now = self._requests, self._requests.now()
         waiting, any_waits = await requests.table.waiting(now + self._warn_before)
         self._services.sessions.keep_for_calls(sessions_of(waiting))
@@ -134,11 +142,11 @@ class ApprovalScheduler:
         return any_waits
 
     def permit_again(self, stored: StoredApproval, call: CallContext) -> PermittedCall:
-        """Resolve, validate and authorize a stored call again, with current settings.
+        """Resolve, validate and authorize a stored call again, with the current settings.
 
         Raises:
             PermissionDenied: the caller is no longer allowed to make calls.
-            ApprovalExpired: the call's held action was in the memory of an engine that has ended.
+            ApprovalExpired: the engine that held the call's action in memory has ended.
             InvalidParams: this engine does not know one of the call's options.
             EngineError: a stage refuses the call.
         """
@@ -152,10 +160,12 @@ class ApprovalScheduler:
         return permit(call, self._services)
 
     async def edited(self, stored: StoredApproval, arguments: JsonObject) -> StoredApproval:
-        """Return the approval with other arguments, which are checked like those of a new call.
+        """Return the approval with its arguments replaced by `arguments`, which are checked like
+        those of a new call.
 
         Raises:
-            InvalidParams: the arguments do not fit the tool, or change an argument that is fixed.
+            InvalidParams: the arguments do not fit the tool, change a fixed argument, or cannot be
+                edited for this call.
             PermissionDenied: a rule forbids the edited call, or it needs other approvers.
         """
         approval = stored.approval
@@ -175,10 +185,11 @@ class ApprovalScheduler:
         return edited(stored, new, is_asked=permitted.decision.verdict is Verdict.ASK)
 
     async def previewed(self, stored: StoredApproval) -> StoredApproval | None:
-        """Return the approval with the effect that the waiting call would have now.
+        """Return the approval with a new preview: the effect that the waiting call would have now.
 
-        Return None if the tool has no preview, if the session is busy, or if more than the
-        session's files changed. In the last case, the call is refused when it starts.
+        Return None, so that the approval stays unchanged, in three cases: the tool has no preview,
+        the session is busy, or more than the session's files has changed. In the last case, the
+        call will be refused when it starts.
 
         Raises:
             EngineError: the preview cannot be computed now.
@@ -210,7 +221,9 @@ class ApprovalScheduler:
                 await requests.new_call.wait()
 
     async def _attend(self, one: Waiting, now: datetime) -> None:
-        """Expire a waiting call, warn about its expiry, or start it if its start was missed."""
+        """Do what is due for one waiting call: expire it, start it, end it because its session has
+        ended, or warn about its expiry.
+        """
         requests, calls = self._requests, self.calls
         session = one.own_session
         if one.expires_at <= stamp(now):
@@ -234,7 +247,7 @@ class ApprovalScheduler:
             if stored.approval.state is ApprovalState.APPROVED:
                 await self._carry_out(stored, run)
         except (*_LATER, IdempotencyConflict) as fault:
-            # The database is authoritative; the loop finds a call that is still approved.
+            # If the database still has the call as approved, the loop starts it again.
             requests.log.warning("approval.not_carried_out", reason=str(fault))
             if isinstance(fault, WriteUnavailable):
                 await self._interrupt(approval_id)
@@ -250,7 +263,8 @@ class ApprovalScheduler:
         Raises:
             ReadFailed, WriteFailed, ShuttingDown, SandboxUnavailable, CircuitOpen, RateLimited:
                 nothing was done, and the approval is still valid.
-            IdempotencyConflict: the approval was ended in another way meanwhile; nothing was done.
+            IdempotencyConflict: the approval has already been ended in another way; nothing was
+                done.
         """
         handle = run.handle
         handle.attach(self._services.redactor.line)
@@ -266,7 +280,8 @@ class ApprovalScheduler:
             call.close()
 
     async def _interrupt(self, approval_id: str, outcomes: Outcomes = NOT_KNOWN) -> None:
-        """End a call whose start was stored: as `outcomes` reports it, otherwise as interrupted.
+        """End a call whose start is stored but that is not running: with its outcome in `outcomes`,
+        or as interrupted if there is none.
 
         Do nothing if the call's row cannot be read. Wait while the database is unavailable, because
         its last commit may have stored the start.
@@ -286,8 +301,8 @@ class ApprovalScheduler:
             self._requests.log_fault(approval_id, fault)
 
     async def _end_known(self, stored: StoredApproval, error: EngineError | None) -> None:
-        """End a call that a crash interrupted after it had done everything, or, if there is an
-        error, nothing.
+        """End an interrupted call whose outcome is known. If `error` is None, the call had done
+        everything. Otherwise, it had done nothing.
         """
         note = "Everything was done before the engine ended; only the answer is lost."
         answer = (
@@ -301,7 +316,7 @@ class ApprovalScheduler:
         self.calls.record(after, answer)
 
     async def _expire_lost(self, approval_id: str) -> None:
-        """End a waiting call that needs a program or a trial of an engine that has ended."""
+        """End a waiting call whose program or trial was lost when an earlier engine ended."""
         try:
             stored = await self._requests.table.get(approval_id)
             if (what := stored.request.needs) is not None:
@@ -356,26 +371,26 @@ class ApprovalScheduler:
         record_ending(call, envelope, services)
 
     async def _asking_now(self, permitted: PermittedCall) -> tuple[StoredApproval, Effect | None]:
-        """Return the approval that the call would request now, and the call's effect."""
+        """Return the approval that the call would request now, and the effect of the call."""
         services = self._services
         plan = await plan_now(permitted, services.walls, services.sessions)
         return await self.calls.asker.new_approval(permitted, plan, services)
 
     async def _use(self, stored: StoredApproval, call: CallContext, plan: Plan) -> None:
-        """Mark the approval as used, after checking the action again.
+        """Check that the action is still the approved action, and mark the approval as used.
 
-        The check is needed because the call may have waited long for its place. The workspace is
-        not compared here: the executor does so before it changes anything.
+        The check is needed because the call may have waited long for its place. This method does
+        not compare the workspace, because the executor does so before it changes anything.
 
         Raises:
-            ApprovalExpired: the action is no longer the approved one, or the approval is no longer
-                valid.
+            ApprovalExpired: the action differs from the approved action, or the approval is no
+                longer valid.
             EngineError: a stage refuses the call now.
             WriteFailed: the approval was not used, and nothing may run.
         """
         place = await place_of(plan, self._services.sessions)
         again = self.calls.context_of(stored)
-        again.holds = call.holds  # or the budget would seem full because of the call's own cost
+        again.holds = call.holds  # their cost must not count twice against the budget
         approval, permitted = stored.approval, self.permit_again(stored, again)
         workspace = (approval.binding or {}).get("workspace")
         effect = None if workspace is None else Effect({}, workspace["base"], workspace["effect"])
@@ -388,21 +403,21 @@ class ApprovalScheduler:
 
 
 _LATER = (ReadFailed, WriteFailed, ShuttingDown, SandboxUnavailable, CircuitOpen, RateLimited)
-"""Errors after which a call can still start later, so that its approval stays valid."""
+"""Errors after which a call can still start later. The approval therefore stays valid."""
 
 
 def _passes(refusal: EngineError) -> bool:
-    # A call waits for a place, but not for a budget.
+    # A call may wait for a place in the sandbox, but not for a budget to be reset.
     if isinstance(refusal, SandboxUnavailable | QuotaExceeded):
         return refusal.may_retry
     return isinstance(refusal, _LATER)
 
 
 def _without_fixed(stored: StoredApproval, arguments: JsonObject) -> JsonObject:
-    """Return the edited arguments without those that the agent's configuration fixes.
+    """Return the edited arguments without the arguments that the agent's configuration fixes.
 
     Raises:
-        InvalidParams: the edit changes a fixed argument.
+        InvalidParams: the edit would change a fixed argument.
     """
     hidden = stored.request.hidden
     shown = stored.approval.arguments

@@ -1,10 +1,10 @@
 """The service: approvers see and decide approvals, callers find and cancel their own.
 
-Host side, the engine's interface to approvals, used by the HTTP routes and the webhook. It uses the
-pipeline, `requests` and `scheduler`. Invariants: a principal decides on its own call only if
-the operator permits that, and the decision is recorded as such; a batch of decisions is made
-completely or not at all; attempts without authority are recorded in the audit chain; an approved
-call starts only after its approval is durable.
+Host side. This is the engine's interface to approvals, which the HTTP routes and the webhook use.
+Invariants: a principal can decide on its own call only if the operator permits self-approval, and
+the decision is recorded as self-approval; a batch of decisions is made completely or not at all;
+attempts without authority are recorded in the audit chain; an approved call starts only after its
+approval is durable.
 """
 
 from __future__ import annotations
@@ -67,7 +67,8 @@ class ApprovalService:
     async def list(
         self, query: ApprovalQuery, *, principal: Principal | None = None
     ) -> ApprovalPage:
-        """List approvals, newest first: those of `principal`, or all if it is None.
+        """Return a page of approvals, newest first. If `principal` is given, only its own approvals
+        are listed.
 
         Raises:
             ResourceNotFound: the cursor is unknown.
@@ -80,7 +81,7 @@ class ApprovalService:
         return page.model_copy(update={"items": shown})
 
     async def show(self, approval_id: str, *, principal: Principal | None = None) -> Approval:
-        """Return an approval, which must be the principal's own unless `principal` is None.
+        """Return an approval. If `principal` is given, the approval must be its own.
 
         Raises:
             ResourceNotFound: there is no such approval, or it is not the principal's.
@@ -92,7 +93,8 @@ class ApprovalService:
         return own_view(stored)
 
     async def opened(self, approval_id: str) -> Approval:
-        """Return an approval for an approver, with the changes that the call would make now.
+        """Return an approval for an approver, with a preview of the changes that the call would
+        make now.
 
         A changed preview is stored as a new version of the approval. If no preview can be computed,
         the approval keeps the earlier preview and its time.
@@ -106,14 +108,17 @@ class ApprovalService:
         return self._eligibility.shown(stored.approval)
 
     async def of_call(self, call_id: str, principal: Principal) -> Approval | None:
-        """Return the newest approval of a caller's own call as the caller may see it, or None."""
+        """Return the newest approval of the principal's own call, or None. It is shown as its
+        caller may see it.
+        """
         stored = await self._own_call(call_id, principal)
         return None if stored is None else own_view(stored)
 
     async def answer_of(
         self, call_id: str, principal: Principal, *, is_fetched: bool = True
     ) -> Envelope | None:
-        """Return the answer to a caller's own call that needed approval, or None without an answer.
+        """Return the answer to the principal's own call that needed approval, or None if there is
+        no answer.
 
         The answer is marked as fetched. With `is_fetched=False`, the caller of this method must
         call `fetched` once the answer has been delivered.
@@ -133,12 +138,11 @@ class ApprovalService:
         self.requests.fetched(call_id)
 
     async def next_change(self, after: int, *, within_s: float = LONGEST_POLL_S) -> int:
-        """Wait for a change of an approval, at most `within_s` seconds.
+        """Wait until the number of changes differs from `after`, at most `within_s` seconds. Return
+        the number.
 
-        Return the number of changes, as soon as it differs from `after`.
-
-        The number grows with every change of an approval. It restarts from 0 with the engine, so
-        `after` may be greater than the number.
+        The number grows with every change of any approval. It starts from 0 when the engine starts,
+        so `after` may be greater than the number.
         """
         requests = self.requests
         if requests.changes == after:
@@ -151,7 +155,9 @@ class ApprovalService:
         return await self.requests.table.count(ApprovalState.PENDING)
 
     def remedy_without_approvers(self) -> str | None:
-        """Return how the operator can add an approver, or None if one exists."""
+        """Return a clause that explains how the operator can add an approver, or None if an
+        approver exists.
+        """
         return self._eligibility.remedy_without_approvers()
 
     # -- deciding ------------------------------------------------------------------------
@@ -168,8 +174,9 @@ class ApprovalService:
     ) -> Approval:
         """Approve or deny a call, and return its approval.
 
-        `version` is the approval's version that the approver has seen; None accepts any. `peer` is
-        the principal of the user at the other end of the socket, who may be the call's own caller.
+        `version` is the version of the approval that the approver saw. None accepts any version.
+        `peer` is the principal of the Unix user at the other end of the socket. It matters because
+        this user may also be the call's caller.
 
         Raises:
             ResourceNotFound: there is no such approval.
@@ -190,7 +197,7 @@ class ApprovalService:
         channel: str,
         peer: str | None = None,
     ) -> tuple[Approval, ...]:
-        """Make several decisions in one transaction: all of them, or none.
+        """Make several decisions in one transaction. If one of them is refused, none takes effect.
 
         Raises the same errors as `decide`.
         """
@@ -210,11 +217,11 @@ class ApprovalService:
     async def preview_edit(
         self, approval_id: str, arguments: JsonObject, by: Principal, *, peer: str | None = None
     ) -> Approval:
-        """Return the approval as this approver's edit would change it. Nothing is stored.
+        """Return the approval as it would be after this approver's edit. Nothing is stored.
 
         Raises:
             ResourceNotFound, PermissionDenied, IdempotencyConflict, ApprovalExpired,
-            InvalidParams: the decision would be refused with the same error.
+            InvalidParams: a decision with this edit would be refused with the same error.
         """
         stored = await self.requests.table.get(approval_id)
         _require_open(stored.approval)
@@ -229,7 +236,7 @@ class ApprovalService:
     async def resolve(
         self, approval_id: str, resolution: Resolution, by: Principal, *, peer: str | None = None
     ) -> Approval:
-        """Record the outcome of an interrupted call, which an approver determined.
+        """Record the outcome of an interrupted call, as determined by an approver.
 
         Raises the same errors as `decide`.
         """
@@ -244,7 +251,9 @@ class ApprovalService:
     async def note_refusal(
         self, approval_id: str | None, by: Principal, peer: str | None, why: str
     ) -> None:
-        """Record an attempt to decide without authority. `approval_id` is None for a batch."""
+        """Record an attempt to decide without authority in the log and the audit chain.
+        `approval_id` is None for a batch.
+        """
         about = None if approval_id is None else approval_id[:MAX_NAME_CHARACTERS]
         values = {"approval_id": about, "by": by.id, "peer": peer, "why": why}
         self.requests.log.warning("approval.refused", **values)
@@ -253,17 +262,19 @@ class ApprovalService:
     # -- cancelling ----------------------------------------------------------------------
 
     async def cancel(self, approval_id: str, principal: Principal) -> Approval:
-        """Cancel a caller's own call that waits, or stop it if it runs.
+        """Cancel the principal's own call if it is waiting, or stop it if it is running.
 
         Raises:
-            ResourceNotFound: the caller has no such approval.
-            IdempotencyConflict: the call has ended.
+            ResourceNotFound: the principal has no such approval.
+            IdempotencyConflict: the call has already ended.
         """
         _require_own(await self.requests.table.get(approval_id), principal)
         return own_view(await self._calls.cancel(approval_id, principal.id))
 
     async def cancel_call(self, call_id: str, principal: Principal) -> Approval:
-        """Cancel a caller's own call, given the call's id. Raises the same errors as `cancel`."""
+        """Cancel the principal's own call, which is given by the call's id. Raises the same errors
+        as `cancel`.
+        """
         stored = await self._own_call(call_id, principal)
         if stored is None:
             raise refusals.unknown()
@@ -272,7 +283,9 @@ class ApprovalService:
     # -- remembered rules ----------------------------------------------------------------
 
     async def preview_remember(self, approval_id: str, wish: RememberWish) -> RememberedRule:
-        """Return the rule that an approval with this wish would create. Nothing is stored."""
+        """Return the remembered rule that an approval with this wish would create. Nothing is
+        stored.
+        """
         stored = await self.requests.table.get(approval_id)
         now = self.requests.now()
         return remembered_rule(stored, wish, "rul_" + "0" * 24, "", now)
@@ -311,7 +324,9 @@ class ApprovalService:
         return stored
 
     async def _get(self, approval_id: str) -> StoredApproval:
-        """Return an approval of a batch. If it is missing, the ResourceNotFound names its id."""
+        """Return an approval for a decision. If it does not exist, raise ResourceNotFound with its
+        id.
+        """
         try:
             return await self.requests.table.get(approval_id)
         except ResourceNotFound:
@@ -339,7 +354,9 @@ class ApprovalService:
         *,
         is_self_approval: bool,
     ) -> tuple[Step, Envelope | None]:
-        """Return the step of a decision, and the call's answer if the decision ends the call."""
+        """Return the state change that the decision makes. If the decision ends the call, also
+        return the call's answer, otherwise None.
+        """
         approval, decision, now = stored.approval, one.decision, self.requests.now()
         _require_open(approval)
         digest, edited = approval.action_digest, None
@@ -370,9 +387,9 @@ class ApprovalService:
         return step, None
 
     async def _require_approver(self, approval: Approval, by: Principal, peer: str | None) -> bool:
-        """Raise PermissionDenied unless a principal may decide on a call.
+        """Return whether the principal is deciding on its own call, if it may decide on the call.
 
-        Return whether the call is the principal's own. A refusal is recorded in the audit chain.
+        Otherwise, record the refusal in the audit chain.
 
         Raises:
             PermissionDenied: the principal may not decide on the call.
@@ -389,7 +406,7 @@ class ApprovalService:
     ) -> tuple[str, PermissionDenied] | None:
         """Return why this principal may not decide, or None if the principal may.
 
-        The reason is for the audit chain, the error for the principal.
+        The text is the reason for the audit chain. The error is for the principal.
         """
         if Scope.APPROVE not in by.scopes:
             return "no scope", refusals.no_scope()

@@ -1,10 +1,11 @@
 """Approvals in the database, and every state change as one value, a `Step`.
 
-Host side, used by the other files of this package. One `Step` is one transaction: the state, an
-approver's decision, the remembered rule, the call's answer, its idempotency key, the audit row and
-the subscribers' rows are written together or not at all. Invariants: only this file defines the
-conditions of each change, its entries for the audit chain and its event; `version` grows with each
-visible change, so one of two simultaneous decisions is refused.
+Host side, used by the other files of this package. One `Step` is one transaction. Everything that
+the step changes is written together or not at all: the state, an approver's decision, the
+remembered rule, the call's answer, its idempotency key, the audit row and the subscribers' rows.
+Invariants: only this file defines the conditions of each change, its entries for the audit chain
+and its event; `version` grows with each visible change, so one of two simultaneous decisions is
+refused.
 """
 
 from __future__ import annotations
@@ -66,7 +67,9 @@ STAYING = OPEN_STATES | {ApprovalState.INTERRUPTED}
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One change of one approval. `columns` contains new values; other columns stay unchanged."""
+    """One change of one approval. `columns` contains the new values of database columns. Other
+    columns stay unchanged.
+    """
 
     transition: Transition
     by: str
@@ -74,14 +77,14 @@ class Step:
     version: int | None = None
     """If given, the approval must still have this version."""
     digest: str | None = None
-    """If given, the approval must still be for the action with this digest."""
+    """If given, this must still be the digest of the approval's action."""
     in_time: bool = False
     """Whether the change is refused once the approval has expired."""
     columns: Mapping[str, Any] = field(default_factory=dict)
     becomes: StoredApproval | None = None
     """The approval with its edited arguments or its new preview; None if they stay the same."""
     changed: tuple[str, ...] = ()
-    """The parts of the action that differ from the approved ones."""
+    """Names of the fields of the action that differ from the approved action."""
     decision: DecisionRecord | None = None
     remember: RememberedRule | None = None
     answer: Envelope | None = None
@@ -90,10 +93,10 @@ class Step:
     details: JsonObject = field(default_factory=dict)
     """Details for the audit chain."""
     counts: Callable[[str], bool] = lambda approver: True
-    """Returns whether an earlier approval by a principal counts. The approval of the principal who
-    decides now always counts."""
+    """Returns whether an earlier approval by this principal counts. The approval of the principal
+    who decides now always counts."""
     is_seen: bool = True
-    """Whether the change is visible, so that it creates a new version."""
+    """Whether the change is visible to users. If so, it increments the approval's version."""
 
 
 # Decisions of people.
@@ -108,9 +111,9 @@ def approved(
     remember: RememberedRule | None,
     counts: Callable[[str], bool],
 ) -> Step:
-    """Return the step for an approval of the call, or of its edited form.
+    """Return the step for an approval of the call, which must then start before `start_by`.
 
-    The call must start before `start_by`.
+    If `edited` is given, the call is approved in its edited form.
     """
     details = _details(decision)
     if remember is not None:
@@ -125,7 +128,7 @@ def approved(
 
 
 def denied(decision: DecisionRecord, *, version: int | None, answer: Envelope) -> Step:
-    """Return the step for a denial by an approver."""
+    """Return the step for a call that an approver denied."""
     at = stamp(decision.at)
     return Step(
         TRANSITIONS["deny"], decision.approver, decision.at,
@@ -157,7 +160,9 @@ def resolved(resolution: Resolution, by: str, now: datetime, answer: Envelope) -
 
 
 def started(approval: Approval, now: datetime) -> Step:
-    """Return the step for the start of a call, which uses the approval of this very action."""
+    """Return the step for the start of an approved call. The step fails if the action is no longer
+    the one in `approval`.
+    """
     return Step(
         TRANSITIONS["start"], "engine", now, digest=approval.action_digest, in_time=True,
         columns={"started_at": stamp(now)},
@@ -167,7 +172,7 @@ def started(approval: Approval, now: datetime) -> Step:
 def ended(to: ApprovalState, envelope: Envelope, changed: Sequence[str], now: datetime) -> Step:
     """Return the step for a call that has ended.
 
-    `changed` names the parts of the action that differed from the approved ones.
+    `changed` names the fields of the action that differed from the approved action.
     """
     code = envelope.error.code if envelope.error is not None else "OK"
     return Step(
@@ -181,7 +186,9 @@ def ended(to: ApprovalState, envelope: Envelope, changed: Sequence[str], now: da
 
 
 def expiring(now: datetime) -> Step:
-    """Return the step for a warning that an approval expires soon. It makes no new version."""
+    """Return the step that records the warning that an approval expires soon. It creates no new
+    version.
+    """
     return Step(
         TRANSITIONS["warn"], "engine", now,
         columns={"warned_at": stamp(now)}, event="approval.expiring", is_seen=False,
@@ -189,9 +196,9 @@ def expiring(now: datetime) -> Step:
 
 
 def previewed(before: Approval, becomes: StoredApproval, now: datetime) -> Step:
-    """Return the step for a call that would now have another effect.
+    """Return the step for a waiting call that would now have another effect, and so another action.
 
-    Earlier decisions do not count for the new action.
+    Decisions on the earlier action do not count for the new one.
     """
     return Step(TRANSITIONS["update"], "engine", now, digest=before.action_digest, becomes=becomes)
 
@@ -208,7 +215,7 @@ def expired(now: datetime, answer: Envelope) -> Step:
 def outlived(what: str, now: datetime, answer: Envelope) -> Step:
     """Return the step for a call whose session, program or trial ended before the call started.
 
-    `what` is as in `Approval.outlived`.
+    `what` names the one that ended, as in `Approval.outlived`.
     """
     row = TRANSITIONS[f"end with its {'session' if what == SESSION else 'engine'}"]
     return replace(
@@ -243,7 +250,7 @@ def _details(decision: DecisionRecord) -> JsonObject:
 class Waiting:
     """The columns of a waiting call that the scheduler needs.
 
-    Their values are not parsed, because a damaged row must not stop the scheduler.
+    The values are not parsed, so that a damaged row does not stop the scheduler.
     """
 
     id: str
@@ -255,16 +262,18 @@ class Waiting:
 
     @property
     def own_session(self) -> str | None:
-        """The id of the engine's session that the call needs, or None.
+        """The id of the session of this engine that the call needs, or None.
 
-        It is None for an `external:` tool, because its session id comes from the client, not from
-        the engine.
+        For an `external:` tool, it is None, because the client chooses the session id of such a
+        call.
         """
         return None if self.tool.startswith(EXTERNAL) else self.session_id
 
 
 class ApprovalTable:
-    """The approvals in one database. Subscribers receive each event in the change's transaction."""
+    """The approvals in one database. Subscribers handle each event in the transaction of the
+    change.
+    """
 
     def __init__(
         self,
@@ -281,8 +290,8 @@ class ApprovalTable:
     async def create(self, stored: StoredApproval, since: datetime) -> str:
         """Store a new approval and return its id.
 
-        The call's idempotency key then belongs to the approval. If the call is a repeat (see
-        `of_repeat`), store nothing and return the id of the earlier approval.
+        The call's idempotency key now belongs to the approval. If the call repeats a stored call
+        (see `of_repeat`), store nothing and return the id of that call's approval.
 
         Raises:
             WriteFailed: nothing was stored.
@@ -300,20 +309,22 @@ class ApprovalTable:
         return await self._database.write(job)
 
     async def of_repeat(self, repeat_key: str, since: datetime) -> tuple[str, str] | None:
-        """Return the approval id and the call id of the stored call that this key repeats, or None.
+        """Return the approval id and call id of the stored call that a call with this key repeats,
+        or None.
 
-        The stored call has not ended, or it ended after `since` and its answer was not fetched.
+        Only a call counts that has not ended, or that ended after `since` and whose answer nobody
+        has fetched.
         """
         return await self._database.read(lambda c: _of_repeat(c, repeat_key, since))
 
     async def fetched(self, call_id: str, *, is_decision: bool = False) -> bool:
-        """Record that the caller has the answer to its call.
+        """Record that the caller has received the answer to its call.
 
         From now on, an identical call counts as a new call.
 
-        Return False if nothing changed, for example because the answer was already fetched, or
-        because a human must first resolve an interrupted call. An `external:` tool's approval is
-        only consumed with `is_decision`, not if its caller merely reads it.
+        Return False if nothing was recorded, for example because the answer was already fetched, or
+        because a human must first resolve the interrupted call. The approval of an `external:` call
+        is used up only with `is_decision`. Without it, the caller only reads the approval.
 
         Raises:
             WriteFailed: the answer was not marked as fetched.
@@ -327,11 +338,14 @@ class ApprovalTable:
         return await self._database.write(lambda c: _forget_repeats(c, of_call) > 0)
 
     async def get(self, approval_id: str) -> StoredApproval:
-        """Return an approval. Raises ResourceNotFound, or ReadFailed if it cannot be read."""
+        """Return an approval. Raises ResourceNotFound, or ReadFailed if the database cannot be
+        read.
+        """
         return await self._database.read(lambda connection: _get(connection, approval_id))
 
     async def settled(self, approval_id: str) -> StoredApproval:
-        """Return an approval after all earlier changes, including unconfirmed commits.
+        """Return an approval after all earlier writes have been completed, including commits whose
+        outcome was unknown.
 
         Raises:
             ResourceNotFound: there is no such approval.
@@ -344,14 +358,17 @@ class ApprovalTable:
         return await self._newest(APPROVALS.c.call_id == call_id)
 
     async def page(self, query: ApprovalQuery, principal_id: str | None) -> ApprovalPage:
-        """Return a page of approvals, newest first. Raises ResourceNotFound for a wrong cursor."""
+        """Return a page of approvals, newest first: those of one principal, or all if
+        `principal_id` is None. Raises ResourceNotFound if the cursor is unknown.
+        """
         return await self._database.read(lambda connection: _page(connection, query, principal_id))
 
     async def change(self, steps: Sequence[tuple[str, Step]]) -> list[StoredApproval]:
-        """Apply several steps in one transaction: all of them, or none.
+        """Apply all the steps in one transaction, and return the changed approvals.
 
         Raises:
-            ResourceNotFound, IdempotencyConflict, ApprovalExpired: a step cannot be applied.
+            ResourceNotFound, IdempotencyConflict, ApprovalExpired: a step cannot be applied;
+                nothing was changed.
             WriteFailed: nothing was changed.
         """
 
@@ -361,9 +378,8 @@ class ApprovalTable:
         return await self._database.write(job)
 
     async def denied_before(self, approval: Approval, since: datetime) -> Approval | None:
-        """Return the newest denial of the same action, caller and session, or None.
-
-        Denials before `since` do not count.
+        """Return the newest approval of the same action, caller and session that was denied since
+        `since`, or None.
         """
         found = await self._newest(
             APPROVALS.c.action_digest == approval.action_digest,
@@ -379,7 +395,7 @@ class ApprovalTable:
         await self._database.write(lambda c: self._chain.append(c, kind, stamp(at), values))
 
     async def prune(self, now: datetime) -> int:
-        """Delete approvals that ended more than `kept_days` ago. Return their number.
+        """Delete approvals that ended more than `kept_days` ago. Return how many were deleted.
 
         Raises:
             WriteFailed: the remaining approvals stay until the next run.
@@ -400,10 +416,11 @@ class ApprovalTable:
         return await self._database.read(lambda c: list(c.execute(ordered).scalars()))
 
     async def maybe_lost(self) -> list[str]:
-        """Return the ids of approvals whose calls may need data in the memory of an earlier engine.
+        """Return the ids of the waiting approvals whose calls may need data in the memory of an
+        earlier engine.
 
-        These are requests of programs, and calls in sessions, because some of those decide on
-        trials.
+        These are programs' network requests, and all calls in sessions, because some of them decide
+        on trials.
         """
         needs = (APPROVALS.c.tool == NET_TOOL) | APPROVALS.c.session_id.is_not(None)
         waits = APPROVALS.c.state.in_([state.value for state in WAITING])
@@ -411,10 +428,11 @@ class ApprovalTable:
         return await self._database.read(lambda c: list(c.execute(ids).scalars()))
 
     async def waiting(self, by: datetime) -> tuple[list[Waiting], bool]:
-        """Return the waiting calls that may need attention, and whether any call waits.
+        """Return the waiting calls that may need attention, oldest first, and whether any call is
+        waiting.
 
-        A call may need attention if it expires by `by`, has a session, or was approved and has
-        not started. The oldest call is first.
+        A call may need attention if it expires by `by`, has a session, or was approved and has not
+        started.
         """
         waits = APPROVALS.c.state.in_([state.value for state in WAITING])
         rows = (
@@ -441,7 +459,9 @@ class ApprovalTable:
         return await self._database.read(lambda c: c.execute(counted).scalar_one())
 
     async def pending(self) -> list[tuple[str, str, int]]:
-        """Return the id, principal and approximate size on disk of each pending approval."""
+        """Return the id, the principal id and the approximate size in bytes of each pending
+        approval.
+        """
         size = func.length(RawBytes(APPROVALS.c.document))
         rows = select(APPROVALS.c.id, APPROVALS.c.principal_id, size)
         pending = rows.where(APPROVALS.c.state == ApprovalState.PENDING.value)
@@ -509,7 +529,7 @@ class ApprovalTable:
 
 
 def _forget(connection: Connection, before: str) -> int:
-    """Delete a batch of approvals that ended before a time, and return its size.
+    """Delete some of the approvals that ended before a time. Return how many were deleted.
 
     Interrupted calls stay until a human resolves them.
     """
@@ -533,14 +553,18 @@ def _of_repeat(connection: Connection, repeat_key: str, since: datetime) -> tupl
 
 
 def _undecided(to: ApprovalState, tool: str) -> bool:
-    """Whether the call ended undecided, or its decision cannot have reached the caller."""
+    """Whether the call ended without a decision, or with one that its caller cannot have
+    received.
+    """
     if to is ApprovalState.INTERRUPTED:
         return tool.startswith(EXTERNAL)
     return to in (ApprovalState.EXPIRED, ApprovalState.CANCELLED)
 
 
 def _forget_repeats(connection: Connection, which: ColumnElement[bool]) -> int:
-    """Make later identical calls count as new calls, not as repeats. Return the number of rows."""
+    """Clear the repeat keys of these approvals, so that identical calls count as new calls. Return
+    the number of changed rows.
+    """
     return connection.execute(update(APPROVALS).where(which).values(repeat_key=None)).rowcount
 
 
@@ -557,11 +581,12 @@ def _require(approval: Approval, step: Step) -> None:
 
 
 def _after_decision(connection: Connection, approval: Approval, step: Step) -> ApprovalState | None:
-    """Store the step's decision, if any. Return the next state, or None if the state stays.
+    """Store the step's decision, if there is one. Return the approval's next state, or None if the
+    state stays the same.
 
     Raises:
-        IdempotencyConflict: the approver already made this decision, and repeating it changes
-            nothing.
+        IdempotencyConflict: the approver has already made this decision, and repeating it would
+            change nothing.
     """
     decision = step.decision
     if decision is None:
@@ -580,9 +605,9 @@ def _after_decision(connection: Connection, approval: Approval, step: Step) -> A
 
 
 def _is_repeated(approval: Approval, decision: DecisionRecord) -> bool:
-    """Whether a decision is identical to the same approver's previous one.
+    """Whether a decision is identical to the same approver's previous decision.
 
-    Such a decision can still complete the quorum, if the previous one did not count.
+    A repeated decision can still complete the quorum if the previous decision did not count.
     """
     made = [one for one in approval.decisions if one.approver == decision.approver]
     return bool(made) and (made[-1].action_digest, made[-1].decision) == (
@@ -592,7 +617,7 @@ def _is_repeated(approval: Approval, decision: DecisionRecord) -> bool:
 
 
 def _votes(decisions: Sequence[DecisionRecord], digest: str, step: Step) -> int:
-    """Return how many approvers have approved this action and may still approve."""
+    """Return the number of approvers who have approved this action and whose approval counts."""
     return sum(one == step.by or step.counts(one) for one in yes_votes(decisions, digest))
 
 
@@ -652,11 +677,10 @@ def _page(connection: Connection, query: ApprovalQuery, principal_id: str | None
 def _that_fit(
     connection: Connection, wanted: Sequence[ColumnElement[bool]], limit: int
 ) -> tuple[list[int], bool]:
-    """Return the sequence numbers of the newest rows that fit on a page.
+    """Return the sequence numbers of the newest rows that fit on a page, and whether there are more
+    rows.
 
-    Also return whether more rows exist.
-
-    The first row is returned even if it alone is larger than a page.
+    The first row is always returned, even if it is larger than a page.
     """
     size = func.length(RawBytes(APPROVALS.c.document))
     newest = select(APPROVALS.c.seq, size).where(*wanted).order_by(APPROVALS.c.seq.desc())
@@ -727,7 +751,9 @@ def _stored(row: RowMapping, decisions: list[DecisionRecord]) -> StoredApproval:
 
 
 def _needed_before(tool: str, request: JsonObject) -> Need | None:
-    """Return `StoredRequest.needs` for a call that an earlier version stored without it."""
+    """Return the value of `StoredRequest.needs` for a call that an earlier version stored without
+    this field.
+    """
     if tool == NET_TOOL:
         return PROGRAM
     return TRIAL if request.get("parent_id") and request["options"].get("preview") else None
@@ -746,7 +772,9 @@ def _decision(row: RowMapping) -> DecisionRecord:
 
 
 def _audited(approval: Approval, *, by: str) -> JsonObject:
-    """Return the fields of an approval for the audit chain: a hash instead of the arguments."""
+    """Return the approval's fields for the audit chain. They contain a hash instead of the
+    arguments.
+    """
     return {
         "by": by,
         "approval_id": approval.id,

@@ -1,11 +1,11 @@
 """Stored calls: store a call that needs approval, and end a stored call that will not run.
 
 Host side, uses the pipeline, `preview` and `requests`; used by `scheduler` and `service`.
-`HumanAsker` is the `Asker` of the pipeline: it stores a call with everything that decides what it
-will do, and `scheduler` runs it after its approval. A call that is denied, cancelled, expired,
-interrupted or resolved has an envelope and a row in the call log like any other call; `StoredCalls`
-makes both. Invariant: a call passes without a human only by a remembered rule, and a held action
-with `always_asks` never does.
+`HumanAsker` is the pipeline's `Asker`. It stores a call with everything that determines what the
+call will do, and `scheduler` runs the call after its approval. A call that is denied, cancelled,
+expired, interrupted or resolved gets an envelope and a row in the call log like any other call;
+`StoredCalls` makes both. Invariant: without a human's decision, a call passes only by a remembered
+rule, and a held action with `always_asks` never passes.
 """
 
 from __future__ import annotations
@@ -67,10 +67,10 @@ from fumehood.pipeline.result import build_envelope
 from fumehood.protocol.messages import decode_envelope
 
 DENIED_FOR = timedelta(hours=24)
-"""How long a denial also refuses repetitions of the same call."""
+"""How long after a denial identical calls are also refused."""
 
 TAKE_BACK_S = 10.0
-"""Maximum seconds that a cancelled caller waits until its stored call is cancelled."""
+"""Maximum seconds for which a cancelled caller waits until its stored call is cancelled as well."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,12 +82,13 @@ class HumanAsker:
     async def ask(
         self, claimed: ClaimedCall, plan: Plan, call: CallContext, services: PipelineServices
     ) -> Consent | Envelope:
-        """Return consent by a remembered rule, or store the call and wait for its answer.
+        """Return the consent of a remembered rule. If there is none, store the call and wait for
+        its answer.
 
         Raises:
             RequiresHumanApproval: the call waits for a human, or there are too few approvers.
-            CallInProgress: the call was approved meanwhile and is still running.
-            ApprovalDenied: a human denied the same call a short time ago.
+            CallInProgress: the call was approved while its caller waited, and is still running.
+            ApprovalDenied: a human denied an identical call less than `DENIED_FOR` ago.
             EngineError: the preview shows that the tool would fail with this error.
             RateLimited: too many calls are already waiting.
         """
@@ -116,11 +117,12 @@ class HumanAsker:
         return await self.wait_for(approval_id, call)
 
     async def wait_for(self, approval_id: str, call: CallContext) -> Envelope:
-        """Wait for the answer to a stored call, at most as long as the caller's option allows.
+        """Wait for the answer to a stored call, at most as long as the option `wait_for_approval`
+        allows.
 
         Raises:
             RequiresHumanApproval: the call still waits for a human.
-            CallInProgress: the call is running.
+            CallInProgress: the call is still running.
         """
         wait_s = self.wait_s(call.request.options.wait_for_approval)
         handle, requests = call.handle, self.requests
@@ -140,7 +142,9 @@ class HumanAsker:
         raise self._waits(stored.approval)
 
     def wait_s(self, wanted: bool | float | None) -> float:
-        """Return how many seconds a call with the option `wait_for_approval=wanted` may wait."""
+        """Return how many seconds a call with the option `wait_for_approval=wanted` may wait for
+        its approval.
+        """
         if wanted is None or wanted is False:
             return 0.0
         longest = self.requests.settings.max_wait_seconds
@@ -155,7 +159,8 @@ class HumanAsker:
     ) -> None:
         """Cancel a stored call whose caller was cancelled while waiting.
 
-        The call stays if it is still wanted (`ApprovalRequests.is_wanted`), or has already ended.
+        The stored call is not cancelled if it must continue (`ApprovalRequests.is_wanted`) or has
+        already ended.
         """
         with (
             anyio.move_on_after(TAKE_BACK_S, shield=True),
@@ -166,9 +171,9 @@ class HumanAsker:
                 await StoredCalls(services, self).cancel(approval_id, approval.principal_id)
 
     async def ending_of(self, call_id: str, principal_id: str) -> Envelope | EngineError | None:
-        """Return the answer to a caller's stored call, or an error if the call has not ended.
+        """Return the answer to the principal's stored call, or an error if the call has not ended.
 
-        Return None if the caller has no such call.
+        Return None if the principal has no stored call with this id.
         """
         stored = await self.requests.table.of_call(call_id)
         if stored is None or stored.approval.principal_id != principal_id:
@@ -185,7 +190,7 @@ class HumanAsker:
         idempotency_key: str | None = None,
         repeat_key: str | None = None,
     ) -> tuple[StoredApproval, Effect | None]:
-        """Return the approval record that a call would get now, and the call's effect.
+        """Build the approval that the call would request now. Return it with the call's effect.
 
         Raises:
             EngineError: the call's effect cannot be computed, or its request cannot be built.
@@ -254,13 +259,15 @@ class HumanAsker:
         return StoredApproval(approval, kept, idempotency_key, repeat_key=repeat_key), effect
 
     async def _answered(self, answer: Envelope, call: CallContext) -> Envelope:
-        """Return the stored answer, marked as a replay if this call repeats the stored one.
+        """Return the stored answer. If this call repeats the stored call, the answer is marked as a
+        replay.
 
-        An action runs once, however often its answer is fetched. The approval of a tool that the
-        caller runs itself can be fetched only once, because each fetch could lead to another run.
+        The answer to a stored call can usually be fetched several times, because the action runs
+        only once. An approval of an `external:` call can be fetched only once, because each fetch
+        could lead to another run.
 
         Raises:
-            ApprovalExpired: the approval of such a tool was already fetched.
+            ApprovalExpired: the approval of an `external:` call was already fetched.
         """
         first, own = answer.metadata.call_id or "", call.request.call_id
         if (
@@ -278,9 +285,9 @@ class HumanAsker:
         return answer.model_copy(update={"metadata": metadata})
 
     async def _park(self, stored: StoredApproval, claimed: ClaimedCall, call: CallContext) -> str:
-        """Store the call and return its approval's id.
+        """Store the call and return its approval id.
 
-        The call's key then belongs to the approval.
+        The call's idempotency key now belongs to the approval.
         """
         held = claimed.permitted.request.held
         call.parked_as = approval_id = await self.requests.create(stored, held)
@@ -305,9 +312,9 @@ class StoredCalls:
     ) -> CallRequest:
         """Return the request of a stored call, with its caller's current authority.
 
-        `arguments` replace the stored arguments. The request's principal is None if the caller may
-        no longer make calls. Options that this engine does not know are left out; `permit_again`
-        refuses such a call.
+        If `arguments` are given, they replace the stored arguments. The request's principal is None
+        if the caller may no longer make calls. Options that this engine does not know are left out;
+        `permit_again` refuses such a call.
         """
         approval, request = stored.approval, stored.request
         return CallRequest(
@@ -329,7 +336,9 @@ class StoredCalls:
         handle: CallHandle | None = None,
         arguments: JsonObject | None = None,
     ) -> CallContext:
-        """Return a context to continue the call. `arguments` replace the stored arguments."""
+        """Return a context with which the stored call can continue. If `arguments` are given, they
+        replace the stored arguments.
+        """
         approval = stored.approval
         asked = Asked(
             approval.tool,
@@ -345,11 +354,11 @@ class StoredCalls:
         return CallContext(self.request_of(stored, arguments), trace, handle, asked=asked)
 
     async def answer(self, stored: StoredApproval, error: EngineError) -> Envelope:
-        """Return the envelope of a call that did not run, or whose outcome is unknown."""
+        """Return the error envelope of a call that did not run, or whose outcome is unknown."""
         return await build_envelope(self.context_of(stored), error, self.services)
 
     async def resolved(self, stored: StoredApproval, resolution: Resolution, by: str) -> Envelope:
-        """Return the envelope of an interrupted call after a human found out how it ended."""
+        """Return the envelope of an interrupted call whose outcome a human has determined."""
         note = f" {resolution.note}" if resolution.note else ""
         failed = await self.answer(
             stored,
@@ -382,7 +391,8 @@ class StoredCalls:
         `step` returns the approval's state change, given the time and the call's answer.
 
         Raises:
-            ResourceNotFound, IdempotencyConflict: the approval's state has changed meanwhile.
+            ResourceNotFound, IdempotencyConflict: the approval's state has changed since it was
+                read.
         """
         answer = await self.answer(stored, error)
         change = step(self.asker.requests.now(), answer)
@@ -391,11 +401,11 @@ class StoredCalls:
         return after
 
     async def cancel(self, approval_id: str, by: str) -> StoredApproval:
-        """Cancel a call that waits, or stop it if it runs.
+        """Cancel a call if it is waiting, or stop it if it is running.
 
         Raises:
             ResourceNotFound: there is no such approval.
-            IdempotencyConflict: the call has ended.
+            IdempotencyConflict: the call has already ended.
         """
         is_stopped = await self.asker.requests.runs.stop(approval_id)
         stored = await self.asker.requests.table.get(approval_id)

@@ -16,22 +16,23 @@ PENDING, APPROVED, STARTED = ApprovalState.PENDING, ApprovalState.APPROVED, Appr
 
 @dataclass(frozen=True, slots=True)
 class Transition:
-    """One row of the table: a change of the state, or of another property of the approval."""
+    """One row of the table: a change of an approval's state or of another property."""
 
     name: str
     leaves: frozenset[ApprovalState]
     to: ApprovalState | None
-    """The approval's new state, or None if the state stays the same."""
+    """The approval's new state, or None if the state does not change."""
     by: str
     """Who makes the change, as text for the documentation."""
     when: str
     """When the change is made, as text for the documentation."""
     kind: str = ""
-    """The change's name in the audit chain. If empty, it is `approval.` and the new state."""
+    """The name of the change in the audit chain. If it is empty, the name is `approval.` followed
+    by the new state."""
 
     @property
     def audited(self) -> str:
-        """The change's name in the audit chain."""
+        """The name of the change in the audit chain."""
         return self.kind or f"approval.{self.to}"
 
 
@@ -106,7 +107,7 @@ TRANSITIONS = _rows(
         "an approver", "who found out that it did not", kind="approval.resolved",
     ),
 )  # fmt: skip
-"""Name → row, in the order of a call's life."""
+"""Name of a change → its row, in the order of a call's life."""
 
 ENDINGS = {
     ApprovalState.DONE: TRANSITIONS["succeed"],
@@ -114,4 +115,4 @@ ENDINGS = {
     ApprovalState.EXPIRED: TRANSITIONS["change"],
     ApprovalState.CANCELLED: TRANSITIONS["stop"],
 }
-"""State in which an approved call ends → the row of that change."""
+"""State in which an approved call ends → the row for the change to this state."""

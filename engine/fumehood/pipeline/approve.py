@@ -3,10 +3,10 @@
 Fifth stage. Takes a `ClaimedCall`, returns an `ApprovedCall`, or the final answer if the caller
 waited for the decision. Consent comes from an `Asker`; the pipeline knows only this interface.
 `HumanAsker` in `approvals/stored_calls` stores the call while it waits. Invariant: a call for which
-the policy requires approval passes only if a part holds back its effect until a human has decided,
-which `execute` checks before the program runs, or with a `Consent` that was given for the same
-`PermittedCall` object. If the asker raises, or returns anything else, the call ends before it
-starts.
+the policy requires approval passes in two cases only. Either it has a `Consent` that was given for
+the same `PermittedCall` object, or a part holds back the effect of its program until a human has
+decided. `execute` checks the latter before the program runs. If the asker raises, or returns
+anything else, the call ends before it starts.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     from fumehood.pipeline.context import CallContext, PipelineServices
 
 MAX_READ_VALUES = 20_000
-"""Maximum number of values in a call that needs approval. Hashing more would delay other calls."""
+"""Maximum number of JSON values in the arguments of a call that needs approval. Hashing more would
+delay other calls."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,14 +42,16 @@ class Consent:
     """Awaited just before the call starts, to mark the consent as used. If it raises, the call
     ends, for example because the consent no longer covers the call or has already been used."""
     expected: str | None = None
-    """`Effect.base`: the state of the workspace for which a human approved the effect."""
+    """The state of the workspace (`Effect.base`) for which a human approved the call's effect."""
     may_exceed: frozenset[str] = frozenset()
-    """The keys of gates (`Gate.key`) that the call may pass although they have an excess."""
+    """The keys (`Gate.key`) of the gates that the call may pass although they would refuse it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What an answer reports about a call that was stored while it waited for a decision."""
+    """The facts about a stored call that waited for a decision, as the call's envelope reports
+    them.
+    """
 
     tool: str
     tool_version: str
@@ -57,12 +60,12 @@ class Asked:
     has_begun: bool
     """Whether the call had started when this value was read from the database."""
     edit_warning: str | None
-    """If an approver edited the arguments: the warning for the caller, given only if the call
-    ran."""
+    """If an approver edited the arguments: the warning for the caller. The envelope contains the
+    warning only if the call ran."""
 
     @property
     def waited_ms(self) -> float | None:
-        """The milliseconds that the call waited for the decision, or None if it was not decided."""
+        """How many milliseconds the call waited for the decision, or None if nobody decided."""
         waited = self.decided_at - self.at if self.decided_at is not None else None
         return round(waited.total_seconds() * 1e3, 3) if waited is not None else None
 
@@ -75,11 +78,12 @@ class Asker(Protocol):
     ) -> Consent | Envelope:
         """Return consent to a call, or the final answer to a call that was stored and has ended.
 
-        Set `call.parked_as` once the call is stored, and transfer its claim to the stored call.
+        An implementation sets `call.parked_as` once it has stored the call. It also transfers the
+        call's claim to the stored call.
 
         Raises:
             RequiresHumanApproval: the call waits for a decision, or has too few approvers.
-            CallInProgress: the call was approved meanwhile and is still running.
+            CallInProgress: the call was approved while its caller waited, and is still running.
             EngineError: the call is refused, or its preview shows that it would fail.
         """
 
@@ -92,7 +96,9 @@ class Asker(Protocol):
         """
 
     def wait_s(self, wanted: bool | float | None) -> float:
-        """Return how many seconds a call with the option `wait_for_approval=wanted` may wait."""
+        """Return how many seconds a call with the option `wait_for_approval=wanted` may wait for
+        its approval.
+        """
 
     async def same_call(self, repeat_key: str, tool: str) -> str | None:
         """Return the approval id of the stored call that a call with this key repeats, or None."""
@@ -100,12 +106,14 @@ class Asker(Protocol):
     async def take_back(
         self, approval_id: str, call: CallContext, services: PipelineServices
     ) -> None:
-        """Cancel a stored call whose caller was cancelled, unless its answer is still wanted."""
+        """Cancel a stored call whose caller was cancelled, unless another caller still needs its
+        answer.
+        """
 
     async def ending_of(self, call_id: str, principal_id: str) -> Envelope | EngineError | None:
-        """Return the answer to a caller's stored call, or an error if the call has not ended.
+        """Return the answer to the principal's stored call, or an error if the call has not ended.
 
-        Return None if the caller has no such call.
+        Return None if the principal has no stored call with this id.
         """
 
 
@@ -118,7 +126,7 @@ class ApprovedCall:
 
     permitted: PermittedCall
     consent: Consent | None = None
-    """The consent, which is marked as used when the call starts, or None."""
+    """The consent, or None. It is marked as used when the call starts."""
 
     @property
     def needs_consent(self) -> bool:
@@ -146,14 +154,14 @@ def require_readable(permitted: PermittedCall) -> None:
 async def approve(
     claimed: ClaimedCall, services: PipelineServices, call: CallContext
 ) -> ApprovedCall | Envelope:
-    """Pass a call that needs no consent, or whose effect a part holds back. Request consent for any
-    other call.
+    """Let a call pass, or request consent for it.
 
+    A call passes without a request if it needs no consent or if a part holds back its effect.
     Return the approved call, or the final answer to a call that was stored and has ended.
 
     Raises:
         EngineError: for the same reasons as in `Asker.ask`.
-        TypeError: the asker returned neither an envelope nor a `Consent` to this call.
+        TypeError: the asker returned neither an envelope nor a `Consent` for this call.
     """
     permitted, decision = claimed.permitted, claimed.permitted.decision
     if decision.verdict is Verdict.ALLOW:

@@ -2,7 +2,8 @@
 
 Third stage. Takes a `ValidatedCall`, returns a `PermittedCall` with the policy's decision: a denied
 call ends here, a call that needs approval continues to `approve`. A principal with the scope `call`
-may use any tool that no rule denies; an agent may use only its own tools, as checked by `resolve`.
+may use any tool that no rule denies. An agent may use only its own tools, which `resolve` has
+already checked.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from fumehood.sandbox.session import with_env
 
 @dataclass(frozen=True, slots=True)
 class PermittedCall:
-    """A call that its caller may make, immediately or after approval."""
+    """A call that the policy allows, either immediately or once it is approved."""
 
     validated: ValidatedCall
     principal: Principal
@@ -70,8 +71,8 @@ def authorize(
     """Check the caller's scope and credential, then the policy.
 
     `env_of` returns the environment variables that a caller has chosen for a session. Policy rules
-    see them as if the call had sent them, because a variable such as PATH decides what a command
-    runs.
+    see these variables as if the call had sent them, because a variable such as PATH decides what a
+    command runs.
 
     Raises:
         Unauthorized: the caller is unknown, or presented no token and the tool requires one.
@@ -128,10 +129,11 @@ def facts_of(
 def facts_to_explain(
     query: ExplainWish, registry: ToolIndex, agents: Agents, now: Callable[[], datetime]
 ) -> CallFacts:
-    """Return the facts of the call in a query about the policy. Excesses of gates are ignored.
+    """Return the facts of the hypothetical call in a query about the policy. The facts assume that
+    no budget or other gate would refuse the call.
 
     Raises:
-        EngineError: a real call would be refused with this error before its policy decision.
+        EngineError: a real call would be refused with this error before the policy decides on it.
     """
     speaks_for = frozenset({query.agent_id} if query.agent_id is not None else ())
     try:

@@ -1,9 +1,9 @@
 """Check result: run the operator's checkers on a successful result.
 
-Runs after `result` and before the envelope is built. The tool has acted, so a checker can add to
-the answer but not change it. A checker that fails, times out, or returns something other than a
-`ResultCheck` or None is named in a warning. Checkers come from an embedding program or from an
-installed package that the configuration names, and run in the engine's process.
+Runs after `result` and before the envelope is built. The tool has already acted, so a checker can
+add to the answer but cannot change the result. A checker that fails, times out, or returns
+something other than a `ResultCheck` or None is named in a warning. Checkers come from an embedding
+program or from an installed package that the configuration names, and run in the engine's process.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ GROUP = "fumehood.result_checkers"
 """The entry point group in which packages offer checkers."""
 
 CHECK_S = 5.0
-"""Timeout in seconds for all checkers of one call together."""
+"""Time limit in seconds for all checkers of one call together."""
 
 
 @dataclass(frozen=True, slots=True)
 class CheckedData:
-    """The combined results of all checkers for one call."""
+    """The combined findings of all checkers for one call."""
 
     metacognition: Metacognition | None = None
     warnings: tuple[str, ...] = ()
@@ -40,7 +40,7 @@ class ResultCheckers:
     """The checkers of one engine."""
 
     def __init__(self, checkers: Sequence[ResultChecker], log: Logger) -> None:
-        """Create with the checkers in the order in which they run.
+        """`checkers` run in the given order.
 
         Raises:
             TypeError: a checker is not an asynchronous function.
@@ -55,7 +55,9 @@ class ResultCheckers:
         return bool(self._checkers)
 
     async def check(self, result: CheckedResult) -> CheckedData:
-        """Run the checkers one after the other. A cancellation waits until all have ended."""
+        """Run the checkers one after the other, and return their combined findings. If the task is
+        cancelled, the cancellation takes effect only after all checkers have ended.
+        """
         opinions: list[ResultCheck] = []
         warnings: list[str] = []
         with anyio.CancelScope(shield=True), anyio.move_on_after(CHECK_S):
@@ -82,7 +84,7 @@ def load_checkers(
 ) -> list[ResultChecker]:
     """Load the checkers that installed packages offer under these names.
 
-    `found` replaces the search of the installed packages.
+    If `found` is given, its entry points are used instead of those of the installed packages.
 
     Raises:
         ConfigError: a name is not offered by any package, or its checker cannot be loaded.
@@ -105,9 +107,10 @@ def load_checkers(
 
 
 def _together(opinions: Sequence[ResultCheck], *, is_whole: bool) -> Metacognition | None:
-    """Combine the checkers' results. Correction is needed if any checker requests it.
+    """Combine the checkers' findings, or return None if there is nothing to report.
 
-    `is_whole` means that all checkers succeeded. Return None if there is nothing to report.
+    The combined report requests correction if any checker does. `is_whole` means that all checkers
+    succeeded.
     """
     if not opinions and is_whole:
         return None

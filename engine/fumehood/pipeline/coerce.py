@@ -1,10 +1,10 @@
 """Coercion of arguments, with a warning for each change. Part of the stage `validate`.
 
-Also used by the offline policy commands, so it must not import the engine's services. Coercion
-corrects wrong types that models often send, only in top-level properties that have one plain type.
-Arguments of strict tools are not coerced. Neither are arguments of dangerous tools, because a human
-approves exactly the arguments that were sent. Numbers are clamped to their bounds only for
-read-only tools.
+The offline policy commands also use this module, so it must not import the engine's services.
+Coercion corrects wrong types that models often send. It is limited to top-level properties that
+have one plain type. Arguments of strict tools are not coerced. Neither are arguments of dangerous
+tools, because a human approves exactly the arguments that were sent. Numbers are clamped to their
+bounds only for read-only tools.
 """
 
 from __future__ import annotations
@@ -30,15 +30,16 @@ _BOOLEANS = {
 
 
 def coerce(arguments: JsonObject, tool: ToolDefinition) -> tuple[JsonObject, tuple[str, ...]]:
-    """Return the arguments with the types of the tool's schema, and a warning for each change.
+    """Convert arguments to the types in the tool's schema. Return them with a warning for each
+    change.
 
-    Without a warning, defaults of missing parameters are filled in, a program's byte order mark is
-    dropped, and if two parameters exclude each other, an empty one is left out. A value that cannot
-    be coerced stays as it is, for validation to refuse.
+    Three changes have no warning: defaults of missing parameters are filled in, a program's byte
+    order mark is removed, and if two parameters exclude each other, an empty one is left out. A
+    value that cannot be converted stays unchanged, so that validation refuses it.
     """
     arguments = without_empty_twins(tool.executor, arguments)
     if is_marked(arguments, tool):
-        # Here and not in the sandbox: policies and approvers must see the program that runs.
+        # Not in the sandbox, because policies and approvers must see the program as it runs.
         source = source_of(tool.executor)
         arguments = {**arguments, source: arguments[source].removeprefix(BYTE_ORDER_MARK)}
     properties: JsonObject = tool.parameters.get("properties", {})
@@ -72,7 +73,7 @@ def is_marked(arguments: JsonObject, tool: ToolDefinition) -> bool:
 
 
 def refuses_unknown(tool: ToolDefinition) -> bool:
-    """Whether a parameter that the schema does not name is an error."""
+    """Whether a call is refused if it has a parameter that the tool's schema does not name."""
     return (tool.strict or tool.dangerous) and _drops_unknown(tool.parameters)
 
 

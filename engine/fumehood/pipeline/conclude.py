@@ -1,7 +1,7 @@
 """Conclude: every call ends here, with exactly one envelope.
 
-A failure of the engine itself is logged, and its cause is hidden from the caller. A cancelled task
-records the call's end and is then cancelled.
+If the engine itself fails, the cause is logged and hidden from the caller. If the call's task is
+cancelled, the end of the call is recorded before the cancellation takes effect.
 """
 
 from __future__ import annotations
@@ -16,15 +16,16 @@ from fumehood.pipeline.record import make_long_record, record_ending
 from fumehood.pipeline.result import build_envelope
 
 CONCLUDE_S = 5.0
-"""Seconds that a call has to store its ending after its task was cancelled."""
+"""Maximum seconds for storing the end of a call whose task was cancelled."""
 
 
 async def conclude(
     call: CallContext, ending: Outcome | EngineError, services: PipelineServices
 ) -> Envelope:
-    """Build and return the call's envelope, settle what the call holds, and record the ending.
+    """Build and return the call's envelope, settle what gates hold for the call, and record its
+    end.
 
-    If the call has an idempotency key, this waits until the answer is on disk.
+    If the call has an idempotency key, this function waits until the answer is on disk.
     """
     envelope = await call.settle(await build_envelope(call, ending, services))
     try:
@@ -35,7 +36,9 @@ async def conclude(
 
 
 def cancelled_ending(call: CallContext) -> Outcome | EngineError:
-    """Return the ending of a call that its caller cancelled, with what is known about its run."""
+    """Return the ending of a call that its caller cancelled, with the partial outcome if there is
+    one.
+    """
     outcome, plan = call.handle.partial, call.plan
     if outcome is None and plan is not None:
         isolation = call.request.options.isolation or "call"

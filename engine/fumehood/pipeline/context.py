@@ -1,4 +1,4 @@
-"""The context of one call, which is what is known about it so far, and the services of all calls.
+"""The context of one call (the facts collected so far), and the services that all calls share.
 
 A context is created once for each call, by `run` or when an approved call is resumed, and passed
 from stage to stage. `result` and `record` read it when the call has ended. Invariant: a context
@@ -45,17 +45,17 @@ from fumehood.storage.stores import Stores
 T = TypeVar("T")
 
 FALLBACK_SUFFIX = "_fallback"
-"""Added to a call's id to make the id of its fallback's call."""
+"""The id of a fallback's call is the id of the first call with this suffix."""
 
 
 @dataclass(frozen=True, slots=True)
 class FallbackAnswer:
-    """The answer of the fallback tool, which was called after the first tool failed."""
+    """The answer of the fallback tool that was called after the first tool failed."""
 
     tool: str
     envelope: Envelope
     may_have_acted: bool
-    """Whether the fallback may have had an effect that must not be repeated."""
+    """Whether the fallback may have had an effect, so that its call must not be repeated."""
 
 
 @dataclass(slots=True)
@@ -66,57 +66,60 @@ class CallContext:
     trace: CallTrace
     handle: CallHandle
     asked: Asked | None = None
-    """Set if the call was stored to wait for a decision, and now continues or ends."""
+    """Set only if the call was stored to wait for a decision."""
     resolved: ResolvedCall | None = None
     validated: ValidatedCall | None = None
     claim: Claim | None = None
-    """The claim on the call's idempotency key, held until `settle`."""
+    """The claim on the call's idempotency key. `settle` ends it."""
     repeat_key: str | None = None
     """Set if the call needs approval and has no idempotency key. A later call with the same repeat
     key counts as the same call."""
     holds: list[tuple[Gate, Hold]] = field(default_factory=list)
-    """What gates hold for the call until `close`."""
+    """The gates' holds for this call, each with its gate. `close` ends them."""
     is_released: bool = False
-    """Whether the holds were released."""
+    """Whether `release` has released the holds."""
     plan: Plan | None = None
     """Set once the call holds its place in the sandbox."""
     queue_ms: float | None = None
     """Milliseconds that the call waited for its place in the sandbox."""
     is_approved: bool = False
-    """Whether the call passed the stage `approve` in this run."""
+    """Whether the call has passed the stage `approve`, so that it may run."""
     parked_as: str | None = None
-    """The approval id, once this call is stored or waits for the stored call that it repeats. The
-    stored call continues without its caller."""
+    """An approval id: of this call once it is stored, or of the stored call that this call repeats
+    and waits for. The stored call continues without its caller."""
     has_begun: bool = False
     """Whether the call may have had an effect."""
     has_record: bool = False
-    """Whether `record` was set before the answer was sent, because the call is long. `record` may
-    still be None."""
+    """Whether `record` is final. Long calls set `record` before the answer is sent, possibly to
+    None."""
     record: Record | None = None
     attempts: Attempts = field(default_factory=Attempts)
     fallback: FallbackAnswer | None = None
     """Set if the tool failed and its fallback was called."""
 
     def begin(self) -> None:
-        """Record, also in the gates, that the call may have an effect from now on."""
+        """Record that the call may have an effect from now on, and notify the gates' holds."""
         for _, hold in self.holds:
             hold.begin()
         self.has_begun = True
 
     def release(self) -> None:
-        """Release what gates hold for the call, because it used nothing. Does so only once."""
+        """Release the gates' holds, because the call used nothing. Further calls of this method do
+        nothing.
+        """
         if not self.is_released:
             self.is_released = True
             self._end_holds(lambda hold: hold.release())
 
     def close(self) -> None:
-        """Close what gates hold for the call, because the call has ended."""
+        """Close the gates' holds, because the call has ended."""
         self._end_holds(lambda hold: hold.close())
 
     async def settle(self, envelope: Envelope) -> Envelope:
-        """Settle what gates hold, store the answer under the call's key, and return it.
+        """Settle the gates' holds, and store the envelope under the call's idempotency key, if it
+        has one.
 
-        If the answer could not be stored, the returned envelope has a warning.
+        Return the envelope. It has an additional warning if it could not be stored.
         """
         if not self.has_begun:
             self.release()
@@ -138,7 +141,9 @@ class CallContext:
         )
 
     def _end_holds(self, act: Callable[[Hold], None]) -> None:
-        """Call `act` with each hold. If it raises for one hold, log that and continue."""
+        """Call `act` with each hold. If `act` raises, log the exception and continue with the next
+        hold.
+        """
         for _, hold in self.holds:
             try:
                 act(hold)
@@ -147,7 +152,7 @@ class CallContext:
 
 
 class CallTrace:
-    """Measures the stages of a call, and logs its events with the call id and the trace id.
+    """Measures the stages of a call, and logs events with the call's id and trace id.
 
     Argument values are logged only at the level `debug`.
     """
@@ -184,11 +189,12 @@ class CallTrace:
         self._log.info(event, **self._ids, **values, stages_ms=self.stages_ms())
 
     def fault(self, event: str, error: BaseException) -> None:
-        """Log the cause of a failure, which the caller must not see."""
+        """Log the exception behind a failure. The caller must not see this exception."""
         log_fault(self._log, event, error, **self._ids)
 
     def stages(self) -> list[tuple[str, float, float]]:
-        """Return each stage with its start and end, in seconds relative to now.
+        """Return the name, start and end of each stage. Times are in seconds relative to now, so
+        never positive.
 
         The last stage is `record`, which is still running.
         """
@@ -219,7 +225,7 @@ class CallTrace:
 
 @dataclass(frozen=True, slots=True)
 class AnswerSettings:
-    """What the answers of an engine report besides the results."""
+    """Settings for what envelopes contain in addition to the tool's result."""
 
     counter: TokenCounter
     prices: Prices
@@ -251,7 +257,9 @@ class PipelineServices:
     is_draining: Callable[[], bool]
 
     def present(self, principal: Principal | None) -> Principal | None:
-        """Return a caller with its current authority, because its token may have been revoked."""
+        """Return the principal with its current authority. Return None if there is no principal, or
+        if its token is no longer valid.
+        """
         if principal is None:
             return None
         return self.identities.present(
@@ -260,7 +268,7 @@ class PipelineServices:
 
 
 def context_of(request: CallRequest, services: PipelineServices) -> CallContext:
-    """Return the context of a call that is answered without a run."""
+    """Return a context for a call that gets an answer without running."""
     name = request.tool.partition("@")[0]
     trace = CallTrace(name, request.call_id, request.trace_id, services.clock, services.log)
     return CallContext(request, trace, CallHandle())

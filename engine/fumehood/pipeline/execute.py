@@ -1,11 +1,14 @@
 """Admit and execute: give a call a place where its limits are enforced, and run its tool there.
 
-Sixth stage, a lease: `admit` takes an `ApprovedCall` and yields an `AdmittedCall`, which holds a
-place behind the wall that its plan (`plan.py`) names. Only `admit` creates one. Seventh stage:
-`execute` takes it and returns the `Outcome` of the last attempt, even of a failed program, because
-the envelope also reports what the call used. `retry` decides whether another attempt follows. Each
-attempt needs a permit from the circuit of the tool's service. `dry_run` takes a `PermittedCall` and
-describes what would happen and why; invalid requests are refused before that, as in a real call.
+The sixth stage, `admit`, is a context manager. It takes an `ApprovedCall` and yields an
+`AdmittedCall`, which holds a place behind the wall that its plan (`plan.py`) names. Only `admit`
+creates an `AdmittedCall`. The seventh stage, `execute`, takes the `AdmittedCall` and returns the
+`Outcome` of the last attempt. A failed program also has an outcome, because the envelope reports
+the resources that the call used. `retry` decides whether another attempt follows. Each attempt
+needs a permit from the circuit of the tool's service.
+
+`dry_run` takes a `PermittedCall` and describes what would happen and why. As for a real call,
+invalid requests are refused before this.
 """
 
 from __future__ import annotations
@@ -56,17 +59,21 @@ class AdmittedCall:
     plan: Plan
     lease: Lease
     expected: str | None = None
-    """`Effect.base` of the approved effect. The call fails if this state has changed since."""
+    """The workspace state (`Effect.base`) for which a human approved the effect. The call fails if
+    the state has changed since."""
     must_hold_back: bool = False
-    """Whether the call needs a consent that it does not have."""
+    """Whether a part must hold back the program's effect, because the call lacks the required
+    consent."""
     permit: Permit | None = None
-    """Permit of the first request to the tool's service; None if the tool has no service."""
+    """The circuit's permit for the first request to the tool's service. None if the tool has no
+    service."""
 
 
 async def plan_admission(
     approved: ApprovedCall, services: PipelineServices
 ) -> AbstractAsyncContextManager[AdmittedCall]:
-    """Plan where a call runs. The returned `admit` waits for that place when it is entered.
+    """Plan where a call runs, and return the context manager `admit`. Entering it waits for the
+    place.
 
     Raises:
         ShuttingDown: the engine accepts no new calls.
@@ -80,7 +87,7 @@ async def plan_admission(
         )
     plan = await plan_now(approved.permitted, services.walls, services.sessions)
     circuit = services.circuits.of(plan.upstream) if plan.upstream is not None else None
-    if circuit is not None:  # checked before the call waits for a place, and again afterwards
+    if circuit is not None:  # `admit` checks the circuit again once the call has its place
         circuit.require_passable()
     return admit(approved, plan, services.sessions, circuit)
 
@@ -89,7 +96,7 @@ async def plan_admission(
 async def admit(
     approved: ApprovedCall, plan: Plan, sessions: SessionKeeper, circuit: Circuit | None
 ) -> AsyncIterator[AdmittedCall]:
-    """Wait a bounded time for a place, and hold it during the block.
+    """Wait a limited time for a place behind the wall, and hold this place during the block.
 
     Raises:
         CircuitOpen: requests to the tool's service are suspended.
@@ -111,7 +118,9 @@ async def admit(
 def _lease(
     permitted: PermittedCall, plan: Plan, sessions: SessionKeeper
 ) -> AbstractAsyncContextManager[Lease]:
-    """Return a lease of the session's container if the call runs there, otherwise of the wall."""
+    """Return a lease of the session's container if the call runs there. Otherwise, return a lease
+    of the wall that the plan names.
+    """
     options, memory_mb = permitted.request.options, plan.limits.memory_mb
     if plan.placement.is_of_session and plan.session is not None:
         return sessions.lease(
@@ -134,8 +143,8 @@ async def execute(
 ) -> Outcome:
     """Run the call in its tool's executor, and retry as often as `retry` allows.
 
-    Return the outcome of the last attempt. `run_call` is the pipeline's entry, for the calls that
-    parts make for a program.
+    Return the outcome of the last attempt. Parts use `run_call`, the pipeline's entry, to make
+    calls for the running program.
     """
     permitted = admitted.permitted
     if admitted.must_hold_back and not isinstance(admitted.plan.executor, ProgramExecutor):
@@ -168,7 +177,9 @@ async def execute(
 async def _attempts(
     run: ToolRun, admitted: AdmittedCall, call: CallContext, services: PipelineServices
 ) -> Outcome:
-    """Run attempts until one succeeds or no retry is allowed. Return the last one's outcome."""
+    """Repeat the run until an attempt succeeds or `retry` allows no further attempt. Return the
+    outcome of the last attempt.
+    """
     tool, clock, retries = run.tool.definition, services.clock, services.retries
     circuit = services.circuits.of(admitted.plan.upstream)
     deadline = clock.monotonic() + run.limits.wall_s
@@ -199,7 +210,9 @@ async def _attempts(
 
 
 def _stop(error: EngineError, suspended_ms: int, call: CallContext) -> None:
-    """Record that calls to the service are suspended, and for how long."""
+    """Record in the call and in its error that requests to the service are suspended for this
+    time.
+    """
     call.attempts.warning = CIRCUIT_OPENED
     error.retry_after_ms = max(error.retry_after_ms or 0, suspended_ms)
 
@@ -219,7 +232,9 @@ async def _attempt(run: ToolRun, permit: Permit | None, plan: Plan) -> Outcome:
 
 
 def _is_hurried(run: ToolRun, offered: WallLimits) -> bool:
-    """Whether the caller or earlier attempts left a run less time than its tool normally has."""
+    """Whether the run has less time than its tool normally gets, because the caller set a lower
+    limit or earlier attempts used some of the time.
+    """
     tool = run.tool.definition
     request_s = tool.timeout / 1000 if tool.timeout is not None else math.inf
     given_s = smallest(offered.default_wall_s, offered.max_wall_s, tool.timeout_seconds)
@@ -227,7 +242,7 @@ def _is_hurried(run: ToolRun, offered: WallLimits) -> bool:
 
 
 def _tell(error: EngineError, delay_s: float, max_retries: int, call: CallContext) -> None:
-    """Log that an attempt failed, and report it to the call's listeners."""
+    """Log the failure of an attempt, and report the coming retry to the call's listeners."""
     number = call.attempts.retry_count + 1
     code = code_of(error)
     call.trace.tell("call.retrying", retry=number, code=code, delay_ms=round(delay_s * 1e3, 3))
@@ -235,14 +250,16 @@ def _tell(error: EngineError, delay_s: float, max_retries: int, call: CallContex
 
 
 def _with_time(run: ToolRun, left_s: float) -> ToolRun:
-    """Return the run limited to `left_s`. If no time is left, the run times out at once."""
+    """Return the run with its time limit lowered to `left_s`. If no time is left, the limit is 1
+    ms.
+    """
     wall_s = max(left_s, 0.001)
     limits = replace(run.limits, wall_s=wall_s, cpu_s=min(run.limits.cpu_s, wall_s))
     return replace(run, limits=limits)
 
 
 def _summed(before: Outcome, last: Outcome) -> Outcome:
-    """Return the last outcome with the CPU and network time of all attempts added up."""
+    """Return the outcome `last` with the CPU and network time of both outcomes added up."""
     cpu_ms = last.cpu_ms if before.cpu_ms is None else before.cpu_ms + (last.cpu_ms or 0.0)
     return replace(last, cpu_ms=cpu_ms, network_ms=before.network_ms + last.network_ms)
 

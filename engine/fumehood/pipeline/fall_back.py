@@ -1,10 +1,10 @@
 """Fall back: call another tool once, because the service of the first tool failed.
 
-The fallback passes the whole pipeline: for the same caller and agent, with the same arguments,
-under its own id. It is not called if the first tool may have acted and is not idempotent, if the
-fallback needs approval, or if a human approved the call, because the approval is for the first tool
-only. A call whose fallback may have acted is never reported as retryable, unless repeating the call
-is harmless.
+The fallback's call passes through the whole pipeline. It has its own id, but the same caller, agent
+and arguments. The fallback is not called in three cases: the first tool may have acted and is not
+idempotent; the fallback needs approval; or a human approved the call, because that approval is for
+the first tool only. A call whose fallback may have acted is never reported as retryable, unless
+repeating the call is harmless.
 """
 
 from __future__ import annotations
@@ -24,11 +24,13 @@ from fumehood.pipeline.context import (
 from fumehood.pipeline.retry import is_harmless, is_of_service, is_passing
 
 Run = Callable[[CallContext, PipelineServices], Awaitable[Envelope]]
-"""Runs the call of a context through the whole pipeline."""
+"""Runs the call of a context through the whole pipeline, and returns its envelope."""
 
 
 def fallback_of(call: CallContext, error: EngineError) -> str | None:
-    """Return the fallback that is called after this error, or None."""
+    """Return the name of the fallback tool to call after this error, or None if no fallback is
+    called.
+    """
     # After output, listeners have already received a part of the first tool's result.
     if call.resolved is None or call.handle.is_cancelled or call.handle.has_output:
         return None
@@ -45,7 +47,7 @@ def fallback_of(call: CallContext, error: EngineError) -> str | None:
 
 async def fall_back(call: CallContext, name: str, services: PipelineServices, run: Run) -> None:
     """Call the fallback `name` and store its answer in `call.fallback`."""
-    # The idempotency key of the first tool's call covers both.
+    # The first tool's call holds the idempotency key for both calls.
     options = {"idempotency_key": None, "wait_for_approval": None}
     request = replace(
         call.request,

@@ -1,11 +1,11 @@
-"""Gates: what parts require of a call that the policy permits, and what they hold while it runs.
+"""Gates: a part's conditions for a permitted call, and what the part reserves while the call runs.
 
 Host side. `pass_gates` calls the gates of an engine in the order of their parts. Invariants: a gate
 receives a call only after `authorize`. It can only refuse the call, delay it, or answer it with the
-result of an identical call, which requires that the policy allows the call without approval. A gate
-gets values that it cannot change, and an exception from it ends the call. A gate never receives a
-refused call, so it cannot undo a refusal. Each hold ends exactly once, whatever happens to the
-call.
+result of an identical call. The latter is possible only if the policy allows the call without
+approval. Gates receive immutable values. If a gate raises an exception, the call ends. A gate never
+receives a refused call, so it cannot undo a refusal. Each hold ends exactly once, whatever happens
+to the call.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from fumehood.pipeline.validate import ValidatedCall
 
 @dataclass(frozen=True, slots=True)
 class Excess:
-    """Why a gate would refuse a call now."""
+    """The reason why a gate would refuse a call now, such as an exceeded budget."""
 
     error: EngineError
     shown: JsonObject
     """What a dry run reports about the excess."""
     record: JsonObject | None = None
-    """If the gate has a `key`: data for the approval record."""
+    """Data about the excess for the approval record. Only for a gate with a `key`."""
     words: str | None = None
-    """If the gate has a `key`: a sentence about the excess for the human."""
+    """A sentence about the excess for the approver. Only for a gate with a `key`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,9 +44,9 @@ class KnownAnswer:
     data: bytes
     """The result as JSON."""
     warnings: tuple[str, ...]
-    """Warnings of the earlier run, without those about the earlier call's arguments or options."""
+    """Warnings of the earlier call's run. Warnings about its arguments or options are omitted."""
     metadata: Mapping[str, Any]
-    """Fields of the answer's `Metadata` that the gate's part fills in."""
+    """Fields that the gate's part adds to the answer's `Metadata`."""
     redacted: int = 0
     metacognition: Metacognition | None = None
 
@@ -57,30 +57,37 @@ class Ended:
 
     envelope: Envelope
     is_whole: bool
-    """Whether the call's own tool succeeded and `envelope` has its complete result."""
+    """Whether `envelope` contains the complete result of the call's own tool, not of its
+    fallback."""
     warnings: tuple[str, ...]
-    """Warnings of the run, without those about the call's arguments or options."""
+    """Warnings of the run. Warnings about the call's arguments or options are omitted."""
 
 
 class Hold:
-    """What a gate holds for one call. Every method may be overridden; the defaults do nothing.
+    """What a gate reserves for one call. Subclasses override methods; by default, they do nothing.
 
-    If `begin` was called, `settle` is called when the call has ended; otherwise `release` is
-    called. At the end, `close` is called in both cases.
+    When the call has ended, `settle` is called if `begin` was called, and `release` otherwise.
+    Finally, `close` is called in both cases.
     """
 
     metadata: Mapping[str, Any] = MappingProxyType({})
-    """Fields of the answer's `Metadata` that the gate's part fills in."""
+    """Fields that the gate's part adds to the answer's `Metadata`."""
 
     def begin(self) -> None:
-        """Record that the call may have an effect from now on. If this raises, nothing runs."""
+        """Handle the start of the call, which may have an effect from now on. If this method
+        raises, nothing runs.
+        """
 
     def take(self, *, requests: int, passed_bytes: int) -> bool:
-        """Charge what a running program sends or receives. Return False if that is too much."""
+        """Charge requests and bytes of a running program. Return False if a limit of the gate does
+        not allow them.
+        """
         return True
 
     def settle(self, ended: Ended) -> None:
-        """Settle the hold, because the call has ended. Its answer has not been sent yet."""
+        """Settle the hold, because the call has ended. The answer has not been sent to the caller
+        yet.
+        """
 
     def release(self) -> None:
         """Release the hold, because the call used nothing.
@@ -96,23 +103,32 @@ class Gate:
     """One gate of an engine. Subclasses override the methods that they need."""
 
     name: str | None = None
-    """The field for `Excess.shown` in the answer of a dry run, or None to leave it out."""
+    """The field of a dry run's answer in which `Excess.shown` appears. None if it does not
+    appear."""
     key: str | None = None
-    """The key in `Part.excesses` by which rules of the policy test whether the gate has an excess.
-    If a rule with the key asks, a human can let the call pass. None if nobody can."""
+    """The name, in `Part.excesses`, under which policy rules test whether this gate would refuse a
+    call. If such a rule requires approval, a human can let the call pass the gate. None if no human
+    can."""
 
     def excess(self, validated: ValidatedCall) -> Excess | None:
-        """Return why the gate would refuse a call now, or None. This changes nothing."""
+        """Return the reason why the gate would refuse a call now, or None. This method changes
+        nothing.
+        """
         return None
 
     def standings(self, principal: Principal | None) -> Iterable[BudgetStanding]:
-        """Return what is left of the gate's limits on one principal, or of all its limits."""
+        """Return what is left of the gate's limits: of those that apply to `principal`, or of all
+        limits if `principal` is None.
+        """
         return ()
 
     async def answer(
         self, permitted: PermittedCall, limit_s: Callable[[], float]
     ) -> KnownAnswer | Hold | None:
-        """Return an identical call's result, a hold that lasts until this call has ended, or None.
+        """Return the result of an identical call, or None if this call must run.
+
+        A gate that may share this call's result with later calls returns a hold instead of None.
+        The hold lasts until this call has ended.
 
         Called only for new calls without an idempotency key that the policy allows without
         approval. `limit_s` returns the call's time limit in seconds, or raises the EngineError that
@@ -121,10 +137,10 @@ class Gate:
         return None
 
     async def hold(self, permitted: PermittedCall, *, is_let_pass: bool) -> Hold | None:
-        """Hold what the call needs to run, or return None if it needs nothing.
+        """Reserve what the call needs to run. Return None if the gate reserves nothing.
 
-        `is_let_pass` means that a human lets the call pass this gate although the gate has an
-        `Excess`. It is always False for a gate without a `key`.
+        `is_let_pass` means that a human has allowed the call to pass even if the gate has an
+        `Excess`. For a gate without a `key`, it is always False.
 
         Raises:
             EngineError: the gate refuses the call.

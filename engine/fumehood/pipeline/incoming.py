@@ -1,7 +1,7 @@
 """Incoming: parse calls and queries from outside into values, or refuse them.
 
-Runs before the pipeline; used by the engine, HTTP and the other entry points. Calls of an embedding
-program are parsed as strictly as requests over a socket.
+This module runs before the pipeline. The engine, HTTP and the other entry points use it. Calls from
+an embedding program are parsed as strictly as requests over a socket.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ _MISPLACED = "It is an option: put it into `options`"
 def parse_own_call(
     tool: str, arguments: JsonObject | None, options: JsonObject
 ) -> tuple[str, CallBody]:
-    """Parse a call made in this process as strictly as one over a socket.
+    """Parse a call that this process made, as strictly as one sent over a socket.
 
-    Return its tool and its body. Raises InvalidParams.
+    Return the tool's name and the call's body. Raises InvalidParams.
     """
     call = {"arguments": arguments if arguments is not None else {}, "options": options}
     raw = as_sent({"tool": str(tool), "call": call}, "call")
@@ -39,7 +39,7 @@ def parse_own_call(
 
 
 def as_sent(value: Any, part: str) -> Any:
-    """Return a value of an embedding program after a round trip through JSON.
+    """Return an embedding program's value as it would arrive after being sent as JSON.
 
     Raises:
         InvalidParams: the value cannot be represented in JSON.
@@ -53,7 +53,8 @@ def as_sent(value: Any, part: str) -> Any:
 def validated(model: type[M], document: JsonObject) -> M:
     """Validate JSON with a strict model. As in JSON Schema, `269.0` counts as an integer.
 
-    Such numbers are replaced in `document`. Raises ValidationError if the document is invalid.
+    In `document`, such floats are replaced by integers. Raises ValidationError if the document is
+    invalid.
     """
     try:
         return model.model_validate(document)
@@ -64,7 +65,9 @@ def validated(model: type[M], document: JsonObject) -> M:
 
 
 def _make_whole(document: Any, error: ValidationError) -> bool:
-    """Replace floats like `269.0` that must be integers. Return whether there were any."""
+    """Replace floats like `269.0` by integers where `error` requires an integer. Return True if any
+    float was replaced.
+    """
     found = False
     for fault in error.errors(include_url=False):
         if fault["type"] == "int_type" and isinstance(fault["input"], float):
@@ -93,7 +96,7 @@ def parse_call_body(document: Any) -> CallBody:
 
 
 def parse_batch(document: Any) -> RawBatch:
-    """Parse the body of a batch from a JSON document. Its calls are not parsed yet.
+    """Parse the body of a batch from a JSON document. The calls in the batch are not parsed yet.
 
     Raises:
         InvalidParams: some fields of the batch itself are invalid; the error names each of them.
@@ -102,7 +105,7 @@ def parse_batch(document: Any) -> RawBatch:
 
 
 def parse_batch_call(document: Any) -> tuple[str, CallBody]:
-    """Parse one call of a batch. Return its tool and its body.
+    """Parse one call of a batch. Return the tool's name and the call's body.
 
     Raises:
         InvalidParams: some fields are invalid; the error names each of them.
@@ -118,13 +121,15 @@ def parse_batch_call(document: Any) -> tuple[str, CallBody]:
 
 
 def parse_own_batch_call(call: Any) -> tuple[str, CallBody]:
-    """Parse one call of a batch made in this process as strictly as one over a socket."""
-    # In a list, so that it is nested as deeply as in a batch.
+    """Parse one call of a batch that this process made, as strictly as one sent over a socket.
+    Return the tool's name and the call's body.
+    """
+    # In a list, so that the call is nested as deeply as in a batch.
     return parse_batch_call(as_sent([call], "call")[0])
 
 
 def parse_own_decision(document: JsonObject) -> DecisionBody:
-    """Parse a decision made in this process as strictly as one over a socket.
+    """Parse a decision that this process made, as strictly as one sent over a socket.
 
     Raises InvalidParams.
     """
@@ -132,7 +137,8 @@ def parse_own_decision(document: JsonObject) -> DecisionBody:
 
 
 def parsed(model: type[M], document: JsonObject, part: str) -> M:
-    """Validate the part of a request that `part` names, such as its body or query.
+    """Validate the body, the query or another section of a request. `part` names the section in
+    errors.
 
     Raises:
         InvalidParams: some fields are invalid; the error names at most 20 of them.

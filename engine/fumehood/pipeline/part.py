@@ -1,8 +1,8 @@
 """The parts of an engine in the pipeline: their gates and hooks.
 
-Host side. `EnginePart` has these methods. `compose` passes to the pipeline the methods that a part
-overrides. Invariants: the hook before a call can only refuse it; the hook around a run is only
-entered for a call that every gate has admitted.
+Host side. `EnginePart` inherits the hooks of `CallPart`. `compose` passes the hooks that a part
+overrides to the pipeline. Invariants: the hook before a call can only refuse the call; the hook
+around a run is entered only after every gate has admitted the call.
 """
 
 from __future__ import annotations
@@ -31,55 +31,60 @@ class CallPart:
 
     holds_back_with: Mapping[str, Any] = {}
     """The call options with which this part holds back the effect of a run until a human has
-    decided on it. Empty if it holds back none. A call that needs approval may then run first."""
+    decided on it. A call that needs approval can then run before the decision. Empty if this part
+    holds back no effects."""
 
     def require_possible(self, permitted: PermittedCall, services: PipelineServices) -> None:
-        """Raise EngineError if a call requests something from this part that its program cannot
+        """Raise EngineError if the call requests something from this part that its program cannot
         have.
 
-        Called for each call that the policy permits, before approval is requested. Must change
-        nothing.
+        Called for each call that the policy permits, before approval is requested. An
+        implementation must not change anything.
         """
 
     @asynccontextmanager
     async def around(self, run: ToolRun, before: Sequence[Given]) -> AsyncIterator[Given | None]:
-        """Surround the run of a program. Yield what this part adds to the run, or None.
+        """Enter before a program runs, and exit after it. Yield this part's contributions to the
+        run, or None.
 
-        `before` contains the additions of earlier parts. Raises EngineError if the program must not
-        run.
+        `before` contains the contributions of earlier parts. Raises EngineError if the program must
+        not run.
         """
         yield None
 
     async def decide(
         self, outcome: Outcome, call: CallContext, services: PipelineServices, run_call: RunCall
     ) -> Outcome:
-        """Request a human's decision on the effect that this part holds back (`Outcome.held`), and
-        return the outcome of the call. Nothing of the effect remains unless it was approved.
+        """Request a human's decision on the effect that this part holds back (`Outcome.held`).
+
+        Apply the effect if it is approved, otherwise drop it completely. Return the outcome of the
+        call.
         """
         raise NotImplementedError
 
     async def answered(
         self, call: CallContext, outcome: Outcome, data: JsonObject
     ) -> Mapping[str, Any]:
-        """Return fields to add to the answer's metadata.
+        """Return fields to add to the answer's metadata. They never replace fields that are already
+        set.
 
-        Fields that are already set stay unchanged.
-
-        `data` is not shortened yet. `outcome.kept` contains the values that parts kept from the
-        run.
+        `data` has not been shortened yet. `outcome.kept` contains the values that parts kept from
+        the run.
         """
         return {}
 
 
 @dataclass(frozen=True, slots=True)
 class CallParts:
-    """The parts of an engine as the pipeline uses them, always in the order of the parts."""
+    """The parts of one engine, grouped by the hooks that they override. Each group is in the order
+    of the parts.
+    """
 
     around: tuple[Around, ...] = ()
     requiring: tuple[CallPart, ...] = ()
     answering: tuple[CallPart, ...] = ()
     holding: CallPart | None = None
-    """The part that holds back the effects of runs, or None."""
+    """The part that holds back the effects of runs, or None if no part does."""
     gates: tuple[Gate, ...] = ()
     subscribers: Subscribers = field(default_factory=no_subscribers)
 
@@ -90,10 +95,11 @@ class CallParts:
         gates: Iterable[Gate] = (),
         subscribers: Subscribers | None = None,
     ) -> CallParts:
-        """Return the parts, each with the hooks that it overrides.
+        """Group the parts by the hooks that they override.
 
         Raises:
-            PartError: two parts hold back the effects of runs, or one that is not the product's.
+            PartError: more than one part holds back the effects of runs, or a part from outside the
+                product does.
         """
         found = tuple(parts)
         holding = [one for one in found if one.holds_back_with]
@@ -117,7 +123,9 @@ class CallParts:
     def excesses(
         self, validated: ValidatedCall, but: Container[Gate] = ()
     ) -> Iterator[tuple[Gate, Excess]]:
-        """Yield each gate that would refuse a call now, and why. Skip the gates in `but`."""
+        """Yield each gate that would refuse a call now, with the reason. The gates in `but` are
+        skipped.
+        """
         for gate in self.gates:
             excess = gate.excess(validated) if gate not in but else None
             if excess is not None:

@@ -1,4 +1,5 @@
-"""Pass a call through the gates (`gate.py`), which can answer it, refuse it or hold what it needs.
+"""Pass a call through the gates (`gate.py`). A gate can answer or refuse the call, or reserve what
+the call needs.
 
 Invariant: the gates are called in order, and the first refusal ends the call. A call can be
 answered with the result of an identical call only if the policy allows the call without approval.
@@ -24,7 +25,7 @@ from fumehood.policy.model import Decision, Verdict
 async def answer_of_gates(
     permitted: PermittedCall, call: CallContext, services: PipelineServices
 ) -> Envelope | None:
-    """Return the answer to an identical call, or None if this call must itself run.
+    """Return an envelope with the result of an identical call, or None if this call must run.
 
     Raises:
         EngineError: a gate refuses the call.
@@ -47,12 +48,13 @@ async def answer_of_gates(
 
 
 def refuses(gate: Gate, decision: Decision) -> bool:
-    """Whether a gate that has an excess refuses a call even if a human approves the call."""
+    """Whether a gate that has an excess refuses the call even if a human approves it."""
     return gate.key not in decision.may_exceed
 
 
 def refuse_early(permitted: PermittedCall, services: PipelineServices) -> None:
-    """Refuse a call before it requests approval, if a gate would refuse it even with approval.
+    """Refuse a call now, before approval is requested, if a gate would refuse it even with
+    approval.
 
     Raises:
         EngineError: a gate refuses the call.
@@ -65,7 +67,7 @@ def refuse_early(permitted: PermittedCall, services: PipelineServices) -> None:
 
 
 async def hold_gates(approved: ApprovedCall, call: CallContext, services: PipelineServices) -> None:
-    """Let every gate hold what the call needs to run.
+    """Let every gate reserve what the call needs to run, and add the holds to `call.holds`.
 
     Raises:
         EngineError: a gate refuses the call.
@@ -118,6 +120,7 @@ _METADATA = Metadata(
     metacognition=None,
 )
 _ANSWER = Envelope(success=True, status="success", data={}, error=None, metadata=_METADATA)
-"""The answer to a call that did not run, without the fields that differ between such answers."""
+"""Template for the answer to a call that did not run. Fields that differ between such answers are
+not set."""
 
 _nothing_used = lru_cache(maxsize=8)(lambda currency: UsageReport(currency=currency))

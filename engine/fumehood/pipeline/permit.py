@@ -1,7 +1,8 @@
-"""Permit: the first three stages of a call, which let it in or refuse it.
+"""Permit: the first three stages of a call. They permit or refuse it.
 
-A call that a program makes may only name tools that programs can call. So such calls never nest,
-and never wait for the sandbox that their program's call holds. Rules in shadow mode are logged.
+A program can only call tools that are marked as callable by programs. Therefore, calls of programs
+never nest, and they never wait for the sandbox that their own program occupies. Rules in shadow
+mode are only logged.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ def permit(call: CallContext, services: PipelineServices) -> PermittedCall:
 
 
 async def permit_apart(call: CallContext, services: PipelineServices) -> PermittedCall:
-    """Do the same as `permit`, but validate long arguments in a thread."""
+    """Do the same as `permit`, but validate in a thread if the arguments are long."""
     resolved = _resolved(call, services)
     if not is_long(call.request.arguments):
         return _authorized(call, validate(resolved), services)
@@ -45,7 +46,7 @@ def _resolved(call: CallContext, services: PipelineServices) -> ResolvedCall:
 
 
 def require_for_program(tool: ToolDefinition) -> None:
-    """Raise PermissionDenied if programs cannot call the tool."""
+    """Raise PermissionDenied if a program may not call the tool."""
     if tool.executor.startswith(("code:", "workspace:")):
         raise PermissionDenied(
             f"{tool.name} cannot be called from a program: it runs programs, or works on a "
@@ -73,7 +74,9 @@ def _authorized(
 
 
 def log_shadow(permitted: PermittedCall, services: PipelineServices) -> None:
-    """Count the rule that decided, and log the rules in shadow mode that would have decided."""
+    """Count the policy rule that decided. Also log the rules in shadow mode that would have
+    decided.
+    """
     services.policy.count(permitted.decision)
     if not permitted.decision.shadow:
         return

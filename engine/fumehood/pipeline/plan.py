@@ -1,8 +1,9 @@
 """Plan: where a call would run, and with which limits. A plan reserves nothing.
 
-Not a stage: plans are made for dry runs, for approval requests, and by `admit`. Invariant: if the
-wall cannot enforce a required limit on this host, the call is refused; it never falls back to a
-weaker wall. `plan_now` first checks again a wall that may have recovered.
+Planning is not a stage: plans are made for dry runs, for approval requests and before `admit`.
+Invariant: if the wall cannot enforce a required limit on this host, the call is refused. It never
+falls back to a weaker wall. If a wall is down, `plan_now` checks whether it has recovered before
+the call is refused.
 """
 
 from __future__ import annotations
@@ -39,19 +40,21 @@ class Plan:
     executor: Executor
     warnings: tuple[str, ...] = ()
     session: SessionRecord | None = None
-    """The call's session, even if its tool runs outside of the session's container."""
+    """The call's session, or None. A tool with a session does not always run in the session's
+    container."""
     image: str | None = None
     """The image of the container in which the call runs, or None if the wall has no images."""
     network: tuple[str, ...] = ()
-    """Hosts that the program may reach, as far as the operator allows them."""
+    """The requested hosts that the operator allows the program to reach."""
     upstream: str | None = None
-    """The service that the tool calls, as `Executor.upstream` names it, or None."""
+    """Name of the service that the tool calls (see `Executor.upstream`), or None."""
 
 
 async def plan_now(
     permitted: PermittedCall, walls: Walls, sessions: SessionKeeper | None = None
 ) -> Plan:
-    """Call `make_plan`. If the wall is down or an image is missing, check again and retry once.
+    """Call `make_plan`. If the wall is down or an image is missing, check the wall again and retry
+    once.
 
     Raises the same errors as `make_plan`.
     """
@@ -68,9 +71,10 @@ async def plan_now(
 
 
 async def _with_additions(plan: Plan, permitted: PermittedCall) -> Plan:
-    """Return the plan with an image to which the call's options have added something.
+    """Return the plan with an image that includes what the call's options add, such as packages.
 
-    Raises InvalidParams if nothing can be added for a single call.
+    Without such options, the plan is returned unchanged. Raises InvalidParams if the call does not
+    run in a container of its own.
     """
     options = permitted.request.options
     adding = [option for option in chosen_options(options) if option.adds_to_image]
@@ -87,7 +91,9 @@ async def _with_additions(plan: Plan, permitted: PermittedCall) -> Plan:
 
 
 def _check_options(permitted: PermittedCall, executor: Executor) -> None:
-    """Raise InvalidParams if the call requests something that its tool cannot have."""
+    """Raise InvalidParams if the call requests network access that its tool cannot have, or an
+    invalid host.
+    """
     wishes = permitted.request.options.network or ()
     if wishes and executor.language is None:
         raise InvalidParams(
@@ -103,7 +109,9 @@ def _check_options(permitted: PermittedCall, executor: Executor) -> None:
 
 
 def _check_plan(permitted: PermittedCall, plan: Plan) -> None:
-    """Raise EngineError if the call needs an absent part, or if an option contradicts the plan."""
+    """Raise EngineError if no part provides a feature that the call needs, or if an option
+    contradicts the plan.
+    """
     needs = needs_of(permitted.tool.definition, permitted.arguments, plan.network)
     if needs and (missing := needs.difference(*(part.gives for part in parts()))):
         raise not_given(missing)
@@ -115,8 +123,8 @@ def _check_plan(permitted: PermittedCall, plan: Plan) -> None:
 def with_options(
     permitted: PermittedCall, plan: Plan, options: Mapping[str, Any]
 ) -> PermittedCall | None:
-    """Return the call with other options, or None if it has them already, or if they do not fit the
-    call or its plan.
+    """Return the call with `options` changed. Return None if the call already has these options, or
+    if they are invalid for the call or its plan.
     """
     request = permitted.request
     changed = request.options.model_copy(update=dict(options))
@@ -132,7 +140,7 @@ def with_options(
 
 
 def _executor(permitted: PermittedCall) -> Executor:
-    """Return the executor that the call runs: its held action, or its tool's executor.
+    """Return the call's executor: its held action if it has one, otherwise its tool's executor.
 
     Raises the same errors as `executor_of`.
     """
@@ -160,7 +168,7 @@ def executor_of(tool: ToolDefinition) -> Executor:
 
 
 def upstream_of(tool: ToolDefinition) -> str | None:
-    """Return the service that a tool calls, or None."""
+    """Return the name of the service that a tool calls, or None if it calls no service."""
     executor = EXECUTORS.get(tool.executor)
     return executor.upstream(tool) if executor is not None else None
 
@@ -168,7 +176,7 @@ def upstream_of(tool: ToolDefinition) -> str | None:
 def make_plan(
     permitted: PermittedCall, walls: Walls, sessions: SessionKeeper | None = None
 ) -> Plan:
-    """Return the placement, wall and effective limits of a call.
+    """Plan the placement, wall and effective limits of a call.
 
     Without `sessions`, a call that needs a session is refused.
 
@@ -179,7 +187,7 @@ def make_plan(
             language.
         InvalidParams: an option is impossible for this wall or session.
         ResourceNotFound: this caller and agent have no such session, or it has ended.
-        EngineError: a part refuses one of its options.
+        EngineError: a part refuses one of the call's options.
     """
     tool, options = permitted.tool.definition, permitted.request.options
     executor = _executor(permitted)
@@ -236,9 +244,8 @@ def make_plan(
 
 
 def can_run_now(tool: ToolDefinition, walls: Walls) -> bool:
-    """Whether a tool's wall and image are known to be available.
-
-    This applies to calls without a session.
+    """Whether a call of the tool without a session could run now, because the tool's wall and image
+    are known to be available.
     """
     try:
         executor = executor_of(tool)
@@ -253,7 +260,8 @@ def can_run_now(tool: ToolDefinition, walls: Walls) -> bool:
 
 
 async def place_of(plan: Plan, sessions: SessionKeeper) -> JsonObject | None:
-    """Return the image and the runtime in which a call would run, or None without an image.
+    """Return the facts about the image and runtime in which a call would run, or None without an
+    image.
 
     An approval is bound to this image and runtime.
 
@@ -275,11 +283,10 @@ def _session(
     offered: WallLimits,
     sessions: SessionKeeper | None,
 ) -> SessionRecord | None:
-    """Return the call's session, or None.
+    """Return the session that the call names, or None if it names none.
 
-    Raises EngineError if the session does not fit the call.
-
-    A call cannot change the session's memory size.
+    Raises EngineError if the session does not fit the call. For example, a call cannot change the
+    memory size of its session.
     """
     tool, options = permitted.tool.definition, permitted.request.options
     if tool.executor == DECISION:
@@ -331,7 +338,7 @@ def _check_isolation(placement: Placement, options: CallOptions) -> None:
 
 
 def _lowered(options: CallOptions, limits: Limits, allowed_mb: int | None) -> tuple[str, ...]:
-    """Return a warning for each limit that is lower than the call requested."""
+    """Return a warning for each limit that is lower than the one that the call requested."""
     if options.timeout_seconds is None and options.memory_limit_mb is None:
         return ()
     asked_and_given = (

@@ -46,7 +46,9 @@ class CallsOfProgram:
         answer: Callable[[Envelope | EngineError], None],
         clock: RunClock,
     ) -> None:
-        """Start a call of a tool. `answer` receives the answer."""
+        """Start a call of a tool, and return immediately. `answer` later receives the call's
+        answer.
+        """
         handle = CallHandle(waiting=lambda is_waiting: self._on_waiting(clock, is_waiting))
         task = asyncio.create_task(self._run(self._request(tool, arguments), handle, answer))
         self._open[task] = handle
@@ -55,9 +57,9 @@ class CallsOfProgram:
     async def ask(
         self, tool: str, arguments: JsonObject, action: HeldAction, clock: RunClock
     ) -> EngineError | None:
-        """Request approval of an action, as a call of `tool`, and wait until the action is done.
+        """Request approval of an action, and wait until the action has been done or refused.
 
-        Return None if it was done, otherwise the error.
+        The request is a call of `tool`. Return None if the action was done, otherwise the error.
         """
         if len(self._open) >= MAX_OPEN_CALLS:
             return RateLimited(
@@ -69,7 +71,7 @@ class CallsOfProgram:
         if patience_s <= 0:
             return PermissionDenied("It needs a human's approval, and its call waits for none.")
         request = self._request(tool, arguments)
-        # Every action is a call of its own, even if it equals an earlier one.
+        # Every action is a new call, even if an earlier action was identical.
         own: JsonObject = {"new_call": True, "wait_for_approval": patience_s}
         request = replace(
             request,
@@ -96,9 +98,8 @@ class CallsOfProgram:
         return PermissionDenied(answer.error.message if answer.error else "It was not done.")
 
     def spend(self, *, requests: int = 0, passed_bytes: int = 0) -> bool:
-        """Charge the program's requests and bytes to the gates.
-
-        Return False if a gate refuses them.
+        """Charge requests and bytes of the program to the gates. Return False if a gate does not
+        allow them.
         """
         return all(
             hold.take(requests=requests, passed_bytes=passed_bytes)
@@ -106,12 +107,12 @@ class CallsOfProgram:
         )
 
     def cancel(self, task: asyncio.Task[None]) -> bool:
-        """Cancel the request for approval on which a task waits. Return whether there was one."""
+        """Cancel the approval request that `task` waits for. Return False if there is none."""
         handle = self._open.get(task)
         return handle is not None and handle.cancel()
 
     async def close(self) -> None:
-        """Cancel the calls that still run, and wait until they have ended."""
+        """Cancel the calls that are still running, and wait until they have ended."""
         self._is_over = True
         if self._open:
             await run_to_completion(self._end_open())
@@ -145,9 +146,9 @@ class CallsOfProgram:
         )
 
     def _patience_s(self, *, wanted: bool | None = None) -> float:
-        """Return how many more seconds the program's call may wait for approvals.
+        """Return how many more seconds the program's calls may wait for approvals.
 
-        `wanted` is used if the caller did not send the option `wait_for_approval`.
+        `wanted` is used as the option `wait_for_approval` if the caller did not send it.
         """
         asker, options = self._services.asker, self._parent.request.options
         waited_s = self._waited_s
@@ -157,7 +158,9 @@ class CallsOfProgram:
         return max(0.0, asker.wait_s(wanted if chosen is None else chosen) - waited_s)
 
     def _on_waiting(self, clock: RunClock, is_waiting: bool) -> None:
-        """Pause the program's clock while at least one of its calls waits for a human."""
+        """Record that one of the program's calls starts (`is_waiting`) or stops waiting for a
+        human. The program's clock is paused while at least one call waits.
+        """
         now = self._services.clock.monotonic()
         self._waiting += 1 if is_waiting else -1
         if is_waiting and self._waiting == 1:
@@ -186,7 +189,7 @@ class CallsOfProgram:
 
 
 class _Wait:
-    """A program's wait for the approval of an action."""
+    """The wait for a human's approval of a program's action."""
 
     def __init__(self, action: HeldAction, on_waiting: Callable[[bool], None]) -> None:
         self._action = action
@@ -201,7 +204,9 @@ class _Wait:
             self.is_given_up = handle.cancel()
 
     def on_waiting(self, is_waiting: bool) -> None:
-        """Pause the program's clock until the action begins."""
+        """Pause the program's clock while the approval is awaited, but no longer once the action
+        has begun.
+        """
         is_waiting = is_waiting and not self._action.has_begun
         if is_waiting is not self._is_waiting:
             self._is_waiting = is_waiting

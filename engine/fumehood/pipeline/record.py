@@ -1,8 +1,8 @@
 """Record: log a call before it runs, and record how it ended.
 
-Last stage, in two halves around `execute`. The ending goes to the log, to subscribers and, if
-the call has a principal, to the call log. Argument values are recorded only in the log, at the
-level `debug`.
+Last stage, in two halves: one before `execute` and one after. The end of a call is reported to the
+log, to the subscribers and, if the call has a principal, to the call log. Argument values are
+recorded only in the log, at the level `debug`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from fumehood.storage.calls import APPROVAL_WAIT, CallRow, Record, texts_in
 
 
 def record_intent(admitted: AdmittedCall, call: CallContext) -> None:
-    """Log the call before it runs. If this fails, the tool is not run."""
+    """Log the call before it runs. If logging fails, the tool does not run."""
     placement, limits = admitted.plan.placement, admitted.plan.limits
     call.trace.note(
         "call.intent",
@@ -41,8 +41,8 @@ def record_intent(admitted: AdmittedCall, call: CallContext) -> None:
 def record_ending(call: CallContext, envelope: Envelope, services: PipelineServices) -> None:
     """Record the end of a call that ran or was refused, with the time of each stage.
 
-    The work is done in the next turn of the event loop, so that it does not delay the answer. Dry
-    runs, and calls that still wait for a human, only go to the log.
+    The recording runs in the next turn of the event loop, so that it does not delay the answer. Dry
+    runs, and calls that still wait for a human, are recorded in the log only.
     """
     asyncio.get_running_loop().call_soon(_write_down, call, envelope, services)
 
@@ -50,7 +50,9 @@ def record_ending(call: CallContext, envelope: Envelope, services: PipelineServi
 async def make_long_record(
     call: CallContext, envelope: Envelope, services: PipelineServices
 ) -> None:
-    """Make a long call's record in a thread. If this is cancelled, the call gets no record."""
+    """If the call is long, make its record now, in a thread. If this function is cancelled, the
+    call gets no record.
+    """
     error = envelope.error
     told = envelope.data if error is None else error.details
     is_kept = services.stores.calls.keeps_record_of(error.code if error is not None else "OK")
@@ -95,7 +97,7 @@ def _write_down(call: CallContext, envelope: Envelope, services: PipelineService
 def record_replay(
     call: CallContext, envelope: Envelope, services: PipelineServices, timestamp: str
 ) -> None:
-    """Record a call that got the stored answer to an earlier call.
+    """Record a call whose caller received the stored answer to an earlier call.
 
     The call log gets a separate entry for this call, with no resources and no cost.
     """
@@ -123,7 +125,7 @@ def record_replay(
 
 
 def _observe(call: CallContext, metadata: Metadata, code: str, services: PipelineServices) -> None:
-    """Pass an ended call to the subscribers."""
+    """Report an ended call to the subscribers."""
     if not services.parts.subscribers.take_calls:
         return
     tool = metadata.tool_name if call.resolved is not None or call.asked is not None else None
@@ -143,7 +145,7 @@ def _observe(call: CallContext, metadata: Metadata, code: str, services: Pipelin
 
 
 def _waited_s(call: CallContext, services: PipelineServices) -> float | None:
-    """Return the seconds that the call waited for a human, or None."""
+    """Return how many seconds the call waited for a human, or None if it did not wait."""
     if call.asked is None:
         return None
     # Without a decision, the wait ends now, together with the call.
@@ -191,7 +193,9 @@ def _trace(
 
 
 def _placement(metadata: Metadata, stage: str) -> dict[str, str] | None:
-    """Return the placement attributes of the stage `execute`, or None for other stages."""
+    """Return the attributes of the stage `execute` that describe where the tool ran. Return None
+    for other stages.
+    """
     sandbox = metadata.sandbox
     if stage != "execute" or sandbox is None:
         return None
@@ -203,7 +207,7 @@ def _placement(metadata: Metadata, stage: str) -> dict[str, str] | None:
 
 
 def _record(call: CallContext, envelope: Envelope, services: PipelineServices) -> Record | None:
-    """Return the record of the call's arguments and answer, or None if they are too long."""
+    """Return the record of the call's arguments and answer, or None if these are too long."""
     given = _given(call)
     texts = texts_in(given)
     if not services.redactor.is_clean(texts):

@@ -30,7 +30,7 @@ class ResolvedCall:
     warnings: tuple[str, ...]
     binding: Binding | None = None
     network: tuple[str, ...] = ()
-    """Hosts that the call's options, its tool and its agent request."""
+    """Hosts that the call's options, the tool and the agent request for the program."""
 
 
 def resolve(
@@ -40,8 +40,8 @@ def resolve(
 
     Raises:
         ResourceNotFound: there is no such agent, or the principal may not act for it.
-        PermissionDenied: the agent does not have this tool, or has another version of it.
-        ToolNotFound: there is no such tool or version, or the engine does not run it itself.
+        PermissionDenied: the agent does not have this tool, or is bound to another version of it.
+        ToolNotFound: there is no such tool or version, or callers cannot call the tool directly.
         ToolDisabled: the tool is disabled, or it is host code that the operator did not allow.
         ToolDeprecated: the tool's sunset date has passed.
     """
@@ -86,7 +86,7 @@ def _binding(request: CallRequest, agent_id: str, agents: Agents) -> Binding:
 
 
 def _bound_reference(request: CallRequest, binding: Binding) -> str:
-    """Return the tool's name, with the version if the agent is bound to one."""
+    """Return the tool's name, or `name@version` if the agent is bound to one version."""
     if "@" not in binding.tool:
         return request.tool
     if "@" in request.tool and request.tool != binding.tool:

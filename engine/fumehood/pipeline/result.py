@@ -1,11 +1,11 @@
 """Result: turn the ending of a call into its envelope, whether it ran, failed or was refused.
 
 Eighth stage; `build_envelope` fills the metadata from the call's context, and records nothing.
-`shape` turns the data into a JSON object within the size limit and the output schema, or into an
-error. `shorten` cuts long texts in `data` and `error.details` to head and tail, and stores each
-whole text as a blob of the caller; the contents of files are never cut. `account` computes tokens
-and cost from measurements, in decimal arithmetic; `budgets/ledger` adds them up. Parts may add
-fields to the metadata (`part.py`).
+`shape` converts the data to a JSON object and checks the size limit and the output schema. If the
+data does not fit, the result is an error. `shorten` cuts long texts in `data` and `error.details`
+to head and tail, and stores each whole text as a blob of the caller. It never cuts the contents of
+files. `account` computes tokens and cost from measurements, in decimal arithmetic; `budgets/ledger`
+adds them up. Parts may add fields to the metadata (`part.py`).
 """
 
 from __future__ import annotations
@@ -63,25 +63,26 @@ from fumehood.registry.json_schema import TooCostly
 from fumehood.storage.blobs import BlobStore, NotKept
 
 MAX_DATA_DEPTH = 60
-"""Maximum nesting of data. It is slightly less than strict readers accept, because data is nested
-in the envelope."""
+"""Maximum nesting of data. The envelope adds levels of its own, so this is slightly less than
+strict JSON parsers accept."""
 
 MAX_DETAILS_BYTES = 64 * 1024
 """Maximum size of a tool's error details as JSON, in bytes."""
 
 NAME_CHARACTERS = 64
-"""Texts up to this many characters are never shortened by `max_length`: they are names and
+"""`max_length` never shortens texts of up to this many characters, because these are names and
 codes."""
 
 MAX_RESULT_BYTES = MB
-"""Maximum size of a result that a program receives, in bytes of JSON. In a larger result, long
-texts are shortened first; if it is still larger, the program gets OutputLimitExceeded instead."""
+"""Maximum size of the result that a program receives from a call, in bytes of JSON. If a result is
+larger, its long texts are shortened. If it is still larger, the program gets OutputLimitExceeded
+instead."""
 
 PLAIN_TEXT = "text/plain; charset=utf-8"
 
 MAX_FIELDS = 200
-"""Maximum number of texts of one answer that are stored as blobs. Further ones are only
-shortened."""
+"""Maximum number of texts of one answer that are stored as blobs. Any further long text is
+shortened without being stored."""
 
 Path = tuple[str | int, ...]
 """The keys and indexes that lead to a value in JSON."""
@@ -89,9 +90,10 @@ Path = tuple[str | int, ...]
 
 @dataclass(frozen=True, slots=True)
 class ShapedOutcome:
-    """An outcome whose data fits an envelope. `text` is the data as JSON.
+    """An outcome whose data fits into an envelope. `text` is the data as JSON.
 
-    `details` are the error's details if they were shortened, otherwise None.
+    If the error's details were shortened, `details` contains the shortened details. Otherwise it is
+    None.
     """
 
     outcome: Outcome
@@ -144,9 +146,9 @@ def shape(
 
 
 def shape_error(error: EngineError, details: JsonObject | None = None) -> ErrorInfo:
-    """Return the error in the form of the envelope, without empty optional keys.
+    """Return the error as it appears in the envelope. Empty optional fields are omitted.
 
-    `details` replace the error's own details if they are given.
+    If `details` are given, they replace the error's own details.
     """
     return ErrorInfo(
         code=code_of(error),
@@ -161,7 +163,9 @@ def shape_error(error: EngineError, details: JsonObject | None = None) -> ErrorI
 
 
 def redact_error(error: EngineError, redactor: Redactor) -> int:
-    """Redact an error's texts, including a tool's own code. Return the number of matches."""
+    """Redact an error's texts in place, including an error code that the tool defines. Return the
+    number of matches.
+    """
     error.message, total = redactor.text(error.message)
     if isinstance(error, ToolError):
         error.tool_code, in_code = redactor.text(error.tool_code)
@@ -176,7 +180,7 @@ def redact_error(error: EngineError, redactor: Redactor) -> int:
 
 
 def brief_error(error: EngineError, redact: Callable[[str], str]) -> ErrorInfo:
-    """Return the error of one attempt for an event: redacted, and without its details."""
+    """Return the error of one attempt as an event reports it: redacted, and without details."""
     told = shape_error(_shape_tool_error(error) if isinstance(error, ToolError) else error)
     # Redact before the message is cut: a key that was cut in half would not be found.
     message = redact(_whole_text(error.message))[:MAX_MESSAGE_CHARACTERS]
@@ -185,9 +189,9 @@ def brief_error(error: EngineError, redact: Callable[[str], str]) -> ErrorInfo:
 
 
 def _shape_tool_error(error: ToolError) -> EngineError:
-    """Return a tool's own error with a message and details that fit an envelope.
+    """Return a tool's own error with its message made fit for an envelope.
 
-    If the details do not fit, return an error about them instead.
+    If the details do not fit, return an error about the details instead.
     """
     message = _whole_text(error.message)[:MAX_MESSAGE_CHARACTERS]
     try:
@@ -210,18 +214,18 @@ def _shape_tool_error(error: ToolError) -> EngineError:
 
 
 def _whole_text(message: object) -> str:
-    """Return a tool's message as text that UTF-8 can represent."""
+    """Return a tool's message as text that can be encoded in UTF-8."""
     return str(message).encode("utf-8", "replace").decode()
 
 
 def _as_json_object(value: Any, *, is_result: bool) -> tuple[JsonObject, bytes]:
-    """Return a value as a JSON object, and its encoded form.
+    """Return a value as a JSON object, and this object encoded as JSON text.
 
     A non-object becomes `{"value": …}`.
 
     Raises:
-        EngineError: JSON cannot represent the value. `is_result` means that it is a result, not an
-            error's details.
+        EngineError: JSON cannot represent the value. The message calls it a result if `is_result`
+            is True, and an error's details otherwise.
     """
     try:
         # Tools return any Python value (models, dates, decimals); guests send JSON.
@@ -256,18 +260,19 @@ def _check_output(data: JsonObject, tool: RegisteredTool) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Long:
-    """One value that is too long, with its path and its shortened form."""
+    """A value that is too long for the answer, with its path and its shortened form."""
 
     path: Path
     whole: str
     shown: str | None
     content_type: str
     length: int
-    """Number of characters of the whole text. `whole` is empty if the text is already stored."""
+    """Number of characters of the complete text. If this text is already stored, `whole` is
+    empty."""
 
     @property
     def name(self) -> str:
-        """The path as text, joined by dots."""
+        """The path as text, with dots between its elements."""
         return ".".join(map(str, self.path))[:200]
 
 
@@ -283,9 +288,10 @@ async def shorten(
 ) -> ShapedOutcome:
     """Shorten long texts in the data, or in the details of an error, and store the whole texts.
 
-    Whole texts are stored as blobs of the principal, or of the session if it is given. Without a
-    principal nothing is stored. `with_value` also replaces a long list or object in the field
-    `value` by null. `max_length` is the caller's own limit in characters; the smaller limit counts.
+    The whole texts become blobs of the principal, or of the session if `session_id` is given.
+    Without a principal, no blobs are stored. `with_value` also replaces a long list or object in
+    the field `value` by null. `max_length` is the caller's own limit in characters. The lower of
+    the caller's and the engine's limit applies.
     """
     error = shaped.outcome.error
     cuts = shaped.outcome.cuts
@@ -316,7 +322,9 @@ async def shorten(
 
 
 def shortened(data: JsonObject) -> JsonObject:
-    """Return data with long texts shortened. No blobs are stored: the caller sent this data."""
+    """Return data with its long texts shortened. No blobs are stored, because the caller itself
+    sent this data.
+    """
     found = {long.path: long.shown for long in _long_values(data, with_value=False)}
     short: JsonObject = _put(data, found) if found else data
     return short
@@ -325,7 +333,7 @@ def shortened(data: JsonObject) -> JsonObject:
 def _long_values(
     target: JsonObject, *, with_value: bool, max_length: int | None = None
 ) -> Iterator[_Long]:
-    """Yield every value that is too long, in order. `shape` has bounded the nesting."""
+    """Yield every value that is too long, in order."""
     for path, text, is_of_file in _walk(target, ()):
         limit = None if is_of_file else max_length  # a shortened URL would not work
         if _is_long(text) or (limit is not None and len(text) > max(limit, NAME_CHARACTERS)):
@@ -344,7 +352,9 @@ def _long_of(cut: CutText, max_length: int | None) -> _Long:
 
 
 def _walk(node: Any, path: Path) -> Iterator[tuple[Path, str, bool]]:
-    """Yield every text with its path, and whether the text belongs to the description of a file."""
+    """Yield each text with its path. The third element is True if the text is part of a file's
+    description, such as its URL.
+    """
     is_file = isinstance(node, dict) and "filename" in node
     items: Any = ()
     if isinstance(node, dict):
@@ -396,7 +406,7 @@ def _put(target: Any, values: dict[Path, str | None], path: Path = ()) -> Any:
 def _note(found: list[_Long], links: list[JsonObject], *, with_summary: bool) -> JsonObject:
     """Return the answer's fields that describe shortened values.
 
-    `resource_url` is the first link.
+    The field `resource_url` is the first link.
     """
     fields = [
         {
@@ -451,7 +461,7 @@ def account(
     counter: TokenCounter,
     prices: Prices,
 ) -> UsageReport:
-    """Return tokens and cost of a call.
+    """Compute the tokens and the cost of a call.
 
     If `outcome` is None, the call was refused and costs nothing.
     """
@@ -481,7 +491,9 @@ def _without_files(data: JsonObject, data_json: str) -> str:
 def _resource_cost(
     outcome: Outcome, limits: Limits | None, processing_s: float, prices: Prices
 ) -> Decimal:
-    """Return the cost of the measured CPU time, and of the memory limit during the run."""
+    """Return the cost of the measured CPU time, and of the reserved memory for the duration of the
+    run.
+    """
     cost = Decimal(0)
     if prices.cpu_second and outcome.cpu_ms is not None:
         cost += prices.cpu_second * Decimal(repr(outcome.cpu_ms)) / 1000
@@ -493,13 +505,15 @@ def _resource_cost(
 # -- the envelope ---------------------------------------------------------------------------
 
 NOT_CHECKED = CheckedData()
-"""The result of checkers if none ran."""
+"""The findings of the checkers if none of them ran."""
 
 
 async def build_envelope(
     call: CallContext, ending: Outcome | EngineError, services: PipelineServices
 ) -> Envelope:
-    """Build the envelope of a call from its outcome or the error that refused it."""
+    """Build the envelope of a call from its outcome, or from the error with which it was
+    refused.
+    """
     shaped: ShapedOutcome | None = None
     error = ending if isinstance(ending, EngineError) else ending.error
     redacted, added = 0, dict[str, Any]()
@@ -530,7 +544,7 @@ async def build_envelope(
 async def _shaped(
     outcome: Outcome, tool: RegisteredTool, max_bytes: int, redactor: Redactor
 ) -> ShapedOutcome:
-    """Call `shape`. If the outcome is long, use a thread."""
+    """Call `shape`, in a thread if the outcome is long."""
     error = outcome.error
     told = outcome.data if error is None else (error.message, error.details)
     if not is_long(told):
@@ -539,7 +553,7 @@ async def _shaped(
 
 
 async def _check(call: CallContext, shaped: ShapedOutcome, checkers: ResultCheckers) -> CheckedData:
-    """Run the result checkers, except on the data of a dry run."""
+    """Run the result checkers on the data. The data of a dry run is not checked."""
     request, validated = call.request, call.validated
     if shaped.outcome.is_dry_run or validated is None:
         return NOT_CHECKED
@@ -561,7 +575,9 @@ async def _shorten(
     resolved: ResolvedCall,
     services: PipelineServices,
 ) -> ShapedOutcome:
-    """Shorten long texts. A dry run stores no blobs, and a program's call gets longer texts."""
+    """Shorten long texts. A call that a program made may have longer texts. No blobs are stored for
+    a dry run.
+    """
     is_whole = len(shaped.text) <= MAX_RESULT_BYTES and not shaped.outcome.cuts
     if request.parent_id is not None and is_whole:
         return shaped
@@ -656,9 +672,11 @@ def _network_ms(stages_ms: dict[str, float], outcome: Outcome | None) -> float |
 
 
 def _total_ms(call: CallContext, services: PipelineServices) -> float:
-    """Return milliseconds from the call's arrival to its answer, including the wait for approval.
+    """Return the milliseconds from the call's arrival to its answer, including the wait for
+    approval.
 
-    The result is never less than the measured time, even if the clock was set back meanwhile.
+    If the wall clock was set back in between, the result is still at least the sum of the measured
+    times.
     """
     if call.asked is None:
         return round(call.trace.total_ms, 3)
@@ -668,11 +686,13 @@ def _total_ms(call: CallContext, services: PipelineServices) -> float:
 
 
 def _tool_names(call: CallContext) -> tuple[str, str | None]:
-    """Return the tool's name and version. For an unknown tool, return the requested name."""
+    """Return the tool's name and version. If the tool is unknown, return the requested name and
+    None.
+    """
     if call.resolved is not None:
         tool = call.resolved.tool.definition
         return tool.name, tool.version
-    if call.asked is not None:  # it existed when the call was stored
+    if call.asked is not None:  # the tool existed when the call was stored
         return call.asked.tool, call.asked.tool_version
     return call.request.tool[:80], None
 
@@ -736,16 +756,18 @@ def _rounded(value: float | None) -> float | None:
 
 
 def _with_added(envelope: Envelope, added: dict[str, Any]) -> Envelope:
-    """Return an envelope with the fields of its metadata that parts have filled in."""
+    """Return the envelope with the metadata fields that parts add. Fields that are already set stay
+    unchanged.
+    """
     metadata = envelope.metadata
     free = {name: value for name, value in added.items() if name not in metadata.model_fields_set}
     return replaced(envelope, metadata=metadata.model_copy(update=free))
 
 
 def _with_fallback(envelope: Envelope, answer: FallbackAnswer) -> Envelope:
-    """Return the envelope of a failed call with the fallback's answer.
+    """Replace the answer in a failed call's envelope by the fallback's answer.
 
-    If the fallback also failed, the answer is still the first tool's error.
+    If the fallback also failed, the envelope keeps the first tool's error.
     """
     other, told = answer.envelope, envelope.error
     warnings = tuple(f"fallback: {warning}" for warning in other.metadata.warnings)

@@ -3,9 +3,9 @@
     resolve → validate → authorize → claim → approve → reserve, admit → start → execute
         → shape, shorten → account → settle → record
 
-Each stage takes the value of the stage before it and returns its own, or raises one `EngineError`.
-No stage changes an earlier one's value. The answer is always an envelope (`conclude.py`).
-`CallContext` collects what is known about the call.
+Each stage takes the value that the previous stage returned, and returns its own value or raises one
+`EngineError`. No stage changes the value of an earlier stage. The answer is always an envelope
+(`conclude.py`). `CallContext` collects what is known about the call.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ async def run_call(
 ) -> Envelope:
     """Run one call through every stage. Always returns an envelope.
 
-    `handle` reports the call's events and allows its caller to cancel it.
+    The caller uses `handle` to follow the call's events and to cancel the call.
     """
     handle.attach(services.redactor.line)
     trace = CallTrace(request.tool, request.call_id, request.trace_id, services.clock, services.log)
@@ -44,7 +44,9 @@ async def run_call(
 
 
 async def _run(call: CallContext, services: PipelineServices) -> Envelope:
-    """Run the call of a context. Its handle must be attached."""
+    """Run the call of a context, and return its envelope. The call's handle must already be
+    attached.
+    """
     request, trace, handle = call.request, call.trace, call.handle
     try:
         permitted = await permit_apart(call, services)
@@ -84,10 +86,12 @@ async def _run(call: CallContext, services: PipelineServices) -> Envelope:
 async def _claim(
     permitted: PermittedCall, call: CallContext, services: PipelineServices
 ) -> Claim | Replay | Waiting | None:
-    """Claim the call's key, or return the earlier call that this call repeats.
+    """Claim the call's idempotency key, or return the earlier call that this call repeats.
 
-    A call without a key can also repeat an earlier call if it needs approval. A fallback's call has
-    no key of its own, because the first tool's call holds the key for both.
+    Return None if there is nothing to claim and no earlier call.
+
+    A call without a key counts as a repeat of an identical stored call if it needs approval. A
+    fallback's call has no key of its own, because the first tool's call holds the key for both.
     """
     if permitted.request.is_fallback:
         if permitted.decision.verdict is Verdict.ASK:
@@ -113,7 +117,9 @@ async def _claim(
 async def _run_or_fall_back(
     approved: ApprovedCall, call: CallContext, services: PipelineServices
 ) -> Outcome | EngineError:
-    """Run a call, and the tool's fallback if the tool's service failed."""
+    """Run a call. If the tool's service failed, also call the tool's fallback. Return how the first
+    tool's call ended.
+    """
     try:
         ending: Outcome | EngineError = await run_approved(approved, call, services)
     except CircuitOpen as refused:
@@ -131,7 +137,7 @@ async def _run_or_fall_back(
 async def run_approved(
     approved: ApprovedCall, call: CallContext, services: PipelineServices
 ) -> Outcome:
-    """Reserve, admit, start and execute a call that needs no more approval."""
+    """Reserve, admit, start and execute a call that has passed the stage `approve`."""
     call.is_approved = True
     await hold_gates(approved, call, services)
     admission = await plan_admission(approved, services)
@@ -158,7 +164,7 @@ async def run_approved(
 async def _answer_of_another(
     found: Replay | Waiting, call: CallContext, services: PipelineServices
 ) -> Envelope:
-    """Return the answer to a call that repeats an earlier call."""
+    """Return the answer to the earlier call that this call repeats."""
     if isinstance(found, Replay):
         now = timestamp(services.clock.now())
         record_replay(call, found.envelope, services, now)

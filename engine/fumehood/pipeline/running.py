@@ -1,9 +1,9 @@
 """The running calls of an engine: start and cancel them, and drain them at the end.
 
-Host side. Used by `engine`; uses `run`. A call runs in its caller's task (`run`), or in a task of
-its own that does not end with its caller (`start`). Invariants: only a call's own principal can
-find or cancel it; each accepted call ends with an answer, even if its caller has left; when the
-engine has stopped, no call is running.
+Host side. Used by `engine`; uses `run`. A call runs either in its caller's task (`run`), or in a
+separate task that survives its caller (`start`). Invariants: only a call's own principal can find
+or cancel it; each accepted call ends with an answer, even if its caller has left; when the engine
+has stopped, no call is running.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ from fumehood.pipeline.result import build_envelope
 from fumehood.pipeline.run import run_call
 
 END_PATIENCE_S = 15.0
-"""Seconds that a cancellation waits for the call's end: more than a wall takes to end a program."""
+"""Maximum seconds that `cancel` waits for the call's end. This is longer than a wall takes to end a
+program."""
 
 
 class LiveCall(NamedTuple):
@@ -40,9 +41,9 @@ class LiveCall(NamedTuple):
     began_at: datetime
 
     def record(self, now: datetime, currency: str, *, with_output: bool = False) -> CallRecord:
-        """Return the call as the call log shows it.
+        """Return the call in the form of a call log entry.
 
-        `with_output` adds the end of the call's output.
+        With `with_output`, the entry includes the last output of the call.
         """
         request, handle = self.request, self.handle
         tool, _, version = request.tool.partition("@")
@@ -78,7 +79,8 @@ class LiveCall(NamedTuple):
 
 
 class Intake:
-    """Whether an engine accepts calls: from its start until it drains.
+    """The state in which an engine accepts calls or refuses them. It accepts calls from its start
+    until it drains.
 
     An intake is created before the pipeline's services, which query it.
     """
@@ -88,18 +90,18 @@ class Intake:
         self.is_draining = False
 
     def takes_none(self) -> bool:
-        """Whether new calls are refused."""
+        """Whether the engine refuses new calls."""
         return self.is_draining or not self.is_open
 
 
 class Calls:
-    """Runs calls. After `drain`, the pipeline refuses new calls."""
+    """Runs the calls of one engine. After `drain`, the pipeline refuses new calls."""
 
     def __init__(
         self, intake: Intake, services: PipelineServices, ids: IdSource, clock: Clock
     ) -> None:
         self.running: dict[str, LiveCall] = {}
-        """The calls that have not ended, by id."""
+        """Call id → call that has not ended."""
         self.started: set[asyncio.Task[None]] = set()
         """The tasks of calls that `start` began."""
         self.intake = intake
@@ -121,9 +123,9 @@ class Calls:
     def start(
         self, request: CallRequest, live: CallHandle, answered: Callable[[Envelope], object]
     ) -> None:
-        """Run a call in a task of its own, which does not end with the caller's task.
+        """Run a call in a separate task, which continues if the caller's task ends.
 
-        `answered` gets the call's answer, even if the engine stops before the call has ended.
+        `answered` receives the call's answer, even if the engine stops before the call has ended.
         """
         live.is_delivered_later = True
         task = asyncio.create_task(self._run_apart(request, live, answered))
@@ -142,7 +144,7 @@ class Calls:
         return found.handle if found and by is not None and by.id == principal.id else None
 
     async def cancel(self, live: CallHandle) -> bool:
-        """Cancel a call, and wait at most `END_PATIENCE_S` until it has ended.
+        """Cancel a call, and wait up to `END_PATIENCE_S` seconds for its end.
 
         Return False if the call can no longer be cancelled.
         """
@@ -159,7 +161,7 @@ class Calls:
             self._idle.set()
 
     async def drained(self) -> None:
-        """Wait, after `drain`, until no call runs."""
+        """Wait until no call is running. Call `drain` first."""
         await self._idle.wait()
 
     async def end_started(self) -> None:
@@ -169,10 +171,11 @@ class Calls:
         await asyncio.gather(*self.started, return_exceptions=True)
 
     def request(self, tool: str, body: CallBody, principal: Principal | None) -> CallRequest:
-        """Build a new call. Its trace is given by the option `trace_id`, or by the HTTP request.
+        """Build the request of a new call. The trace comes from the option `trace_id` or from the
+        HTTP request.
 
-        A session's name becomes its id here: an approval or a key must not pass to the next session
-        with that name.
+        A session's name is replaced by its id here. Otherwise, an approval or an idempotency key
+        could apply to a later session with the same name.
         """
         options = body.options
         if options.session_id is not None and principal is not None:

@@ -25,8 +25,8 @@ from fumehood.registry.json_schema import UNKNOWN, TooCostly, Violation
 MISFIT = (
     "The agent's configuration of this tool is invalid. The operator must fix it. Do not retry."
 )
-"""The message if a fixed argument does not fit the tool. It does not name the argument, because
-fixed arguments are hidden from the caller."""
+"""The error message if an argument that the agent's configuration fixes does not fit the tool. The
+message does not name the argument, because fixed arguments are hidden from the caller."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ def validate(resolved: ResolvedCall) -> ValidatedCall:
     """Coerce and check the arguments.
 
     Raises:
-        InvalidParams: the arguments are invalid; `fields` has the path of each violation.
+        InvalidParams: the arguments are invalid; `fields` lists the path of each violation.
         ToolDisabled: an argument fixed by the agent's configuration does not fit the tool.
     """
     tool = resolved.tool.definition
@@ -99,7 +99,8 @@ def validate(resolved: ResolvedCall) -> ValidatedCall:
 
 
 def mask_fixed_arguments(error: EngineError | None, validated: ValidatedCall) -> EngineError | None:
-    """Replace an error about a fixed argument, which the caller must not see, by `ToolDisabled`.
+    """Return `ToolDisabled` in place of an error about a fixed argument, which the caller must not
+    see. Return any other error unchanged.
 
     Such an error can come from a host function whose own parameter types refuse the argument.
     """
@@ -110,11 +111,12 @@ def mask_fixed_arguments(error: EngineError | None, validated: ValidatedCall) ->
 
 
 def _given(resolved: ResolvedCall) -> JsonObject:
-    """Return the agent's defaults, overridden by the caller's arguments.
+    """Merge the agent's defaults with the caller's arguments. The caller's arguments take
+    precedence.
 
     Raises:
-        InvalidParams: the caller gave a fixed argument. Fixed arguments are hidden from the
-            caller, so the message is the same as for an unknown parameter.
+        InvalidParams: the caller gave an argument that the agent's configuration fixes. Fixed
+            arguments are hidden, so the message is the same as for an unknown parameter.
     """
     arguments, binding = resolved.request.arguments, resolved.binding
     if binding is None:
@@ -127,7 +129,9 @@ def _given(resolved: ResolvedCall) -> JsonObject:
 
 
 def _visible(resolved: ResolvedCall) -> list[str]:
-    """Return the parameters that the caller may know, required ones first."""
+    """Return the names of the parameters that the caller may know. Required parameters come
+    first.
+    """
     parameters = resolved.tool.definition.parameters
     fixed = resolved.binding.fixed if resolved.binding is not None else {}
     required = parameters.get("required", ())
@@ -144,7 +148,9 @@ def _fields(violations: list[Violation]) -> list[str]:
 
 
 def _sentence(violations: list[Violation], visible: Sequence[str]) -> str:
-    """Describe violations. For an unknown parameter, name a similar one, or all `visible` ones."""
+    """Describe the violations in one text. For an unknown parameter, suggest a similar name, or
+    list all `visible` names.
+    """
     parts, has_strange = [], False
     for violation in violations[:5]:
         near = nearest(violation.path, visible) if violation.message == UNKNOWN else []

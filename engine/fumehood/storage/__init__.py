@@ -1,5 +1,5 @@
 """The state that must survive the process: a SQLite or PostgreSQL database, its writer, and files.
 
 Host side. This package contains the database, its schema and migrations, and the SQL for calls,
-sessions, idempotency keys and blobs. Other features keep their SQL in their own packages.
+sessions, idempotency keys and blobs. The SQL of other features is in their own packages.
 """

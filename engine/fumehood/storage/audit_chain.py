@@ -1,10 +1,10 @@
-"""The audit chain: rows that cannot be changed, removed or reordered unnoticed.
+"""The audit chain: rows whose change, removal or reordering would be noticed.
 
-Host side. Each row's mac is an HMAC-SHA-256 over the mac of the previous row, its own number and
-its body, with a key that is kept outside the database (`audit_keys`). The part `audit` checks the
-chain. The database's only writer appends rows in the transaction of the change that they record, so
-the order of rows is the order of commits. Only keys are kept in memory; the newest row, the head,
-is read from the database.
+Host side. Each row has a mac: an HMAC-SHA-256 over the previous row's mac and over the row's own
+number and body. The key is kept outside the database (`audit_keys`). The part `audit` checks the
+chain. The database has only one writer. It appends a row in the transaction of the change that
+the row records, so rows are in the order of commits. Only the keys are in memory. The newest row,
+called the head, is always read from the database.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from fumehood.storage.errors import AuditKeyLost
 from fumehood.storage.schema import AUDIT
 
 IN_MEMORY_KEPT = 10_000
-"""Number of newest rows that are kept if the chain is only in memory. A chain in memory is lost
-when its process ends."""
+"""If the chain is only in memory, it keeps this many of the newest rows, and is lost when its
+process ends."""
 
 READ_AT_ONCE = 2000
 """Number of rows that are read from the database at a time."""
@@ -51,7 +51,9 @@ _HEAD = select(*_COLUMNS).order_by(AUDIT.c.seq.desc()).limit(1)
 
 @dataclass(frozen=True, slots=True)
 class AuditEntry:
-    """The content of one row. `kind` is a name like `approval.created`; `at` is UTC in ISO 8601."""
+    """The content of one row. `kind` is a name like `approval.created`. `at` is the UTC time in ISO
+    8601.
+    """
 
     kind: str
     at: str
@@ -59,11 +61,11 @@ class AuditEntry:
 
 
 class AuditChain:
-    """Appends rows to the chain. The chain's newest row is read from the database each time, so the
-    object holds no state that a rollback would have to undo.
+    """Appends rows to the chain. It reads the chain's newest row from the database each time.
+    Therefore, no state of this object must be undone after a rollback.
 
-    `kept` is the number of newest rows to keep, or None to keep all. `on_growth` is called on the
-    writer's thread with the number of appended rows, even if they are rolled back.
+    `kept` is the number of newest rows to keep, or None to keep all rows. `on_growth` is called on
+    the writer's thread with the number of appended rows, even if these rows are later rolled back.
     """
 
     def __init__(self, key: AuditKey, *, kept: int | None = None) -> None:
@@ -74,15 +76,17 @@ class AuditChain:
 
     @property
     def keys(self) -> dict[str, bytes]:
-        """The secrets used since the chain was opened, by id."""
+        """Key id → secret of each key that was used since the chain was opened."""
         return {key.id: key.secret for key in self._keys.values()}
 
     def append(self, connection: Connection, kind: str, at: str, fields: JsonObject) -> int:
-        """Append a row in the caller's transaction, on the writer's thread. Return its number."""
+        """Append a row in the caller's transaction. Must be called on the writer's thread. Return
+        the row's number.
+        """
         return self.append_all(connection, [AuditEntry(kind, at, fields)])
 
     def append_all(self, connection: Connection, entries: Sequence[AuditEntry]) -> int:
-        """Append rows in order. Return the last row's number."""
+        """Append rows in the given order. Return the number of the last row."""
         head = head_of(connection)
         key = self._key_after(head)
         seq, before = (head.seq, head.mac) if head is not None else (0, GENESIS)
@@ -101,14 +105,12 @@ class AuditChain:
         return seq
 
     def learn(self, key: AuditKey) -> None:
-        """Add the key that the next rotation will announce."""
+        """Add the key that the next call of `rotate` will announce."""
         self._keys[key.id] = key
 
     def rotate(self, connection: Connection, at: str, key: AuditKey, fields: JsonObject) -> int:
-        """Append the last row under the old key. The row announces a new key, which `learn` has
-        added.
-
-        Return the row's number.
+        """Append the last row under the old key. This row announces the new key, which must have
+        been added with `learn`. Return the row's number.
         """
         announced = {
             "next_key_id": key.id,
@@ -131,18 +133,20 @@ class AuditChain:
 
 
 def head_of(connection: Connection) -> AuditRow | None:
-    """Return the newest row, or None."""
+    """Return the newest row of the chain, or None if the chain is empty."""
     return next(_linked(connection.execute(_HEAD).all(), None), None)
 
 
 def key_id_after(head: AuditRow) -> str:
-    """Return the id of the key for the row after `head`."""
+    """Return the id of the key with which the row after `head` must be written."""
     announced = next_key_of(head.body)
     return announced[0] if announced is not None else head.key_id
 
 
 def rows_after(connection: Connection, after: int, limit: int) -> list[AuditRow]:
-    """Return at most `limit` rows after row `after`, each with the previous row's mac if known."""
+    """Return at most `limit` rows after row `after`. Each row includes the previous row's mac if
+    that row exists.
+    """
     found = connection.execute(
         select(*_COLUMNS).where(AUDIT.c.seq > after).order_by(AUDIT.c.seq).limit(limit)
     ).all()
@@ -157,7 +161,7 @@ def rows_after(connection: Connection, after: int, limit: int) -> list[AuditRow]
 
 def all_rows(connection: Connection) -> Iterator[AuditRow]:
     """Yield every row in order, including rows that are added during the iteration."""
-    # Start below every possible number, so that a row with an invalid, negative one is also found.
+    # Start below every possible number, so that rows with invalid negative numbers are also found.
     after = -(2**63)
     while rows := rows_after(connection, after, READ_AT_ONCE):
         yield from rows
@@ -165,7 +169,9 @@ def all_rows(connection: Connection) -> Iterator[AuditRow]:
 
 
 def attach_chain(engine: Engine, chain: AuditChain) -> None:
-    """Attach the chain to all connections of `engine`, so that `chain_of` finds it."""
+    """Attach the chain to all connections of `engine`, a SQLAlchemy engine, so that `chain_of`
+    finds it.
+    """
 
     @event.listens_for(engine, "engine_connect")
     def attach(connection: Connection) -> None:
@@ -173,16 +179,17 @@ def attach_chain(engine: Engine, chain: AuditChain) -> None:
 
 
 def chain_of(connection: Connection) -> AuditChain:
-    """Return the chain of the database to which a connection belongs."""
+    """Return the audit chain of the connection's database."""
     chain: AuditChain = connection.info["audit"]
     return chain
 
 
 def _linked(found: Iterable[Any], before: bytes | None) -> Iterator[AuditRow]:
-    """Yield the found rows, each with the mac of the row before it. `before` is the mac of the row
-    that precedes the first found row.
+    """Yield the found rows, each with the previous row's mac, or None if the previous row is
+    missing.
 
-    Columns are read by position: access by name would double the time of a full verification.
+    `before` is the mac of the row before the first found row. Columns are read by position, because
+    access by name would double the time of a full verification.
     """
     follows = None
     for seq, key_id, body, mac in found:

@@ -1,8 +1,8 @@
 """The keys of the audit chain: files next to the database, never in it.
 
-Host side. `audit.key` is the current key. Earlier keys are kept as `audit-<id>.key`, to verify
-their rows. Invariants: a key is durable before the first row under it is written; a chain that has
-rows continues only under keys that it has announced.
+Host side. `audit.key` is the current key. Earlier keys are kept as `audit-<id>.key`, because they
+are needed to verify earlier rows. Invariants: a key is on disk before the first row is written with
+it; once a chain has rows, it changes to a new key only after a row has announced this key.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ def new_key() -> AuditKey:
 
 
 def open_key(state: Path, wanted: str | None) -> AuditKey:
-    """Return the key for the next row, which must have the id `wanted`.
+    """Return the key for the chain's next row. Its id must be `wanted`.
 
-    If `wanted` is None, the chain is empty, and the current key, or else a new key, is used. If a
-    crash interrupted a rotation, this function completes the rotation, because the chain names the
-    next key.
+    If `wanted` is None, the chain is empty. Then the current key is returned, or a new key if there
+    is none. If a crash interrupted a rotation after the chain announced the new key, this function
+    makes it the current key.
 
     Raises:
         AuditKeyLost: the key is missing or unusable. No new key replaces it.
@@ -66,7 +66,7 @@ def open_key(state: Path, wanted: str | None) -> AuditKey:
 
 
 def all_keys(state: Path) -> dict[str, bytes]:
-    """Return the secrets of all key files, by the keys' ids.
+    """Return key id → secret for all key files.
 
     Raises:
         AuditKeyLost: a file cannot be read.
@@ -78,8 +78,8 @@ def all_keys(state: Path) -> dict[str, bytes]:
 
 
 def keep_key(state: Path, key: AuditKey) -> None:
-    """Write a key to a file next to the current key. The file is durable when this function
-    returns. Raises OSError.
+    """Write a key to its own file next to the current key's file. The file is on disk when this
+    function returns. Raises OSError.
     """
     path = state / kept_name(key.id)
     if not path.exists():
@@ -87,7 +87,9 @@ def keep_key(state: Path, key: AuditKey) -> None:
 
 
 def make_current(state: Path, key: AuditKey) -> None:
-    """Make a key the current key. The previous key is kept in another file. Raises OSError."""
+    """Make a key the current key. The previous current key is kept in a file of its own. Raises
+    OSError.
+    """
     before = _read(state / CURRENT)
     if before is not None:
         keep_key(state, before)
@@ -95,7 +97,7 @@ def make_current(state: Path, key: AuditKey) -> None:
 
 
 def kept_name(key_id: str) -> str:
-    """Return the file name of a key that is not current."""
+    """Return the file name under which a key is kept that is not the current key."""
     return f"audit-{key_id}.key"
 
 

@@ -1,8 +1,9 @@
-"""Backend: the code that differs between the kinds of databases that hold the state.
+"""Backend: the code that differs between the kinds of database that can hold the state.
 
 Host side, used by `storage/database` and `storage/writer`. All other code uses the same SQL
-statements for all kinds of databases; only the backends, and the column type `RawBytes`, differ.
-SQLite is the kernel's own backend. Parts add others, each a `RemoteBackend`.
+statements for every kind of database. Only the backends and the column type `RawBytes` contain code
+for one kind. The kernel itself contains the backend for SQLite. Parts can add others, each a
+`RemoteBackend`.
 """
 
 from __future__ import annotations
@@ -25,10 +26,10 @@ READ_THREADS = 4
 
 
 class Backend(ABC):
-    """An open database. "Engine" is SQLAlchemy's word for a source of connections."""
+    """An open database. SQLAlchemy calls a source of connections an "engine"."""
 
     def __init__(self, writing: Engine, reading: Engine, *, has_readers: bool) -> None:
-        """Without `has_readers`, reads also use the writer's connection."""
+        """If `has_readers` is False, reads also use the writer's connection."""
         self.writing = writing
         self.reading = reading
         self.has_readers = has_readers
@@ -46,12 +47,12 @@ class Backend(ABC):
     @staticmethod
     @abstractmethod
     def in_words(error: BaseException) -> str:
-        """Return the database's error message, which contains no values. If the error does not come
-        from the database, return the error's type.
+        """Return the database's error message, which contains no stored values. If the error does
+        not come from the database, return the name of the error's type.
         """
 
     def is_unreachable(self, error: BaseException) -> bool:
-        """Return whether an error means that the database cannot be reached now."""
+        """Return whether an error means that the database cannot be reached at the moment."""
         return False
 
     def close(self) -> None:
@@ -61,31 +62,33 @@ class Backend(ABC):
 
 
 class RemoteBackend(Backend):
-    """A database that has a URL. One engine at a time is active on it, that is, may write to it.
+    """A database with a URL. Only one engine at a time is active on it, which means that only this
+    engine may write to it.
 
-    A part names a subclass, by the scheme of its URLs (`Part.states`).
+    A part provides a subclass for each URL scheme (`Part.states`).
     """
 
     @classmethod
     @abstractmethod
     def open(cls, url: str) -> Self | None:
-        """Become the active engine of a state, and migrate the state to the newest schema. Return
-        None if another engine is active.
+        """Make this engine the active engine of a state, and migrate the state to the newest
+        schema.
 
-        Transactions of this backend raise Fenced once another engine has become active.
+        Return None if another engine is active. If another engine becomes active later,
+        transactions of the returned backend raise Fenced.
 
         Raises:
-            NewerState, ForeignState, DamagedState: this engine cannot use the state, which stays as
-                it is.
-            StoreError: the URL is invalid, or the database cannot be reached. The message has no
-                part of the URL.
+            NewerState, ForeignState, DamagedState: this engine cannot use the state, and has not
+                changed it.
+            StoreError: the URL is invalid, or the database cannot be reached. The message does not
+                contain any of the URL.
         """
 
     @classmethod
     @abstractmethod
     def open_to_read(cls, url: str) -> Engine:
-        """Open a state for reading, even while an engine is active on it. Creates and migrates
-        nothing.
+        """Open a state for reading, even while an engine is active on it. Nothing is created or
+        migrated.
 
         Raises:
             NewerState, ForeignState, DamagedState: this engine cannot use the state.
@@ -94,11 +97,11 @@ class RemoteBackend(Backend):
 
 
 def remote_backend(url: str) -> type[RemoteBackend]:
-    """Return the kind of database at a URL. Imports it.
+    """Import and return the backend class for the database at a URL.
 
     Raises:
-        StoreError: no part adds the URL's scheme, or the kind's extra is missing. The message has
-            no part of the URL.
+        StoreError: no part provides a backend for the URL's scheme, or the backend's extra
+            (optional dependencies) is not installed. The message does not contain any of the URL.
     """
     known = places("states")
     scheme = url.partition(":")[0]
@@ -111,7 +114,7 @@ def remote_backend(url: str) -> type[RemoteBackend]:
 
 
 class RawBytes(FunctionElement[bytes]):
-    """The stored bytes of a text or JSON column."""
+    """SQL function that returns the stored bytes of a text or JSON column."""
 
     type = LargeBinary()
     inherit_cache = True

@@ -1,12 +1,14 @@
 """Blobs: content too large for an answer, kept in files for a limited time.
 
 Host side, in a `file_room`. The executors and `pipeline/result` write blobs, and the public
-interfaces read them. A blob belongs to one principal; other principals cannot tell that it exists.
-A blob is removed with its session, at its expiry, or when a newer blob needs its space. Invariants:
-a file is complete (in the remote place, if there is one) before its row is inserted; the next start
-removes files without a row and rows without a file. A blob is not kept if the disk is too slow. A
-signed URL proves that this engine made the URL for this blob, principal and expiry; the signing key
-is a file in the state directory or in the remote place.
+interfaces read them. A blob belongs to one principal. Other principals cannot find out that the
+blob exists. A blob is removed when it expires, when its session ends, or when a newer blob needs
+its space. If the disk is too slow, new blobs are refused. Invariants: a file is complete before its
+row is inserted, and if there is a remote place, the file is there; the engine's next start removes
+files without a row and rows without a file.
+
+A blob's URL is signed for the blob, its principal and its expiry, so that nobody else can make one.
+The signing key is a file in the state directory or in the remote place.
 """
 
 from __future__ import annotations
@@ -38,7 +40,7 @@ from fumehood.storage.writer import Job
 
 DIRECTORY_NAME = "blobs"
 DRAFTS_NAME = "uploads"
-"""Name of the directory of blobs that are not yet in the remote place."""
+"""Name of the directory for blobs that have not been uploaded to the remote place yet."""
 
 BLOB_ID = re.compile("blob_[0-9a-f]{32}")
 KEY_NAME = "blobs.key"
@@ -53,7 +55,7 @@ EXPIRED = (
 
 @dataclass(frozen=True, slots=True)
 class Blob:
-    """The description of a kept blob."""
+    """The description of a stored blob."""
 
     id: str
     filename: str
@@ -64,11 +66,11 @@ class Blob:
 
 
 class NotKept(Exception):
-    """A blob could not be kept. The message is a clause that may be shown to a model."""
+    """A blob could not be stored. The message is a clause that may be shown to a model."""
 
 
 class Draft(RoomFile):
-    """A blob that is being written: the event loop passes data to `feed`, and the store's thread
+    """A blob that is being written. The event loop passes data to `feed`, and the room's thread
     writes it to the file.
     """
 
@@ -85,13 +87,13 @@ class Draft(RoomFile):
                 self.fault = fault
 
     def discard(self) -> None:
-        """Drop the draft and remove its file. Never waits."""
+        """Discard the draft, and remove its file in the background. Never waits."""
         self.fault = self.fault or GIVEN_UP
         self.room.submit(self._remove)
 
     def finish(self) -> str | None:
-        """Store the complete file. Return None on success, or the reason for a failure. Runs in the
-        room's thread.
+        """Store the complete file. Return None on success, otherwise the reason for the failure.
+        Runs in the room's thread.
         """
         if not self.append(b""):
             self.remove()
@@ -110,7 +112,9 @@ class Draft(RoomFile):
         self.append(b"".join(parts))
 
     def _remove(self) -> None:
-        """Remove the file, whether or not it was kept. Runs in the room's thread."""
+        """Remove the draft's file, even if it is already kept as a blob's file. Runs in the room's
+        thread.
+        """
         if self._is_kept:
             self.room.remove(self.principal_id, self.name)
         else:
@@ -121,8 +125,8 @@ class BlobStore:
     """The blobs of one engine. Call `open` before the first use and `room.close` after the last
     use.
 
-    The event `overdue` is set when space runs short or a session has ended, so that `prune` runs
-    soon.
+    The event `overdue` is set when there is too little space or a session has ended. `prune` should
+    then run soon.
     """
 
     def __init__(
@@ -147,12 +151,13 @@ class BlobStore:
         self._now = now
         self._links = BlobLinks(secrets.token_bytes(KEY_BYTES))
         self._replaced: deque[str] = deque()
-        """Ids of blobs whose files were removed to make room, but whose rows still exist."""
+        """Ids of blobs whose files were evicted to make room, but whose rows still exist."""
 
     async def open(self, patience_s: float | None = START_S) -> None:
-        """Prepare the directory, and remove what a crashed engine left in it.
+        """Prepare the directory, and remove everything that a crashed engine left incomplete.
 
-        Each step waits at most `patience_s` seconds for a remote place; None means no limit.
+        If there is a remote place, each access to it may take `patience_s` seconds, or any time if
+        this is None.
 
         Raises:
             StoreError: the directory is not private or cannot be used, or the remote place cannot
@@ -172,19 +177,21 @@ class BlobStore:
         self._is_open = True
 
     def draft(self, principal_id: str, session_id: str | None = None) -> Draft:
-        """Return a new draft of a principal or session.
+        """Return a new draft for a blob of the principal, or of the session if `session_id` is
+        given.
 
-        The caller passes data to `Draft.feed`, and then keeps or discards the draft.
+        The caller passes the data to `Draft.feed`, and then calls `keep` or `Draft.discard`.
         """
         return Draft(self.room, principal_id, session_id)
 
     async def keep(self, draft: Draft, filename: str, content_type: str) -> Blob:
-        """Turn a draft into a blob. The draft cannot be used again, even if this method fails.
+        """Turn a draft into a blob. Afterwards, the draft cannot be used again, even if this method
+        fails.
 
-        Cancelling this call does not stop the write.
+        If this call is cancelled, the file is still written.
 
         Raises:
-            NotKept: the blob could not be kept; the message gives the reason.
+            NotKept: the blob could not be stored; the message gives the reason.
         """
         finished = self.room.submit(draft.finish)
         if finished is None:
@@ -239,7 +246,7 @@ class BlobStore:
             file = await self.room.with_files(self.room.files.open, blob_id, rows[0]["size"])
         except FilesAway:
             raise
-        except OSError:  # it was just evicted, or the disk lost it
+        except OSError:  # the file was just evicted, or was lost on disk
             raise ResourceNotFound(EXPIRED) from None
         return self._blob(rows[0]), file
 
@@ -248,11 +255,14 @@ class BlobStore:
         return await self.room.with_files(file.read, size)
 
     async def prune(self, now: datetime) -> int:
-        """Remove blobs that have expired or whose session has ended; return their number.
+        """Remove blobs that have expired, whose session has ended, or whose file was evicted.
+        Return how many were removed.
 
         Raises:
-            ReadFailed, WriteFailed: the database failed; the rest stays until the next run.
-            StoreError, FilesAway: the remote place failed; the rest stays until the next run.
+            ReadFailed, WriteFailed: the database failed; the remaining blobs stay until the next
+                run.
+            StoreError, FilesAway: the remote place failed; the remaining blobs stay until the next
+                run.
         """
         if self._remote is not None and not self._is_open:
             await self.open(None)
@@ -274,28 +284,30 @@ class BlobStore:
         return len(rows)
 
     async def _upload(self, draft: Draft) -> str | None:
-        """Move a finished draft to the remote place. Return None on success, or the reason for a
-        failure.
+        """Move a finished draft to the remote place. Return None on success, otherwise the reason
+        for the failure.
         """
         try:
             await self.room.with_files(draft.upload)
         except FilesAway as error:
             draft.discard()
             return f"the engine's files cannot be reached ({error.reason})"
-        except OSError:  # it was evicted
+        except OSError:  # the file was evicted
             draft.discard()
             return GIVEN_UP
         return None
 
     def _has_gone(self, blob_id: str) -> None:
-        """Record that a blob was evicted. Runs in the room's thread."""
+        """Record that a blob's file was evicted. Runs in the room's thread."""
         self._replaced.append(blob_id)
         self.room.call_in_loop(self.overdue.set)
 
     # -- rows and files ------------------------------------------------------------------
 
     async def _sweep(self, patience_s: float | None) -> None:
-        """Remove what a crash has left: files without a row, rows without a file, and drafts."""
+        """Remove what a crashed engine left behind: files without a row, rows without a file, and
+        drafts.
+        """
         room, files = self.room, self.room.files
         rows = {row["id"]: row for row in await self._database.read(_matching(true()))}
         found = await room.with_files(files.found, patience_s=patience_s)
@@ -336,21 +348,21 @@ class BlobLinks:
         self._key = key
 
     def make(self, blob_id: str, principal_id: str, expires_at: int) -> str:
-        """Return the signed URL, as a path on the callers' socket."""
+        """Return the signed URL of a blob. It is a path on the callers' socket."""
         signature = self._signature(blob_id, principal_id, expires_at)
         return f"/v1/blobs/{blob_id}?expires={expires_at}&signature={signature}"
 
     def is_genuine(
         self, blob_id: str, principal_id: str, expires_at: int | str, signature: str
     ) -> bool:
-        """Whether `make` returns this signature for the same values.
+        """Whether this signature is the one that `make` computes for these values.
 
-        Compares in constant time.
+        The comparison takes constant time.
         """
         expected = self._signature(blob_id, principal_id, expires_at)
         return hmac.compare_digest(expected.encode(), signature.encode("utf-8", "replace"))
 
     def _signature(self, *parts: str | int) -> str:
-        # Each part is prefixed with its length, so that different parts never give the same text.
+        # Each value is prefixed with its length, so that different values never give the same text.
         text = "blob:" + "".join(f"{len(str(part))}:{part}" for part in parts)
         return hmac.digest(self._key, text.encode(), hashlib.sha256).hex()

@@ -1,12 +1,13 @@
-"""Rows of the call log: who called what, when, and how it ended, and the records of the calls.
+"""The call log: who called which tool, when, and how the call ended, and the records of the calls.
 
-Host side. `pipeline/record` writes without waiting, and `CallLog` reads a principal's own calls.
-Each row is also added to the audit chain in the same transaction, without the record. A record
-holds the arguments and the envelope as two lines of JSON, redacted as the caller received them, and
-their words for full-text search; it is written with the row of its call. Invariants: a record has
-at most `MAX_ANSWER_BYTES` of JSON and `MAX_WORDS` characters of words; through `CallLog` a
-principal sees only its own rows; one principal's calls never displace another's rows; rows are in
-the order of writing (`seq`), because clocks may be set back.
+Host side. `pipeline/record` writes without waiting. `CallLog` reads a principal's own calls; the
+part `overview` reads everybody's. Each row is also added to the audit chain in the same
+transaction, without the record. A record contains the call's arguments and envelope as two lines of
+JSON, redacted as for the caller, and their words for full-text search. It is written together with
+the call's row. Invariants: a record has at most `MAX_ANSWER_BYTES` of JSON and `MAX_WORDS`
+characters of words; `CallLog` returns only a principal's own rows; one principal's calls never
+displace another's rows; rows are ordered by `seq`, the order of writing, because clocks may be set
+back.
 """
 
 from __future__ import annotations
@@ -55,40 +56,40 @@ from fumehood.storage.settings import RecordSettings
 from fumehood.storage.writer import Row
 
 IN_MEMORY_KEPT = 10_000
-"""Calls kept for one principal if the log is in memory only (about 5 MB)."""
+"""Maximum number of calls kept per principal (about 5 MB) if the log is only in memory."""
 
 IN_MEMORY_MB = 8
-"""Megabytes of records kept if the log is in memory only."""
+"""Maximum size of all records in MB if the log is only in memory."""
 
 MAX_WAITING_BYTES = 64 * MB
-"""Limit in bytes on a record's size times the number of waiting jobs and rows. A record above the
-limit is dropped."""
+"""Maximum of a record's size in bytes multiplied by the number of jobs and rows that wait to be
+written. A record above this limit is dropped, so that memory does not fill up."""
 
 BUSY_ROWS = 50
-"""Number of rows written at once from which the engine counts as busy. The words of these rows are
-then indexed later."""
+"""If at least this many rows are written at once, the engine counts as busy. The words of these
+rows are then indexed later."""
 
 MAX_WORDS = 16 * 1024
-"""Characters of one record that full-text search covers."""
+"""Maximum number of characters of one record that full-text search covers."""
 
 MAX_TEXT_WORDS = MAX_WORDS // 4
-"""Characters of one text in a record that full-text search covers: half at the beginning of the
-text, and half at its end."""
+"""Maximum number of characters of one text in a record that full-text search covers. In a longer
+text, these are the beginning and the end, one half each."""
 
 COMPRESSED_FROM = 2048
-"""Size in bytes from which a document is compressed. Compressing smaller documents is not worth the
-time."""
+"""Minimum size in bytes of documents that are compressed. For smaller documents, compression takes
+too much time for what it saves."""
 
 _ENCODED = re.compile(r"[A-Za-z0-9+/=_-]{200,}")
-"""Matches encoded data without words, such as the Base64 content of a file."""
+"""Matches encoded data that contains no words, such as the Base64 content of a file."""
 
 INDEXED_AT_ONCE = 100
-"""Maximum number of records that are indexed in one transaction. The limit is needed because other
-writes wait for the transaction."""
+"""Maximum number of records that are indexed in one transaction. A transaction must be short,
+because other writes wait for it."""
 
 SEARCH_S = 2.0
-"""Time limit of one search in seconds. The limit is needed because callers choose which texts are
-stored and which are searched for."""
+"""Time limit of one search in seconds. It is needed because callers choose both the stored texts
+and the search texts."""
 
 _INDEX = text("""
     INSERT INTO record_words(rowid, words) SELECT seq, words FROM records
@@ -113,12 +114,13 @@ _NOT_AUDITED = frozenset({"id", "at", "stages", "record"})
 
 
 CallRow = Row
-"""One row, made by `pipeline/record`: the columns of `CALLS` except `seq` and `audit_seq`, and
-under `record` the call's Record or None. `stages`, `network` and `record` may be missing."""
+"""One row, made by `pipeline/record`. Its keys are the columns of `CALLS` except `seq` and
+`audit_seq`, and `record` with the call's Record or None. `stages`, `network` and `record` may be
+missing."""
 
 
 class CallLog:
-    """The call log.
+    """The call log, for writing and for reading a principal's own calls.
 
     The event `overdue` is set when the log has grown so much that `prune` should run.
     """
@@ -147,13 +149,15 @@ class CallLog:
         self.overdue = asyncio.Event()
 
     def keeps_record_of(self, code: str) -> bool:
-        """Whether the log keeps the arguments of a call with this result code, and the answer to
-        it.
+        """Whether the log keeps the arguments of calls with this result code, and the answers to
+        them.
         """
         return self._recorded == "all" or (self._recorded == "failed" and code != "OK")
 
     def record(self, row: CallRow) -> None:
-        """Add one row without waiting. A crash within the next second may lose it."""
+        """Add one row without waiting. The row is lost if the engine crashes within the next
+        second.
+        """
         row["tokens_used"] = min(row["tokens_used"], MAX_INTEGER)
         record: Record | None = row.get("record")
         size = len(record.document) + len(record.words) if record is not None else 0
@@ -191,20 +195,21 @@ class CallLog:
     async def find(
         self, principal_id: str, call_id: str
     ) -> tuple[CallRecord, Recorded | None] | None:
-        """Return one call of a principal with its record, or None if this principal has no such
-        call or it is no longer kept. Raises ReadFailed.
+        """Return one call of a principal with its record, which is None if it was not kept. Return
+        None if the principal has no such call or the call is no longer kept. Raises ReadFailed.
         """
         own = CALLS.c.principal_id == principal_id
         found = await find_row(self._database, call_id, own)
         return None if found is None else (record_of(found[0]), found[1])
 
     async def prune(self, now: datetime) -> int:
-        """Delete rows that are too old or exceed the limits; return the number of deleted calls.
+        """Delete rows that are too old or exceed the limits. Return the number of deleted calls.
 
-        The newest row always stays, so that its `seq` is not used again.
+        The newest row is never deleted, so that its `seq` is not used again.
 
         Raises:
-            ReadFailed, WriteFailed: the database failed; the rest stays until the next run.
+            ReadFailed, WriteFailed: the database failed; the remaining rows stay until the next
+                run.
         """
         if not self._unpruned and self._database.directory is None:
             return 0
@@ -221,7 +226,8 @@ class CallLog:
         gone = await self._database.read(
             lambda connection: _outdated(connection, oldest_kept, self._kept)
         )
-        for seq in (RECORDS.c.seq, CALLS.c.seq):  # records first: each one needs its call
+        # records first, because they are found through their calls
+        for seq in (RECORDS.c.seq, CALLS.c.seq):
             await self._database.delete(seq, gone)
         return len(gone)
 
@@ -248,7 +254,9 @@ def _keep(connection: Connection, rows: list[Row]) -> None:
 
 
 def _audited(row: Row) -> AuditEntry:
-    """Return the audit record of a call: the fields of the call's row that have a value."""
+    """Return the audit entry of a call. It contains the fields of the call's row that have a
+    value.
+    """
     told = {
         key: value for key, value in row.items() if value is not None and key not in _NOT_AUDITED
     }
@@ -284,8 +292,8 @@ async def find_row(
 
 
 async def all_found(database: Database, query: CallQuery) -> None:
-    """Write pending rows, and index their words if needed, so that a query finds every ended
-    call.
+    """Write pending rows, and for a text search also index them, so that the query finds every call
+    that has ended.
     """
     await database.flush()
     if query.text is not None:
@@ -307,7 +315,9 @@ def matching(
 
 
 def place_of(connection: Connection, cursor: str, *own: ColumnElement[bool]) -> int:
-    """Return the `seq` of the row that a cursor names. Raises ResourceNotFound."""
+    """Return the `seq` of the call whose id is the cursor. Raises ResourceNotFound if there is no
+    such call.
+    """
     named = select(CALLS.c.seq).where(CALLS.c.id == cursor, *own)
     seq: int | None = connection.execute(named).scalar_one_or_none()
     if seq is None:
@@ -318,7 +328,7 @@ def place_of(connection: Connection, cursor: str, *own: ColumnElement[bool]) -> 
 def newest_first(
     connection: Connection, wanted: Sequence[ColumnElement[bool]], limit: int
 ) -> tuple[tuple[CallRecord, ...], bool]:
-    """Return the newest calls that match, and whether there are more."""
+    """Return the newest calls that match all conditions, and whether more calls match."""
     listed = select(CALLS).where(*wanted).order_by(CALLS.c.seq.desc()).limit(limit + 1)
     rows = connection.execute(listed).mappings().all()
     return tuple(record_of(row) for row in rows[:limit]), len(rows) > limit
@@ -328,12 +338,12 @@ _EQUAL = {
     "agent": CALLS.c.agent_id, "code": CALLS.c.code, "principal": CALLS.c.principal_id,
     "session": CALLS.c.session_id, "trace": CALLS.c.trace_id, "parent": CALLS.c.parent_id,
 }  # fmt: skip
-"""Field of a query → the column that must be equal to it."""
+"""Field of a query → column whose value must equal the field."""
 
 
 def filters_of(query: BaseModel) -> list[ColumnElement[bool]]:
-    """Return the SQL conditions for the filters of a query, without its cursor. The query's `tool`
-    may be `name@version`.
+    """Return the SQL conditions for the filters of a query. Its cursor is not included. The filter
+    `tool` may be `name@version`.
     """
     given = {name: value for name, value in query if value is not None}
     filters = [column == given[name] for name, column in _EQUAL.items() if name in given]
@@ -362,7 +372,9 @@ def record_of(row: RowMapping) -> CallRecord:
 
 
 def _outdated(connection: Connection, oldest_kept: str, kept: int) -> list[int]:
-    """Return the `seq` of each row to delete, oldest first."""
+    """Return the `seq` of each row that must be deleted because it is too old or exceeds the limit
+    per principal, oldest first.
+    """
     newest = connection.execute(select(func.max(CALLS.c.seq))).scalar()
     if newest is None:
         return []
@@ -376,7 +388,7 @@ def _outdated(connection: Connection, oldest_kept: str, kept: int) -> list[int]:
 
 
 def as_kept(moment: datetime) -> str:
-    """Format a time as in the column `at`: UTC, with milliseconds."""
+    """Format a time as it is stored in the column `at`: in UTC, with milliseconds."""
     return f"{moment.astimezone(UTC).replace(tzinfo=None).isoformat(timespec='milliseconds')}Z"
 
 
@@ -396,15 +408,15 @@ FAILED = failed(CALLS.c.code)
 
 
 class Record(NamedTuple):
-    """The record of one call, as it is stored."""
+    """The record of one call in its stored form."""
 
     document: bytes
     words: str
 
     @classmethod
     def of(cls, arguments: JsonObject, envelope: bytes, texts: Sequence[str]) -> Record | None:
-        """Make the record of a call from its arguments and its envelope as JSON. `texts` are the
-        texts that full-text search can find. Return None if the record is too long.
+        """Make the record of a call from its arguments and its envelope, which is JSON. Full-text
+        search finds the words in `texts`. Return None if the record would be too long.
         """
         document = b"%b\n%b" % (strict_json.dumps(arguments), envelope)
         if len(document) > MAX_ANSWER_BYTES:
@@ -414,13 +426,13 @@ class Record(NamedTuple):
         return cls(document, only_words(" ".join(_ends(texts)))[:MAX_WORDS])
 
     def row(self, seq: int) -> dict[str, Any]:
-        """Return the row for the table `records`, with the call's `seq`."""
+        """Return the row for the table `records`. `seq` is that of the call's row."""
         size = len(self.document) + 2 * len(self.words)  # the index is about as long as the words
         return {"seq": seq, "size": size, "document": self.document, "words": self.words}
 
 
 def texts_in(value: Any) -> list[str]:
-    """Return the keys, texts and numbers in a JSON value, in order."""
+    """Return all keys, texts and numbers in a JSON value, in order, as texts."""
     found: list[str] = []
     waiting: list[Any] = [value]
     while waiting:
@@ -438,8 +450,8 @@ def texts_in(value: Any) -> list[str]:
 
 
 def _ends(texts: Iterable[str]) -> Iterator[str]:
-    """Yield texts until their lengths add up to `MAX_WORDS` characters. Only the two ends of a long
-    text are yielded, and encoded data is left out.
+    """Yield texts until their total length reaches `MAX_WORDS` characters. Of a long text, only the
+    beginning and the end are yielded. Encoded data is left out.
     """
     room = MAX_WORDS
     for one in texts:
@@ -456,8 +468,9 @@ def _ends(texts: Iterable[str]) -> Iterator[str]:
 
 
 def index_words(connection: Connection, most: int = INDEXED_AT_ONCE) -> int:
-    """Add the oldest unindexed records to the full-text index, at most `most`; return their number.
-    Does nothing except in SQLite, because other databases update their index themselves.
+    """Add at most `most` of the oldest unindexed records to the full-text index. Return how many
+    were added. This is only needed for SQLite. For other databases, which update their index
+    themselves, nothing is done.
     """
     if connection.dialect.name != "sqlite":
         return 0
@@ -485,7 +498,9 @@ def read_record(document: bytes) -> Recorded:
 
 
 def mentions(connection: Connection, wanted: str) -> ColumnElement[bool]:
-    """Return the SQL condition that a call's record contains all words and phrases of a text."""
+    """Return the SQL condition that a call's record contains all the words and phrases in
+    `wanted`.
+    """
     phrases = words_in(wanted)
     if connection.dialect.name == "postgresql":
         words = func.to_tsvector(literal_column("'simple'"), RECORDS.c.words)
@@ -498,7 +513,9 @@ def mentions(connection: Connection, wanted: str) -> ColumnElement[bool]:
 
 @contextmanager
 def in_time(connection: Connection) -> Iterator[None]:
-    """Limit a search to `SEARCH_S` seconds. Raises InvalidParams if it takes longer."""
+    """Limit a search within the block to `SEARCH_S` seconds. Raises InvalidParams if the search
+    takes longer.
+    """
     latest = time.monotonic() + SEARCH_S
     driver = connection.connection.driver_connection
     if isinstance(driver, sqlite3.Connection):
@@ -519,8 +536,9 @@ def in_time(connection: Connection) -> Iterator[None]:
 
 
 def outdated_records(connection: Connection, oldest_kept: str, kept_bytes: int) -> list[int]:
-    """Return the `seq` of each record to delete: records of calls before `oldest_kept`, and the
-    oldest records of each principal that uses more than its fair share of `kept_bytes`.
+    """Return the `seq` of each record to delete. These are the records of calls before
+    `oldest_kept` and, for each principal that uses more than its fair share of `kept_bytes`, that
+    principal's oldest records.
     """
     both = RECORDS.join(CALLS, RECORDS.c.seq == CALLS.c.seq)
     old = select(RECORDS.c.seq).select_from(both).where(CALLS.c.at < oldest_kept)
@@ -540,7 +558,7 @@ def outdated_records(connection: Connection, oldest_kept: str, kept_bytes: int) 
 
 
 def _share(used: list[int], most: int) -> int:
-    """Return the fair share: the largest amount per principal with which the total is within
+    """Return the largest limit per principal with which all principals together use at most
     `most`.
     """
     left = most
@@ -553,7 +571,7 @@ def _share(used: list[int], most: int) -> int:
 
 
 def _oldest_records(connection: Connection, principal: str, excess: int) -> Iterator[int]:
-    """Yield the `seq` of a principal's oldest records until their sizes add up to `excess`."""
+    """Yield the `seq` of a principal's oldest records until their total size reaches `excess`."""
     both = RECORDS.join(CALLS, RECORDS.c.seq == CALLS.c.seq)
     own = select(RECORDS.c.seq, RECORDS.c.size).select_from(both)
     own = own.where(CALLS.c.principal_id == principal).order_by(RECORDS.c.seq)

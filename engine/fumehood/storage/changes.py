@@ -1,7 +1,7 @@
-"""Changes of authority, such as a new token: who changed what, recorded in the transaction of the
-change.
+"""Changes of authority, such as a new token: who changed what and when.
 
-Each change is recorded twice: as a row for administrators, and in the audit chain.
+Each change is recorded in its own transaction, twice: as a row for administrators, and in the audit
+chain.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from fumehood.storage.schema import CHANGES
 
 
 class OneChange:
-    """A lock for changes of one kind of row. It lets one change run at a time, shielded from
-    cancellation.
+    """A lock for changes of one kind of row. Only one change runs at a time, and it is shielded
+    from cancellation.
 
-    The rows that a change has read stay valid until the change is written. Memory and database stay
-    consistent, even if the caller is cancelled or the acknowledgement of a commit is lost. After a
-    lost acknowledgement, `reload` is called until the database is reachable again. `reload` reads
-    with `Database.write`, so it sees the outcome of the commit.
+    Therefore, the rows that a change has read stay valid until it writes. Memory and database stay
+    consistent even if the caller is cancelled. If the database becomes unreachable during a commit,
+    its outcome is unknown. `reload` is then called repeatedly until the database is reachable
+    again. It must read with `Database.write`, so that it sees the outcome of that commit.
     """
 
     def __init__(self, reload: Callable[[], Awaitable[None]]) -> None:
@@ -57,7 +57,7 @@ class OneChange:
                 except StateUnavailable:
                     continue
                 except StoreError:
-                    pass  # the engine stops
+                    pass  # the engine is stopping
                 return
 
 
@@ -75,7 +75,7 @@ def recorded(
     subject: str,
     details: JsonObject | None = None,
 ) -> Callable[[Connection], None]:
-    """Return a job for the database. In one transaction, the job makes a change and records the
+    """Return a database job that makes a change. In the same transaction, the job records the
     change as a row and in the audit chain.
     """
 

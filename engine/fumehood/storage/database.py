@@ -1,4 +1,4 @@
-"""The database: the rows of the state, written by one thread and read by others.
+"""The database with the rows of the state. One thread writes it, and others read it.
 
 Host side, used by every package that stores rows. Invariant: a change is durable once `write` has
 returned.
@@ -34,8 +34,8 @@ from fumehood.storage.sqlite import SQLite, open_file, open_memory, open_to_read
 from fumehood.storage.writer import Batch, CommitHook, Job, OnEvent, Row, Writer
 
 DELETED_AT_ONCE = 500
-"""Maximum number of rows that are deleted in one transaction, so that other writes do not wait
-long."""
+"""Maximum number of rows that are deleted in one transaction. Other writes wait for the
+transaction, so it must be short."""
 
 T = TypeVar("T")
 
@@ -43,7 +43,9 @@ FILE_NAME = "state.db"
 
 
 class Database:
-    """An open database with its audit chain. `close` writes pending rows."""
+    """An open database with its audit chain. `close` writes pending rows before it closes the
+    database.
+    """
 
     def __init__(
         self,
@@ -63,15 +65,15 @@ class Database:
         self._readers = anyio.CapacityLimiter(READ_THREADS)
         self._is_closed = False
         self._reads = 0
-        """Number of queries that run now."""
+        """Number of queries that are running now."""
         self._reads_end = threading.Condition()
         self._cannot_read = False
 
     async def write(self, job: Job[T]) -> T:
-        """Run a job in a transaction, and return the job's result. The transaction is durable when
+        """Run a job in a transaction, and return the job's result. The transaction is on disk when
         this method returns.
 
-        Cancelling this call does not stop the write. An exception raised by `job` rolls back the
+        If this call is cancelled, the job still runs. An exception raised by `job` rolls back the
         job's changes and is raised here.
 
         Raises:
@@ -88,10 +90,11 @@ class Database:
         await asyncio.wrap_future(self._writer.submit(lambda connection: None, durable=False))
 
     async def repeat(self, job: Job[int]) -> int:
-        """Run a job, which processes a few rows at a time, until it returns 0; return the total.
+        """Run a job repeatedly until it returns 0. Each run processes a few rows and returns their
+        number. Return the total.
 
         Raises:
-            WriteFailed: the database failed; the remaining rows stay.
+            WriteFailed: the database failed; the remaining rows are not processed.
         """
         total = 0
         while count := await self.write(job):
@@ -99,7 +102,8 @@ class Database:
         return total
 
     async def delete(self, column: Column[T], values: Sequence[T]) -> None:
-        """Delete the rows with these values of a column, in batches, each in its own transaction.
+        """Delete the rows in which `column` has one of the values. Each batch of rows has its own
+        transaction.
 
         Raises:
             WriteFailed: the database failed; the remaining rows stay.
@@ -109,19 +113,19 @@ class Database:
             await self.write(partial(Connection.execute, statement=gone))
 
     def write_soon(self, job: Job[Any]) -> None:
-        """Queue a job without waiting for it. The job runs in order with the jobs of `write`."""
+        """Queue a job without waiting for it. It runs in order with the jobs passed to `write`."""
         self._writer.submit(job, durable=True)
 
     def post(self, how: Batch, row: Row) -> None:
         """Queue a row without waiting.
 
-        The row is written within a second. A crash before then loses the row.
+        The row is written within a second. If the engine crashes before that, the row is lost.
         """
         self._writer.post(how, row)
 
     def note_dropped(self) -> None:
-        """Count and report a row that was dropped instead of posted, because too many rows are
-        waiting to be written.
+        """Count and report a row that the caller dropped instead of posting it, because too many
+        rows wait to be written.
         """
         self._writer.note_dropped()
 
@@ -130,7 +134,8 @@ class Database:
 
         Raises:
             ReadFailed: the database cannot be read.
-            ResourceNotFound: the query looks for a text that cannot be stored.
+            ResourceNotFound: the query searches for a text that the database cannot store, so no
+                row can contain it.
         """
         try:
             # A database in memory has only the writer's connection.
@@ -141,30 +146,30 @@ class Database:
             raise ResourceNotFound("Nothing has a NUL character in its name.") from None
 
     def read_now(self, query: Callable[[Connection], T]) -> T:
-        """Run a query and block this thread. This method is only for the engine's start."""
+        """Run a query, and block this thread until it has finished. Only for the engine's start."""
         if not self._backend.has_readers and self._writer.is_running:
             return self._writer.submit(query, durable=False).result()
         return self._read(query)
 
     def write_now(self, job: Job[T]) -> T:
-        """Run a job as `write` does, but block this thread. This method is for commands without an
-        event loop.
+        """Run a job as `write` does, but block this thread. For commands that have no event
+        loop.
         """
         return self._writer.submit(job, durable=True).result()
 
     async def flush(self) -> None:
-        """Wait until every row posted so far has been written or has failed."""
-        await asyncio.sleep(0)  # the row of a call is posted just after its answer was sent
+        """Wait until every row that was posted before this call has been written or has failed."""
+        await asyncio.sleep(0)  # a call's row is posted just after its answer was sent
         await asyncio.wrap_future(self._writer.flush())
 
     @property
     def waiting(self) -> int:
-        """The number of jobs and rows that wait to be written."""
+        """The number of jobs and rows that are waiting to be written."""
         return self._writer.waiting
 
     @property
     def lost_posts(self) -> int:
-        """The number of rows that were lost since the start."""
+        """The number of posted rows that were lost since the engine's start."""
         return self._writer.lost
 
     @property
@@ -174,7 +179,7 @@ class Database:
 
     @property
     def is_failing(self) -> bool:
-        """Whether the last write failed, or the current one hangs."""
+        """Whether the last write failed, or the current write has hung."""
         return self._writer.is_failing
 
     def close(self) -> None:
@@ -222,14 +227,14 @@ def open_database(
     *,
     url: str | None = None,
 ) -> Database:
-    """Open or create the database at `path`, or in memory if `path` is None. With `url`, the rows
-    are in the database there, and only files and keys are in the directory of `path`.
+    """Open or create the database at `path`, or in memory if `path` is None. If `url` is given, the
+    rows are in the database at this URL. Only files and keys are then in the directory of `path`.
 
-    `on_event` receives failures while the database is open: `state.write_failed` and later
-    `state.write_works_again`, `state.rows_dropped`, `state.rows_refused`, `state.read_failed` and
-    `state.fenced` (another engine is active; this engine can no longer write). Crash tests use
-    `commit_hook`, which is called before and after each flushed commit. `on_event` and
-    `commit_hook` are called from threads.
+    `on_event` receives failures while the database is open: `state.write_failed`,
+    `state.rows_dropped`, `state.rows_refused`, `state.read_failed` and `state.fenced` (another
+    engine is active, so this engine can no longer write). After `state.write_failed`, the first
+    successful write is reported as `state.write_works_again`. `commit_hook` is called before and
+    after each flushed commit, for crash tests. Both functions are called in threads.
 
     Raises:
         NewerState, ForeignState, DamagedState: this engine cannot use the file, which stays
@@ -275,8 +280,8 @@ def _open_chain(directory: Path, backend: Backend) -> AuditChain:
 
 @contextmanager
 def reading(state: Path, url: str | None = None) -> Iterator[Connection]:
-    """Open the database in a state directory, or the database at `url`, for reading. An engine may
-    be running. Nothing is written, created or migrated.
+    """Open the database in a state directory, or the database at `url`, for reading. This is
+    possible while an engine is running. Nothing is written, created or migrated.
 
     Raises:
         StoreError: the database is missing or cannot be read.

@@ -1,8 +1,8 @@
 """The state directory: private, locked by one engine at a time, and identified by an owner id.
 
-Host side. Invariants: one engine per state directory, enforced by a lock that ends with the
-process; successive engines of one directory have the same owner id, and simultaneous engines have
-different owner ids. The owner id labels the objects that an engine creates elsewhere, such as
+Host side. Invariants: only one engine uses a state directory at a time, which a lock enforces until
+the process ends; successive engines of one directory have the same owner id; simultaneous engines
+have different owner ids. The owner id labels the objects that an engine creates elsewhere, such as
 containers.
 """
 
@@ -25,24 +25,26 @@ PRIVATE_FILE = 0o600
 
 
 def private(path: str, flags: int) -> int:
-    """Open a private file, which must not be a symbolic link. Serves as the `opener` of `open`."""
+    """Open a file without following a symbolic link. If the file is created, only this user can
+    access it. For use as the `opener` argument of `open`.
+    """
     return os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW, PRIVATE_FILE)
 
 
 class StateError(StoreError):
-    """The engine cannot start here. The message says why and what to do."""
+    """The engine cannot start with this state. The message explains why, and what to do."""
 
 
 class InUse(StateError):
-    """Another process holds the lock."""
+    """Another process holds the lock on the file."""
 
 
 def private_directory(path: Path) -> Path:
-    """Create the directory, or check that it is private to this user.
+    """Create the directory if it is missing. Otherwise, check that only this user can access it.
 
     Raises:
-        StateError: the directory cannot be created, belongs to another user, or is open to other
-            users.
+        StateError: the directory cannot be created, belongs to another user, or is accessible to
+            other users.
     """
     try:
         path.mkdir(mode=PRIVATE_DIRECTORY, parents=True, exist_ok=True)
@@ -62,11 +64,11 @@ def private_directory(path: Path) -> Path:
 
 @contextmanager
 def hold_lock(path: Path, what: str) -> Iterator[None]:
-    """Hold an exclusive lock on a file while the context lasts.
+    """Hold an exclusive lock on a file during the block.
 
     `what` names the locked object in the message of InUse, for example "this state directory". The
-    file is not removed when the lock is released, because two processes could then lock two
-    different files.
+    file is not removed when the lock is released. Otherwise, two processes could hold locks on two
+    different files with this path.
 
     Raises:
         InUse: another process holds the lock.
@@ -95,20 +97,21 @@ RANDOM_BYTES = 16
 
 
 def owner_id(state: Path) -> str:
-    """Return the owner id, 32 hexadecimal digits. The caller must hold the directory's lock.
+    """Return the owner id, 32 hexadecimal digits. It is created on first use.
 
-    The id is created on first use.
+    The caller must hold the directory's lock.
 
     Raises:
         OSError: the id's file can be neither read nor created, or is damaged.
     """
     found, inode = random_file(state / FILE_NAME, RANDOM_BYTES)
-    # The inode is included because a copied directory must get another id.
+    # The inode is included so that a copy of the directory has another id.
     return hashlib.sha256(found + inode.to_bytes(8, "big")).hexdigest()[:32]
 
 
 def random_file(path: Path, size: int) -> tuple[bytes, int]:
-    """Return the random bytes of a private file, created on first use, and its inode number.
+    """Return the random bytes in a private file, and the file's inode number. The file is created
+    on first use.
 
     Raises:
         OSError: the file can be neither read nor created, or is damaged.
@@ -123,8 +126,8 @@ def random_file(path: Path, size: int) -> tuple[bytes, int]:
 
 
 def write_private(path: Path, content: bytes, mode: int = PRIVATE_FILE) -> None:
-    """Write a file atomically; by default, the file is private. The file is durable when this
-    function returns. Raises OSError.
+    """Replace a file atomically. By default, only this user can access it. The file is on disk when
+    this function returns. Raises OSError.
     """
     draft = path.with_name(f"{path.name}.new")
     draft.unlink(missing_ok=True)
@@ -138,7 +141,7 @@ def write_private(path: Path, content: bytes, mode: int = PRIVATE_FILE) -> None:
 
 
 def flush(path: Path) -> None:
-    """Make the content of a file, or the names in a directory, durable. Raises OSError."""
+    """Flush the content of a file, or the names in a directory, to disk. Raises OSError."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)

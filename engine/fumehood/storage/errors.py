@@ -9,7 +9,8 @@
     FilesAway                                     while the engine runs; files in a remote place
                                                   cannot be used
 
-Messages may quote the database, which names tables and columns, never values.
+Messages may quote the database's own messages, which name tables and columns but never contain
+values.
 """
 
 from __future__ import annotations
@@ -20,16 +21,16 @@ from contextlib import contextmanager
 from fumehood.core.errors import EngineError, FumehoodError, InternalError, StateUnavailable
 
 RETRY_AFTER_MS = 1000
-"""Delay in milliseconds suggested to callers while the database cannot be reached."""
+"""Suggested delay in milliseconds before a retry while the database cannot be reached."""
 
 
 class StoreError(FumehoodError):
-    """The state cannot be read or written. The message says what to do."""
+    """The state cannot be read or written. The message explains what to do."""
 
 
 class NewerState(StoreError):
-    """A newer engine wrote this database. An older engine would break the newer engine's
-    guarantees.
+    """A newer version of the engine wrote this database. An older version must not use it, because
+    it could break guarantees of the newer version.
     """
 
 
@@ -49,7 +50,7 @@ class Standby(StoreError):
 
 
 class AuditKeyLost(StoreError):
-    """The audit chain cannot continue: its key is missing or unusable."""
+    """The audit chain cannot continue, because its key is missing or unusable."""
 
 
 class Fenced(StoreError):
@@ -59,8 +60,8 @@ class Fenced(StoreError):
 class WriteFailed(StoreError, InternalError):
     """The disk is full, read-only or failing. None of the changes is guaranteed to be stored.
 
-    The failed changes are not visible to this engine. If only the final flush to disk failed, they
-    may be present after the next start.
+    This engine does not see the failed changes. If only the final flush to disk failed, the changes
+    may exist after the next start.
     """
 
     def __init__(self, reason: str) -> None:
@@ -94,8 +95,8 @@ class _Away(StateUnavailable):
 
 
 class WriteUnavailable(_Away, WriteFailed):
-    """The database cannot be reached now, or another engine is active on it. A commit that was
-    interrupted may have taken place.
+    """The database cannot be reached now, or another engine is active on it. If a commit was
+    interrupted, its changes may have been stored.
     """
 
 
@@ -104,8 +105,8 @@ class ReadUnavailable(_Away, ReadFailed):
 
 
 class FilesAway(StateUnavailable, OSError):
-    """The remote place with the engine's files cannot be used now. This is also an OSError, so that
-    callers handle it like a failing disk.
+    """The remote place for the engine's files cannot be used now. This error is also an OSError, so
+    that callers handle it like a disk error.
     """
 
     def __init__(self, reason: str) -> None:
@@ -119,11 +120,11 @@ class FilesAway(StateUnavailable, OSError):
 
 @contextmanager
 def understood(what: str) -> Iterator[None]:
-    """Convert errors of parsing rows, at the engine's start, to DamagedState. `what` names the rows
-    in the error's message, for example "approvers".
+    """Convert exceptions from parsing rows within the block to DamagedState. Used at the engine's
+    start. `what` names the rows in the message, for example "approvers".
 
     Raises:
-        DamagedState: a row has a value that no engine writes.
+        DamagedState: a row contains a value that no engine would have written.
     """
     try:
         yield

@@ -1,13 +1,13 @@
 """File rooms: private directories with a size limit, each written by one thread.
 
-Host side, used by `blobs` and by parts. The event loop never writes to the disk. Bytes are
-reserved before they are written, so the limit is never exceeded; one principal may use half of it.
-If there are too many bytes or files, the oldest kept file of the principal that uses most is
-evicted. Only complete files (see `keep`) that are not held are evicted.
+Host side, used by `blobs` and by parts. The event loop never writes to the disk. Bytes are reserved
+before they are written, so the size limit is never exceeded. One principal may use half of it. If
+there are too many bytes or files, the oldest file of the principal with the most is evicted. Only
+kept files can be evicted: these are complete (see `keep`) and not held (see `hold`).
 
-With a remote place (`RemoteFiles`), complete files are copied there (see `put`), by other threads,
-so that a slow place holds up neither the disk nor the event loop. Removed files are deleted there
-before the next copy, so that the limit also holds there.
+If there is a remote place (`RemoteFiles`), other threads copy complete files there (see `put`), so
+that a slow remote place delays neither local writes nor the event loop. Before each copy, removed
+files are deleted from the remote place, so that the limit also applies there.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ REMOTE_THREADS = 8
 """Number of threads with which a room accesses its remote place."""
 
 START_S = 2.0
-"""Seconds that the engine's start waits for a remote place. Short, so that a takeover is not
-delayed."""
+"""Seconds that the engine's start waits for a remote place. The value is small, so that the
+takeover from another engine is fast."""
 
 MAX_WAITING_BYTES = 128 << 20
-"""Maximum number of bytes that wait in memory for the room's thread. One principal may use half of
-them."""
+"""Maximum number of bytes in memory that wait for the room's thread to write them. One principal
+may use half of this."""
 
 USED_UP = {
     Lack.SHARE: "your share of the engine's storage is used up",
@@ -55,20 +55,20 @@ TOO_SLOW = "the engine's disk is too slow"
 CLOSED = "the engine keeps nothing now"
 
 Work = Callable[[list[T]], Callable[[], object] | None]
-"""Writes queued items, in the room's thread. If it returns a function, that function is then called
-in the event loop."""
+"""Writes queued items. It is called in the room's thread. If it returns a function, that function
+is then called in the event loop."""
 
 
 class NoRoom(Exception):
-    """There is no space left. The message is a clause that may be shown to a model."""
+    """There is no space left for a file. The message is a clause that may be shown to a model."""
 
 
 class FileRoom:
-    """A directory of files, used by its thread and by the event loop.
+    """A private directory of files. The room's thread and the event loop use it.
 
     Without a `state` directory, the files are in a temporary directory, which `close` removes.
-    `on_evicted` is called in the thread, with the name of each evicted file. `remote` is the place
-    to which complete files are copied, or None.
+    `on_evicted` is called in the room's thread with the name of each evicted file. Complete files
+    are copied to `remote` if it is given.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class FileRoom:
         self._on_evicted = on_evicted
         self._lock = threading.Lock()
         self._kept: dict[str, dict[str, int]] = {}
-        """Principal → name → size of complete files, oldest first."""
+        """Principal id → name → size of the principal's kept files, oldest first."""
         self._queue: list[tuple[str, int, Work[Any], Any]] = []
         self._waiting = FairShare(MAX_WAITING_BYTES, MAX_WAITING_BYTES // 2)
         self._thread: ThreadPoolExecutor | None = None
@@ -100,11 +100,11 @@ class FileRoom:
         self._copied: set[str] = set()
         """Names of files that are being copied to the remote place."""
         self._gone: dict[str, None] = {}
-        """Names of removed files that the remote place may still have."""
+        """Names of removed files that may still exist in the remote place."""
         self._deleting = threading.Lock()
 
     def prepare(self) -> bool:
-        """Create the directory; return whether it may contain files of an earlier engine.
+        """Create the directory. Return whether it may contain files of an earlier engine.
 
         Raises:
             StateError, OSError: the directory is not private, or cannot be used.
@@ -117,12 +117,14 @@ class FileRoom:
         return True
 
     def open(self) -> None:
-        """Accept work from now on. Called in the event loop."""
+        """Start the room's thread, so that work is accepted from now on. Must be called in the
+        event loop.
+        """
         self._loop = asyncio.get_running_loop()
         self._thread = ThreadPoolExecutor(1, self._name)
 
     def close(self) -> None:
-        """Finish pending work and remove a temporary directory. Blocks."""
+        """Finish all pending work, and remove the temporary directory if there is one. Blocks."""
         if self._thread is not None:
             self._thread.shutdown()
             self._thread = None
@@ -132,19 +134,20 @@ class FileRoom:
             self._own = None
 
     async def aclose(self) -> None:
-        """Call `close` in a thread, after the work that has been submitted.
+        """Wait for all submitted work, and then call `close` in a thread.
 
-        Closing can wait for the remote place.
+        This may wait for the remote place.
         """
         with anyio.CancelScope(shield=True):
-            await self.drained()  # so that files that are just complete are copied
+            await self.drained()  # so that files that have just been completed are copied
             await anyio.to_thread.run_sync(self.close)
 
     def submit(self, work: Callable[[], T]) -> Future[T] | None:
-        """Run a function in the room's thread. Returns None if the room is closed or closing.
+        """Run a function in the room's thread. Return its future, or None if the room is closed or
+        closing.
 
-        An exception of the function is reported to the event loop, because few callers read the
-        result.
+        If the function raises, the exception is reported to the event loop, because few callers
+        read the future.
         """
         with suppress(RuntimeError):
             if self._thread is not None:
@@ -155,13 +158,15 @@ class FileRoom:
 
     @property
     def files(self) -> Files:
-        """The storage for complete files: the remote place, or the directory if there is none."""
+        """The storage of complete files: the remote place if there is one, otherwise the
+        directory.
+        """
         return self.remote or Directory(self.directory)
 
     async def with_files(
         self, work: Callable[..., T], *given: Any, patience_s: float | None = None
     ) -> T:
-        """Call a function that reads or changes `files`, in a thread.
+        """Call a function that reads or changes `files` in a thread. Return the function's result.
 
         Raises:
             FilesAway: the remote place has not answered within `patience_s` seconds, or the room is
@@ -183,8 +188,8 @@ class FileRoom:
             done.cancel()
 
     def copy(self, name: str) -> None:
-        """Copy a complete file to the remote place in a thread. Does nothing if the room is closed,
-        the place cannot be used or the file was removed.
+        """Copy a complete file to the remote place, in a thread and without waiting. Nothing is
+        copied if the room is closed, the remote place cannot be used or the file has been removed.
         """
 
         def put() -> None:
@@ -199,7 +204,7 @@ class FileRoom:
 
         Raises:
             FilesAway: the remote place cannot be used now.
-            OSError: the file cannot be read, or was removed.
+            OSError: the file cannot be read, or has been removed.
         """
         assert self.remote is not None
         self._copied.add(name)
@@ -225,11 +230,11 @@ class FileRoom:
                     del self._gone[name]
 
     def queue(self, principal_id: str, size: int, work: Work[T], item: T) -> str | None:
-        """Queue an item of `size` bytes for the thread to write. Return None, or the reason why the
-        item is refused.
+        """Queue an item of `size` bytes, which the room's thread passes to `work`.
 
-        All waiting items of the same work are written at once, and the event loop is woken once for
-        all work. Otherwise, the thread and the event loop would wait for each other at every item.
+        Return None, or the reason why the item is refused. All waiting items with the same `work`
+        are passed to it together, and the event loop is woken only once for all of them. Otherwise,
+        the thread and the event loop would wait for each other at every item.
         """
         with self._lock:
             if self._thread is None:
@@ -242,13 +247,15 @@ class FileRoom:
         return CLOSED if self.submit(self._run_queue) is None else None
 
     def call_in_loop(self, work: Callable[[], object]) -> None:
-        """Call a function in the event loop, from the thread."""
+        """Call a function in the event loop. May be called in any thread."""
         if self._loop is not None:
             with suppress(RuntimeError):  # the loop has ended
                 self._loop.call_soon_threadsafe(work)
 
     def _report(self, done: Future[Any]) -> None:
-        """Report the exception of work, if any, which is a bug. Runs in the work's thread."""
+        """Report to the event loop that work raised an exception, which is a bug. Does nothing if
+        it raised none. Runs in the work's thread.
+        """
         loop, error = self._loop, done.exception()
         if error is not None and loop is not None:
             where = traceback.extract_tb(error.__traceback__)[-1].name
@@ -257,16 +264,16 @@ class FileRoom:
             self.call_in_loop(partial(loop.call_exception_handler, told))
 
     async def drained(self) -> None:
-        """Wait until all work submitted so far is done."""
+        """Wait until all the work that was submitted before this call is done."""
         done = self.submit(lambda: None)
         if done is not None:
             await asyncio.wrap_future(done)
 
     def take(self, principal_id: str, size: int) -> None:
-        """Reserve bytes. Runs in the room's thread.
+        """Reserve bytes for a principal. Runs in the room's thread.
 
-        Evicts kept files if necessary: the principal's own files or, if the room is full, files of
-        the principal that uses the most bytes.
+        If the principal's limit is reached, its own oldest files are evicted. If the whole room is
+        full, the oldest files of the principal that uses the most bytes are evicted.
 
         Raises:
             NoRoom: no file is left to evict, or the disk is full.
@@ -291,7 +298,7 @@ class FileRoom:
             raise NoRoom("the engine's disk is full")
 
     def keep(self, principal_id: str, name: str, size: int) -> None:
-        """Register a complete file, whose bytes are already reserved, as the newest file."""
+        """Register a complete file as the newest kept file. Its bytes must already be reserved."""
         with self._lock:
             self._kept.setdefault(principal_id, {})[name] = size
             counts = {who: len(files) for who, files in self._kept.items()}
@@ -299,16 +306,15 @@ class FileRoom:
             self.submit(partial(self._evict, max(counts, key=counts.__getitem__)))
 
     def restore(self, principal_id: str, name: str, size: int) -> None:
-        """Register a file of an earlier engine, even if it exceeds the limit."""
+        """Register an earlier engine's file as kept, even if this exceeds the limit."""
         with self._lock:
             self.share.add(principal_id, size)
         self.keep(principal_id, name, size)
 
     def hold(self, principal_id: str, name: str) -> int | None:
-        """Protect a kept file from eviction. Return the file's size, or None if the file is not
-        kept.
+        """Protect a kept file from eviction. Return its size, or None if the file is not kept.
 
-        Its bytes stay reserved.
+        The file's bytes stay reserved.
         """
         with self._lock:
             files = self._kept.get(principal_id, {})
@@ -318,7 +324,7 @@ class FileRoom:
             return size
 
     def remove(self, principal_id: str, name: str) -> bool:
-        """Remove a kept file, or return False if it is not kept. Runs in the room's thread."""
+        """Remove a kept file. Return False if the file is not kept. Runs in the room's thread."""
         size = self.hold(principal_id, name)
         if size is not None:
             self.discard(principal_id, name, size)
@@ -327,18 +333,22 @@ class FileRoom:
         return size is not None
 
     def discard(self, principal_id: str, name: str, size: int) -> None:
-        """Remove a file that is not kept, and release its bytes. Runs in the room's thread."""
+        """Remove a file that is not kept, and release its reserved bytes. Runs in the room's
+        thread.
+        """
         self.unlink(name)
         with self._lock:
             self.share.give_back(principal_id, size)
 
     def unlink(self, name: str) -> None:
-        """Remove a file if it exists. Its bytes stay reserved."""
+        """Remove a file from the directory if it exists. The file's bytes stay reserved."""
         with suppress(OSError):  # not a file: a directory of this name stays
             (self.directory / name).unlink(missing_ok=True)
 
     def open_file(self, name: str, flags: int) -> BinaryIO:
-        """Open a file of the room, which must not be a link. Runs in a thread. Raises OSError."""
+        """Open a file of the room. It must not be a symbolic link. Runs in a thread. Raises
+        OSError.
+        """
         descriptor = private(os.fspath(self.directory / name), flags)
         return os.fdopen(descriptor, "rb" if flags & os.O_ACCMODE == os.O_RDONLY else "ab")
 
@@ -350,7 +360,7 @@ class FileRoom:
             works.setdefault(work, []).append(item)
         try:
             done = [work(items) for work, items in works.items()]
-        finally:  # even after an error, the bytes no longer wait
+        finally:  # even after an error, these bytes no longer count as waiting
             with self._lock:
                 for principal_id, size, *_ in queue:
                     self._waiting.give_back(principal_id, size)
@@ -359,7 +369,9 @@ class FileRoom:
             self.call_in_loop(lambda: [after() for after in afterwards])
 
     def _evict(self, principal_id: str) -> bool:
-        """Evict the oldest kept file of a principal. Return True if there was such a file."""
+        """Evict the oldest kept file of a principal. Return False if the principal has no kept
+        file.
+        """
         with self._lock:
             oldest = next(iter(self._kept.get(principal_id, ())), None)
         if oldest is None:
@@ -370,22 +382,22 @@ class FileRoom:
 
 
 class RoomFile:
-    """A file of a room that is being written. All methods except `keep` run in the room's
+    """A file of a room that is being written. All methods except `keep` must run in the room's
     thread.
     """
 
     def __init__(self, room: FileRoom, principal_id: str, name: str, size: int = 0) -> None:
         self.size = size
-        """Bytes reserved for the file."""
+        """Number of bytes that are reserved for the file."""
         self.fault: str | None = None
-        """Why the file is not complete, or None."""
+        """Why no more bytes can be appended, or None."""
         self.principal_id = principal_id
         self.room = room
         self.name = name
         self._file: BinaryIO | None = None
 
     def append(self, data: bytes) -> bool:
-        """Append bytes; return False if the file has a fault."""
+        """Append bytes. Return False if they or earlier bytes could not be written."""
         if self.fault is None:
             try:
                 self.room.take(self.principal_id, len(data))
@@ -404,11 +416,11 @@ class RoomFile:
         """Close the file. A closed file can be read and kept, but not appended to."""
         self.fault = self.fault or CLOSED
         if self._file is not None:
-            with suppress(OSError):  # bytes that could not be written
+            with suppress(OSError):  # buffered bytes could not be written
                 self._file.close()
 
     def keep(self) -> None:
-        """Register the file in its room, as the newest file."""
+        """Register the complete file in its room as the newest kept file."""
         self.room.keep(self.principal_id, self.name, self.size)
 
     def remove(self) -> None:

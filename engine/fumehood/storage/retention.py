@@ -1,8 +1,8 @@
 """Retention: delete old calls, blobs and other expired entries in the background.
 
-Host side, started by the engine. Each store is pruned at the start, every hour (more often if its
-entries are kept for less than that), and when the store is overdue, for example because there was
-no space for a blob. After a failed run, the next run tries again.
+Host side, started by the engine. Each store is pruned at the engine's start and then every hour, or
+more often if its entries are kept for less than an hour. A store is also pruned when it is overdue,
+for example because there was no space for a blob. If a run fails, the next run tries again.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ async def retention(
     kept_s: float = math.inf,
     overdue: asyncio.Event | None = None,
 ) -> AsyncIterator[None]:
-    """Prune a store while the context lasts.
+    """Prune a store regularly during the block.
 
-    `kept_s` is how many seconds an entry is kept; if under an hour, it is also the interval of the
-    runs. The event `overdue` starts the next run early.
+    `kept_s` is the number of seconds for which entries are kept. If it is less than an hour, it is
+    also the interval between runs. Setting the event `overdue` starts the next run immediately.
     """
     task = asyncio.create_task(
         _prune_for_ever(prune, now, on_fault, min(INTERVAL_S, kept_s), overdue or asyncio.Event())
@@ -58,7 +58,7 @@ async def _prune_for_ever(
         try:
             await prune(now())
         except StoreError:
-            pass  # the database has reported it
+            pass  # the database has already reported this failure
         except Exception as fault:  # the next run tries again
             on_fault(fault)
         with suppress(TimeoutError):

@@ -1,9 +1,9 @@
 """The tables and their migrations. Times are UTC, ISO 8601 with microseconds, unless noted.
 
 Host side, used by the packages that store rows. JSON columns hold validated values. The migrations
-in `STEPS` lead from an empty file to the newest schema. A step never changes after its release; all
-steps that a database lacks run in one transaction, which also stores the new version. A state in
-PostgreSQL is created with the newest schema, so only later steps run there.
+in `STEPS` lead from an empty file to the newest schema. A released step never changes. All steps
+that a database lacks run in one transaction, which also stores the new version. A PostgreSQL
+database is created with the schema that is the newest at that time, so only later steps run there.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ METADATA = MetaData()
 
 
 class UnstorableText(InvalidParams, DontWrapMixin):
-    """A text has a NUL character, which PostgreSQL cannot store.
+    """A text contains a NUL character, which PostgreSQL cannot store.
 
-    With SQLite, such a text is also refused, so that the state can be copied to PostgreSQL. JSON
-    escapes NUL, so arguments and results can contain it.
+    Such a text is also refused if the database is SQLite, so that the state can be copied to
+    PostgreSQL. Arguments and results can contain NUL, because JSON escapes it.
     """
 
     def __init__(self) -> None:
@@ -50,15 +50,17 @@ class UnstorableText(InvalidParams, DontWrapMixin):
 
 
 def storable(value: str | None) -> str | None:
-    """Return a text column's value. Raises UnstorableText if it has a NUL character."""
+    """Return the value for a text column unchanged. Raises UnstorableText if it contains a NUL
+    character.
+    """
     if value is not None and "\0" in value:
         raise UnstorableText
     return value
 
 
 class _Text(TypeDecorator[str]):
-    """Text that is compared byte by byte, as SQLite does and others with the collation C, and has
-    no NUL character.
+    """A text column without NUL characters that is compared byte by byte. This is SQLite's default;
+    other databases use the collation C.
     """
 
     impl = String
@@ -74,10 +76,11 @@ class _Text(TypeDecorator[str]):
 _TEXT = _Text()
 
 _WHOLE = BigInteger().with_variant(Integer(), "sqlite")
-"""A 64-bit integer, as SQLite's are."""
+"""Column type for 64-bit integers. In SQLite, every integer column has 64 bits."""
 
 MAX_INTEGER = 2**63 - 1
-"""SQLite's largest integer. Larger counts, which tools may report, are stored as this number."""
+"""The largest integer that the database can store. If a tool reports a larger count, this number is
+stored instead."""
 
 META = Table(
     "meta",
@@ -197,7 +200,7 @@ CALLS = Table(
     Index("calls_by_trace", "trace_id"),
     Index("calls_by_parent", "parent_id", sqlite_where=text("parent_id IS NOT NULL")),
 )
-"""One row for each call, ordered by `seq`; `at` is the envelope's timestamp, in milliseconds."""
+"""One row for each call, ordered by `seq`. `at` is the envelope's timestamp, with milliseconds."""
 
 RECORDS = Table(
     "records",
@@ -208,11 +211,11 @@ RECORDS = Table(
     Column("words", _TEXT, nullable=False),
 )
 """One row for each recorded call, with the call's `seq`. `document` is JSON, compressed if it is
-long; `words` is indexed for full-text search, by SQLite's table `record_words` or PostgreSQL's
-index of that name."""
+long; `words` is indexed for full-text search: in SQLite by the table `record_words`, in PostgreSQL
+by an index with the same name."""
 
 WORDS_INDEX = "CREATE INDEX record_words ON records USING gin (to_tsvector('simple', words))"
-"""PostgreSQL's full-text index. SQLite's is made by a migration."""
+"""Creates PostgreSQL's full-text index. For SQLite, a migration creates the index."""
 
 
 BLOBS = Table(
@@ -228,8 +231,8 @@ BLOBS = Table(
     Column("session_id", _TEXT),
     Index("blobs_by_end", "expires_at"),
 )
-"""One row for each blob. `id` is also the name of its file; `expires_at` is in whole Unix seconds.
-A blob with a `session_id` is removed when that session ends."""
+"""One row for each blob. `id` is also the name of the blob's file. `expires_at` is in whole Unix
+seconds. A blob with a `session_id` is removed when the session ends."""
 
 SESSIONS = Table(
     "sessions",
@@ -257,8 +260,8 @@ SESSIONS = Table(
     Column("env", JSON(none_as_null=True)),
     Column("preset", _TEXT),
 )
-"""One row for each session. The number of calls and the time of last use may be a few seconds out
-of date."""
+"""One row for each session. The columns with the number of calls and the time of last use may be a
+few seconds out of date."""
 
 APPROVALS = Table(
     "approvals",
@@ -292,8 +295,8 @@ APPROVALS = Table(
 )
 """One row for each approval, ordered by `seq`. `document` holds the fields that no query uses (the
 stored request, the effective arguments, the binding, the preview, decisions' rules); `answer` is
-the call's envelope as JSON. Another call with the same `repeat_key` is treated as a repeat of this
-call; `repeat_key` is null once the caller has received the answer."""
+the call's envelope as JSON. A later call with the same `repeat_key` counts as a repeat of this
+call. `repeat_key` becomes null once the caller has received the answer."""
 
 DECISIONS = Table(
     "decisions",
@@ -310,7 +313,7 @@ DECISIONS = Table(
     Column("is_self_approval", Boolean, nullable=False),
     Index("decisions_by_approval", "approval_id", "seq"),
 )
-"""One row for each decision of an approver, in order. Rows never change."""
+"""One row for each decision of an approver, in the order of the decisions. Rows never change."""
 
 REMEMBERED = Table(
     "remembered",
@@ -332,7 +335,8 @@ REMEMBERED = Table(
     Column("removed_at", _TEXT),
     Column("any_others", Boolean, nullable=False),
 )
-"""Rules that approvers created with a decision, to apply to later calls."""
+"""One row for each remembered rule, which an approver created with a decision and which applies to
+later calls."""
 
 IDEMPOTENCY = Table(
     "idempotency",
@@ -366,11 +370,11 @@ COUNTERS = Table(
     UniqueConstraint("name", "subject", "period", "unit"),
     Index("counters_by_end", "until"),
 )
-"""One row for each budget or rate limit (`name`), subject (`agent=a;tool=b`), period and unit.
-`settled` is the used amount. `reserved` is the amount up to which the engine may spend without
-another write; after a crash, all of it counts as used. Money is in millionths. For a rate limit,
-`reserved` is the time when the whole burst is available again, in Unix nanoseconds. The row is
-deleted at `until`."""
+"""One row for each combination of a budget or rate limit (`name`), subject (`agent=a;tool=b`),
+period and unit. `settled` is the used amount. `reserved` is the amount that the engine may use
+without another write. After a crash, this whole amount counts as used. Money is in millionths. For
+a rate limit, `reserved` is the time at which the whole burst is available again, in Unix
+nanoseconds. The row expires at `until`."""
 
 AUDIT = Table(
     "audit",
@@ -380,8 +384,8 @@ AUDIT = Table(
     Column("body", _TEXT, nullable=False),
     Column("mac", LargeBinary, nullable=False),
 )
-"""The audit chain. `body` is the record as JSON; `mac` authenticates it and the previous row with a
-key that is not in the database."""
+"""The audit chain. `body` is the record as JSON. `mac` authenticates the body and the previous row,
+with a key that is not in the database."""
 
 DELIVERIES = Table(
     "deliveries",
@@ -397,7 +401,8 @@ DELIVERIES = Table(
     Index("deliveries_by_state", "delivered_at", "given_up_at"),
 )
 """Webhook messages and the state of their delivery. A row is written in the transaction of the
-event that it reports: an approval, named by its id, or an event stored in `document`."""
+event that the message reports. Either the event concerns an approval, whose id is in the row, or
+`document` contains the event."""
 
 
 # -- migrations ----------------------------------------------------------------------------
@@ -436,7 +441,7 @@ _KEPT = timedelta(days=30)
 
 
 def _one_table_of_counters(connection: Connection) -> None:
-    """Move budgets and rate limits to one table of integer counters; existing counts are kept."""
+    """Move the counts of budgets and rate limits into one table of integer counters."""
     run = connection.exec_driver_sql
     budgets = run(
         "SELECT budget, subject, period, unit, settled, reserved, updated_at FROM counters"
@@ -653,4 +658,4 @@ STEPS: tuple[Step, ...] = (
     ),
     _records_of_calls,
 )
-"""The migrations, in order. A schema's version is the number of steps that have run."""
+"""The migrations in order. A schema's version is the number of steps that created it."""

@@ -17,8 +17,8 @@ class RecordSettings(Value):
     """Which calls' arguments and answers are kept, and for how long."""
 
     calls: Literal["all", "failed", "none"] | None = None
-    """If this is None, all calls are kept, or no calls if the engine is a service, because a
-    service runs other people's calls."""
+    """None means `all` or, if the engine is a service, `none`, because a service runs other
+    people's calls."""
 
     kept_days: int = Field(default=7, ge=1, le=3650)
     kept_mb: int = Field(default=512, ge=1, le=1_000_000)
@@ -28,12 +28,12 @@ class StateSettings(Value):
     """Where the rows of the state are kept."""
 
     url: SecretStr | None = None
-    """A database of a kind that a part adds, or None for a SQLite file in the state directory. The
-    URL may contain a password, so it is never shown."""
+    """The URL of a database for which a part provides a backend, or None for a SQLite file in the
+    state directory. The URL may contain a password, so it is never shown."""
 
     @property
     def secret_url(self) -> str | None:
-        """The URL as text, or None."""
+        """The URL as plain text with its password, or None if no URL is set."""
         return self.url.get_secret_value() if self.url is not None else None
 
 
@@ -41,8 +41,8 @@ class FileSettings(Value):
     """Where blobs, and the files of parts, are kept."""
 
     url: str | None = None
-    """A directory, or the URL of a place that a part adds, which the engines of one state share.
-    None for the state directory."""
+    """A directory, or the URL of a remote place that a part supports. All engines of one state must
+    share it. None means the state directory."""
 
     @field_validator("url")
     @classmethod
@@ -55,14 +55,14 @@ class FileSettings(Value):
 
     @property
     def directory(self) -> Path | None:
-        """The shared directory, or None if `url` does not name a directory."""
+        """The shared directory, or None if `url` is not a directory."""
         return Path(self.url) if self.url is not None and self.url.startswith("/") else None
 
     def remote(self) -> RemoteFiles | None:
-        """Return the files at the URL, or None if `url` is a directory or None.
+        """Return the remote place at the URL. Return None if `url` is a directory or not set.
 
         Raises:
-            StoreError: the extra of the kind of place is missing.
+            StoreError: the optional dependencies for this kind of remote place are not installed.
         """
         if self.url is None or self.directory is not None:
             return None

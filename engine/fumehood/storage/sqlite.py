@@ -26,18 +26,17 @@ from fumehood.storage.errors import DamagedState, ForeignState, NewerState, Stor
 from fumehood.storage.schema import METADATA, STEPS
 
 PAGE_CACHE_KB = 500
-"""Size of each connection's page cache, in KB; the kernel caches the same pages. With SQLite's
-default of 2 MB, a daemon's memory grew by 4 MB over its first 50,000 calls; with this value it does
-not.
-"""
+"""Size of each connection's page cache in KB. A large cache is not needed, because the operating
+system caches the same pages. With SQLite's default of 2 MB, a daemon's memory grew by 4 MB over its
+first 50,000 calls. With this value, it does not grow."""
 
 BUSY_TIMEOUT_S = 5
 
 APPLICATION_ID = 0x46554D45  # "FUME", the application id in SQLite's file header
 
 SIDE_FILES = ("-wal", "-journal")
-"""Suffixes of files next to a database that was not closed. SQLite needs these files to read the
-database."""
+"""Suffixes of the files that SQLite leaves next to a database that was not closed. SQLite needs
+these files to read the database."""
 
 
 class SQLite(Backend):
@@ -59,15 +58,16 @@ class SQLite(Backend):
     def is_in_transaction(self, connection: Connection) -> bool:
         """Return whether the transaction is still open.
 
-        SQLite rolls back by itself if the disk is full, after an I/O error, or if memory runs out.
+        SQLite itself rolls back the transaction if the disk is full, an I/O error occurs or memory
+        runs out.
         """
         raw: Any = connection.connection.driver_connection
         return bool(raw.in_transaction)
 
     @staticmethod
     def in_words(error: BaseException) -> str:
-        """Return SQLite's error message, which contains no values. If the error does not come from
-        SQLite, return the error's type.
+        """Return SQLite's error message, which contains no stored values. If the error does not
+        come from SQLite, return the name of the error's type.
         """
         cause = error.orig if isinstance(error, DatabaseError) else error
         return str(cause) if isinstance(cause, sqlite3.Error) else type(error).__name__
@@ -77,8 +77,8 @@ def open_file(path: Path) -> SQLite:
     """Open or create a database file, and migrate it to the newest schema.
 
     Raises:
-        NewerState, ForeignState, DamagedState: this engine cannot use the file, which stays
-            unchanged.
+        NewerState, ForeignState, DamagedState: this engine cannot use the file, and has not changed
+            it.
         StoreError: the file cannot be opened.
     """
     with _opening(path):
@@ -97,7 +97,8 @@ def open_file(path: Path) -> SQLite:
 
 
 def open_to_read(path: Path) -> Engine:
-    """Open a database for reading, even while an engine writes to it. Creates and migrates nothing.
+    """Open a database for reading, even while an engine writes to it. Nothing is created or
+    migrated.
 
     Raises:
         NewerState, ForeignState, DamagedState: this engine cannot use the file.
@@ -128,12 +129,13 @@ def open_memory() -> SQLite:
 
 @contextmanager
 def _opening(path: Path) -> Iterator[None]:
-    """Convert errors of SQLite and the file system to StoreError."""
+    """Convert errors from SQLite and the file system within the block to StoreError."""
     try:
         yield
     except (sqlite3.DatabaseError, DatabaseError) as error:
         cause = error.orig if isinstance(error, DatabaseError) else error
-        code = getattr(cause, "sqlite_errorcode", 0) & 0xFF  # the upper bits are details
+        # the upper bits of the error code are details
+        code = getattr(cause, "sqlite_errorcode", 0) & 0xFF
         if code in (sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT):
             raise _damaged(path) from None
         why = SQLite.in_words(error)
@@ -151,7 +153,9 @@ def _damaged(path: Path) -> DamagedState:
 
 
 def _check(path: Path) -> None:
-    """Refuse a file that this engine cannot use. Changes neither the file nor its log."""
+    """Raise StoreError if this engine cannot use the file. Neither the file nor its write-ahead log
+    is changed.
+    """
     if not _has_content(path):
         for side in SIDE_FILES:
             if _has_content(path.with_name(path.name + side)):
@@ -204,8 +208,8 @@ def _has_content(path: Path) -> bool:
 
 
 def _prepare(path: Path) -> None:
-    """Create the file, or remove other users' access to it, and enable its write-ahead log.
-    SQLite's side files get the same file mode.
+    """Create the file, or remove other users' access to it, and enable its write-ahead log. SQLite
+    creates its side files with the same access.
     """
     with open(path, "ab", opener=private) as file:
         os.fchmod(file.fileno(), PRIVATE_FILE)
@@ -239,8 +243,8 @@ def _engine(path: Path, how: str, *, size: int) -> Engine:
 
 
 def _begin_explicitly(engine: Engine, statement: str) -> None:
-    """Begin transactions with this statement, because the driver's own transactions break
-    savepoints.
+    """Begin each transaction with this SQL statement. The driver's own way to begin transactions
+    breaks savepoints.
     """
 
     @event.listens_for(engine, "connect")

@@ -1,7 +1,7 @@
-"""The stores of one engine: its database, its places for files, and what the kernel keeps in them.
+"""The stores of one engine: its database, its storage for files, and the kernel's data in both.
 
-Host side, created by `compose` and used by the pipeline. Creating them opens no file. `compose`
-opens, prunes and closes them.
+Host side, created by `compose` and used by the pipeline. Creating the stores opens no files.
+`compose` later opens, prunes and closes the stores.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from fumehood.storage.settings import FileSettings, RecordSettings
 
 @dataclass(frozen=True, slots=True)
 class Stores:
-    """The stores of one engine. If `is_own`, the engine closes the database when it ends."""
+    """The stores of one engine. `is_own` means that the engine closes the database when it ends."""
 
     database: Database
     is_own: bool
@@ -31,7 +31,7 @@ class Stores:
     blobs: BlobStore
     sessions: SessionTable
     saved: SavedFiles | None
-    """The saved files of durable sessions. None if the engine keeps no state."""
+    """The saved files of durable sessions. None if the engine has no persistent state."""
 
 
 def make_stores(
@@ -46,10 +46,11 @@ def make_stores(
     blobs_kept_hours: float,
     now: Callable[[], datetime],
 ) -> Stores:
-    """Create the stores. `given` is the database, or None for a new one in memory.
+    """Create the stores of one engine. `given` is the database to use. If it is None, a new
+    database is created in memory.
 
     Raises:
-        StoreError: the extra of the place of files is missing.
+        StoreError: the optional dependencies for the remote place are not installed.
     """
     database = given if given is not None else open_database(None)
     own = database.directory

@@ -1,7 +1,7 @@
-"""Usage: sums of past calls from the call log.
+"""Usage: the total usage of past calls, computed from the call log.
 
-Host side. Invariants: sums are exact, because no float is added and no sum can overflow; a
-principal gets only the sums of its own calls.
+Host side. Invariants: sums are exact, because no floats are added and no sum can overflow; a
+principal gets only the sums over its own calls.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from fumehood.storage.database import Database
 from fumehood.storage.schema import CALLS
 
 HIGH = 1 << 32
-"""Columns are added in two halves, divided at this number, because SQLite's sums overflow: a tool
-may report 2^63 - 1 tokens twice."""
+"""Columns are summed in two halves, divided at this number. Otherwise, SQLite's sums could
+overflow: two calls may each report 2^63 - 1 tokens."""
 
 MILLION = 1_000_000
 
@@ -58,8 +58,8 @@ _LARGE: dict[str, ColumnElement[Any]] = {
 async def usage_table(
     database: Database, query: UsageQuery, principal_id: str | None = None
 ) -> UsageTable:
-    """Sum up a principal's calls, or all calls without `principal_id`. Every call that has ended by
-    now is included.
+    """Sum up the usage of one principal's calls, or of all calls if `principal_id` is None. Every
+    call that has already ended is included.
 
     Raises:
         ReadFailed: the database cannot be read.
@@ -88,10 +88,10 @@ def _summed(
     groups: Sequence[Group],
     limit: int | None,
 ) -> list[UsageRow]:
-    """Return a row for each group, at most `limit` of them, in the order of the groups' keys.
+    """Return one row for each group, ordered by the groups' keys, and at most `limit` rows.
 
-    The database returns one row for each group and currency. The rows of a group are merged here,
-    so that the limit never splits a group.
+    The database returns one row for each group and currency. This function merges the rows of a
+    group, so that the limit never splits a group.
     """
     keys = [_GROUP_COLUMNS[group] for group in groups]
     chosen = (

@@ -1,8 +1,9 @@
-"""The writer: one thread with one connection, which groups pending changes into one commit.
+"""The writer: one thread with one connection. It groups pending changes, so that many need only one
+commit.
 
-Host side, used by `storage/database`. Invariants: a durable job's future is resolved only after its
-commit was flushed to the disk; a failing job affects no other job, unless the database rolls back
-the whole transaction, which fails all of its jobs; only `close` ends the thread.
+Host side, used by `storage/database`. Invariants: a durable job's future is resolved only after the
+commit was flushed to disk; a failing job affects no other job, unless the database rolls back the
+whole transaction (then all its jobs fail); only `close` ends the thread.
 """
 
 from __future__ import annotations
@@ -27,12 +28,12 @@ T = TypeVar("T")
 Job = Callable[[Connection], T]
 Row = dict[str, Any]
 Batch = Callable[[Connection, list[Row]], None]
-"""Writes posted rows. The writer calls it for a group of rows, and again for each row if the group
-fails."""
+"""Writes posted rows. The writer calls it once for a group of rows. If that fails, the writer calls
+it again for each row separately."""
 OnEvent = Callable[[str, dict[str, Any]], None]
 """Receives an event's name and values, in the writer's thread."""
 CommitHook = Callable[[str, int], None]
-"""The writer calls it before and after each flushed commit, with `before` or `after`, and the
+"""Called before and after each flushed commit. Its arguments are `before` or `after`, and the
 commit's number, counted from 1."""
 
 MAX_GROUP = 500
@@ -40,13 +41,13 @@ MAX_POSTS = 20_000
 """Maximum number of posted rows that wait to be written. Further rows are dropped and counted."""
 
 GATHER_S = 0.2
-"""Seconds for which posted rows are gathered, because one transaction for many rows slows calls
-down the least."""
+"""Seconds for which posted rows are collected before they are written. One transaction for many
+rows slows calls down the least."""
 
 HANGS_S = 10.0
-"""Duration of a transaction, in seconds, after which the state is reported as failing until the
-transaction ends. The value exceeds the time after which an unresponsive connection to PostgreSQL is
-closed."""
+"""If a transaction takes longer than this many seconds, the state is reported as failing until the
+transaction ends. The value is greater than the time after which an unresponsive PostgreSQL
+connection is closed."""
 
 
 @dataclass(slots=True)
@@ -57,16 +58,18 @@ class _Waiting(Generic[T]):
 
 
 class _RolledBack(Exception):
-    """The database rolled back the whole transaction, even if the job caught the error."""
+    """The database rolled back the whole transaction. The job may have caught the database's
+    error.
+    """
 
 
 class _Refused(Exception):
-    """The only job of a transaction failed. Its future already has the error."""
+    """The only job of a transaction failed. The job's future already has the error."""
 
 
 class Writer:
-    """Runs jobs in order of arrival. Posted rows are written in their own order of arrival,
-    independently of the jobs.
+    """Runs jobs in the order of their arrival. Posted rows are also written in the order of their
+    arrival, but independently of the jobs.
     """
 
     def __init__(
@@ -112,7 +115,7 @@ class Writer:
 
     @property
     def waiting(self) -> int:
-        """The number of jobs and rows that wait to be written."""
+        """The number of jobs and rows that are waiting to be written."""
         return len(self._waiting) + len(self._posts)
 
     def submit(self, job: Job[T], *, durable: bool) -> Future[T]:
@@ -139,14 +142,16 @@ class Writer:
                 self._start()
 
     def note_dropped(self) -> None:
-        """Count a row that was dropped because too many rows are waiting to be written. The
-        writer's thread reports the dropped row.
+        """Count a row that was dropped because too many rows wait to be written. The writer's
+        thread later reports the number of dropped rows.
         """
         self.lost += 1
         self._has_dropped = True
 
     def flush(self) -> Future[None]:
-        """Return a future that resolves when all rows posted so far were written or have failed."""
+        """Return a future that is resolved once every row posted before this call has been written
+        or has failed.
+        """
         future: Future[None] = Future()
         future.set_running_or_notify_cancel()
         with self._lock:
@@ -158,8 +163,8 @@ class Writer:
         return future
 
     def close(self) -> None:
-        """Write pending changes and end the thread. Pending changes are dropped if the database
-        cannot be reached.
+        """Write pending changes and end the thread. If the database cannot be reached, pending
+        changes are dropped.
         """
         with self._lock:
             self._closing = True
@@ -170,7 +175,9 @@ class Writer:
         self._posts.clear()
 
     def _start(self) -> None:
-        """Start the thread at the first change, because many embedded engines never write."""
+        """Start the thread if it is not running. This happens at the first change, because many
+        embedded engines never write.
+        """
         if self._thread is None and not self._closing:
             self._thread = threading.Thread(target=self._run, name="state-writer", daemon=True)
             self._thread.start()
@@ -189,7 +196,9 @@ class Writer:
                 return
 
     def _take_turn(self) -> None:
-        """Write pending jobs and posted rows in turn, so that neither delays the other forever."""
+        """Write pending jobs and posted rows alternately, so that neither can delay the other
+        forever.
+        """
         with self._lock:
             flushing, self._flushing = self._flushing, []
             owed = len(self._posts) if flushing or self._posts_are_due() else 0
@@ -206,7 +215,7 @@ class Writer:
     def _posts_are_due(self) -> bool:
         """Whether posted rows should be written now.
 
-        Posted rows are not written after every job, because the next job would then wait.
+        They are not written after every group of jobs, because that would delay the next jobs.
         """
         is_time = time.monotonic() - self._wrote_posts_at >= GATHER_S
         return is_time or self._closing or len(self._posts) >= MAX_GROUP
@@ -219,7 +228,7 @@ class Writer:
             self._run_jobs(group)
 
     def _run_jobs(self, group: list[_Waiting[Any]]) -> None:
-        """Run jobs in one transaction, and resolve their futures."""
+        """Run jobs in one transaction. After the commit, resolve their futures."""
         done: list[tuple[Future[Any], Any]] = []
         writes = any(waiting.durable for waiting in group)
         self._writing_since = time.monotonic()
@@ -245,8 +254,8 @@ class Writer:
             future.set_result(result)
 
     def _drop_pending(self) -> list[_Waiting[Any]]:
-        """Drop pending jobs and rows, and return the jobs. `close` calls this method, because each
-        attempt to write to an unreachable database takes seconds.
+        """Drop all pending jobs and rows, and return the jobs. This is needed when the writer
+        closes, because each attempt to write to an unreachable database takes seconds.
         """
         with self._lock:
             jobs = list(self._waiting)
@@ -265,8 +274,8 @@ class Writer:
     ) -> None:
         """Run one job in a savepoint, so that its failure affects no other job.
 
-        A job that is alone in its transaction gets no savepoint, which takes as long as a small
-        job.
+        If the job is alone in its transaction, it gets no savepoint, because a savepoint takes as
+        long as a small job.
         """
         try:
             with nullcontext() if is_alone else connection.begin_nested():
@@ -313,13 +322,15 @@ class Writer:
         return not connection.invalidated and self._backend.is_in_transaction(connection)
 
     def _disconnect(self) -> None:
-        """Return the connection to its pool after an error. The pool rolls back the transaction."""
+        """Give the connection back to its pool after an error. The pool then rolls back the
+        transaction.
+        """
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.close()
 
     def _at_commit(self, moment: str) -> None:
-        """Call the hook with which tests examine every commit."""
+        """Call the commit hook, with which tests examine every commit."""
         if self._commit_hook is not None:
             self._commits += moment == "before"
             self._commit_hook(moment, self._commits)
@@ -346,7 +357,9 @@ class Writer:
     def _write_batches(
         self, batches: list[tuple[Batch, list[Row]]]
     ) -> list[tuple[Batch, list[Row], BaseException]]:
-        """Write batches of rows in one transaction; return the failed batches with their errors."""
+        """Write batches of rows in one transaction. Return the failed batches, each with its
+        error.
+        """
         if not batches:
             return []
         jobs = [_Waiting(_batch_job(*batch), Future(), durable=False) for batch in batches]
@@ -369,8 +382,8 @@ class Writer:
         return "the transaction was given up" if words.startswith("no such savepoint") else words
 
     def _note_failure(self, error: BaseException) -> None:
-        """Report a failure, unless one was already reported since the last successful write,
-        because failures may last for days.
+        """Report a failure if it is the first since the last successful write. Further failures are
+        not reported, because a failure may last for days.
         """
         if isinstance(error, Fenced) and not self.is_fenced:
             self.is_fenced = self._has_failed = True
