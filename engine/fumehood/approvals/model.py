@@ -153,8 +153,8 @@ class Approval(Value):
 
     @property
     def outlived(self) -> str | None:
-        """What the call needs but what has ended: `session`, `program` or `trial`. None if nothing
-        has.
+        """The name of what the call needs and what has already ended: `session`, `program` or
+        `trial`. None if nothing has ended.
         """
         return next((one for one in self.changed if one in OUTLIVED), None)
 
@@ -380,21 +380,23 @@ class ApprovalSettings(Value):
     """Settings of approvals: time limits, quotas of waiting calls, and self-approval."""
 
     expire_seconds: float = Field(default=3600, ge=1, le=30 * 86_400)
-    """A call that is not decided in this time expires."""
+    """A call expires if nobody decides on it within this many seconds."""
     start_within_seconds: float = Field(default=300, ge=1, le=86_400)
-    """An approved call that has not started in this time expires."""
+    """An approved call expires if it does not start within this many seconds."""
     warn_seconds: float = Field(default=300, ge=0, le=86_400)
-    """How long before expiry a warning is sent."""
+    """Seconds before an approval's expiry at which a warning is sent."""
     max_wait_seconds: float = Field(default=600, ge=1, le=3600)
-    """Maximum time for which a call with `wait_for_approval` keeps its connection open."""
+    """Maximum seconds for which a call with `wait_for_approval` keeps its connection open."""
     max_pending: int = Field(default=10_000, ge=1, le=1_000_000)
     max_pending_per_principal: int = Field(default=1000, ge=1, le=1_000_000)
     max_pending_mb_per_principal: int = Field(default=64, ge=1, le=100_000)
     """Maximum disk space of the records of one principal's waiting calls."""
     kept_days: int = Field(default=90, ge=1, le=3650)
     repeat_seconds: float = Field(default=86_400, ge=0, le=30 * 86_400)
-    """How long after a call's end its unfetched answer is still returned to repeats."""
+    """For this many seconds after a call's end, repeats of the call get its answer, unless the
+    answer was already fetched."""
     allow_self_approval: bool = False
-    """Whether a principal may approve its own call. The decision is recorded as such."""
+    """Whether a principal may approve its own call. The decision is then recorded as a
+    self-approval."""
     url: str | None = Field(default=None, max_length=500)
     """Address of an approval's page, with `{id}` for its id. Sent as `approval_url`."""

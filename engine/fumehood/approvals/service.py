@@ -120,8 +120,8 @@ class ApprovalService:
         """Return the answer to the principal's own call that needed approval, or None if there is
         no answer.
 
-        The answer is marked as fetched. With `is_fetched=False`, the caller of this method must
-        call `fetched` once the answer has been delivered.
+        The answer is marked as fetched. If `is_fetched` is False, it is not marked, and the caller
+        of this method must call `fetched` once the answer has been delivered.
         """
         stored = await self._own_call(call_id, principal)
         if stored is None or stored.answer is None:

@@ -215,7 +215,7 @@ def expired(now: datetime, answer: Envelope) -> Step:
 def outlived(what: str, now: datetime, answer: Envelope) -> Step:
     """Return the step for a call whose session, program or trial ended before the call started.
 
-    `what` names the one that ended, as in `Approval.outlived`.
+    `what` says which of them ended, with one of the values of `Approval.outlived`.
     """
     row = TRANSITIONS[f"end with its {'session' if what == SESSION else 'engine'}"]
     return replace(

@@ -1,7 +1,7 @@
 """Budgets and rate limits as gates of the pipeline (`pipeline/gate.py`).
 
-A call holds a place in its rate limits until it begins, and its expected cost in its budgets until
-its actual cost is known.
+A place in the rate limits is reserved for a call until it begins. The call's expected cost is
+reserved in the budgets until its actual cost is known.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class RateGate(Gate):
         self._rates = rates
 
     def excess(self, validated: ValidatedCall) -> Excess | None:
-        """Return the rate limit that would refuse a call now, or None."""
+        """Return the rate limit that would refuse the call now as an `Excess`, or None."""
         per_minute = validated.tool.definition.rate_limit
         over = self._rates.exceeded(spender_of(validated), per_minute)
         if over is None:
@@ -38,7 +38,7 @@ class RateGate(Gate):
         return Excess(over.refusal(), shown)
 
     async def hold(self, permitted: PermittedCall, *, is_let_pass: bool) -> Hold | None:
-        """Hold a place in each limit of the call. Raises RateLimited."""
+        """Reserve a place in each rate limit of the call. Raises RateLimited."""
         per_minute = permitted.tool.definition.rate_limit
         if per_minute is None and not self._rates.has_rules:
             return None
@@ -71,7 +71,7 @@ class BudgetGate(Gate):
         self._now = now
 
     def excess(self, validated: ValidatedCall) -> Excess | None:
-        """Return the budget that has too little left for a call, or None."""
+        """Return the budget that has too little left for the call as an `Excess`, or None."""
         if self._budgets.is_empty:
             return None
         over = self._budgets.exceeded(spender_of(validated), self._estimate(validated))
@@ -82,11 +82,15 @@ class BudgetGate(Gate):
         return Excess(refusal(over, self._now()), shown, record, _in_words(over))
 
     def standings(self, principal: Principal | None) -> Iterable[BudgetStanding]:
-        """Return what is left of every budget, or of those that limit one principal."""
+        """Return what is left of every budget. If `principal` is given, include only the budgets
+        that limit this principal.
+        """
         return self._budgets.standings(principal)
 
     async def hold(self, permitted: PermittedCall, *, is_let_pass: bool) -> Hold | None:
-        """Hold the expected cost. Raises QuotaExceeded, WriteFailed, ReadFailed."""
+        """Reserve the call's expected cost in its budgets. Raises QuotaExceeded, WriteFailed,
+        ReadFailed.
+        """
         if self._budgets.is_empty:
             return None
         validated = permitted.validated
@@ -125,7 +129,7 @@ def _in_words(over: Exceeded) -> str:
 
 
 def spender_of(validated: ValidatedCall) -> Spender:
-    """Return whose budgets and rate limits a call counts against."""
+    """Return the caller and the tool by which budgets and rate limits count the call."""
     request = validated.request
     return Spender(
         request.principal.id if request.principal is not None else "",

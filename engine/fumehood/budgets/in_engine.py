@@ -25,9 +25,11 @@ if TYPE_CHECKING:
 
 
 class Spending(EnginePart):
-    """Has the `budgets` and the rate limits (`rates`) of one engine.
+    """The part with the `budgets` and the rate limits (`rates`) of one engine.
 
-    Raises (from the constructor and from the first `use_policy`):
+    The constructor and the first call of `use_policy` read counters from the database.
+
+    Raises:
         DamagedState: the counters in the database are invalid.
         ReadFailed: the counters cannot be read.
     """
@@ -44,14 +46,16 @@ class Spending(EnginePart):
         self._has_policy = False
 
     def gates(self) -> Iterator[Gate]:
-        """Yield the gate of the rate limits, then that of the budgets."""
+        """Yield the gate of the rate limits, then the gate of the budgets."""
         yield RateGate(self.rates)
         yield BudgetGate(self.budgets, self.kernel.counter, self.kernel.clock.now)
 
     def use_policy(self, values: Mapping[str, Any], tools: Collection[str]) -> None:
-        """Use the policy file's budgets, and the configured budgets with other names.
+        """Use the budgets of the policy file. Configured budgets stay in use if the policy file has
+        no budget with the same name.
 
-        Log each budget that covers no registered tool, and at the start each such rate limit.
+        Log a warning for each budget that covers no registered tool. The first call also does so
+        for rate limits.
         """
         log = self.kernel.log
         more: tuple[BudgetRule, ...] = values.get("budgets", ())
@@ -68,7 +72,7 @@ class Spending(EnginePart):
             self.budgets.load()
 
     def figures(self) -> Iterator[Figure]:
-        """Yield the used part of each budget."""
+        """Yield the used fraction of each budget as a metric."""
         used: dict[str, float] = {}
         for one in self.budgets.standings():
             limit, taken = Decimal(one.limit), Decimal(one.spent) + Decimal(one.held)
@@ -79,7 +83,9 @@ class Spending(EnginePart):
 
     @asynccontextmanager
     async def running(self, made: Composition) -> AsyncIterator[None]:
-        """Delete expired counters, and in the end give back what was reserved in advance."""
+        """Delete expired counters while the engine runs. At its end, lower all marks to the spent
+        amounts.
+        """
         log, now = self.kernel.log, self.kernel.clock.now
         on_fault = partial(log_fault, log, "state.retention_failed")
         async with AsyncExitStack() as stack:
@@ -90,7 +96,9 @@ class Spending(EnginePart):
             yield
 
     async def _give_back(self) -> None:
-        """Lower the marks of all budgets. If that fails, what was reserved counts as spent."""
+        """Lower the marks of all budgets to the spent amounts. If this fails, everything up to the
+        marks counts as spent.
+        """
         try:
             await self.budgets.close()
         except StoreError as fault:

@@ -1,13 +1,15 @@
 """The ledger: reserve the expected cost of a call before it runs, settle the actual cost after.
 
-The pipeline calls this module, which uses `budgets/store`. Each counter has a durable mark: the
-amount up to which spending is stored. Decisions are made in memory without an `await` in between,
-so two concurrent calls cannot both use the last amount of a budget. Invariant: spent plus held is
-at most the mark, unless a call has just cost more than expected. A mark is ahead of the use, so
-most calls write nothing. After a restart, everything up to the mark counts as spent, because
-nothing durable records which calls ran. The mark's distance from the use is half of the use since
-the start, but at least one step and at most one block. A crash can reduce what is left of a budget,
-by that distance and the held amount, but never increase it.
+The pipeline calls this module, which uses `budgets/store`. Decisions are made in memory without an
+`await` in between, so two concurrent calls cannot both use the last amount of a budget.
+
+Each counter has a *mark* in the database: an amount up to which the engine may spend without
+another write. Invariant: the spent and held amounts together are at most the mark, unless a call
+has just cost more than expected. Marks are ahead of the used amounts, so most calls write nothing.
+After a restart, everything up to the mark counts as spent, because the database does not record
+which calls ran. Therefore, a crash can reduce what is left of a budget, but never increase it. To
+limit this loss, the distance from the used amount to the mark is half of the use since the engine's
+start, but at least one step and at most one block.
 
 In this module, amounts are integers: calls, tokens, millionths of money.
 """
@@ -40,16 +42,16 @@ from fumehood.core.usage_table import BudgetStanding, Period, Unit
 from fumehood.protocol import strict_json
 
 BLOCKS = 20
-"""Number of blocks in one budget. A mark is at most one block ahead of the use, so a whole budget
-takes this many durable writes, and a few more after each start. A crash can lose one block, or two
+"""Number of blocks in one budget. A mark is at most one block ahead of the use. So a whole budget
+takes this many database writes, and a few more after each start. A crash can lose one block, or two
 if calls cost less than expected."""
 
 STEPS = 1000
-"""Number of steps in one budget. A mark is at least one step ahead of the use: an engine that has
-just started and is killed loses no more than that."""
+"""Number of steps in one budget. A mark is at least one step ahead of the use. An engine that is
+killed just after its start loses no more than one step."""
 
 MICROS = 6
-"""Decimal places of money, as in envelopes."""
+"""Number of decimal places of money, as in envelopes."""
 
 TOTAL = Period.TOTAL.value
 
@@ -63,11 +65,11 @@ NOTHING: Figures = (0, 0, 0, 0, 0)
 
 @dataclass(frozen=True, slots=True)
 class LimitedRule:
-    """One limit of a budget rule, as an integer."""
+    """One limit of a budget rule as an integer, such as its limit on tokens."""
 
     rule: BudgetRule
     place: int
-    """The position of the limit's unit in `Figures`."""
+    """The index of the limit's unit in `Figures`."""
     limit: int
 
     @classmethod
@@ -87,15 +89,15 @@ class LimitedRule:
         return CounterKey(self.rule.name, subject, period, self.unit)
 
     def counts_by(self, key: CounterKey, day: str) -> bool:
-        """Whether a stored counter is still counted by this rule. False if the rule's `per` or
-        period has changed since the counter was stored.
+        """Whether a stored counter still fits this rule. It does not if the rule's `per` or period
+        has changed since the counter was stored.
         """
         of = key.subject
         spender = Spender(of.principal or "", of.agent, of.session, of.tool or "")
         return key == self.key(subject_of(spender, self.rule.per), day)
 
     def covers(self, tool: str, agent_id: str | None) -> bool:
-        """Whether the rule counts calls of this tool by this agent."""
+        """Whether the rule limits calls of this tool by this agent."""
         if self.rule.tools and not any_matches(self.rule.tools, tool):
             return False
         return not self.rule.agents or (
@@ -112,13 +114,13 @@ class Account:
     spent: int = 0
     held: int = 0
     began: int = 0
-    """The amount that was already spent when the counter was read."""
+    """The spent amount at the time when the counter was read from the database."""
     mark: int = 0
-    """The amount up to which spending is durable."""
+    """The amount up to which calls may spend without another write to the database."""
     was_used: bool = True
     """Whether a call has used the counter since `prune` last checked it."""
     writing: int = 0
-    """Number of higher marks that are being written."""
+    """Number of pending writes of a higher mark."""
     is_unsure: bool = False
     """Whether the stored mark may be higher than `mark`, because a write failed or was
     cancelled."""
@@ -135,12 +137,12 @@ class Account:
 
     @property
     def is_ahead(self) -> bool:
-        """Whether the stored mark is, or may be, higher than the spent amount."""
+        """Whether the mark in the database is, or may be, different from the spent amount."""
         return self.is_unsure or self.mark != self.spent
 
     @property
     def is_far_ahead(self) -> bool:
-        """Whether the mark is more than two blocks ahead of the spent and held amounts."""
+        """Whether the mark exceeds the used amount by more than two blocks."""
         return self.mark - self.spent - self.held > 2 * (self.rule.limit // BLOCKS)
 
     @property
@@ -152,7 +154,9 @@ class Account:
         return datetime(day.year, day.month, day.day, tzinfo=UTC) + timedelta(days=1)
 
     def is_for(self, principal: Principal | None) -> bool:
-        """Whether the counter limits this principal. None matches every counter."""
+        """Whether the counter limits this principal. True for every counter if `principal` is
+        None.
+        """
         if principal is None:
             return True
         owner, agent, names = self.key.subject.principal, self.key.subject.agent, self.rule.rule
@@ -174,16 +178,16 @@ class Account:
 
     @property
     def next_mark(self) -> int:
-        """The next mark: ahead of the used amount, but not beyond the limit unless the used amount
-        is beyond it. The distance between the mark and the used amount grows with the use since the
-        start, so that an engine that is killed often does not lose more than it uses.
+        """The next mark. It is ahead of the used amount, but not above the limit unless the used
+        amount is. Its distance from the used amount grows with the use since the engine's start, so
+        that an engine that is killed often never loses more than it uses.
         """
         limit, since_start = self.rule.limit, self.used - self.began
         ahead = min(limit // BLOCKS, max(limit // STEPS, since_start // 2))
         return max(self.used, min(limit, self.used + ahead))
 
     def row(self, reserved: int) -> CounterRow:
-        """Return the row for the database with this mark."""
+        """Return the counter's database row, with `reserved` as its mark."""
         return CounterRow(self.key, self.spent, reserved)
 
     def exceeded(self, needed: Figures) -> Exceeded | None:
@@ -216,7 +220,9 @@ class Account:
 
 
 class Reservation:
-    """The amount held for one call. `settle` or `release` ends it, whichever comes first."""
+    """The amount that is held for one call. The first call of `settle` or `release` ends the
+    reservation.
+    """
 
     __slots__ = ("_accounts", "_budgets", "_held", "_is_open")
 
@@ -229,7 +235,7 @@ class Reservation:
             account.hold(held)
 
     def settle(self, actual: Amounts) -> None:
-        """Record the actual cost, which may be more or less than the held amount."""
+        """Replace the held amount by the actual cost, which may be higher or lower."""
         if self._is_open:
             self._is_open = False
             taken = (*figures_of(actual, ROUND_HALF_EVEN)[:3], *self._held[3:])
@@ -260,7 +266,7 @@ class Reservation:
 
 
 class Budgets:
-    """All budgets with their counters. `now` returns the time in UTC.
+    """All budgets of one engine with their counters. `now` returns the time in UTC.
 
     Raises (from the constructor):
         ReadFailed: the counters cannot be read.
@@ -278,8 +284,8 @@ class Budgets:
         self.load()
 
     def replace(self, rules: Sequence[BudgetRule]) -> None:
-        """Replace the budgets. A budget that keeps its name and unit also keeps its spent
-        amounts.
+        """Replace the budget rules. If a new budget has the name and unit of an old one, it takes
+        over the spent amounts.
         """
         self._rules = tuple(one for rule in rules for one in LimitedRule.all_of(rule))
         self._covering.cache_clear()
@@ -290,11 +296,10 @@ class Budgets:
                 account.rule = rule
 
     def load(self) -> None:
-        """Read the counters at the engine's start. This call blocks, and raises the same errors as
+        """Read the counters when the engine starts. This call blocks, and raises the same errors as
         the constructor.
 
-        Amounts that were reserved before the start count as spent, because they may have been
-        spent.
+        Everything that an earlier engine reserved counts as spent, because it may have been spent.
         """
         if not self._rules:
             return
@@ -308,14 +313,14 @@ class Budgets:
 
     @property
     def is_empty(self) -> bool:
-        """Whether there is no budget."""
+        """Whether there are no budgets."""
         return not self._rules
 
     def exceeded(self, spender: Spender, estimate: Amounts) -> Exceeded | None:
         """Return the budget that has too little left for a call, or None.
 
-        If there are several, return the budget that resets last. Reads memory only, so a session
-        without a counter in memory counts as having spent nothing.
+        If several budgets have too little left, return the one that resets last. Only counters in
+        memory are read, so a session without such a counter counts as having spent nothing.
         """
         keys = self._keys(spender)
         known = [self._accounts.get(key) or Account(rule, key) for rule, key in keys]
@@ -324,12 +329,14 @@ class Budgets:
     async def reserve(
         self, spender: Spender, estimate: Amounts, *, force: bool = False
     ) -> Reservation:
-        """Hold the expected cost of a call. With `force`, hold it even if too little is left.
+        """Hold the expected cost of a call in all budgets that cover it. With `force`, this is done
+        even if too little is left.
 
         Raises:
             QuotaExceeded: a budget has too little left. The error contains the remaining amount and
                 the time of the reset.
-            WriteFailed, ReadFailed: the reservation could not be made durable, so nothing is held.
+            WriteFailed, ReadFailed: the reservation could not be written to disk, so nothing is
+                held.
         """
         if self.is_empty:
             return Reservation(self, (), NOTHING)
@@ -349,7 +356,9 @@ class Budgets:
         return reservation
 
     def spend(self, accounts: Sequence[Account], held: Figures, taken: Figures) -> None:
-        """Replace the held amount by the actual cost. This method neither waits nor fails."""
+        """Replace the amount held for a call by its actual cost. This method neither waits nor
+        fails.
+        """
         for account in accounts:
             account.settle(held, taken)
         short = [account for account in accounts if account.is_short]
@@ -359,8 +368,8 @@ class Budgets:
         self._lower(accounts)
 
     def cover(self, accounts: Sequence[Account]) -> None:
-        """Raise the marks that the amounts taken by running programs exceed. The new marks are
-        stored soon afterwards. This method neither waits nor fails.
+        """Raise the marks that are lower than the amounts taken by running programs. The new marks
+        are written in the background. This method neither waits nor fails.
         """
         short = [account for account in accounts if account.is_short]
         if short:
@@ -369,7 +378,7 @@ class Budgets:
             self._table.reserve_soon([one.row(one.mark) for one in short], self._now())
 
     def let_go(self, accounts: Sequence[Account], held: Figures) -> None:
-        """Release the held amount. This method neither waits nor fails."""
+        """Release the amount held for a call. This method neither waits nor fails."""
         for account in accounts:
             account.settle(held, NOTHING)
             is_known = self._accounts.get(account.key) is account
@@ -380,7 +389,9 @@ class Budgets:
         self._lower(account for account in accounts if account.key in self._accounts)
 
     def standings(self, principal: Principal | None = None) -> list[BudgetStanding]:
-        """Return the standing of every budget, or of the budgets that limit one principal."""
+        """Return the standing of every budget. If `principal` is given, include only the budgets
+        that limit this principal.
+        """
         rules = set(self._rules)
         current = {
             key: account
@@ -397,7 +408,9 @@ class Budgets:
         return [account.standing() for account in ordered]
 
     def unmatched(self, tools: Iterable[str]) -> list[str]:
-        """Return the names of budgets that cover no registered tool, for example due to a typo."""
+        """Return the names of budgets that cover no registered tool, for example because of a
+        typo.
+        """
         names = list(tools)
         return [
             rule.name
@@ -408,7 +421,8 @@ class Budgets:
         ]
 
     async def prune(self, now: datetime) -> int:
-        """Forget expired counters, and delete old rows. Return the number of deleted rows.
+        """Drop expired counters from memory, and delete old rows. Return the number of deleted
+        rows.
 
         Raises:
             WriteFailed: the remaining rows stay until the next run.
@@ -419,13 +433,13 @@ class Budgets:
         if idle:
             await self._give_back(idle)
         for account in idle:
-            if not account.was_used:  # also not during the write
+            if not account.was_used:  # nor was it used during the write
                 self._accounts.pop(account.key, None)
         return await self._table.prune(now)
 
     async def close(self) -> None:
-        """Lower the marks to the spent amounts. Otherwise, everything up to the marks would count
-        as spent after a restart.
+        """Lower the marks to the spent amounts, because everything up to the marks counts as spent
+        after a restart.
 
         Raises:
             WriteFailed: the marks could not be lowered.
@@ -448,11 +462,11 @@ class Budgets:
         return tuple(rule for rule in self._rules if rule.covers(tool, agent_id))
 
     async def _accounts_of(self, spender: Spender) -> list[Account]:
-        """Return the counters of a call. Counters that are not in memory are read from the
+        """Return the counters that limit a call. Counters that are not in memory are read from the
         database.
         """
         keys = self._keys(spender)
-        # Check again after each wait: other accounts may have been dropped meanwhile.
+        # Check again after each wait, because accounts may have been dropped during the wait.
         while unknown := {key: rule for rule, key in keys if key not in self._accounts}:
             found = {key: Account(rule, key) for key, rule in unknown.items()}
             for key, _, reserved in await self._table.find(unknown):
@@ -479,7 +493,9 @@ class Budgets:
             account.mark = max(account.mark, mark)
 
     def _lower(self, accounts: Iterable[Account]) -> None:
-        """Lower marks that are far ahead, so that a crash does not lose too much."""
+        """Lower the marks that are far ahead of the used amounts, so that a crash cannot lose much
+        of a budget.
+        """
         ahead = [account for account in accounts if account.is_far_ahead and not account.writing]
         if ahead:
             for account in ahead:  # in memory first, for the reason that `_give_back` explains
@@ -488,10 +504,10 @@ class Budgets:
             self._table.give_back_soon(rows, self._now())
 
     async def _give_back(self, accounts: Iterable[Account]) -> None:
-        """Lower the marks of idle accounts to the spent amounts.
+        """Lower the marks of accounts to the spent amounts.
 
-        The marks in memory are lowered before this write begins. If spending begins during the
-        write, its higher mark is therefore written later, and stays.
+        Marks in memory are lowered before the write begins. So if a call spends something during
+        the write, its higher mark is written afterwards, and is not overwritten.
         """
         rows: list[CounterRow] = []
         for account in accounts:
@@ -501,8 +517,8 @@ class Budgets:
         await self._table.give_back(rows, self._now())
 
     def _may_forget(self, account: Account) -> bool:
-        """Whether the counter holds nothing, and its day has ended or its session was idle for an
-        hour.
+        """Whether the counter can be dropped from memory. It must hold nothing, and either its day
+        must have ended, or it must be a session's counter that was not used since the last check.
         """
         was_used, account.was_used = account.was_used, False
         is_idle_session = account.key.subject.session is not None and not was_used
@@ -520,22 +536,22 @@ class Budgets:
 def estimate_of(tool: ToolDefinition, arguments: JsonObject, counter: TokenCounter) -> Amounts:
     """Return the expected cost of a call: one call, the arguments' tokens, and `cost_per_use`.
 
-    `arguments` are the arguments that the caller sees, because no others are counted. The cost of
-    the answer, of the tool itself and of resources is known only afterwards.
+    `arguments` are the arguments that the caller sees, because only their tokens are counted. The
+    cost of the answer, of the tool itself and of resources is known only after the call.
     """
     text = strict_json.dumps(arguments).decode()
     return Amounts(1, counter.count(text, TextKind.JSON), tool.cost_per_use)
 
 
 def taken_by(usage: UsageReport) -> Amounts:
-    """Return the actual cost of a call, from the usage in its envelope."""
+    """Return the amounts that a call has actually used, from the usage report in its envelope."""
     tokens = usage.input_tokens + usage.output_tokens + usage.tokens_used
     return Amounts(1, tokens, Decimal(usage.cost))
 
 
 def refusal(exceeded: Exceeded, now: datetime) -> QuotaExceeded:
-    """Return the error for a refused call. The error reports the remaining amount and the time of
-    the reset.
+    """Return the error for a call that a budget refuses. It reports the remaining amount and the
+    time of the reset.
     """
     resets_at = exceeded.resets_at
     if resets_at is None:
@@ -593,8 +609,8 @@ def _micros(amount: Decimal, rounding: str) -> int:
 
 
 def _shown(rule: LimitedRule, figure: int) -> int | str:
-    """Return an amount in the form that users see: money as a text with decimal places, other
-    amounts as an integer.
+    """Return an amount as users see it. Money is a text with decimal places. Any other amount is an
+    integer.
     """
     return money(Decimal(figure).scaleb(-MICROS)) if rule.unit is Unit.MONEY else figure
 

@@ -1,19 +1,19 @@
 """The limiter: decides whether a call may start now and, if not, when.
 
-The pipeline calls this module, which uses `budgets/store`. Rows are written after the answers of
-calls, like the call log, so a crash may lose the rows of the last second. Each count is one number
-(GCRA, the generic cell rate algorithm): the time from which its whole burst is free. Each start of
-a call moves this time by one interval, `period / limit`. A start is allowed while the count is at
-most `burst - 1` intervals ahead of now. A decision covers all limits of a call, in memory without
-an `await` in between.
+The pipeline calls this module, which uses `budgets/store`. Each count is a single number (GCRA, the
+generic cell rate algorithm): the time at which its whole burst is free again. Each start of a call
+moves this time ahead by one interval, `period / limit`. A call may start while this time is at most
+`burst - 1` intervals after now. One decision covers all limits of a call. It is made in memory
+without an `await` in between.
 
-A call *holds* its intervals until it starts (`take`) or ends without starting (`release`), so a
-call that is refused later uses nothing. Invariant: `max(now, free) + held <= now + interval *
-burst`, so within any time at most `burst + time / interval` calls start.
+A call *holds* one interval in each limit until it starts (`take`) or ends without starting
+(`release`). So a call that is refused later uses nothing. Invariant: `max(now, free) + held <= now
++ interval * burst`, so within any time at most `burst + time / interval` calls start.
 
-Counts use the monotonic clock, which is never adjusted. The wall clock is only used to keep counts
-across a restart. After a restart, no count is further ahead than a whole burst. Times are integers
-in nanoseconds.
+Counts use the monotonic clock, which is never adjusted. The wall clock is used only to keep counts
+across a restart. After a restart, no count is further ahead than a whole burst. Counts are written
+to the database in the background, after the calls' answers, so a crash may lose those of the last
+second. Times are integers in nanoseconds.
 """
 
 from __future__ import annotations
@@ -39,31 +39,31 @@ SECOND_NS = 1_000_000_000
 MINUTE_S = 60
 
 DEFINITION = "definition:"
-"""Prefix of the ids of limits that tool definitions declare. The ids of configured limits begin
-with `rule:`."""
+"""Prefix of the ids of limits that tool definitions declare. The ids of limits in the configuration
+begin with `rule:`."""
 
 PERIOD, UNIT = "rate", "free_at"
-"""The period and the unit of stored counts. The value of a count is the time from which its whole
-burst is free, in Unix nanoseconds."""
+"""The period and the unit under which counts are stored. The stored value is the time at which the
+count's whole burst is free again, in Unix nanoseconds."""
 
 MAX_SESSIONS = 10_000
-"""Maximum number of a principal's sessions that one limit counts separately. Callers can invent
-session ids, so further sessions share one count."""
+"""Maximum number of sessions per principal that one limit counts separately. All further sessions
+share one count, because callers can invent session ids."""
 
 FIRST_SWEEP = 1024
-"""Number of counts in memory at which the counts that are free again are dropped for the first
+"""When this many counts are in memory, those whose whole burst is free are dropped for the first
 time."""
 
 GATHER_S = 0.1
-"""Seconds for which new counts are gathered before they are passed to the database."""
+"""Seconds for which new counts are collected before they are passed to the database."""
 
 
 class Limit:
-    """One limit of a tool's definition or of the configuration."""
+    """One rate limit, which a tool's definition or the configuration declares."""
 
     def __init__(self, rule: RateLimitRule, *, is_of_definition: bool = False) -> None:
-        """With `is_of_definition`, all versions of a tool share one count, but each version has its
-        own rate.
+        """If `is_of_definition` is True, all versions of a tool share one count, but the rate of
+        each version is its own.
         """
         self.rule = rule
         self.id = f"{DEFINITION}{rule.tool}" if is_of_definition else rule.id
@@ -72,17 +72,17 @@ class Limit:
         # Rounded up, so that no more calls than allowed fit into the period.
         self.interval_ns = -(-round(rule.period_seconds * SECOND_NS) // rule.limit)
         self.tolerance_ns = self.interval_ns * (self.burst - 1)
-        """How far ahead of now, in nanoseconds, a count may be for a call to start."""
+        """A call may start if the count's time is at most this many nanoseconds after now."""
         self.max_wait_ns = int(rule.max_wait_seconds * SECOND_NS)
 
     def subject(self, caller: Spender) -> Subject:
-        """Return the owner of the count to which a caller's calls are added."""
+        """Return the subject to whose count this caller's calls are added."""
         per = self.rule.per
         return EVERYBODY if per == "all" else subject_of(caller, (per,))
 
     @property
     def in_words(self) -> str:
-        """The limit as a clause of a message."""
+        """A clause for error messages that describes the limit."""
         rule = self.rule
         each = "" if rule.per == "all" else f" for each {rule.per}"
         calls = "1 call" if rule.limit == 1 else f"{rule.limit} calls"
@@ -90,7 +90,7 @@ class Limit:
 
     @property
     def details(self) -> JsonObject:
-        """The limit as JSON for error details and dry runs, without the caller."""
+        """The limit as JSON, for error details and dry runs. It does not name the caller."""
         return {
             "limit": "definition" if self.is_of_definition else "configuration",
             "tool": self.rule.tool,
@@ -102,13 +102,13 @@ class Limit:
 
 
 EVERYBODY = Subject()
-"""The owner of a count that all callers share."""
+"""The subject of a count that all callers share."""
 
 
 class Exceeded(NamedTuple):
     """The limit that prevents a call from starting now.
 
-    If there are several, it is the limit that will prevent the call for the longest time.
+    If several limits prevent the call, this is the one that will do so for the longest time.
     """
 
     limit: Limit
@@ -126,7 +126,7 @@ class Exceeded(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class _Waiter:
-    """A waiting call. The call with the lowest number arrived first, and starts first."""
+    """A waiting call. A call with a lower number arrived earlier, and starts earlier."""
 
     number: int
     turn: asyncio.Event = field(default_factory=asyncio.Event)
@@ -134,7 +134,9 @@ class _Waiter:
 
 @dataclass(slots=True, eq=False)
 class _Count:
-    """The count of one limit for one subject. `free_ns` is a time of the monotonic clock."""
+    """The count of one limit for one subject. `free_ns` is the time at which the whole burst is
+    free, by the monotonic clock.
+    """
 
     key: CounterKey
     free_ns: int = 0
@@ -144,8 +146,8 @@ class _Count:
     def allows_at(self, limit: Limit, now_ns: int, *, before: int | None = None) -> int:
         """Return when one more call may start, by the monotonic clock in nanoseconds.
 
-        The call starts after calls that hold a place and after waiting calls. If `before` is given,
-        only waiting calls with a lower number count.
+        Calls that hold a place, and waiting calls, start earlier. If `before` is given, this
+        applies only to waiting calls with a lower number than `before`.
         """
         ahead_ns = self.held_ns
         if self.waiters:
@@ -154,7 +156,7 @@ class _Count:
         return max(now_ns, self.free_ns) + ahead_ns - limit.tolerance_ns
 
     def is_idle(self, now_ns: int) -> bool:
-        """Whether the count can be dropped without any effect."""
+        """Whether the count can be dropped, because a new count would have the same state."""
         return self.free_ns <= now_ns and not self.held_ns and not self.waiters
 
     def wake(self) -> None:
@@ -167,8 +169,8 @@ _Counts = Sequence[tuple[Limit, _Count]]
 
 
 class RateHold:
-    """The places that one call holds in its limits. `take` or `release` ends the hold, whichever
-    comes first.
+    """The places that are held for one call in its limits. The first call of `take` or `release`
+    ends the hold.
     """
 
     __slots__ = ("_counts", "_is_open", "_limits")
@@ -181,13 +183,15 @@ class RateHold:
             count.held_ns += limit.interval_ns
 
     def take(self) -> None:
-        """Count the call, which starts now. This method neither waits nor fails."""
+        """Count the call in its limits, because it starts now. This method neither waits nor
+        fails.
+        """
         if self._is_open:
             self._is_open = False
             self._limits.count(self._counts)
 
     def release(self) -> None:
-        """Release the held places, because the call did not start."""
+        """Release the held places, because the call will not start."""
         if self._is_open:
             self._is_open = False
             for limit, count in self._counts:
@@ -217,9 +221,10 @@ class RateLimits:
         self._load()
 
     def exceeded(self, caller: Spender, per_minute: int | None) -> Exceeded | None:
-        """Return the limit that would refuse a call now, even after its longest wait, or None.
+        """Return the limit that would refuse a call now, even if the call waited as long as
+        allowed. Return None if no limit would.
 
-        The check takes no place in any limit. `per_minute` is the rate in the tool's definition.
+        No place in a limit is held. `per_minute` is the rate in the tool's definition.
         """
         now_ns = self._now_ns()
         over: list[tuple[int, Limit]] = []
@@ -230,15 +235,13 @@ class RateLimits:
         return _refused(over, now_ns, now_ns)
 
     async def hold(self, caller: Spender, per_minute: int | None) -> RateHold | None:
-        """Hold a place in every limit of the call, or in no limit. Return None if the call has no
-        limits.
+        """Hold a place in all limits of the call. Return None if the call has no limits.
 
-        The method waits at most as long as the exceeded limits allow, behind calls that arrived
-        earlier.
+        If limits are exceeded, wait as long as they allow. Calls that arrived earlier go first.
 
         Raises:
-            RateLimited: a limit stays exceeded for longer. The error contains the delay after which
-                the call can be repeated.
+            RateLimited: a limit will be exceeded for longer than it lets calls wait. The error
+                contains the delay after which the call can be repeated. No place is held.
         """
         limits = self._limits_of(caller.tool, per_minute)
         if not limits:
@@ -251,8 +254,8 @@ class RateLimits:
         return RateHold(self, counts)
 
     def count(self, counts: _Counts) -> None:
-        """Turn held places into taken places. The new counts of many calls are stored together,
-        shortly afterwards.
+        """Turn held places into used places. The new counts are written to the database shortly
+        afterwards, together with those of other calls.
         """
         now_ns = self._now_ns()
         if not self._unwritten:
@@ -263,7 +266,7 @@ class RateLimits:
             self._unwritten[count.key] = count
 
     def write(self) -> None:
-        """Write new counts to the database without waiting."""
+        """Pass new counts to the database without waiting."""
         ahead_ns = self._wall_ns() - self._now_ns()
         for count in self._unwritten.values():
             free_ns = count.free_ns + ahead_ns
@@ -272,7 +275,9 @@ class RateLimits:
         self._unwritten.clear()
 
     def unmatched(self, tools: Iterable[str]) -> list[str]:
-        """Return the patterns of limits that cover no registered tool, for example after a typo."""
+        """Return the tool patterns of those limits that match no registered tool, for example
+        because of a typo.
+        """
         names = list(tools)
         return [
             rule.tool
@@ -282,7 +287,8 @@ class RateLimits:
         ]
 
     async def prune(self, now: datetime) -> int:
-        """Drop counts that are free again, and delete old rows. Return the number of deleted rows.
+        """Drop the counts whose whole burst is free again, and delete old rows. Return the number
+        of deleted rows.
 
         Raises:
             WriteFailed: the remaining rows stay until the next run.
@@ -301,14 +307,14 @@ class RateLimits:
                 count.free_ns = now_ns + min(left_ns, of_rule or MINUTE_S * SECOND_NS)
 
     async def _wait(self, limits: Sequence[Limit], caller: Spender, arrived_ns: int) -> RateHold:
-        """Wait until no limit is exceeded, and return the held places. Each round waits for the
-        exceeded limit that will be free last.
+        """Wait until no limit is exceeded, then hold the places. Each round waits for the exceeded
+        limit that will be free last.
         """
         self._arrivals += 1
         me = _Waiter(self._arrivals)
         while True:
             now_ns = self._now_ns()
-            # Look up again after each wait, because idle counts may have been dropped.
+            # Look up the counts again after each wait, because idle counts may have been dropped.
             counts = self._counts_of(limits, caller)
             over = [
                 (count.allows_at(limit, now_ns, before=me.number), limit) for limit, count in counts
@@ -349,7 +355,7 @@ class RateLimits:
         return count
 
     def _sweep(self) -> None:
-        """Drop the counts that are free again."""
+        """Drop the counts whose whole burst is free again."""
         now_ns = self._now_ns()
         for count in [one for one in self._counts.values() if one.is_idle(now_ns)]:
             del self._counts[count.key]
@@ -367,7 +373,7 @@ class RateLimits:
 
 
 async def _queue(count: _Count, me: _Waiter, seconds: float) -> None:
-    """Wait in the queue of one count for `seconds`, or until woken."""
+    """Wait in the queue of one count for `seconds`, or until another call wakes this one."""
     me.turn.clear()
     count.waiters.append(me)
     count.waiters.sort(key=lambda one: one.number)
@@ -383,7 +389,8 @@ async def _queue(count: _Count, me: _Waiter, seconds: float) -> None:
 def _refused(over: Iterable[tuple[int, Limit]], now_ns: int, arrived_ns: int) -> Exceeded | None:
     """Return the limit that refuses a call, or None.
 
-    A limit refuses a call if it stays exceeded for longer than it lets calls wait.
+    `over` contains each limit and the time at which it allows the call. A limit refuses the call if
+    the call would have to wait longer than the limit lets calls wait.
     """
     late = [one for one in over if one[0] > now_ns]
     if all(at_ns <= arrived_ns + limit.max_wait_ns for at_ns, limit in late):

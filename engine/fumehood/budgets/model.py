@@ -1,7 +1,7 @@
-"""Budgets as plain values: who spends, what a call takes, and which counter is charged.
+"""Budgets as plain values: who spends, which amounts a call uses, and which counter is charged.
 
-Money is decimal. A budget has one counter for each combination of its `per` keys: with
-`per = ("agent",)`, one for each agent. With the period `day`, new counters begin every day (UTC).
+Money is decimal. A budget has one counter for each combination of its `per` keys: with `per =
+("agent",)`, one for each agent. With the period `day`, new counters begin every day (UTC).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from fumehood.core.usage_table import Unit
 
 @dataclass(frozen=True, slots=True)
 class Spender:
-    """The caller and the tool of a call."""
+    """The caller and the tool of a call, by which the call is counted."""
 
     principal_id: str
     agent_id: str | None
@@ -28,7 +28,7 @@ class Spender:
 
 @dataclass(frozen=True, slots=True)
 class Amounts:
-    """The amounts that a call takes from budgets, expected or actual."""
+    """The expected or actual amounts that a call uses of its budgets."""
 
     calls: int = 1
     tokens: int = 0
@@ -36,10 +36,11 @@ class Amounts:
 
 
 class Subject(NamedTuple):
-    """The owner of a counter: the keys by which a budget or rate limit counts.
+    """The subject of a counter: the values of the keys by which a budget or rate limit counts.
 
-    A session includes its principal. A call without an agent or session is counted under its
-    principal, so such a call neither escapes a limit nor uses up another caller's limit.
+    A subject with a session also contains the session's principal. If a limit counts by agent or
+    session, a call without one is counted under its principal. So this call neither escapes the
+    limit nor uses up another caller's.
     """
 
     principal: str | None = None
@@ -49,23 +50,27 @@ class Subject(NamedTuple):
 
     @property
     def text(self) -> str:
-        """The subject as it is stored, such as `agent=a;tool=b`."""
+        """The subject in its stored form, such as `agent=a;tool=b`."""
         return ";".join(f"{name}={quote(value, safe=':@')}" for name, value in self.parts.items())
 
     @property
     def parts(self) -> dict[str, str]:
-        """The keys that are set, with their values."""
+        """The keys of the subject that are set, with their values."""
         return {name: value for name, value in self._asdict().items() if value is not None}
 
     @classmethod
     def parse(cls, text: str) -> Subject:
-        """Parse a text that `text` returned. Raises ValueError or TypeError for other texts."""
+        """Parse a subject in the form of the property `text`. Raises ValueError or TypeError for
+        other texts.
+        """
         pairs = (part.split("=") for part in text.split(";") if part)
         return cls(**{name: unquote(value) for name, value in pairs})
 
 
 def subject_of(spender: Spender, per: tuple[Per, ...]) -> Subject:
-    """Return the owner of the counter to which a call is added."""
+    """Return the subject to whose counter a call is added, for a limit that counts by the keys
+    `per`.
+    """
     by_agent = "agent" in per
     by_session = "session" in per
     needs_principal = (
@@ -83,8 +88,9 @@ def subject_of(spender: Spender, per: tuple[Per, ...]) -> Subject:
 class Exceeded:
     """A budget that has too little left for a call.
 
-    Amounts are integers, except money, which is a text with six decimal places. `left` is neither
-    spent nor held for running calls; `needed` is what the call would take.
+    Amounts are integers, except money, which is a text with six decimal places. `left` is the
+    amount that is neither spent nor held for running calls. `needed` is the amount that the call
+    would use.
     """
 
     budget: str
@@ -93,6 +99,6 @@ class Exceeded:
     left: int | str
     needed: int | str
     resets_at: datetime | None
-    """The time of the budget's reset, or None if it does not reset."""
+    """The time at which the budget resets, or None if it never resets."""
     subject: Subject
-    """The owner of the budget's counter."""
+    """The subject of the exceeded counter."""

@@ -1,4 +1,4 @@
-"""Budgets and rate limits as a part of the product."""
+"""The part that adds budgets and rate limits to the product."""
 
 from __future__ import annotations
 

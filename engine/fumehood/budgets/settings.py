@@ -12,8 +12,8 @@ from fumehood.core.usage_table import Period, Unit
 from fumehood.core.value import Value
 
 Per = Literal["principal", "agent", "session", "tool"]
-"""The keys by which a budget is counted. With `agent`, for example, each agent has its own
-counter."""
+"""The keys by which a budget can count. With `agent`, for example, each agent has a counter of its
+own."""
 
 
 class BudgetRule(Value):
@@ -27,18 +27,19 @@ class BudgetRule(Value):
     per: tuple[Per, ...] = ()
     period: Period = Period.DAY
     tools: tuple[str, ...] = ()
-    """The tools whose calls the budget counts: names, or patterns with `*`. Empty means all
-    tools."""
+    """The tools whose calls the budget counts: names, or patterns with `*`. If empty, calls of all
+    tools count."""
     agents: tuple[str, ...] = ()
-    """The agents whose calls the budget counts: ids, or patterns with `*`. Empty means all
-    calls."""
+    """The agents whose calls the budget counts: ids, or patterns with `*`. If empty, calls of all
+    agents and calls without an agent count."""
     calls: int | None = Field(default=None, ge=0)
     tokens: int | None = Field(default=None, ge=0)
     money: Decimal | None = Field(default=None, ge=0)
     requests: int | None = Field(default=None, ge=0)
-    """Requests that programs send through the gateway."""
+    """Maximum number of requests that programs send through the gateway."""
     network_bytes: int | None = Field(default=None, ge=0)
-    """Bytes of the requests that programs send through the gateway, and of their answers."""
+    """Maximum number of bytes of the requests that programs send through the gateway, and of the
+    answers."""
 
     @model_validator(mode="after")
     def _limits_something(self) -> Self:
@@ -58,13 +59,13 @@ def _require_unique_names(value: tuple[BudgetRule, ...]) -> tuple[BudgetRule, ..
 AllBudgets = Annotated[tuple[BudgetRule, ...], AfterValidator(_require_unique_names)]
 
 RatePer = Literal["all", "principal", "agent", "session"]
-"""The key by which a limit is counted; `all` is one count for all callers."""
+"""The key by which a rate limit counts. With `all`, all callers share one count."""
 
 MAX_REFILL_S = 366 * 86_400
-"""Maximum seconds until a burst that was used up is free again."""
+"""Maximum time, in seconds, that a limit may need until a used burst is free again."""
 
 MAX_WAIT_S = 300
-"""Maximum of `max_wait_seconds`."""
+"""Maximum value of `max_wait_seconds`."""
 
 
 class RateLimitRule(Value):
@@ -80,7 +81,7 @@ class RateLimitRule(Value):
     period_seconds: float = Field(default=60.0, gt=0, le=MAX_REFILL_S, allow_inf_nan=False)
     burst: int | None = Field(default=None, ge=1, le=1_000_000_000)
     max_wait_seconds: float = Field(default=0, ge=0, le=MAX_WAIT_S, allow_inf_nan=False)
-    """Maximum seconds that a call waits instead of being refused."""
+    """Maximum seconds that a call waits before it is refused."""
 
     @model_validator(mode="after")
     def _refills(self) -> Self:
@@ -90,8 +91,8 @@ class RateLimitRule(Value):
 
     @property
     def id(self) -> str:
-        """The name of the limit's counters in the database. A rule with a changed rate has another
-        id, so its counters begin again.
+        """The name under which the limit's counters are stored. A rule with a changed rate has
+        another id, so its counters start from zero.
         """
         return f"rule:{self.tool} {self.per} {self.limit}/{self.period_seconds!r}"
 

@@ -1,9 +1,9 @@
-"""Rows of counters, for budgets and rate limits.
+"""The database rows of counters, for budgets and rate limits.
 
-Host side. `budgets/ledger` and `budgets/limiter` decide in memory; these rows survive a restart.
-Invariant: a budget's mark, `reserved`, is at least the amount that the engine has allowed.
-Therefore, an engine that counts the mark as used after a restart can be too strict, but never too
-lenient.
+Host side. `budgets/ledger` and `budgets/limiter` decide in memory. The rows are needed after a
+restart. Invariant: a budget's mark (`reserved`) is at least the amount that the engine has allowed
+calls to use. After a restart, the whole mark counts as used. So the engine can be too strict then,
+but never too lenient.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from fumehood.storage.schema import COUNTERS, MAX_INTEGER
 from fumehood.storage.writer import Job, Row
 
 KEPT_DAYS = 30
-"""Days for which the counter of a day or session is kept after its last change."""
+"""Number of days for which a day's or session's counter is kept after its last change."""
 
 FOREVER = "9999"
-"""A text that sorts after the text of any time."""
+"""Stands for the expiry of a counter that never expires. It sorts after every stored time."""
 
 _OF_SESSIONS = or_(
     COUNTERS.c.subject.like("session=%"), COUNTERS.c.subject.like("%;session=%")
@@ -47,14 +47,14 @@ class CounterKey(NamedTuple):
     name: str
     subject: Subject
     period: str
-    """A day (`2026-01-31`) or `total`, or `rate` for a rate limit."""
+    """A day such as `2026-01-31`, or `total`. For a rate limit, `rate`."""
 
     unit: str
 
 
 class CounterRow(NamedTuple):
-    """One counter. The amount `settled` was used; the rest of the amount `reserved` may have been
-    used.
+    """One counter. The amount `settled` has been used. The amount between `settled` and `reserved`
+    may have been used.
     """
 
     key: CounterKey
@@ -63,16 +63,16 @@ class CounterRow(NamedTuple):
 
 
 class CounterTable:
-    """The table of counters. It stores amounts without knowing their limits."""
+    """The table of counters. It does not know the limits of the amounts that it stores."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
 
     def load_now(self, *periods: str, sessions: bool = False) -> list[CounterRow]:
-        """Return the counters of these periods. This call blocks, so it is only for the engine's
+        """Return the counters of these periods. This call blocks, so use it only at the engine's
         start.
 
-        Counters of sessions are included only with `sessions`.
+        Counters of sessions are included only if `sessions` is True.
 
         Raises:
             ReadFailed: the database cannot be read.
@@ -83,24 +83,25 @@ class CounterTable:
         return self._database.read_now(lambda connection: _rows(connection, wanted))
 
     async def find(self, keys: Iterable[CounterKey]) -> list[CounterRow]:
-        """Return the counters with these keys, if they exist. Raises the same errors as
+        """Return those counters with these keys that exist. Raises the same errors as
         `load_now`.
         """
         wanted = or_(*(_is(key) for key in keys))
         return await self._database.read(lambda connection: _rows(connection, wanted))
 
     async def reserve(self, rows: Sequence[CounterRow], at: datetime) -> None:
-        """Raise the marks to `reserved`, durably. A mark that is already higher is not lowered.
+        """Raise the marks in the database to the amounts `reserved`. A mark that is already higher
+        stays unchanged.
 
         Raises:
-            WriteFailed: the marks may be unchanged, so nothing beyond them may be used.
+            WriteFailed: the marks may be unchanged, so nothing beyond the old marks may be used.
         """
         await self._database.write(_writing(_RAISE, rows, at))
 
     def reserve_soon(self, rows: Sequence[CounterRow], at: datetime) -> None:
-        """Raise the marks for an amount that is already used, without waiting.
+        """Raise the marks without waiting, because the amounts are already used.
 
-        A failure is ignored.
+        If this fails, the failure is ignored.
         """
         self._database.write_soon(_writing(_RAISE, rows, at))
 
@@ -114,18 +115,19 @@ class CounterTable:
         await self._database.write(_writing(_PUT, rows, at))
 
     def give_back_soon(self, rows: Sequence[CounterRow], at: datetime) -> None:
-        """Lower the marks like `give_back`, without waiting. No write of a higher mark may be
-        pending.
+        """Lower the marks like `give_back`, but without waiting. There must be no pending write of
+        a higher mark.
         """
         self._database.write_soon(_writing(_PUT, rows, at))
 
     def note(self, row: CounterRow, until: datetime) -> None:
-        """Store a row that expires at `until` and that a crash may lose. Neither waits nor
-        fails."""
+        """Store a row that expires at `until`. A crash may lose the row. This method neither waits
+        nor fails.
+        """
         self._database.post(_put, _values(row, stamp(until)))
 
     def forget_soon(self, key: CounterKey) -> None:
-        """Delete an unused counter, without waiting."""
+        """Delete the row of an unused counter, without waiting."""
         self._database.write_soon(
             lambda connection: connection.execute(delete(COUNTERS).where(_is(key)))
         )

@@ -9,7 +9,7 @@ from fumehood.registry.definitions import declared_in
 
 
 def faults(document: JsonObject) -> Iterator[str]:
-    """Yield the faults in a definition's fields about caching."""
+    """Yield a message for each fault in the fields about caching of a tool's definition."""
     if document.get("cacheable") in (None, False):
         for field in ("cache_ttl", "cache_key_params"):
             if document.get(field) is not None:

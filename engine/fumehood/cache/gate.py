@@ -1,10 +1,10 @@
 """The result cache as a gate: a call of a cacheable tool can get the result of an identical call.
 
-A call neither reads nor writes the cache if it is in a session, has the option `debug`, or has
-options that change what its program can reach. Invariants: two calls share an answer only if
-principal, agent, tool, definition and effective arguments are the same; the answer of a run that
-failed, was cancelled or hit a limit is not shared; an answer with a link, which could expire first,
-is not stored.
+A call does not use the cache if it is in a session, has the option `debug`, or has options that
+change what its program can reach. Invariants: two calls share an answer only if they have the same
+principal, agent, tool, definition and effective arguments; the answer of a run that failed, was
+cancelled or hit a limit is not shared; an answer with a link is not stored, because the link could
+expire before the answer.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from fumehood.pipeline.gate import Ended, Gate, Hold, KnownAnswer
 from fumehood.protocol import strict_json
 
 _HIT = CacheReport(hit=True, cached_at=None, ttl_remaining=None)
-"""Template of the report about a cache hit."""
+"""Template for the report of a cache hit."""
 
 _MISS = CacheReport(hit=False)
 
@@ -47,12 +47,13 @@ class CacheGate(Gate):
     async def answer(
         self, permitted: PermittedCall, limit_s: Callable[[], float]
     ) -> KnownAnswer | Hold | None:
-        """Return an identical call's result, or a hold that will share this call's result.
+        """Return the result of an identical call, or a hold that will share this call's result.
 
-        Return None if the call is not cached. While an identical call is running, wait for it.
+        Return None if the call does not use the cache. If an identical call is running, wait for
+        its result.
 
         Raises:
-            Timeout: the identical call took longer than this call's own time limit.
+            Timeout: the identical call did not end within this call's own time limit.
             EngineError: this call cannot run, so it does not wait.
         """
         key = self._key(permitted)
@@ -79,7 +80,7 @@ class CacheGate(Gate):
         )
 
     def _key(self, permitted: PermittedCall) -> str | None:
-        """Return the cache key of a call, or None if the call is not cached."""
+        """Return the cache key of a call, or None if the call does not use the cache."""
         tool, options = permitted.tool, permitted.request.options
         if (
             not tool.definition.cacheable
@@ -108,7 +109,7 @@ def _deciding_arguments(permitted: PermittedCall, chosen: Iterable[str]) -> Json
 
 
 class _Flying(Hold):
-    """A running call for whose answer identical calls may wait."""
+    """The hold of a running call. Identical calls may wait for this call's answer."""
 
     metadata: Mapping[str, Any] = MappingProxyType({"cache": _MISS})
 
@@ -132,5 +133,7 @@ class _Flying(Hold):
         )
 
     def close(self) -> None:
-        """Let a waiting identical call run instead, unless this call's answer has been shared."""
+        """If this call's answer has not been shared, let one of the waiting identical calls run
+        instead.
+        """
         self._flight.close()

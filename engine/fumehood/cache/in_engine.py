@@ -12,7 +12,9 @@ from fumehood.observe.figures import Figure
 
 
 class Cache(EnginePart):
-    """Keeps `answers` of cacheable tools, and answers identical calls with them."""
+    """The part that keeps the `answers` of cacheable tools, and answers identical calls from
+    them.
+    """
 
     def __init__(self, kernel: Kernel) -> None:
         super().__init__(kernel)
@@ -21,7 +23,7 @@ class Cache(EnginePart):
         self.answers = ResultCache(settings, kernel.clock.monotonic)
 
     def gates(self) -> Iterator[CacheGate]:
-        """Yield the gate that answers identical calls."""
+        """Yield the cache's gate, which answers identical calls."""
         yield CacheGate(self.answers, self.kernel.clock)
 
     def figures(self) -> Iterator[Figure]:

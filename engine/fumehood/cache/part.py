@@ -1,4 +1,4 @@
-"""The result cache as a part of the product."""
+"""The part that adds the result cache to the product."""
 
 from __future__ import annotations
 

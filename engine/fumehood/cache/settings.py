@@ -14,7 +14,7 @@ class CacheSettings(Value):
     ttl_seconds: int = Field(default=300, ge=1, le=30 * 86_400)
     """Seconds for which an answer is kept if the tool's definition has no `cache_ttl`."""
     max_mb: int = Field(default=64, ge=0, le=1_000_000)
-    """Total size of all answers; 0 disables the cache."""
+    """Maximum total size of all answers in MB. 0 disables the cache."""
     max_entry_kb: int = Field(default=1024, ge=1, le=1_000_000)
 
 

@@ -1,10 +1,10 @@
 """The result cache's store: answers by key, and one run for identical simultaneous calls.
 
-Host side. A full cache drops the least recently used answers. Answers are kept as JSON, so that a
-reader cannot change what later readers get. A call that finds no answer becomes a *flight*, and
-identical calls wait for it. If a flight ends without an answer, exactly one of the waiting calls
-takes over, because the code here suspends only to wait for a flight. Invariants: the sizes never
-add up to more than the limit; a flight that ends after `clear` stores nothing.
+Host side. A full cache drops the least recently used answers. Answers are kept as JSON, so that the
+caller of one call cannot change what later callers receive. A call that finds no answer becomes a
+*flight*. Identical calls wait for the flight. If it ends without an answer, exactly one of the
+waiting calls becomes the next flight. Invariants: the answers together never exceed the size limit;
+a flight that ends after `clear` stores nothing.
 """
 
 from __future__ import annotations
@@ -28,20 +28,21 @@ from fumehood.protocol.canonical import digest_of
 from fumehood.registry.index import RegisteredTool
 
 MAX_ARGUMENT_BYTES = 64 * 1024
-"""Maximum size in bytes of the arguments of cached calls. Hashing that much takes about 5 ms on
+"""Maximum size of the arguments of cached calls, in bytes. To hash this much takes about 5 ms on
 the event loop."""
 
 MAX_REMEMBERED = 512
-"""Maximum number of keys, and of tool digests, that `CacheKeys` remembers."""
+"""Maximum number of keys that `CacheKeys` remembers, and maximum number of tool digests."""
 
 
 class CacheKeys:
-    """Makes the keys of one engine's answers, and remembers recent ones."""
+    """Computes the keys of one engine's answers, and remembers recently computed keys."""
 
     def __init__(self) -> None:
         self._key = lru_cache(MAX_REMEMBERED)(_key)
         self._digests: dict[int, tuple[RegisteredTool, str]] = {}
-        """The digests by `id(tool)`. Keeping the tool itself ensures that its id is not reused."""
+        """`id(tool)` → the tool and its digest. The tool is kept so that its id cannot be
+        reused."""
 
     def key(
         self,
@@ -51,9 +52,10 @@ class CacheKeys:
         principal_id: str,
         options: CallOptions,
     ) -> str | None:
-        """Return the cache key of a call, or None if its arguments are too long or not canonical.
+        """Return the cache key of a call. Return None if its arguments are too long or cannot be
+        written as canonical JSON.
 
-        `digest_of_tool` computes the hash of a definition and its code.
+        `digest_of_tool` computes the hash of a tool's definition and code.
         """
         try:
             text = to_json(arguments)
@@ -99,16 +101,17 @@ def _key(
 
 
 ENTRY_BYTES = 1024
-"""Estimated overhead of an entry in bytes: its key, times and their objects."""
+"""Estimated memory in bytes that an entry needs in addition to the answer: its key, its times and
+their objects."""
 
 
 @dataclass(frozen=True, slots=True)
 class CachedAnswer:
-    """A successful result. `expires` is a time of the monotonic clock."""
+    """A stored successful result. `expires` is a time of the monotonic clock."""
 
     data: bytes
     warnings: tuple[str, ...]
-    """Warnings of the run itself, without those about the call's arguments or options."""
+    """Warnings of the run itself. Warnings about the call's arguments or options are omitted."""
     cached_at: str
     expires: float
     redacted: int = 0
@@ -116,12 +119,14 @@ class CachedAnswer:
 
     @property
     def size_bytes(self) -> int:
-        """An upper estimate of the memory that this answer takes, in bytes."""
+        """An upper estimate of the memory that this answer needs, in bytes."""
         return ENTRY_BYTES + len(self.data) + sum(map(len, self.warnings)) * 4
 
 
 class Flight:
-    """A running call whose answer identical calls wait for. It ends once, by `land` or `close`."""
+    """A running call for whose answer identical calls wait. The first call of `land` or `close`
+    ends the flight.
+    """
 
     __slots__ = ("_cache", "_key", "answer", "over")
 
@@ -142,20 +147,24 @@ class Flight:
         redacted: int = 0,
         metacognition: Metacognition | None = None,
     ) -> None:
-        """End the flight with an answer for waiting calls and, if `is_kept`, for later calls."""
+        """End the flight with an answer, which waiting calls receive. If `is_kept`, the answer is
+        also stored for later calls.
+        """
         if not self.over.is_set():
             expires = self._cache.expiry(ttl_seconds)
             self.answer = CachedAnswer(data, warnings, at, expires, redacted, metacognition)
             self._cache.end(self, self._key, is_kept=is_kept)
 
     def close(self) -> None:
-        """End the flight without an answer if it is open. A waiting call then runs instead."""
+        """End the flight without an answer, unless it has already ended. One of the waiting calls
+        then runs instead.
+        """
         if not self.over.is_set():
             self._cache.end(self, self._key, is_kept=False)
 
 
 class ResultCache:
-    """The answers of one engine."""
+    """The cached answers and the flights of one engine."""
 
     def __init__(self, settings: CacheSettings, monotonic: Callable[[], float]) -> None:
         self.keys = CacheKeys()
@@ -168,7 +177,7 @@ class ResultCache:
         self._hits = self._misses = self._evicted = 0
 
     def find(self, key: str) -> CachedAnswer | None:
-        """Return the answer for this key, or None if it is missing or has expired."""
+        """Return the stored answer for this key, or None if there is none or it has expired."""
         answer = self._entries.get(key)
         if answer is None:
             return None
@@ -180,12 +189,14 @@ class ResultCache:
         return answer
 
     async def take(self, key: str, wait_s: Callable[[], float]) -> CachedAnswer | Flight:
-        """Return the answer for this key, or a new flight if the call has to run.
+        """Return the answer for this key. If there is none, return a new flight, and the caller
+        must run the call.
 
-        While identical calls run, wait for their answer, for at most `wait_s()` seconds in total.
+        If an identical call is already running, wait for its answer first, at most `wait_s()`
+        seconds.
 
         Raises:
-            TimeoutError: the identical calls took longer than that.
+            TimeoutError: identical calls took longer than this.
         """
         answer = self.find(key)
         if answer is not None:
@@ -200,7 +211,9 @@ class ResultCache:
         return flight
 
     def status(self) -> CacheStatus:
-        """Return the size of the current content, and counters since the start."""
+        """Return the current size of the cache, and its hits, misses and evictions since the
+        engine's start.
+        """
         now = self._monotonic()
         for key in [key for key, answer in self._entries.items() if answer.expires <= now]:
             self._drop(key)
@@ -226,14 +239,16 @@ class ResultCache:
         return ClearedCache(cleared=cleared)
 
     def expiry(self, ttl_seconds: int | None) -> float:
-        """Return the monotonic time at which a new answer expires. None means the default TTL."""
+        """Return the time of the monotonic clock at which a new answer expires. If `ttl_seconds` is
+        None, the default of the settings applies.
+        """
         ttl_s = self._settings.ttl_seconds if ttl_seconds is None else ttl_seconds
         return self._monotonic() + ttl_s
 
     def end(self, flight: Flight, key: str, *, is_kept: bool) -> None:
-        """End a flight, store its answer if `is_kept`, and wake the calls that wait for the flight.
+        """End a flight, store its answer if `is_kept`, and wake the calls that wait for it.
 
-        Used by `Flight`.
+        Only `Flight` calls this method.
         """
         if self._flights.get(key) is flight:
             del self._flights[key]
@@ -242,7 +257,9 @@ class ResultCache:
         flight.over.set()
 
     async def _of_others(self, key: str) -> CachedAnswer | None:
-        """Wait for identical calls. Return their answer, or None if they end without one."""
+        """Wait for identical calls that are running. Return an answer, or None if all of them end
+        without one.
+        """
         while (flight := self._flights.get(key)) is not None:
             await flight.over.wait()
             if flight.answer is not None:

@@ -1,10 +1,10 @@
-"""Hooks of parts around a run: parts give things to a program, and add to its outcome.
+"""Hooks of parts around a run: parts contribute to the run of a program and to its outcome.
 
-Host side, between `ProgramExecutor` and the parts. Each part with a hook is entered before the run,
-in the parts' order, and left after the run, in reverse order. Invariants: a part can only make a
-run stricter. It adds to the contributions of the kernel and of earlier parts, and replaces none of
-them. It can turn a success into a failure, but never the reverse. A run that needs a feature that
-no part provides does not begin.
+Host side, between `ProgramExecutor` and the parts. Before the run, the parts' hooks are entered in
+the parts' order. After the run, the hooks are left in reverse order. Invariants: a part can only
+make a run stricter. It cannot replace contributions of the kernel or of earlier parts. It can turn
+a success into a failure, but never the reverse. If a run needs a feature that no part provides, it
+does not begin.
 """
 
 from __future__ import annotations
@@ -32,39 +32,42 @@ T = TypeVar("T")
 
 
 class HeldBack(Protocol):
-    """Actions of a program that a part holds back until a human has approved them."""
+    """Actions of a program that a part holds back until a human has approved the actions."""
 
     @property
     def shown(self) -> JsonObject:
-        """The actions as shown to approvers: field → value. Empty if there are none."""
+        """The actions as approvers see them: field → value. Empty if there are no actions."""
 
     async def apply(self, run: ToolRun) -> EngineError | None:
-        """Do the actions. Return why some of them were not done, or None if all were done."""
+        """Perform the actions. Return None if all were performed, otherwise the reason why some
+        were not.
+        """
 
 
 @dataclass(frozen=True, slots=True)
 class Ran:
-    """A run that has ended, as shown to parts."""
+    """A finished run, in the form in which parts receive it."""
 
     ending: RunEnding
     digests: Mapping[tuple[str, str], str]
-    """Kind and path of each returned file → SHA-256, if a part requested digests."""
+    """(kind, path) of each returned file → SHA-256. Empty unless a part requested digests."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Share:
-    """The fields, and possibly the failure, that one part adds to the outcome of a run."""
+    """What one part adds to the outcome of a run: fields, and possibly a failure."""
 
     fields: JsonObject = field(default_factory=dict)
     """Fields for `data`, or for the error's `details`. Fields of the kernel and of earlier parts
     take precedence."""
     fault: Callable[[JsonObject], EngineError] | None = None
-    """Set if the part makes the run fail. Returns the error, given all fields of the outcome."""
+    """None unless the part makes the run fail. Returns the error, given all fields of the
+    outcome."""
     warnings: tuple[str, ...] = ()
     sandbox: Mapping[str, Any] = field(default_factory=dict)
-    """Fields of the answer's `SandboxReport` that the part fills in."""
+    """Fields that the part adds to the answer's `SandboxReport`."""
     kept: object | None = None
-    """A value that the part gets back when the call is answered (`Outcome.kept`)."""
+    """A value that is passed back to the part when the call is answered (`Outcome.kept`)."""
     held_back: HeldBack | None = None
 
 
@@ -76,51 +79,51 @@ class Given:
     """One part's contributions to a run."""
 
     needs: frozenset[str] = frozenset()
-    """The names returned by `needs_of` whose features this part provides."""
+    """The features that this part provides for the run, by their names in `needs_of`."""
     arguments: JsonObject = field(default_factory=dict)
-    """Arguments for the guest. The program's own arguments and those of earlier parts take
-    precedence."""
+    """Arguments for the guest. If a name is given twice, the program's own argument and those of
+    earlier parts take precedence."""
     environment: Mapping[str, str] = field(default_factory=dict)
-    """Environment variables for the program. Variables of the kernel, of earlier parts and of the
-    caller take precedence.
-    """
+    """Environment variables for the program. If a name is given twice, variables of the kernel, of
+    earlier parts and of the caller take precedence."""
     streams: tuple[Stream[StreamEnd], ...] = ()
-    """Streams between the program and the part. No other part may give a stream of this kind."""
+    """Streams between the program and this part. Only one part may provide streams of the same
+    kind."""
     scope: anyio.CancelScope | None = None
-    """The program runs within this scope. The part ends the program by cancelling the scope."""
+    """A scope within which the program runs. The part cancels the scope to end the program."""
     lease: Lease | None = None
-    """A lease that runs the program instead of the call's lease."""
+    """The lease on which the program runs instead of the call's own lease, or None."""
     holds_back: bool = False
-    """Whether this part holds back the effect of the run until a human has decided on it. Later
-    parts then do not act for the program, but return the actions as `Share.held_back`."""
+    """Whether this part holds back the effect of the run until a human has decided on it. If so,
+    later parts do not perform actions for the program, but return them as `Share.held_back`."""
     conclude: Callable[[Outcome, Sequence[HeldBack]], Awaitable[Outcome]] | None = None
-    """Called with the outcome of a run that has ended, and with the actions that parts hold back.
-    Returns the outcome of the call.
-    """
+    """Called after the run with its outcome and with the actions that parts hold back. Returns the
+    outcome of the call."""
     with_digests: bool = False
-    """Whether returned files must be hashed."""
+    """Whether the part requests a hash of each returned file."""
     offer: object | None = None
-    """An object for later parts, which know its type."""
+    """An object for the use of later parts, which must know its type."""
     share: Callable[[Ran], Share] = lambda ran: NO_SHARE
-    """Called after the run, even after a cancelled run that has a partial outcome. Returns the
-    part's additions to the outcome.
-    """
+    """Called after the run, also after a cancelled run that has a partial outcome. Returns what the
+    part adds to the outcome."""
     used: Callable[[], Share] = lambda: NO_SHARE
     """For a `LastingProgram`: called after each call that the program has served, even if the
-    program has ended. Returns the part's additions to the outcome of the call.
-    """
+    program has ended. Returns what the part adds to that call's outcome."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LastingProgram:
-    """A program that the operator configured and that serves many calls, as shown to parts."""
+    """A program that the operator configured and that serves many calls, in the form in which parts
+    receive it.
+    """
 
     id: str
-    """Its name in the audit log, as the call and as the caller."""
+    """The program's name in the audit log, where it takes the place of both the call and the
+    caller."""
     tool: str
     """The tool whose secrets the program may use."""
     hosts: tuple[str, ...]
-    """Hosts that the program may reach, as far as the operator allows them."""
+    """Hosts that the program requests. The operator's settings may allow fewer."""
     redactor: Redactor
 
 
@@ -134,14 +137,18 @@ If entering raises an EngineError, the run does not begin.
 
 
 def needs_of(tool: ToolDefinition, arguments: JsonObject, hosts: Sequence[str]) -> frozenset[str]:
-    """Return the names of features that a call requests and that only parts can provide."""
+    """Return the names of the features that a call requests and that the kernel itself does not
+    provide.
+    """
     is_python = tool.executor == "code:python"
     asked = {"network": hosts, "tools": is_python and arguments.get("tools")}
     return frozenset(name for name, value in asked.items() if value)
 
 
 def not_given(needs: frozenset[str]) -> SandboxUnavailable:
-    """Return the error for a call that needs features that no part of this engine provides."""
+    """Return the error for a call that needs features that no part of this engine provides. `needs`
+    are the names of these features.
+    """
     return SandboxUnavailable(
         f"This engine has no part that gives programs what the call asks for "
         f"({', '.join(sorted(needs))}), so nothing ran.",
@@ -150,19 +157,19 @@ def not_given(needs: frozenset[str]) -> SandboxUnavailable:
 
 
 class Surroundings:
-    """Everything that parts give to one run."""
+    """The contributions of all parts to one run."""
 
     def __init__(self, given: Sequence[Given] = ()) -> None:
         self._given = given
 
     @property
     def with_digests(self) -> bool:
-        """Whether a part requires that files are hashed."""
+        """Whether at least one part requests hashes of the returned files."""
         return any(one.with_digests for one in self._given)
 
     @property
     def environment(self) -> dict[str, str]:
-        """The environment variables that parts give."""
+        """The environment variables that the parts contribute."""
         given: dict[str, str] = {}
         for one in self._given:
             for name, value in one.environment.items():
@@ -171,12 +178,12 @@ class Surroundings:
 
     @property
     def streams(self) -> tuple[Stream[StreamEnd], ...]:
-        """The streams that parts give."""
+        """The streams that the parts contribute."""
         return tuple(stream for one in self._given for stream in one.streams)
 
     def arguments(self, own: JsonObject, traceparent: str) -> JsonObject:
-        """Return the guest's arguments: `own`, and those that parts give. Raises InternalError if a
-        part gives environment variables as an argument.
+        """Return the guest's arguments: `own` and those that the parts contribute. Raises
+        InternalError if a part contributes environment variables as an argument.
         """
         # If a name is given twice, the first value is used here, and the caller's in the guest.
         environment = {VARIABLE: traceparent}
@@ -191,7 +198,7 @@ class Surroundings:
         return {**arguments, "env": [*named, *own.get("env", [])]}
 
     def sinks(self, own: RunSinks) -> RunSinks:
-        """Return the sinks of a run: `own`, and those that parts give.
+        """Return `own` with the streams that the parts contribute added.
 
         Raises:
             InternalError: two streams are of the same kind.
@@ -204,12 +211,12 @@ class Surroundings:
     async def run(
         self, lease: Lease, program: str, arguments: JsonObject, run: ToolRun, sinks: RunSinks
     ) -> RunEnding:
-        """Run a program within the parts' scopes, on `lease` or on the lease that a part gives. If
-        a part has cancelled its scope, the returned ending has `EndedBy.POLICY`.
+        """Run a program within the parts' scopes. It runs on the lease that a part contributes,
+        otherwise on `lease`. If a part cancels its scope, the returned ending has `EndedBy.POLICY`.
 
         Raises:
-            InternalError: two parts give the same, or no part holds back an effect that must be
-                held back. Nothing ran.
+            InternalError: two parts contribute a lease or the same kind of stream, or no part holds
+                back an effect that must be held back. Nothing ran.
         """
         if run.must_hold_back and not any(map(_holds_back, self._given)):
             raise InternalError("No part holds back the effect of this call. Nothing ran.")
@@ -233,20 +240,23 @@ class Surroundings:
         return ending
 
     async def conclude(self, outcome: Outcome, held_back: Sequence[HeldBack]) -> Outcome:
-        """Return the outcome of the call: `outcome`, or the one that a part makes of it.
+        """Return the outcome of the call. If a part has a `conclude` function, this function
+        determines it. Otherwise it is `outcome`.
 
         Raises:
-            InternalError: two parts make one.
+            InternalError: two parts have a `conclude` function.
         """
         conclude = _only(one.conclude for one in self._given)
         return outcome if conclude is None else await conclude(outcome, held_back)
 
     def shares(self, ran: Ran) -> list[Share]:
-        """Return the additions of all parts to the outcome, in the parts' order."""
+        """Return what each part adds to the outcome of the run, in the parts' order."""
         return [one.share(ran) for one in self._given]
 
     def used(self) -> list[Share]:
-        """Return the additions of all parts to a call that a `LastingProgram` has served."""
+        """Return what each part adds to the outcome of a call that a `LastingProgram` has served,
+        in the parts' order.
+        """
         return [one.used() for one in self._given]
 
 
@@ -263,7 +273,7 @@ def _only(given: Iterable[T | None]) -> T | None:
 
 @asynccontextmanager
 async def surrounded(run: ToolRun) -> AsyncIterator[Surroundings]:
-    """Enter the hooks of all parts around a run, and yield everything that the parts give.
+    """Enter the hooks of all parts around a run, and yield the parts' contributions.
 
     Raises:
         SandboxUnavailable: the call needs a feature that no part provides.

@@ -2,9 +2,9 @@
 
 Host side, above the walls, below the pipeline. To add a kind, write a file in this package with an
 `Executor`, and add a row to `EXECUTORS` in `kinds.py`. The engine makes one `CallHandle` for each
-call, and the pipeline passes it to the executor. Invariants: a placement never has a weaker wall
-than the definition requires; a run uses only the contents of its `ToolRun`; a call is cancelled at
-most once, and only while it runs.
+call, and the pipeline passes this handle to the executor. Invariants: a placement never has a
+weaker wall than the tool's definition requires; a run uses only the contents of its `ToolRun`; a
+call is cancelled at most once, and only while it is running.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from fumehood.storage.blobs import BlobStore
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Where a tool runs. `why` is the explanation that a dry run shows."""
+    """Where a tool runs. A dry run shows `why` as the explanation."""
 
     kind: str
     wall: str
@@ -55,15 +55,17 @@ class Placement:
     fresh: bool = False
     """Whether every call gets a new process, regardless of its `isolation` option."""
     isolations: Mapping[str, bool] = field(default_factory=lambda: MappingProxyType({}))
-    """Each `isolation` option that a call may have → whether the option needs a sandbox in which
-    nothing has run before. Other options cannot be enforced here."""
+    """Each value of the option `isolation` that can be enforced here → whether it requires a
+    sandbox in which nothing has run before."""
     is_of_session: bool = False
-    """Whether the tool runs in the sandbox of a session, which the call must then name."""
+    """Whether the tool runs in a session's sandbox. The call must then name a session."""
     is_outside: bool = False
-    """Whether the caller runs the tool, without any wall or limit of the engine."""
+    """Whether the caller itself runs the tool, so that no wall or limit of the engine applies."""
 
     def needs_fresh_place(self, isolation: str | None) -> bool:
-        """Whether a call with this `isolation` needs a sandbox in which nothing has run before."""
+        """Whether a call with this `isolation` option requires a sandbox in which nothing has run
+        before.
+        """
         return self.fresh or (isolation is not None and self.isolations[isolation])
 
 
@@ -75,7 +77,7 @@ A_SESSION = MappingProxyType({"session": False})
 
 
 class ProgramCalls(Protocol):
-    """The calls that parts make for one program while it runs."""
+    """The calls that parts make for one running program."""
 
     def start(
         self,
@@ -84,27 +86,27 @@ class ProgramCalls(Protocol):
         answer: Callable[[Envelope | EngineError], None],
         clock: RunClock,
     ) -> None:
-        """Start a call of a tool, as a call of the program's caller. Must not block. `answer`
-        receives the answer. `clock` is the program's, and is paused while the call waits for a
-        human.
+        """Start a call of a tool on behalf of the program's caller. Must not block. `answer`
+        receives the answer. `clock` is the program's clock, which is paused while the call waits
+        for a human.
         """
 
     async def ask(
         self, tool: str, arguments: JsonObject, action: HeldAction, clock: RunClock
     ) -> EngineError | None:
-        """Request approval of an action that a part does for the program, as a call of `tool`.
-        Return why the action was not done, or None if it was done. `clock` is the program's, and is
-        paused until the action begins.
+        """Request approval of an action that a part performs for the program. The request is a call
+        of `tool`. Return None if the action was performed, otherwise the reason why it was not.
+        `clock` is the program's clock, which is paused until the action begins.
         """
 
     def spend(self, *, requests: int = 0, passed_bytes: int = 0) -> bool:
         """Deduct requests, and bytes that the program sends or receives, from the budgets. Return
-        False if too little is left.
+        False if a budget has too little left.
         """
 
     def cancel(self, task: asyncio.Task[None]) -> bool:
-        """Withdraw the approval request that `task` has made with `ask`. Return False if there is
-        no such request.
+        """Withdraw the approval request that `task` made with `ask`. Return False if there is no
+        such request.
         """
 
     async def close(self) -> None:
@@ -113,7 +115,7 @@ class ProgramCalls(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ToolRun:
-    """One admitted call, with everything that the executor may use."""
+    """One admitted call, with everything that its executor may use."""
 
     tool: RegisteredTool
     arguments: JsonObject
@@ -129,15 +131,16 @@ class ToolRun:
     network: tuple[str, ...] = ()
     """Hosts that the call requests for the program. The operator's settings may allow fewer."""
     expected: str | None = None
-    """`Effect.base` of the preview that a human approved. The run fails if the value has changed.
-    """
+    """The workspace state (`Effect.base`) of the preview that a human approved. The run fails if
+    the state has changed since."""
     calls: ProgramCalls | None = None
-    """Set for a program that needs features that only parts provide (`needs_of`)."""
+    """The calls that parts make for the program. None if the program needs no feature of parts
+    (`needs_of`)."""
     around: tuple[Around, ...] = ()
-    """The hooks of parts around a program's run, in the parts' order."""
+    """The hooks of parts that surround a program's run, in the parts' order."""
     must_hold_back: bool = False
-    """Whether the program may run only if a part holds back its effect, because the call needs a
-    consent that it does not have."""
+    """Whether the program may run only if a part holds back its effect, because the call lacks the
+    required consent."""
 
     @property
     def traceparent(self) -> str:
@@ -147,31 +150,32 @@ class ToolRun:
 
 
 class Executor(ABC):
-    """One kind of tool."""
+    """Places, previews and runs the tools of one kind."""
 
     language: str | None = None
-    """The language that the sandbox must support, or None if every sandbox is suitable."""
+    """The language that the sandbox must support, or None if any sandbox is suitable."""
     has_preview = False
-    """Whether a human can see a call's effect before the call runs."""
+    """Whether approvers can see the effect of a call before it runs."""
     place: Placement
-    """Where the tools run, unless a subclass overrides `placement`."""
+    """The placement of all tools of this kind, unless a subclass overrides `placement`."""
     effect: Effect | None = None
-    """The effect of the call, if this executor is for a single call whose effect is known."""
+    """The effect of the call, if this executor is made for a single call whose effect is already
+    known."""
 
     def placement(self, tool: ToolDefinition, *, in_session: bool) -> Placement:
-        """Return where a tool runs. `in_session` is whether the call names a session."""
+        """Return where a tool runs. `in_session` means that the call names a session."""
         return self.place
 
     def upstream(self, tool: ToolDefinition) -> str | None:
-        """Return the name of the service that a tool calls, or None if it calls no service. All
-        calls to one service share a circuit breaker.
+        """Return the name of the service that a tool calls, or None if it calls none. All calls to
+        the same service share a circuit breaker.
         """
         return None
 
     async def preview(
         self, tool: ToolDefinition, arguments: JsonObject, limits: Limits, lease: Lease
     ) -> Effect | None:
-        """Return the effect that a call would have in the leased sandbox, without changing it.
+        """Return the effect that a call would have in the leased sandbox. Nothing is changed.
 
         Return None if this kind of tool has no preview.
 
@@ -189,7 +193,7 @@ class Executor(ABC):
         cursors: Cursors,
         principal_id: str,
     ) -> JsonObject | None:
-        """Return the request that a call would send to another service, as shown to approvers.
+        """Return the request that a call would send to another service, as approvers see it.
         Nothing is sent.
 
         The result contains the names of secrets, never their values. Return None if the engine
@@ -204,46 +208,47 @@ class Executor(ABC):
     def run(self, run: ToolRun) -> Awaitable[Outcome]:
         """Run the tool once.
 
-        If the tool fails, return an `Outcome` with an error. Raise an error only if there is
-        nothing else to report about the run.
+        If the tool fails, an implementation returns an `Outcome` with an error. It raises an error
+        only if there is nothing else to report about the run.
         """
 
 
 class HeldAction(Executor):
-    """An action that is held in this engine's memory until a human approves it, and is done at most
+    """An action that this engine holds in memory until a human approves it. It is performed at most
     once.
 
-    A call with this action in its request (`CallRequest.held`) asks for the approval, and then runs
-    the action instead of its tool's executor. The code that waits for the approval withdraws the
-    action when it stops waiting.
+    A call with this action (`CallRequest.held`) requests the approval. After approval, it runs the
+    action instead of its tool's executor. The code that waits for the approval withdraws the action
+    when it stops waiting.
     """
 
     needs: ClassVar[Need]
     always_asks: ClassVar[bool] = False
     gone: ClassVar[str]
-    """The error message if the program or trial that the action needs has ended."""
+    """The error message for when the program or trial that the action needs has ended."""
 
     def __init__(self) -> None:
         self.has_begun = False
         self.is_withdrawn = False
         self.result: Outcome | EngineError | None = None
-        """The action's outcome or error. None until `over` is set, and also after that if the way
-        in which the action ended is unknown.
-        """
+        """The action's outcome or error. None while `over` is not set. If `over` is set, None means
+        that it is unknown how the action ended."""
         self.over = asyncio.Event()
         """Set when the action has ended."""
         self.on_begun: Callable[[], None] = lambda: None
         """Called when the action begins."""
 
     def withdraw(self) -> None:
-        """Prevent the action from being done, unless it has begun."""
+        """Prevent the action from being performed. This has no effect if the action has already
+        begun.
+        """
         self.is_withdrawn = True
 
     async def run(self, run: ToolRun) -> Outcome:
-        """Do the action, and set `result` and `over` for the code that waits for it.
+        """Perform the action, and set `result` and `over` for the code that waits for it.
 
         Raises:
-            ApprovalExpired: the action was withdrawn, or has begun already.
+            ApprovalExpired: the action was withdrawn, or has already begun.
         """
         if self.is_withdrawn or self.has_begun:
             raise ApprovalExpired(self.gone)
@@ -259,7 +264,8 @@ class HeldAction(Executor):
         return outcome
 
     async def ended(self) -> EngineError | None:
-        """Wait until the action, which has begun, has ended. Return its error, or None.
+        """Wait for the end of the action, which must have begun. Return its error, or None if it
+        succeeded.
 
         Raises:
             CancelledError: the action was interrupted, so it is unknown what was done.
@@ -271,18 +277,18 @@ class HeldAction(Executor):
 
     @abstractmethod
     async def carry_out(self, run: ToolRun) -> Outcome:
-        """Do the action. Called at most once."""
+        """Perform the action. Called at most once."""
 
 
 # -- the handle of a running call -----------------------------------------------------------
 
 HEARD_CHARACTERS = 16 * 1024
-"""Number of characters at the end of each output stream that are kept while a call runs."""
+"""Number of characters that are kept of each output stream while a call runs: the last ones."""
 
 
 class CallHandle:
-    """One running call: its listeners, its state, and its cancellation. The pipeline calls
-    `attach`, `begin` and `close`.
+    """The handle of one running call: its listeners, its state, and its cancellation. The pipeline
+    calls `attach`, `begin` and `close`.
     """
 
     __slots__ = (
@@ -305,24 +311,24 @@ class CallHandle:
         self._on_output = output
         self.output = self._pass_on if output is not None else None
         self.has_output = False
-        """Whether followers have received output. Output cannot be taken back, so the call is not
-        retried from then on."""
+        """Whether the listener has received output. Output cannot be taken back, so the call is
+        then no longer retried."""
         self.heard: dict[str, str] = {}
-        """Stream name → the end of the stream's output so far."""
+        """Stream name → the last `HEARD_CHARACTERS` characters of output so far."""
         self.progress: tuple[float, str] | None = None
         """The last progress report: percentage and redacted message."""
         self.is_waiting = False
-        """Whether the call waits for a human."""
+        """Whether the call is waiting for a human."""
         self.drained = drained
-        """A function that waits until the listener can take more output, or None if it always can.
-        """
+        """Waits until the listener can receive more output. None if the listener never has to be
+        waited for."""
         self.partial: Outcome | None = None
         """The partial outcome of a cancelled run, if the executor provides one."""
         self.is_cancelled = False
         """Whether the caller has cancelled the call."""
         self.on_delivered: Callable[[], None] | None = None
-        """Called when the caller has received the answer, if the code that stored the answer needs
-        to know."""
+        """Called once the caller has received the answer. Set by code that must record the
+        delivery."""
         self.is_delivered_later = False
         """Whether the public interface (such as HTTP) calls `Engine.delivered` after it has sent
         the answer."""
@@ -348,16 +354,16 @@ class CallHandle:
         self._cancelling_before = self._task.cancelling() if self._task is not None else 0
 
     def begin(self) -> None:
-        """Notify the listener, once, that the call has passed every gate. The call may still wait
-        for a sandbox.
+        """Notify the listener that the call has passed every gate. Only the first call of this
+        method has an effect. The tool call may still wait for a sandbox.
         """
         on_begun, self._on_begun = self._on_begun, None
         if on_begun is not None:
             on_begun()
 
     def report(self, percent: float, message: str) -> None:
-        """Redact the tool's progress report, keep it and pass it to the listener, up to a maximum
-        number of reports. May be called in any thread.
+        """Redact the tool's progress report, store it and pass it to the listener. Reports beyond
+        the maximum number are dropped. May be called in any thread.
         """
         self._reports += 1
         if self._reports <= MAX_REPORTS:
@@ -367,8 +373,8 @@ class CallHandle:
 
     @contextlib.contextmanager
     def waiting_for_human(self) -> Iterator[None]:
-        """Notify the listener that the call is waiting for a human, and that it no longer is when
-        the block is left.
+        """Notify the listener when the block is entered that the call waits for a human, and when
+        the block is left that the wait is over.
         """
         tell = self._on_waiting or (lambda is_waiting: None)
         self.is_waiting = True
@@ -380,7 +386,7 @@ class CallHandle:
             tell(False)
 
     def hear(self, stream: str, text: str) -> None:
-        """Add text to the kept end of a stream, and pass it to the listener."""
+        """Record new output of a stream, and pass it to the listener."""
         self.heard[stream] = (self.heard.get(stream, "") + text)[-HEARD_CHARACTERS:]
         if self._on_output is not None:
             self._pass_on(stream, text)
@@ -391,12 +397,12 @@ class CallHandle:
             self._on_output(stream, text)
 
     def retrying(self, retry_count: int, max_retries: int, error: EngineError) -> None:
-        """Notify the listener that an attempt failed with `error`, and that another one follows."""
+        """Notify the listener that an attempt failed with `error` and will be repeated."""
         if self._on_retrying is not None:
             self._on_retrying(retry_count, max_retries, error)
 
     def for_fallback(self) -> CallHandle:
-        """Return a handle for a fallback tool's call, which runs in this call's task.
+        """Return a handle for the call of a fallback tool. That call runs in this call's task.
 
         The fallback's events go to this call's listeners. Cancelling this call also ends the
         fallback.
@@ -416,8 +422,8 @@ class CallHandle:
         output: OnOutput | None = None,
         ending: OnEnding | None = None,
     ) -> RunSinks:
-        """Return the sinks for a run behind a wall: the sinks in the arguments, and this call's
-        listener for progress.
+        """Return the sinks for a run behind a wall: those in the arguments, and this call's
+        progress listener.
         """
         return RunSinks(
             progress=self.report,
@@ -428,7 +434,7 @@ class CallHandle:
         )
 
     def cancel(self) -> bool:
-        """Cancel the call. Return False if it is not running."""
+        """Cancel the call. Return False if the call is not running."""
         if self._is_over or self._task is None:
             return False
         if not self.is_cancelled:
@@ -437,10 +443,10 @@ class CallHandle:
         return True
 
     def close(self) -> bool:
-        """Record that the call has ended. Return whether its caller cancelled it.
+        """Record that the call has ended. Return True if its caller cancelled it.
 
-        Return False if the call's task is also being cancelled from outside, in which case the task
-        must end.
+        Return False if the call's task is also being cancelled from outside the call. In this case,
+        the task must end.
         """
         if not self._is_over:
             self._is_over = True

@@ -1,8 +1,8 @@
 """Validation of claims: the reports of functions and programs about their results and failures.
 
 Host side, between the executors and the guests. Untrusted code can write anything in place of its
-result, so a claim that does not match a model here is ignored. A claim never selects a Python class
-by name, and never decides whether a run succeeded.
+result. Therefore, a claim is ignored if it does not match a model in this module. A claim never
+selects a Python class by name, and never determines whether a run succeeded.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from fumehood.protocol.framing import whole_words
 
 
 def unfit(*, is_result: bool) -> ExecutionError:
-    """Return the error for a tool's data that JSON cannot represent. The data is the tool's result
-    if `is_result`, otherwise the details of a `ToolError`.
+    """Return the error for data from a tool that JSON cannot represent. If `is_result` is True, the
+    data is the tool's result. Otherwise, it is the details of a `ToolError`.
     """
     what = "The tool's result" if is_result else "The details of the tool's own error"
     return ExecutionError(
@@ -41,11 +41,11 @@ def unfit(*, is_result: bool) -> ExecutionError:
 
 
 class Unreadable(Exception):
-    """A reply does not have the form that this engine's own code gives to replies."""
+    """A reply does not have the form in which this engine's own code writes replies."""
 
 
 class Claim(StrictValue):
-    """Base class of the reports from guests, which are validated strictly."""
+    """Base class for reports from guests. They are validated strictly."""
 
 
 M = TypeVar("M", bound=Claim)
@@ -108,8 +108,8 @@ def read_result(result: JsonObject | None) -> ToolResult:
 
 
 def read_error(claim: JsonObject) -> EngineError | None:
-    """Return the error for a claimed `ToolError`, refused arguments or unfit data. Return None for
-    any other claim.
+    """Return the error that a claim describes: a `ToolError`, refused arguments or unfit data.
+    Return None if the claim is invalid or of another kind.
     """
     try:
         match claim.get("kind"):
@@ -137,13 +137,15 @@ def read_error(claim: JsonObject) -> EngineError | None:
 
 
 class ValueClaim(Claim):
-    """The value of a program's last expression. `has_value` is False if there is no value."""
+    """The value of a program's last expression. `has_value` is False if the program has no such
+    value.
+    """
 
     value: Any
     has_value: bool
     value_repr: str | None
     notes: list[Annotated[str, Field(max_length=200)]] = Field(default=[], max_length=5)
-    """Notes about Matplotlib figures that are missing from the answer."""
+    """Notes about Matplotlib figures that could not be included in the answer."""
 
 
 class ExceptionClaim(Claim):
@@ -156,8 +158,8 @@ class ExceptionClaim(Claim):
 
 
 class FailureClaim(Claim):
-    """A program's report of its failure. `errno` is the error number of an `OSError`. Only the
-    supervisor uses `errno`.
+    """A program's report of its own failure. `errno` is the error number of an `OSError`, which
+    only the supervisor uses.
     """
 
     kind: Literal["exception", "memory", "policy", "invalid"]
@@ -170,12 +172,12 @@ NO_VALUE = ValueClaim(value=None, has_value=False, value_repr=None)
 
 
 def read_value(result: JsonObject | None) -> ValueClaim:
-    """Parse a program's claimed value. Return `NO_VALUE` if the claim is invalid."""
+    """Parse the value that a program claims. Return `NO_VALUE` if the claim is invalid."""
     claim = read_claim(ValueClaim, result) or NO_VALUE
     if not claim.has_value:
         return NO_VALUE.model_copy(update={"notes": claim.notes})
     try:
-        strict_json.exact(claim.value, sys.maxsize)  # the frame's size was bounded
+        strict_json.exact(claim.value, sys.maxsize)  # the frame's size was limited
     except strict_json.Inexact:
         return claim.model_copy(update={"value": None})
     return claim

@@ -1,8 +1,9 @@
 """The endings of runs: the error, the limit and the message for the caller.
 
-Host side, pure, for every wall. `ENDING_ERRORS` maps each ending to an error class and `_LIMITS` to
-the limit that caused it. Each executor has one message for each ending that its wall can report. An
-ending is determined outside the program. A message about a limit names the limit and a remedy.
+Host side, pure, for every wall. `ENDING_ERRORS` maps each ending to an error class, and `_LIMITS`
+maps it to the limit that caused it. For each ending that its wall can report, an executor has one
+message. Each message about a limit names the limit and a remedy. The ending is always determined
+outside the program.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ from fumehood.protocol.framing import whole_words
 from fumehood.sandbox.wall import RunEnding
 
 Messages = Mapping[EndedBy, str]
-"""Ending → message template. `{limit}` is the value of the limit that ended the run."""
+"""Ending → message template. In the template, `{limit}` stands for the value of the limit that
+ended the run."""
 
 _LIMITS: Mapping[EndedBy, tuple[str, str]] = MappingProxyType(
     {
@@ -43,12 +45,11 @@ _LIMITS: Mapping[EndedBy, tuple[str, str]] = MappingProxyType(
         EndedBy.OUTPUT: ("output_bytes", "output_bytes"),
     }
 )
-"""Ending → the limit that caused the ending: the limit's name in `details.limit`, and its field in
-`Limits`.
-"""
+"""Ending → the limit that caused it: the limit's name in `details.limit`, and its field in
+`Limits`."""
 
 MAX_MESSAGE_CHARACTERS = 500
-"""Maximum length of a program's own words in an error message, in characters."""
+"""Maximum length, in characters, of text from a program in an error message."""
 
 
 def error_of(
@@ -62,9 +63,8 @@ def error_of(
 ) -> EngineError | None:
     """Return the error of a run, or None if it succeeded.
 
-    `values` are the values of the templates' other placeholders. If a limit ended the run,
-    `details.limit` is set to an object with the limit's name and value and the fields of
-    `measured`.
+    `values` are the values of the other placeholders in the templates. If a limit ended the run,
+    `details.limit` becomes an object with the limit's name, its value and the fields of `measured`.
     """
     error_class = ENDING_ERRORS[ending.ended_by]
     if error_class is None:
@@ -79,7 +79,7 @@ def error_of(
 
 
 def sandbox_lost(tool: ToolDefinition, details: JsonObject) -> SandboxUnavailable:
-    """Return the error for a process that was lost during a run."""
+    """Return the error for a run whose process was lost."""
     return SandboxUnavailable(
         "The sandbox was lost during the call; a new one is being started. "
         + ("Repeat the call." if tool.idempotent else "It may or may not have taken effect."),
@@ -92,7 +92,7 @@ def sandbox_lost(tool: ToolDefinition, details: JsonObject) -> SandboxUnavailabl
 def container_lost(
     tool: ToolDefinition, details: JsonObject, ending: RunEnding
 ) -> SandboxUnavailable:
-    """Return the error for a container that was lost during a run."""
+    """Return the error for a run whose container was lost."""
     node = _lost_node(ending)
     of_node = f" of the node {node}" if node is not None else ""
     return SandboxUnavailable(
@@ -135,11 +135,12 @@ def session_lost(details: JsonObject, ending: RunEnding, *, has_disk: bool) -> S
 # -- programs in containers ----------------------------------------------------------------
 
 MUCH_HELD = 0.4
-"""If a session's variables use more than this fraction of its memory limit, the hint mentions them.
-"""
+"""If the session's variables use more than this fraction of the memory limit, the hint about memory
+mentions them."""
 
 IDLE_SHARE = 0.05
-"""A run whose CPU time is below this fraction of its time limit counts as mostly waiting."""
+"""If a run used less CPU time than this fraction of its time limit, it counts as having waited most
+of the time."""
 
 NO_TERMINAL = "no terminal is available, and nobody can answer prompts"
 
@@ -184,24 +185,24 @@ _HINTS: Mapping[re.Pattern[str], str] = MappingProxyType(
         _NO_TERMINAL: f"It probably looked for a terminal: {NO_TERMINAL}.",
     }
 )
-"""Pattern in a failed program's output → hint for the caller. The first match is used."""
+"""Pattern in a failed program's output → hint for the caller. The hint of the first matching
+pattern is used."""
 
 LOOKED_AT_CHARACTERS = 4000
-"""Number of characters at the end of the stderr, the traceback and the message that are searched
-for the patterns in `_HINTS`.
-"""
+"""Number of characters in which the patterns of `_HINTS` are searched for: the last ones of the
+stderr, of the traceback and of the message."""
 
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """The subject of a message: a program's language, and whether the program ran in a session."""
+    """What a message is about: the program's language, and whether the program ran in a session."""
 
     language: Language = LANGUAGES["python"]
     in_session: bool = False
 
     @property
     def more_memory(self) -> str:
-        """The advice on how to get more memory, as a phrase."""
+        """A phrase that explains how to get more memory."""
         return "start a session with more" if self.in_session else "allow more (memory_limit_mb)"
 
 
@@ -238,7 +239,7 @@ def program_error(
 
 
 def _measured(ending: RunEnding, limits: Limits, subject: Subject) -> JsonObject:
-    """Return the measurement for the limit that ended a run, and a remedy as `hint`."""
+    """Return what was measured about the limit that ended the run, and a remedy as `hint`."""
     match ending.ended_by:
         case EndedBy.WALL_TIME:
             hint = _wall_time_hint(ending, limits, subject)
@@ -256,8 +257,8 @@ def _measured(ending: RunEnding, limits: Limits, subject: Subject) -> JsonObject
 
 
 def _memory_hint(ending: RunEnding, limits: Limits, subject: Subject) -> str:
-    """Return the remedy for too little memory. The remedy mentions the session's variables if they
-    use much of the memory.
+    """Return a remedy for a lack of memory. It mentions the session's variables if they use much of
+    the memory.
     """
     held_mb = (ending.variables_bytes or 0) / MB
     if subject.in_session and held_mb > (limits.memory_mb or 0) * MUCH_HELD:
@@ -269,8 +270,8 @@ def _memory_hint(ending: RunEnding, limits: Limits, subject: Subject) -> str:
 
 
 def _wall_time_hint(ending: RunEnding, limits: Limits, subject: Subject) -> str:
-    """Return the remedy for a timeout. It depends on the measured CPU time: a program that used
-    little CPU time is assumed to have waited for input or for open handles.
+    """Return a remedy for a timeout. If the program used little CPU time, it is assumed to have
+    waited for input or for open handles.
     """
     was_idle = ending.cpu_ms is not None and ending.cpu_ms < limits.wall_s * 1e3 * IDLE_SHARE
     if was_idle and subject.language.name == "javascript":
@@ -287,8 +288,8 @@ def _wall_time_hint(ending: RunEnding, limits: Limits, subject: Subject) -> str:
 
 
 def refused_by(names: Iterable[str], limits: Limits, subject: Subject = PROGRAM) -> tuple[str, ...]:
-    """Return a warning for each limit in `names`. These limits refused an operation but did not end
-    the program.
+    """Return a warning for each limit in `names`. Each of these limits made an operation fail, but
+    did not end the program.
     """
     more_memory = (
         "start a session with more memory"
@@ -322,7 +323,7 @@ def refused_by(names: Iterable[str], limits: Limits, subject: Subject = PROGRAM)
 
 
 def left_out_words(count: int) -> tuple[str, ...]:
-    """Return the warning that `count` files were left out."""
+    """Return the warning that `count` files are missing from the answer."""
     how_many = "1 file was" if count == 1 else f"{count} files were"
     words = (
         f"files_left_out: {how_many} not returned; the limits are {CONTAINER_FILES_OUT} "
@@ -335,7 +336,7 @@ def left_out_words(count: int) -> tuple[str, ...]:
 def failure_message(
     ending: RunEnding, claim: FailureClaim | None, subject: Subject = PROGRAM
 ) -> str:
-    """Return the message for a run that failed without reaching a limit of `_LIMITS`."""
+    """Return the message for a run that failed without exceeding a limit in `_LIMITS`."""
     what = subject.language.noun
     match ending.ended_by:
         case EndedBy.EXCEPTION if claim is not None and claim.kind == "invalid":
@@ -359,7 +360,7 @@ def failure_message(
 
 
 def _hint(ending: RunEnding, claim: FailureClaim | None, subject: Subject) -> str:
-    """Return a hint about something that the sandbox lacks, or "" if the output suggests none."""
+    """Return the hint of the first pattern in `_HINTS` that the program's output matches, or ""."""
     thrown = claim.exception if claim is not None else None
     said = [ending.stderr] if thrown is None or thrown.type == "CalledProcessError" else []
     said += [thrown.traceback, f"{thrown.type}: {thrown.message}"] if thrown is not None else []
@@ -380,8 +381,8 @@ _STATES = {
 
 
 def state_words(ending: RunEnding) -> tuple[str, ...]:
-    """Return the warnings for a session whose variables were rolled back or lost, or whose files
-    were restored or not saved.
+    """Return the warnings about the session's state after the run. There is a warning if variables
+    were rolled back or lost, or if files were restored or not saved.
     """
     words = []
     if ending.state == "restored" and ending.copied_at is not None:
@@ -395,7 +396,9 @@ def state_words(ending: RunEnding) -> tuple[str, ...]:
 
 
 def unsaved_words(not_saved: str | None) -> tuple[str, ...]:
-    """Return the warning that files could not be saved, with the reason, if any."""
+    """Return the warning that a session's files could not be saved for the reason `not_saved`.
+    Return no warning if it is None.
+    """
     if not_saved is None:
         return ()
     words = (
@@ -412,7 +415,7 @@ def _reason(claim: FailureClaim | None) -> str:
         return claim.message or "it gave no reason"
     words = whole_words(_words(claim.exception), MAX_MESSAGE_CHARACTERS)
     line = claim.exception.line
-    if line is None or words.endswith(f"line {line})"):  # a syntax error has it already
+    if line is None or words.endswith(f"line {line})"):  # a syntax error's message has it
         return words
     return f"{words} (line {line})"
 
@@ -420,8 +423,8 @@ def _reason(claim: FailureClaim | None) -> str:
 def _words(said: ExceptionClaim) -> str:
     """Return an exception's type and message on one line.
 
-    The type is not repeated if the message contains it. Source lines before the type, as in a
-    syntax error, are dropped.
+    If the message already contains the type, it is not repeated. Source lines before the type, as
+    in a syntax error, are dropped.
     """
     lines = [line.strip() for line in said.message.splitlines() if line.strip()]
     if not lines:
@@ -433,7 +436,7 @@ def _words(said: ExceptionClaim) -> str:
 
 
 def sentence(text: str) -> str:
-    """Return a text, limited in length, with a full stop at its end."""
+    """Return a text as a sentence: shortened if it is too long, and with a full stop at the end."""
     text = whole_words(text, MAX_MESSAGE_CHARACTERS + 40).strip()
     return text if text.endswith((".", "?", "!")) else text + "."
 
@@ -451,9 +454,10 @@ def _cpu_s(ending: RunEnding) -> float | None:
 
 
 def _peak_memory(ending: RunEnding, limits: Limits) -> JsonObject:
-    """Return the program's peak memory in MB, or {} if it is unknown.
+    """Return the program's peak memory in MB as a field, or {} if the peak is unknown.
 
-    A peak over the limit is left out: it includes memory of the image itself.
+    A measured peak above the limit counts as unknown, because it includes memory of the container
+    image.
     """
     peak, most = ending.peak_memory_bytes, limits.memory_mb
     if peak is None or (most is not None and peak > most * MB):

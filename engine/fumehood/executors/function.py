@@ -1,10 +1,12 @@
-"""Functions: trusted functions in the engine or a worker process, sandboxed functions in the jail.
+"""Functions: trusted functions run in the engine or a worker process, sandboxed functions in the
+jail.
 
-Host side. A trusted function has no wall: at the time limit, an asynchronous function is cancelled,
-and the worker process of a synchronous one is killed. A `ToolError` is passed to the caller; any
-other exception is logged and hidden from the caller. How a run in the jail ended is decided outside
-the child process. The result, error and traceback from the jail are claims; this host's paths are
-removed from messages and tracebacks.
+Host side. A trusted function has no wall. At the time limit, an asynchronous function is cancelled,
+and the worker process of a synchronous function is killed. If a trusted function raises a
+`ToolError`, the caller receives it. Any other exception is logged and hidden from the caller.
+
+The ending of a run in the jail is determined outside the jail's child process. The result, error
+and traceback from the jail are claims. This host's paths are removed from messages and tracebacks.
 """
 
 from __future__ import annotations
@@ -91,9 +93,9 @@ def _run(run: ToolRun, parts: FollowedParts | None) -> Coroutine[Any, Any, Outco
 
 
 class FollowedParts:
-    """Passes the parts of a streamed result to followers, redacted and limited in length.
+    """Passes the parts of a streamed result to the call's listener, redacted and limited in length.
 
-    Parts from a sandboxed function are claims. The final result is not built from them.
+    Parts from a sandboxed function are claims. The final result is built without these parts.
     """
 
     def __init__(self, output: OnOutput | None, redactor: Redactor, most_characters: int) -> None:
@@ -103,7 +105,9 @@ class FollowedParts:
         self._left = most_characters
 
     def hear(self, stream: str, text: str) -> None:
-        """Redact the next part and pass it on. Characters over the limit are dropped."""
+        """Redact the next part of the result and pass it on. Characters beyond the limit are
+        dropped.
+        """
         text, self._left = text[: self._left], max(0, self._left - len(text))
         self._pass_on(self._redactor.feed(text) if text else "")
 
@@ -127,8 +131,8 @@ async def _run_followed(run: ToolRun) -> Outcome:
 async def _ending_of(
     run: ToolRun, address: FunctionAddress, where: JsonObject, parts: FollowedParts | None
 ) -> RunEnding:
-    """Call the function in another process, and return the ending. With `parts`, the result is
-    streamed to followers. `where` contains further fields of the request.
+    """Call the function in another process, and return how the run ended. If `parts` is given, it
+    receives the parts of the result as they arrive. `where` contains further fields of the request.
     """
     call: JsonObject = {
         "module": address.module,
@@ -147,7 +151,7 @@ async def _ending_of(
 
 
 class HostFunctionFailed(ExecutionError):
-    """A host function raised an exception, hidden from the caller. `cause` is for the log."""
+    """A host function raised an exception that the caller must not see. `cause` is for the log."""
 
     def __init__(self, cause: BaseException) -> None:
         super().__init__(
@@ -160,7 +164,8 @@ class HostFunctionFailed(ExecutionError):
 async def _run_here(run: ToolRun, function: HostFunction, parts: FollowedParts | None) -> Outcome:
     """Run an asynchronous trusted function, and cancel it at the time limit.
 
-    With `parts`, the function may be a generator, whose items are the parts of the result.
+    If `parts` is given, the function may be a generator. Its items are then the parts of the
+    result.
     """
     limits = run.limits
     returned = None
@@ -205,7 +210,9 @@ class WorkerFault(Exception):
 async def _run_in_worker(
     run: ToolRun, address: FunctionAddress, parts: FollowedParts | None
 ) -> Outcome:
-    """Call a trusted synchronous function in a worker, which is killed at the time limit."""
+    """Call a trusted synchronous function in a worker process, which is killed at the time
+    limit.
+    """
     limits = run.limits
     ending = await _ending_of(run, address, {}, parts)
     match ending.ended_by:
@@ -349,7 +356,7 @@ def _raised(ending: RunEnding, details: JsonObject, address: FunctionAddress) ->
 
 
 def without_paths(text: str, address: FunctionAddress) -> str:
-    """Return a text without this host's directories, which an error message may contain."""
+    """Return a text, such as an error message, without the paths of this host's directories."""
     engine = Path(__file__).parents[2]
     known = {address.import_path, sys.prefix, sys.base_prefix, str(engine), str(Path.home())}
     for path in sorted(known - {"/", ""}, key=len, reverse=True):

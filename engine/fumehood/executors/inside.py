@@ -1,9 +1,9 @@
 """Inside: import and call a tool's function in the process where it runs.
 
-Loaded by the jail's child and by the worker process, never by the engine. The input is a module, a
-name and JSON arguments. The reply is JSON: `{"result": {data, tokens_used, cost}}` or `{"error":
-{kind, …}}`. Invariant: whatever the function returns or raises, the reply is plain JSON that the
-host can parse. The content of the reply is a claim, which the host validates.
+The jail's child process and the worker process load this module. The engine never does. The input
+is a module, a name and JSON arguments. The reply is JSON: `{"result": {data, tokens_used, cost}}`
+or `{"error": {kind, …}}`. Invariant: whatever the function returns or raises, the reply is plain
+JSON that the host can parse. The host treats the content of the reply as a claim and validates it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     from fumehood.registry.declare import FunctionTool
 
 MAX_FRAMES = 20
-"""Maximum number of frames in a reply's traceback. The innermost are kept."""
+"""Maximum number of frames in a reply's traceback. If there are more, the innermost frames are
+kept."""
 
 
 def answer(
@@ -41,12 +42,13 @@ def answer(
 ) -> JsonObject:
     """Import `module:name`, call it with type-checked arguments, and return the reply.
 
-    `pickled`, if not empty, is the function as a base64 pickle from the host, and is used instead
-    of the import; each process unpickles it once. `parts` collects the items if the function is a
-    generator.
+    If `pickled` is not empty, it is the function as a base64 pickle from the host, and nothing is
+    imported. Each process unpickles a function only once. If the function is a generator, `parts`
+    collects its items.
 
     Raises:
-        MemoryError: memory ran out. Only the caller can report this without using more memory.
+        MemoryError: memory ran out. Only the code that called `answer` can report this without
+            using more memory.
     """
     try:
         found = _unpickled(pickled) if pickled else getattr(importlib.import_module(module), name)
@@ -69,8 +71,8 @@ def answer(
 
 @cache
 def _unpickled(pickled: str) -> FunctionTool:
-    """Return the host's function, unpickled only once, so that its globals live as long as this
-    process.
+    """Return the pickled function. Each process unpickles it only once, so that the function's
+    globals live as long as the process.
     """
     found: FunctionTool = pickle.loads(base64.b64decode(pickled))  # noqa: S301  # pickled by the host
     return found
@@ -82,7 +84,7 @@ def _call(found: FunctionTool, arguments: JsonObject, parts: Parts | None) -> An
         return parts.collect(returned)
     if parts is not None and isinstance(returned, AsyncGenerator):
         returned = parts.collect_async(returned)
-    # Check the type, not the value, so that no code of the value runs and it cannot fake its class.
+    # Check the type, not the value: no code of the value must run, and it must not fake its class.
     return asyncio.run(_wait_for(returned)) if hasattr(type(returned), "__await__") else returned
 
 
@@ -128,7 +130,9 @@ def _failure(error: BaseException, module: str) -> JsonObject:
 
 
 def _frames(traceback: TracebackType | None, package: str) -> list[str]:
-    """Return the frames within the tool's package, innermost last, as `module:line in function`."""
+    """Return the traceback's frames within the tool's package as `module:line in function`. The
+    innermost frame is last.
+    """
     frames: list[str] = []
     while traceback is not None:
         frame = traceback.tb_frame

@@ -22,7 +22,7 @@ from fumehood.parts import tool_kinds
 
 
 class _DecisionExecutor(Executor):
-    """Decides on calls to tools that the caller itself runs."""
+    """The executor for decisions on calls of tools that callers run themselves."""
 
     place = Placement(
         "external", "host", "the caller runs this tool itself; the engine decides", is_outside=True
@@ -33,7 +33,7 @@ class _DecisionExecutor(Executor):
 
 
 def with_parts(own: Mapping[str, Executor]) -> Mapping[str, Executor]:
-    """Return the executors in `own` and those that parts add.
+    """Return the executors in `own` together with those that parts add.
 
     Raises:
         PartError: a part adds an executor or a type of tools that already exists.
@@ -62,4 +62,4 @@ EXECUTORS = with_parts(
         **{language.executor: ProgramExecutor(language) for language in LANGUAGES.values()},
     }
 )
-"""Value of a definition's field `executor` → the implementation."""
+"""Value of the field `executor` in a tool's definition → the executor."""

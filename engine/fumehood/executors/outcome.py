@@ -1,5 +1,5 @@
-"""The outcome of one run. The pipeline's stage `execute` returns the outcome, and its stage
-`result` shapes it.
+"""The outcome of one run. The pipeline's stage `execute` returns it, and the stage `result` turns
+it into an envelope.
 """
 
 from __future__ import annotations
@@ -15,33 +15,34 @@ from fumehood.core.json_types import JsonObject
 
 @dataclass(frozen=True, slots=True)
 class CutText:
-    """A text that was too long for memory: its first and last parts, and a link to all of it."""
+    """A text that was too long for memory: its beginning, its end, and a link to the whole text."""
 
     field: str
-    """The field of `data` or of the error's `details` to which the text belongs. The field itself
-    contains an empty text."""
+    """The field of `data`, or of the error's `details`, that should contain the text. It contains
+    an empty text instead."""
     head: str
     tail: str
     length: int
-    """Length of the whole text in characters."""
+    """Number of characters of the whole text."""
     link: JsonObject
-    """Either `resource_url` and `expires_at`, or `not_kept` with the reason."""
+    """Either `resource_url` and `expires_at`, or `not_kept` with the reason why the text was not
+    stored."""
 
 
 MAX_DATA_BYTES = 16 << 20
-"""Maximum size as JSON, in bytes, of data whose fields have separate limits."""
+"""Maximum size of data as JSON, in bytes, if the fields of the data have limits of their own."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a run ended, its result, and the resources that it used. Values that were not measured
-    are None.
+    """How a run ended, its result, and the resources that it used. A value that was not measured is
+    None.
     """
 
     ended_by: EndedBy
     isolation: str
     node: str | None = None
-    """The name of the node on which the tool ran, if the engine has nodes."""
+    """The name of the node on which the tool ran. None if the engine has no nodes."""
     data: Any = None
     error: EngineError | None = None
     cpu_ms: float | None = None
@@ -53,32 +54,33 @@ class Outcome:
     warnings: tuple[str, ...] = ()
     """Warnings for the caller."""
     max_data_bytes: int | None = None
-    """Size limit of `data` as JSON, in bytes, if its fields have separate limits. None: the call's
-    output limit applies."""
+    """Maximum size of `data` as JSON, in bytes, if its fields have limits of their own. If None,
+    the call's output limit applies."""
     cuts: tuple[CutText, ...] = ()
-    """Texts that were too long to be included in `data` or `details`."""
+    """Texts that were too long for `data` or `details`."""
     whole_fields: frozenset[str] = frozenset()
-    """Fields of `data` that hold a file's content and are never shortened."""
+    """Fields of `data` that contain a file's content, so they are never shortened."""
     redacted: int = 0
-    """Number of matches that redaction has already replaced in the output."""
+    """Number of matches that redaction has already replaced in this outcome."""
     sandbox: Mapping[str, Any] = field(default_factory=dict)
-    """Fields of the answer's `SandboxReport` that parts fill in."""
+    """Fields that parts add to the answer's `SandboxReport`."""
     held: object | None = None
-    """The effect of the run, if a part holds it back until a human has decided on it. The part
-    knows its type (`CallPart.decide`)."""
+    """The effect of the run, if a part holds it back until a human has decided on it. Only that
+    part knows the type of this object (`CallPart.decide`)."""
     kept: tuple[object, ...] = ()
-    """Values that parts keep from the run until the call is answered (`CallPart.answered`)."""
+    """Values that parts keep from the run until the call is answered. `CallPart.answered` receives
+    them."""
     network_ms: float = 0.0
-    """Milliseconds spent on requests to other services."""
+    """Milliseconds that requests to other services took."""
 
     @classmethod
     def cancelled(cls, isolation: str) -> Outcome:
-        """Return the outcome of a run that the call's caller cancelled."""
+        """Return the outcome of a run whose call the caller cancelled."""
         return cls(EndedBy.CANCELLED, isolation, error=cancelled())
 
 
 def cancelled() -> Cancelled:
-    """Return the error of a call that its caller cancelled."""
+    """Return the error for a call that its caller cancelled."""
     return Cancelled(
         "The call was cancelled by its caller.", details={"ended_by": EndedBy.CANCELLED.value}
     )

@@ -1,9 +1,10 @@
-"""Parts: the values that a streaming tool yields, as one result and as text for listeners.
+"""Parts of a result: the values that a streaming tool yields, as one result and as text for
+listeners.
 
-Runs on both sides: in the jail's child, in a worker process, and in the engine for an asynchronous
-function of the host. Invariant: the JSON of one call's parts never exceeds the call's output limit,
-so an endless generator is ended. A size that another process reports is only a claim, so walls
-measure it again.
+This module runs on both sides of the wall: in the jail's child process, in a worker process, and in
+the engine for asynchronous functions of the host. Invariant: the total JSON of one call's parts
+never exceeds the call's output limit, so an endless generator is stopped. A size that another
+process reports is only a claim, so walls measure it again.
 """
 
 from __future__ import annotations
@@ -24,13 +25,14 @@ from fumehood.protocol import strict_json
 from fumehood.protocol.framing import MAX_REPORT_CHARACTERS, whole_words
 
 PROMPT_PIECES = 1000
-"""Number of pieces of one call that are passed on separately. Later pieces may be combined."""
+"""Number of text pieces of one call that are passed on immediately. Later pieces may be
+combined."""
 
 PAUSE_S = 0.05
-"""Seconds after a piece was passed on, during which later pieces may be held back and combined."""
+"""For this many seconds after a piece was passed on, later pieces may be held back and combined."""
 
 MAX_HELD_CHARACTERS = 4096
-"""Maximum number of characters that are held back."""
+"""Maximum number of characters that are held back at a time."""
 
 Hear = Callable[[str], None]
 """Receives one piece of text."""
@@ -41,14 +43,14 @@ class Unfit(Exception):
 
 
 class TooManyParts(Exception):
-    """The parts of a call exceed its output limit."""
+    """The parts of a call's result exceed the call's output limit."""
 
 
 def plain(value: Any, max_depth: int = strict_json.MAX_VALUE_DEPTH) -> Any:
-    """Return a value as it is after a round trip through strict JSON.
+    """Convert a value to strict JSON and back, so that it consists of plain JSON types.
 
     Raises:
-        Unfit: JSON cannot represent the value, or it is nested deeper than `max_depth`.
+        Unfit: JSON cannot represent the value, or the value is nested deeper than `max_depth`.
     """
     try:
         return strict_json.loads(strict_json.dumps(to_jsonable_python(value)), max_depth=max_depth)
@@ -70,7 +72,9 @@ class Pieces:
         self._last_s = 0.0
 
     def add(self, text: str) -> None:
-        """Pass a piece on, or hold it back if many arrived in quick succession."""
+        """Pass a piece on immediately, or hold it back if many pieces have arrived in quick
+        succession.
+        """
         self._held.append(text)
         self._size += len(text)
         is_soon = time.monotonic() - self._last_s < PAUSE_S
@@ -88,9 +92,10 @@ class Pieces:
 
 
 class Parts:
-    """Collects the parts of one call. The total size of their JSON is at most `max_bytes`.
+    """Collects the parts of one call's result. Their total size as JSON is at most `max_bytes`.
 
-    `hear` receives the parts as text: a string unchanged, any other value as a line of JSON.
+    `hear` receives each part as text. A string is passed unchanged, any other value as one line of
+    JSON.
     """
 
     def __init__(self, max_bytes: int, hear: Hear | None = None) -> None:
@@ -122,14 +127,14 @@ class Parts:
         """Run an asynchronous generator to its end and return its parts as one result.
 
         Raises:
-            TooManyParts: the parts exceed the limit.
+            TooManyParts: the parts exceed `max_bytes`.
             Unfit: JSON cannot represent a part.
         """
         async with aclosing(generator):
             try:
                 async for part in generator:
                     self._add(part)
-                    await asyncio.sleep(0)  # the generator itself may never wait
+                    await asyncio.sleep(0)  # other tasks must run even if the generator never waits
             finally:
                 self._flush()
         return self._result()
@@ -155,23 +160,25 @@ class Parts:
             self._pieces.flush()
 
     def _result(self) -> ToolResult:
-        """Return all parts as one result: a text if every part is a text, otherwise a list."""
+        """Return all parts as one result: joined to one text if every part is a text, otherwise as
+        a list.
+        """
         is_text = all(isinstance(part, str) for part in self._parts)
         data = "".join(self._parts) if is_text else self._parts
         return ToolResult(data, self._tokens_used, self._cost)
 
 
 Report = Callable[[float, str], None]
-"""Receives progress: a percentage from 0 to 100, and a message."""
+"""Receives a progress report: a percentage from 0 to 100, and a message."""
 
 _listener: ContextVar[Report | None] = ContextVar("fumehood_progress", default=None)
 
 
 def progress(percent: float, message: str = "") -> None:
-    """Report that `percent` (0 to 100) of a tool's work is done. For use inside its function.
+    """Report that `percent` (0 to 100) of a tool's work is done. Tool functions call this.
 
-    Numbers outside this range are clamped, messages over 200 characters are cut, and only the first
-    1,000 reports of a call are passed on.
+    Numbers outside the range are clamped to it. Messages over 200 characters are cut. Only the
+    first 1,000 reports of a call are passed on.
 
     Raises:
         ValueError: `percent` is not a finite number.
@@ -187,7 +194,9 @@ def progress(percent: float, message: str = "") -> None:
 
 @contextmanager
 def reports_to(listener: Report | None) -> Iterator[None]:
-    """Pass progress reports of code inside this block to `listener`, or drop them if it is None."""
+    """Pass progress reports from code inside the block to `listener`. If `listener` is None, drop
+    them.
+    """
     token = _listener.set(listener)
     try:
         yield

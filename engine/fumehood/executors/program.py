@@ -1,11 +1,12 @@
 """Programs in containers: run them, and turn their endings and output into outcomes.
 
 Host side, between `pipeline/execute` and a wall's lease. The ending, streams, exit status and files
-are measured outside the program; value, exception and traceback are claims of the program, and
-names and bytes of files are untrusted. Small files are part of the answer; larger files become
-blobs, which are written as they arrive. The caller's files that the program left unchanged are not
-returned. Invariants: a claim never turns a failure into a success; at most about `SPILL_CHARACTERS`
-of a stream are in memory, and a longer stream is written to disk as a blob.
+are determined outside the program. The value, exception and traceback are claims of the program.
+Names and contents of files are untrusted. Small files are included in the answer. Larger files
+become blobs, which are written while they arrive. Files that the caller sent and the program did
+not change are not returned. Invariants: a claim never turns a failure into a success; at most about
+`SPILL_CHARACTERS` characters of a stream are in memory, and a longer stream is written to disk as a
+blob.
 """
 
 from __future__ import annotations
@@ -85,8 +86,8 @@ class ProgramExecutor(Executor):
     async def run(self, run: ToolRun) -> Outcome:
         """Run one program in a container for the call, or in the container of the call's session.
 
-        If the program fails, the error's `details` contain the fields that `data` would contain,
-        plus `exception`, and `limit` if a limit ended the program.
+        If the program fails, the error's `details` contain the same fields that `data` would
+        contain and also `exception`. If a limit ended the program, they contain `limit` as well.
         """
         results = _Results(run)
         try:
@@ -110,7 +111,7 @@ class _Results:
         self._run = run
         self.around = Surroundings()
         self._cut: RunEnding | None = None
-        """The ending of the run, if it was cancelled."""
+        """How the run ended if it was cancelled, otherwise None."""
         session_id = run.domain.session_id
         self._files = ProgramFiles(
             run.blobs,
@@ -129,7 +130,9 @@ class _Results:
         )
 
     def sinks(self, *, with_digests: bool) -> RunSinks:
-        """Return the sinks of the run."""
+        """Return the sinks that receive the run's output and files. `with_digests` means that all
+        files are hashed.
+        """
         self._files.with_digests = with_digests
         return self._run.handle.sinks(
             files=self._files, output=self._streams.hear, ending=self._on_cut
@@ -139,8 +142,8 @@ class _Results:
         self._cut = ending
 
     async def discard(self) -> None:
-        """Discard the files and output of a run that has failed with an exception. If the caller
-        cancelled the run, set the handle's partial outcome instead of discarding the output.
+        """Discard the files and output of a run that ended with an exception. But if the caller
+        cancelled the run, use the output for the handle's partial outcome.
         """
         handle = self._run.handle
         self._files.discard()
@@ -155,8 +158,8 @@ class _Results:
             handle.partial = replace(outcome, kept=())  # parts use `kept` for complete runs only
 
     async def of(self, ending: RunEnding) -> tuple[Outcome, list[HeldBack]]:
-        """Return the outcome of a run that has ended, and the actions that parts hold back."""
-        with anyio.CancelScope(shield=True):  # bounded: it waits for the disk, not for the program
+        """Return the outcome of a run, given its ending, and the actions that parts hold back."""
+        with anyio.CancelScope(shield=True):  # short: it waits for the disk only
             await self._files.entries()
             kept = await self._streams.finish(is_cut=ending.ended_by is EndedBy.OUTPUT)
         return self._outcome(ending, kept)
@@ -180,7 +183,7 @@ def _outcome(
     tool, limits = run.tool.definition, run.limits
     session_id = run.domain.session_id
     language = LANGUAGES[tool.executor.removeprefix("code:")]
-    if kept:  # otherwise there was no output, or the wall reports it only in the ending
+    if kept:  # otherwise there was no output, or only the ending contains it
         ending = replace(ending, stdout=kept["stdout"].text, stderr=kept["stderr"].text)
     failure = read_claim(FailureClaim, ending.claimed_error)
     value = read_value(ending.result) if ending.result is not None else NO_VALUE
@@ -223,7 +226,7 @@ def _outcome(
 
 
 def session_fields(session_id: str, ending: RunEnding) -> JsonObject:
-    """Return the field `session` of `data` and of the error's `details`."""
+    """Return the value of the field `session` in `data` or in the error's `details`."""
     fields = {
         "id": session_id,
         "state": ending.state,
@@ -297,8 +300,8 @@ def _error(
 
 
 def program_arguments(arguments: JsonObject, language: str = "python") -> JsonObject:
-    """Return a program's arguments in the form that guests expect. Optional arguments that are None
-    or missing are left out.
+    """Return a program's arguments in the form that guests expect, without optional arguments that
+    are None.
     """
     source = LANGUAGES[language].source
     further = ("stdin_base64", "argv", "env", "working_directory", "return_files")
@@ -318,34 +321,35 @@ def _content(file: JsonObject) -> bytes:
 # -- streams --------------------------------------------------------------------------------
 
 SPILL_CHARACTERS = 2 << 20
-"""Number of characters of a stream that may stay in memory; a longer stream spills to disk. This is
-more than the default output limit, so streams spill only if that limit was raised."""
+"""Maximum number of characters of a stream that stay in memory. A longer stream is written to disk.
+This is more than the default output limit, so it happens only if that limit was raised."""
 
 SIDE_CHARACTERS = 5000
-"""Length of a spilled stream's head, and of its tail, in characters. The answer shows only the head
-and the tail.
-"""
+"""Number of characters that the answer shows of a stream on disk: this many from its beginning, and
+as many from its end."""
 
 FEED_CHARACTERS = 256 * 1024
-"""Number of characters of a spilled stream that are collected before they are written to disk."""
+"""Number of characters of a stream that are collected before they are added to its file on disk."""
 
 MANY_PIECES = 1024
-"""Number of pieces of a stream above which they are joined, because small pieces take more memory
-than their text."""
+"""If a stream has more pieces than this in memory, they are joined, because many small pieces take
+more memory than their text."""
 
 
 @dataclass(frozen=True, slots=True)
 class KeptText:
-    """A complete stream as `text`, or a spilled stream as `cut` with an empty `text`."""
+    """A complete stream. If it is in memory, `text` contains it. If it is on disk, `text` is empty
+    and `cut` describes it.
+    """
 
     text: str
     cut: CutText | None = None
 
 
 class KeptStreams:
-    """Collects both streams of one run, redacted, and passes each piece on to `output`.
+    """Collects stdout and stderr of one run, redacted, and passes each piece on to `output`.
 
-    Characters of a stream beyond `most_characters` are dropped.
+    Of each stream, characters beyond `most_characters` are dropped.
     """
 
     def __init__(
@@ -367,7 +371,7 @@ class KeptStreams:
 
     @property
     def redacted(self) -> int:
-        """Number of matches that redaction has replaced in both streams."""
+        """The number of matches that redaction has replaced in both streams together."""
         return sum(redactor.count for redactor in self._redactors.values())
 
     def hear(self, stream: str, text: str) -> None:
@@ -381,10 +385,11 @@ class KeptStreams:
             self._output(stream, kept)
 
     async def finish(self, *, is_cut: bool = False) -> dict[str, KeptText]:
-        """Return both streams by name, or an empty dict if there was no output.
+        """Return stream name → text for both streams, or an empty dict if there was no output.
 
-        With `is_cut`, the streams were cut off, possibly in the middle of a secret, so an end that
-        could be the start of a secret is left out. This method waits only for writes to the disk.
+        `is_cut` means that the streams were cut off, possibly in the middle of a secret. If the end
+        of a stream could be the start of a secret, it is then left out. This method waits only for
+        writes to disk.
         """
         if not self._has_heard:
             return {}
@@ -413,7 +418,7 @@ class _Stream:
         self._draft: Draft | None = None
 
     def add(self, text: str) -> str:
-        """Add text and return the part of it that is within the limit."""
+        """Add text up to the stream's limit, and return the text that was added."""
         kept = text if len(text) <= self._left else text[: self._left]
         if not kept:
             return ""
@@ -461,26 +466,27 @@ class _Stream:
 
 
 MAX_INLINE_BYTES = 1_000_000
-"""Files of at least this size in bytes become blobs; smaller files are inline in the answer."""
+"""Files of at least this many bytes become blobs. Smaller files are included in the answer."""
 
 MAX_INLINE_TOTAL_BYTES = 4_000_000
-"""Maximum total size of the inline files in one answer, in bytes. Further files become blobs, so
-that the answer stays readable."""
+"""Maximum total size, in bytes, of the files that one answer includes. Further files become blobs,
+so that the answer stays readable."""
 
 UNKNOWN_TYPE = "application/octet-stream"
-"""The media type of a file whose name indicates no other type."""
+"""The media type of a file whose name does not indicate a type."""
 
 PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
 """*Source*: PNG specification, 5.2."""
 
 _TYPES = mimetypes.MimeTypes(filenames=())
-"""Python's built-in table of media types, because a type must not depend on the host's files."""
+"""Python's built-in table of media types. The host's own tables are not used, so that a type never
+depends on the host."""
 
 
 @dataclass(slots=True)
 class _Coming:
-    """A file of the program that is being, or has been, received. `announced` is the size in bytes
-    that the guest announced.
+    """A file of the program that is being received or has been received. `announced` is its size in
+    bytes according to the guest.
     """
 
     path: str
@@ -488,15 +494,16 @@ class _Coming:
     kind: FileKind = "file"
     received: int = 0
     start: bytearray = field(default_factory=bytearray)
-    """The bytes so far while the file is small enough to be inline, otherwise empty."""
+    """All bytes received so far, as long as the file is small enough to be included in the answer.
+    Otherwise empty."""
     draft: Draft | None = None
     digest: Any = None
-    """SHA-256 of the bytes so far, if all files are hashed or this may be an unchanged file of the
-    caller, otherwise None."""
+    """The SHA-256 of the bytes so far. None unless all files are hashed or this file may be one
+    that the caller sent."""
 
 
 class ProgramFiles:
-    """Receives a program's files piece by piece. Call `entries` or `discard` at the end."""
+    """Receives a program's files piece by piece. At the end, call `entries` or `discard`."""
 
     def __init__(
         self,
@@ -507,8 +514,8 @@ class ProgramFiles:
         *,
         with_files: bool = True,
     ) -> None:
-        """`sent` maps the paths of the caller's files to their contents. Without `with_files`, only
-        figures are kept.
+        """`sent` maps the paths of the files that the caller sent to their contents. If
+        `with_files` is False, only figures are kept.
         """
         self._blobs = blobs
         self._principal_id = principal_id
@@ -517,7 +524,7 @@ class ProgramFiles:
         self.with_digests = False
         """Whether all files are hashed."""
         self.digests: dict[tuple[str, str], str] = {}
-        """Kind and path of each hashed file → SHA-256."""
+        """(kind, path) of each hashed file → SHA-256."""
         self._sent = sent
         self._coming: _Coming | None = None
         self._done: list[_Coming] = []
@@ -525,15 +532,14 @@ class ProgramFiles:
         self._inline_total = 0
         self.files: list[JsonObject] = []
         self.pictures: list[JsonObject] = []
-        """The entries of all figures for the answer. `files` contains the entries of all files. The
-        method `entries` sets both.
-        """
+        """The answer's entries for all figures. `files` contains the entries for all files. The
+        method `entries` sets both."""
         self.left_out = 0
-        """Number of files that were left out, because they are too many, incomplete, or have
-        invalid names."""
+        """Number of files that are not returned, because there are too many or they are incomplete
+        or have invalid names."""
 
     def start(self, path: str, size: int, kind: FileKind = "file") -> None:
-        """Begin a file of `size` bytes, and end the previous file."""
+        """End the previous file, and begin to receive a file of `size` bytes."""
         self._end_file()
         if kind == "file" and not self._with_files:
             return
@@ -570,9 +576,9 @@ class ProgramFiles:
             coming.draft.feed(data)
 
     async def entries(self) -> list[JsonObject]:
-        """Set `files` and `pictures`, and return `files`.
+        """Build the answer's entries in `files` and `pictures`, and return `files`.
 
-        If this method is cancelled, blobs may remain to which no answer refers.
+        If this method is cancelled, there may be blobs to which no answer refers.
         """
         self._end_file()
         done, self._done = self._done, []
@@ -633,6 +639,8 @@ class ProgramFiles:
 
 
 def content_type_of(path: str) -> str:
-    """Return the media type that a file's name indicates. Compressed files have `UNKNOWN_TYPE`."""
+    """Return the media type that the file's name indicates. For a compressed file, this is
+    `UNKNOWN_TYPE`.
+    """
     kind, encoding = _TYPES.guess_type(path.rpartition("/")[2])
     return kind if kind is not None and encoding is None else UNKNOWN_TYPE

@@ -1,11 +1,11 @@
 """The worker process: calls synchronous host functions, one at a time, until it is killed.
 
-Started by `sandbox/host.py` by its path, as `python -P …/worker_main.py FD PID`; PID is the
-engine's. The process is not a wall: the functions are the operator's own trusted code and run with
-the engine's environment, import path, working directory and rights. The process exists so that a
-function can be killed. The first frame on FD is `{"path": […]}`, the import path. Each further
-frame is a call, which is answered by frames with the function's progress and parts, and then by
-one reply from `inside`.
+`sandbox/host.py` starts this file as `python -P …/worker_main.py FD PID`, where PID is the engine's
+process id. The process is not a wall. The functions are the operator's own trusted code, and run
+with the engine's environment, import path, working directory and rights. The process exists only so
+that a function can be killed. The first frame on FD is `{"path": […]}`, the import path. Each
+further frame is a call. The process answers it with frames for the function's progress and the
+parts of its result, and then with one reply from `inside`.
 """
 
 import ctypes
@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 MAX_FRAME_BYTES = 16 << 20
-"""Maximum size of a received frame in bytes."""
+"""Maximum size of a frame that this process receives, in bytes."""
 
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
@@ -46,7 +46,7 @@ def main() -> None:
 def _serve(channel: socket.socket) -> None:
     from fumehood.protocol import framing
 
-    lock = threading.Lock()  # a function's own threads may also report
+    lock = threading.Lock()  # threads that the function started may also report progress
 
     def send(frame: dict[str, Any]) -> None:
         with lock:
@@ -77,7 +77,7 @@ def _answer(message: dict[str, Any], send: Callable[[dict[str, Any]], None]) -> 
     is_over = False
 
     def report(percent: float, words: str) -> None:
-        if not is_over:  # threads that outlive their call must not report to the next one
+        if not is_over:  # a thread that outlives its call must not report to the next call
             send({"percent": percent, "message": words})
 
     stream = message.get("stream")

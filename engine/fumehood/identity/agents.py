@@ -1,8 +1,8 @@
 """Agents and their tools: in memory for every call, in the database for the next start.
 
 Host side, used by `pipeline/resolve`, HTTP and the other interfaces. Invariants: a change is in the
-database before any caller can see it; a caller cannot distinguish an unknown agent from a disabled
-agent or from an agent that it may not act for.
+database before any caller can see it; a caller cannot distinguish an unknown agent, a disabled
+agent, and an agent for which the caller may not act.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from fumehood.storage.schema import AGENTS, BINDINGS
 
 
 class Agents:
-    """All agents with their bindings (the configuration of each agent's tools)."""
+    """All agents and their bindings. A binding is an agent's configuration of one tool."""
 
     def __init__(self, database: Database) -> None:
         self.changes = 0
-        """A counter that grows with every change, so that other code can detect changes."""
+        """The number of changes so far, by which other code can detect a change."""
         self._database = database
         self._changing = OneChange(self._reload)
         self._load(*database.read_now(_all_rows))
@@ -45,7 +45,7 @@ class Agents:
         return self._agents.get(agent_id)
 
     def get(self, agent_id: str) -> Agent:
-        """Return an agent. Raises ResourceNotFound if there is no agent with this id."""
+        """Return an agent. Raises ResourceNotFound if no agent has this id."""
         if agent_id not in self._agents:
             raise ResourceNotFound(f"There is no agent {agent_id[:80]!r}.")
         return self._agents[agent_id]
@@ -54,17 +54,19 @@ class Agents:
         return [self._agents[agent_id] for agent_id in sorted(self._agents)]
 
     def bindings(self, agent_id: str) -> list[Binding]:
-        """Return an agent's bindings in order, including disabled ones. Raises ResourceNotFound."""
+        """Return an agent's bindings in order, including disabled ones. Raises ResourceNotFound if
+        no agent has this id.
+        """
         found = self._bindings.get(self.get(agent_id).id, {}).values()
         return sorted(found, key=lambda binding: (binding.sort_order, binding.tool))
 
     def binding(self, agent_id: str, tool_name: str) -> Binding | None:
-        """Return an agent's binding of a tool, by the tool's name, or None."""
+        """Return the agent's binding of the tool with this name, or None."""
         return self._bindings.get(agent_id, {}).get(tool_name)
 
     def tools(self, agent_id: str, index: ToolIndex) -> tuple[list[ToolDefinition], list[LeftOut]]:
-        """Return an agent's available tools in order, as the agent sees them, and the agent's tools
-        that are unavailable now.
+        """Return an agent's tools in two lists. The first contains the available tools in order, as
+        the agent sees them. The second contains the tools that are unavailable now.
         """
         seen: list[ToolDefinition] = []
         left_out: list[LeftOut] = []
@@ -84,7 +86,7 @@ class Agents:
         """Create an agent.
 
         Raises:
-            IdempotencyConflict: the id is taken.
+            IdempotencyConflict: an agent with this id already exists.
         """
         async with self._changing():
             if agent.id in self._agents:
@@ -92,13 +94,15 @@ class Agents:
             await self._put("agent.create", agent, by, now)
 
     async def update(self, agent: Agent, *, by: Principal, now: datetime) -> None:
-        """Change an agent, but not its bindings. Raises ResourceNotFound."""
+        """Change an agent's own fields. Its bindings stay unchanged. Raises ResourceNotFound if no
+        agent has this id.
+        """
         async with self._changing():
             self.get(agent.id)
             await self._put("agent.update", agent, by, now)
 
     async def delete(self, agent_id: str, *, by: Principal, now: datetime) -> None:
-        """Delete an agent with its bindings. Raises ResourceNotFound."""
+        """Delete an agent and its bindings. Raises ResourceNotFound if no agent has this id."""
         async with self._changing():
             self.get(agent_id)
             await self._write(
@@ -110,8 +114,8 @@ class Agents:
             self._index_speakers()
 
     async def bind(self, agent_id: str, binding: Binding, *, by: Principal, now: datetime) -> None:
-        """Bind a tool to an agent. Replaces the agent's binding of the same tool, whatever its
-        version.
+        """Bind a tool to an agent. If the agent already has a binding of any version of this tool,
+        it is replaced.
 
         Raises:
             ResourceNotFound: there is no such agent.
@@ -133,7 +137,9 @@ class Agents:
             self.changes += 1
 
     async def unbind(self, agent_id: str, tool_name: str, *, by: Principal, now: datetime) -> None:
-        """Remove a tool from an agent. Raises ResourceNotFound if the agent does not have it."""
+        """Remove a tool from an agent. Raises ResourceNotFound if the agent does not have the
+        tool.
+        """
         async with self._changing():
             self.get(agent_id)
             if self.binding(agent_id, tool_name) is None:
@@ -204,7 +210,9 @@ def seen_by_agent(tool: ToolDefinition, binding: Binding) -> ToolDefinition:
 
 
 def _parameters_seen(schema: JsonObject, binding: Binding) -> JsonObject:
-    """Return a schema of all parameters, or one of its alternatives, as the agent sees it."""
+    """Return a schema as the agent sees it: the schema of all parameters, or one of its
+    alternatives.
+    """
     seen = dict(schema)
     if "properties" in schema:
         seen["properties"] = {
@@ -236,7 +244,7 @@ def _with_default(schema: object, name: str, binding: Binding) -> object:
 
 
 def _all_rows(connection: Connection) -> tuple[list[Agent], list[tuple[str, Binding]]]:
-    """Return all agents, and all bindings, each with its agent's id."""
+    """Return all agents, and all bindings as pairs of agent id and binding."""
     agents = [
         Agent(
             id=row["id"],
@@ -265,7 +273,7 @@ def _all_rows(connection: Connection) -> tuple[list[Agent], list[tuple[str, Bind
 
 
 def _put_agent(connection: Connection, agent: Agent, at: str) -> None:
-    """Create or replace an agent, but not its bindings."""
+    """Create or replace an agent's row. The rows of its bindings stay unchanged."""
     known = connection.execute(select(AGENTS.c.created_at).where(AGENTS.c.id == agent.id)).scalar()
     connection.execute(delete(AGENTS).where(AGENTS.c.id == agent.id))
     row: JsonObject = agent.model_dump(mode="json")
@@ -279,13 +287,15 @@ def _delete_agent(connection: Connection, agent_id: str) -> None:
 
 
 def _put_binding(connection: Connection, agent_id: str, binding: Binding) -> None:
-    """Bind a tool, or replace the agent's binding of the same tool name."""
+    """Store a binding. If the agent already has a binding of a tool with this name, it is
+    replaced.
+    """
     _unbind(connection, agent_id, binding.tool)
     connection.execute(insert(BINDINGS), {"agent_id": agent_id, **binding.model_dump()})
 
 
 def _unbind(connection: Connection, agent_id: str, tool: str) -> None:
-    """Remove an agent's binding to a tool, whichever version of the tool it is bound to."""
+    """Remove an agent's binding of a tool, whichever version it names."""
     name = tool.partition("@")[0]
     bound = connection.execute(
         select(BINDINGS.c.tool).where(BINDINGS.c.agent_id == agent_id)

@@ -1,9 +1,10 @@
 """Approvers: people whose authority comes from a credential, not from their user id on the host.
 
-Host side. The first approver is created while no engine uses the state directory, and only if no
-approver ever existed. All other approvers are created by an approver with `admin`. Invariants: no
-request over a socket creates the first approver; no request over a caller's socket creates, changes
-or removes an approver; there is always an approver with `admin`.
+Host side. The first approver can be created only while no engine uses the state directory, and only
+if no approver has ever existed. All other approvers are created by an approver with the scope
+`admin`. Invariants: no request over a socket creates the first approver; no request over a caller's
+socket creates, changes or removes an approver; once there are approvers, one of them always has
+`admin`.
 """
 
 from __future__ import annotations
@@ -43,10 +44,10 @@ from fumehood.storage.errors import StoreError, WriteFailed, understood
 from fumehood.storage.schema import APPROVERS
 
 KIND = "fha"
-"""Prefix of an approver's credential."""
+"""Prefix of approvers' credentials."""
 
 SALT_BYTES = 16
-"""Length of the random salt of a credential's hash, in bytes."""
+"""Length in bytes of the random salt with which a credential is hashed."""
 
 GRANTABLE = frozenset({Scope.APPROVE, Scope.ADMIN})
 """The scopes that an approver may have."""
@@ -55,8 +56,8 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.@-]{0,63}", re.ASCII)
 """The form of an approver's name."""
 
 CHECKS_AT_ONCE = 2
-"""Maximum number of concurrent credential checks. Each takes 40 ms of a thread and 16 MB of memory
-(`identity/credential_hashes.py`)."""
+"""Maximum number of concurrent credential checks. Each check uses a thread for 40 ms and 16 MB of
+memory (`identity/credential_hashes.py`)."""
 
 FIRST_NAME = "owner"
 """The default name of the first approver."""
@@ -65,13 +66,13 @@ INIT = "`fumehood approvers init`, while no engine runs; then start it again"
 ADD = "`fumehood approvers add NAME`, with the credential of an approver who has admin"
 
 MAX_WAITING_CHECKS = 32
-"""Maximum number of credential checks that wait. Further checks are refused immediately, which also
-limits parallel guesses."""
+"""Maximum number of credential checks that wait. Further checks are refused immediately. This also
+limits how many guesses can be made in parallel."""
 
 
 @dataclass(frozen=True, slots=True)
 class Approver:
-    """An approver as stored: only the hash of the credential, not the credential itself."""
+    """An approver as stored, with the hash of the credential instead of the credential."""
 
     id: str
     name: str
@@ -84,12 +85,12 @@ class Approver:
 
     @property
     def principal(self) -> Principal:
-        """The principal of this credential. This principal can never call tools."""
+        """The principal for which the credential stands. It can never call tools."""
         return Principal(f"approver:{self.name}", self.scopes)
 
     @property
     def info(self) -> ApproverInfo:
-        """The approver in the form that administrators see."""
+        """The approver as administrators see it."""
         return ApproverInfo(
             name=self.name,
             scopes=tuple(sorted(self.scopes)),
@@ -111,11 +112,13 @@ class Approvers:
 
     @property
     def cure(self) -> str:
-        """A clause for messages, which explains how the operator can add an approver now."""
+        """A clause for error messages that explains how the operator can add an approver at the
+        moment.
+        """
         return cure_of_none(any_there=bool(self.current()))
 
     async def principal_of(self, text: str) -> Principal:
-        """Return the principal of the approver with this credential.
+        """Return the principal of the approver to whom this credential belongs.
 
         Raises:
             Unauthorized: the credential is unknown or revoked. The message does not reveal which
@@ -134,8 +137,9 @@ class Approvers:
     async def _check(
         self, text: str, presented: Presented | None, approver: Approver | None
     ) -> Approver:
-        """Return the approver to whom a credential belongs. Checking an unknown credential takes
-        the same time.
+        """Return the approver to whom a credential belongs. If the credential is unknown, raise
+        Unauthorized. This takes as long as the check of a known credential, so that the time
+        reveals nothing.
         """
         if self._checking.statistics().tasks_waiting >= MAX_WAITING_CHECKS:
             raise RateLimited(
@@ -159,12 +163,13 @@ class Approvers:
     async def add(
         self, name: str, scopes: Iterable[Scope], *, by: Principal, now: datetime
     ) -> tuple[Approver, str]:
-        """Add an approver. Return the approver and the credential, which cannot be shown again.
+        """Add an approver. Return the approver and the new credential, which cannot be shown again
+        later.
 
         Raises:
             InvalidParams: the name is invalid, there is no scope, or a scope is neither approve nor
                 admin.
-            IdempotencyConflict: the name was used before.
+            IdempotencyConflict: the name is or was the name of another approver.
         """
         granted = frozenset(scopes)
         if not granted or not granted <= GRANTABLE:
@@ -213,7 +218,8 @@ class Approvers:
         self._approvers = await self._database.write(all_approvers)
 
     def _removable(self, name: str) -> Approver:
-        """Return the approver with this name, unless no other approver has `admin`.
+        """Return the approver with this name if it may be removed, that is, if another approver has
+        `admin`.
 
         Raises the same errors as `remove`.
         """
@@ -230,13 +236,13 @@ class Approvers:
 def cure_of_none(*, any_there: bool) -> str:
     """Return a clause that explains how to add an approver with `approve`.
 
-    `any_there` means that there are approvers, one of whom has `admin`.
+    If `any_there` is True, there are approvers, and at least one has `admin`.
     """
     return ADD if any_there else INIT
 
 
 def had_approver(database: Database) -> bool:
-    """Whether an approver exists or ever existed. Removed approvers stay in the database.
+    """Whether an approver exists or has ever existed. Removed approvers stay in the database.
 
     Raises:
         DamagedState: the database has invalid rows.
@@ -250,13 +256,13 @@ def make_first_approver(
 ) -> str:
     """Add the first approver and return its credential.
 
-    `show` receives the credential before the approver is stored. A crash between these two steps
-    can therefore leave a useless credential, but never an approver whose credential was not shown.
-    The process must hold the lock of the state directory.
+    `show` receives the credential before the approver is stored. If the process crashes in between,
+    the shown credential is useless, but there is never an approver whose credential nobody has
+    seen. The process must hold the lock of the state directory.
 
     Raises:
         InvalidParams: the name is invalid.
-        PermissionDenied: an approver exists or existed.
+        PermissionDenied: an approver exists or has existed.
         DamagedState: the database has invalid rows.
         StoreError: the approver could not be stored, so the credential is not valid.
     """

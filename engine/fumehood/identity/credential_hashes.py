@@ -1,8 +1,8 @@
 """Credentials: their format and their hashes, for `tokens` and `approvers`.
 
 Host side. Invariants: a secret is shown only once, when it is created; the stored hash cannot be
-used as a credential; checking a wrong credential takes the same time, whichever part of it is
-wrong.
+used as a credential; the check of a wrong credential takes the same time, whichever part of the
+credential is wrong.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ import time
 from dataclasses import dataclass
 
 SECRET_BYTES = 32
-"""Length of a secret in random bytes."""
+"""Number of random bytes in a secret."""
 
 _FORM = re.compile(r"(fht|fha)_([0-9a-f]{16})_([A-Za-z0-9_-]{43})", re.ASCII)
-"""A credential: its kind, its id and its secret."""
+"""The format of a credential: its kind, its id and its secret."""
 
 SCRYPT_N, SCRYPT_R, SCRYPT_P = 2**14, 8, 1
 """Parameters of scrypt: each guess costs about 40 ms and 16 MB. *Source*: RFC 7914 and OWASP's
@@ -31,7 +31,7 @@ RECENT_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Presented:
-    """A credential as presented by a caller."""
+    """The elements of a credential that a caller presented."""
 
     kind: str
     id: str
@@ -39,26 +39,30 @@ class Presented:
 
 
 def make_credential(kind: str) -> tuple[str, str, str]:
-    """Create a credential. Return its id, its secret, and the whole text that is shown once."""
+    """Create a credential. Return its id, its secret, and the credential as the text that is shown
+    once.
+    """
     identifier, secret = secrets.token_hex(8), secrets.token_urlsafe(SECRET_BYTES)
     return identifier, secret, f"{kind}_{identifier}_{secret}"
 
 
 def parse_credential(text: str) -> Presented | None:
-    """Split a credential, or return None if the format is wrong."""
+    """Split a credential into its elements. Return None if its format is wrong."""
     match = _FORM.fullmatch(text)
     return Presented(*match.groups()) if match else None
 
 
 def quick_hash(secret: str) -> bytes:
-    """Return the hash of a token's secret. A secret has 256 random bits, so a fast hash is
-    enough.
+    """Return the hash of a token's secret. A fast hash is enough, because the secret has 256 random
+    bits.
     """
     return hashlib.sha256(secret.encode()).digest()
 
 
 def slow_hash(secret: str, salt: bytes) -> bytes:
-    """Return the slow hash of an approver's secret, from which the secret is hard to guess."""
+    """Return the hash of an approver's secret. Its computation is slow, so that guessing the secret
+    is expensive.
+    """
     return hashlib.scrypt(
         secret.encode(), salt=salt, n=SCRYPT_N, r=SCRYPT_R, p=SCRYPT_P, maxmem=64 << 20
     )
@@ -67,7 +71,8 @@ def slow_hash(secret: str, salt: bytes) -> bytes:
 class CredentialCache:
     """Caches recently verified credentials, so that not every request computes the slow hash.
 
-    It keeps keyed hashes in memory only, under a random key. Wrong credentials are never added.
+    The cache contains keyed hashes with a random key, and only in memory. Wrong credentials are
+    never added.
     """
 
     def __init__(self) -> None:
@@ -75,11 +80,11 @@ class CredentialCache:
         self._until: dict[bytes, float] = {}
 
     def add(self, text: str) -> None:
-        """Remember a verified credential."""
+        """Add a credential that has just been verified."""
         self._until[self._mark(text)] = time.monotonic() + RECENT_S
 
     def has(self, text: str) -> bool:
-        """Whether exactly this text was verified within the last `RECENT_S` seconds."""
+        """Whether exactly this credential was verified within the last `RECENT_S` seconds."""
         mark = self._mark(text)
         if time.monotonic() < self._until.get(mark, -math.inf):
             return True

@@ -1,7 +1,7 @@
 """The identities that one engine knows: agents, tokens and approvers.
 
-Host side, created by `compose`. Invariant: authority is looked up when it is used, so that a
-revoked token, or an agent that was taken away, has no effect any more.
+Host side, created by `compose`. Invariant: authority is looked up each time it is used, so a
+revoked token, or a withdrawn right to act for an agent, has no effect any more.
 """
 
 from __future__ import annotations
@@ -30,18 +30,21 @@ class Identities:
     def present(
         self, principal_id: str, token_id: str | None, now: datetime, *, is_program: bool
     ) -> Principal | None:
-        """Return a caller with its current authority, or None if its token is no longer valid."""
+        """Return a principal with its current authority. Return None if its token is no longer
+        valid.
+        """
         agents = self.agents.spoken_for_by(principal_id)
         return self.tokens.present_authority(
             principal_id, token_id, agents, now, is_program=is_program
         )
 
     def presets_of(self, principal: Principal, agent_id: str | None) -> Sequence[str]:
-        """Return the presets to which an agent is bound, or none without an agent.
+        """Return the names of the presets to which an agent is bound. If `agent_id` is None, return
+        an empty list.
 
         Raises:
             PermissionDenied: the principal may not call tools.
-            ResourceNotFound: the principal may not act for the agent.
+            ResourceNotFound: there is no such agent, or the principal may not act for it.
         """
         require_caller(principal)
         if agent_id is None:

@@ -26,7 +26,7 @@ from fumehood.core.tool import NetworkPatterns
 from fumehood.core.value import StrictValue, Value
 
 MAX_CONFIGURED = 100
-"""Maximum number of arguments that one binding may fix, or for which it may have a default."""
+"""Maximum number of fixed arguments in one binding, and maximum number of its defaults."""
 
 Arguments = Annotated[dict[str, Any], Field(max_length=MAX_CONFIGURED)]
 
@@ -180,7 +180,7 @@ _DONE = {
     "tool.register": "registered tool {subject}",
     "tool.replace": "replaced tool {subject}",
 }
-"""Action → description of the change."""
+"""Action → description of the change, with placeholders."""
 
 
 class Change(Value):
@@ -195,7 +195,9 @@ class Change(Value):
 
     @property
     def in_words(self) -> str:
-        """The change in words, such as `gave agent clerk the tool calculator`. Untrusted text."""
+        """A description of the change, such as `gave agent clerk the tool calculator`. The text is
+        untrusted.
+        """
         try:
             return _DONE[self.action].format_map({**self.details, "subject": self.subject})
         except KeyError:  # an action of another engine version

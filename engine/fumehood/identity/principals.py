@@ -1,9 +1,9 @@
 """The rights of a principal: to call tools, to act for an agent, to use a tool of that agent.
 
-Host side, used by `pipeline/authorize` and `pipeline/resolve`. Rights must be granted: without a
-principal, or without the scope `call`, a call is refused. Invariant: an unknown agent, a disabled
-agent, and an agent that the principal may not act for are refused with the same message, so that no
-caller learns which agents exist.
+Host side, used by `pipeline/authorize` and `pipeline/resolve`. Rights must be granted explicitly: a
+call without a principal, or whose principal lacks the scope `call`, is refused. Invariant: an
+unknown agent, a disabled agent, and an agent for which the principal may not act are refused with
+the same message, so that no caller learns which agents exist.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from fumehood.identity.model import Agent, Binding
 
 
 def require_caller(principal: Principal | None) -> Principal:
-    """Return the principal if it may call tools.
+    """Return the principal, after checking that it may call tools.
 
     Raises:
-        Unauthorized: the caller is unknown.
-        PermissionDenied: the caller is known, but lacks the scope `call`.
+        Unauthorized: there is no principal.
+        PermissionDenied: the principal lacks the scope `call`.
     """
     if principal is None:
         raise Unauthorized("This socket serves only its owner, and the caller is another user.")
@@ -32,7 +32,7 @@ def require_caller(principal: Principal | None) -> Principal:
 
 
 def require_credential(principal: Principal, tool: ToolDefinition) -> None:
-    """Raise Unauthorized if the tool needs a token and the caller has not presented a token."""
+    """Raise Unauthorized if the tool requires a token and the caller did not present one."""
     if tool.requires_auth and not principal.has_authenticated:
         raise Unauthorized(
             f"The tool {tool.name} needs a token, and this caller is known by its user only. Ask "
@@ -53,8 +53,8 @@ def require_agent(principal: Principal | None, agent_id: str, agent: Agent | Non
 def require_binding(
     agent_id: str, tool_name: str, binding: Binding | None, own: Sequence[str] = ()
 ) -> Binding:
-    """Return the agent's binding of a tool. `own` contains the names of the agent's tools, from
-    which the error suggests similar names.
+    """Return the agent's binding of a tool. `own` contains the names of all tools of the agent, so
+    that the error can suggest similar names.
 
     Raises:
         PermissionDenied: the agent does not have the tool.

@@ -1,8 +1,9 @@
 """Tokens: credentials of callers who are not identified by their user id on the host.
 
-Host side, used for every request with a token. A token is shown once, stored as a hash, and can be
-revoked. Invariants: a request with a wrong, expired or revoked token is refused, even if the caller
-could be identified by its user id; an expired token stays expired if the clock is set back.
+Host side, used for every request with a token. A token is shown only once, when it is created. It
+is stored as a hash, and can be revoked. Invariants: a request with a wrong, expired or revoked
+token is refused, even if the caller could be identified by its user id; an expired token stays
+expired if the clock is set back.
 """
 
 from __future__ import annotations
@@ -25,19 +26,19 @@ from fumehood.storage.database import Database
 from fumehood.storage.schema import TOKENS
 
 KIND = "fht"
-"""Prefix of a token."""
+"""Prefix of tokens."""
 
 AUTHORITY = frozenset({Scope.APPROVE, Scope.ADMIN})
-"""Scopes that a token cannot have together with `call`."""
+"""Scopes that a token cannot combine with `call`."""
 
 RESERVED_PRINCIPALS = "approver:"
-"""Prefix of approvers' principal ids. A token must not use it, because the token could then pose as
-an approver."""
+"""Prefix of the principal ids of approvers. A token's principal id must not begin with this prefix,
+because the token's holder could then pose as an approver."""
 
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """A token as stored: only the hash of its secret, not the secret itself."""
+    """A token as stored, with the hash of its secret instead of the secret."""
 
     id: str
     name: str
@@ -54,7 +55,7 @@ class Token:
         return self.revoked_at is None and (self.expires_at is None or now < self.expires_at)
 
     def info(self, now: datetime) -> TokenInfo:
-        """Return the token in the form that administrators see."""
+        """Return the token as administrators see it."""
         return TokenInfo(
             id=self.id,
             name=self.name,
@@ -80,7 +81,7 @@ class Tokens:
         self._latest = max(made, default=datetime.min.replace(tzinfo=UTC))
 
     def principal_of(self, text: str, now: datetime) -> Principal:
-        """Return the principal of a token, given its whole text.
+        """Return the principal of a token. `text` is the whole token.
 
         Raises:
             Unauthorized: the token is unknown, expired or revoked. The message does not reveal
@@ -99,7 +100,7 @@ class Tokens:
         return principal
 
     def principal_of_id(self, token_id: str, now: datetime) -> Principal | None:
-        """Return the principal of a token that has already been verified, by the token's id.
+        """Return the principal of the token with this id, which has already been verified.
 
         Return None if the token is no longer valid.
         """
@@ -119,10 +120,11 @@ class Tokens:
         *,
         is_program: bool,
     ) -> Principal | None:
-        """Return a caller with its current authority, or None if its token is no longer valid.
+        """Return a principal with its current authority. Return None if its token is no longer
+        valid.
 
-        `agents` are the agents that the caller may act for if it has no token. `is_program` marks
-        the caller as a program.
+        `agents` are the agents for which the principal may act if it has no token. `is_program`
+        marks the returned principal as a program that embeds the engine.
         """
         if token_id is not None:
             return self.principal_of_id(token_id, now)
@@ -142,7 +144,7 @@ class Tokens:
         by: Principal,
         now: datetime,
     ) -> tuple[Token, str]:
-        """Create a token. Return the token and its text, which cannot be shown again.
+        """Create a token. Return the token and its text, which cannot be shown again later.
 
         Raises:
             InvalidParams: there is no scope, `call` is combined with approve or admin, the

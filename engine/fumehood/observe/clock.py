@@ -1,6 +1,6 @@
 """Clocks, identifiers, and sums over the last seconds.
 
-Clocks and sources of identifiers are passed as arguments, so that tests can control them.
+Clocks and identifier sources are passed as arguments, so that tests can replace them.
 """
 
 from __future__ import annotations
@@ -13,14 +13,15 @@ from functools import partial
 from typing import Protocol
 
 POOL_BYTES = 12 * 150
-"""Random bytes that are drawn at once: enough for 150 identifiers."""
+"""Number of random bytes that are requested at once. They are enough for 150 identifiers."""
 
 _TIMESTAMP = "%04d-%02d-%02dT%02d:%02d:%02d.%03dZ"
 
 
 class Clock(Protocol):
-    """The wall clock, for times that are shown or stored, and the monotonic clock, for
-    durations."""
+    """Two clocks: the wall clock for times that are shown or stored, and the monotonic clock for
+    durations.
+    """
 
     def now(self) -> datetime: ...
 
@@ -28,32 +29,33 @@ class Clock(Protocol):
 
 
 class SystemClock:
-    """The machine's clocks."""
+    """The clocks of this machine."""
 
     now = staticmethod(partial(datetime.now, UTC))
     monotonic = staticmethod(time.perf_counter)
 
 
 class IdSource:
-    """Creates unguessable identifiers from random bytes that are drawn in advance.
+    """Creates unguessable identifiers from random bytes that are requested in advance.
 
-    Requesting random bytes from the kernel for each identifier would be slower. An object must not
-    be used after a fork, because both processes would create the same identifiers.
+    Requesting random bytes from the operating system for each identifier would be slower. An
+    `IdSource` must not be used after a fork, because both processes would create the same
+    identifiers.
     """
 
     def __init__(self) -> None:
         self._pool: list[str] = []
 
     def call_id(self) -> str:
-        """Return a new id of a call: `call_` and 24 random hexadecimal digits."""
+        """Return the id for a new call: `call_` and 24 random hexadecimal digits."""
         return f"call_{self._draw()}"
 
     def approval_id(self) -> str:
-        """Return a new id of an approval: `apr_` and 24 random hexadecimal digits."""
+        """Return the id for a new approval: `apr_` and 24 random hexadecimal digits."""
         return f"apr_{self._draw()}"
 
     def trace_id(self, now: datetime) -> str:
-        """Return a new id of a trace: `trace_YYYYMMDD_` and 12 random hexadecimal digits."""
+        """Return the id for a new trace: `trace_YYYYMMDD_` and 12 random hexadecimal digits."""
         return f"trace_{now.year * 10_000 + now.month * 100 + now.day}_{self._draw()[:12]}"
 
     def _draw(self) -> str:
@@ -74,12 +76,14 @@ def timestamp(now: datetime) -> str:
 # -- sums over time -------------------------------------------------------------------------
 
 SLOTS = 12
-"""Number of slots in a window. An event may be forgotten too early, by at most the duration of one
-slot."""
+"""Number of slots into which a window of time is divided. An event may be forgotten too early, but
+only by the duration of one slot."""
 
 
 class Window:
-    """Several sums over the last `window_s` seconds. The argument `now` must never decrease."""
+    """Several sums over the last `window_s` seconds. From one call to the next, the argument `now`
+    must not decrease.
+    """
 
     __slots__ = ("_slot_s", "_slots", "_sums")
 
@@ -87,8 +91,8 @@ class Window:
         self._slot_s = window_s / SLOTS
         self._sums = sums
         self._slots: deque[tuple[int, list[float]]] = deque()
-        """The slots that contain events, oldest first. Each entry is a slot's number and the slot's
-        sums."""
+        """The slots that contain events, oldest first. Each entry has the number of a slot and the
+        sums in it."""
 
     def add(self, now: float, *values: float) -> None:
         """Add one value to each sum."""
@@ -101,7 +105,7 @@ class Window:
             sums[index] += value
 
     def totals(self, now: float) -> list[float]:
-        """Return the sums over the last `SLOTS` slots, including the current one."""
+        """Return the sums over the whole window, including the current slot."""
         self._forget(int(now // self._slot_s))
         return [sum(slot[1][index] for slot in self._slots) for index in range(self._sums)]
 

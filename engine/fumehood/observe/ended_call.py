@@ -1,4 +1,4 @@
-"""A call that has ended, as subscribers receive it."""
+"""The data about an ended call that subscribers receive."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from fumehood.core.call import TraceParent
 from fumehood.core.envelope import NetworkReport
 
 UNKNOWN = "(unknown)"
-"""The label for unknown tools. A tool's name cannot contain parentheses."""
+"""The label that stands for all unknown tools. No tool can have this name, because names cannot
+contain parentheses."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,8 +25,8 @@ class EndedStage:
 
 @dataclass(frozen=True, slots=True)
 class EndedTrace:
-    """The data for the spans of one call. `parent_span` is the id of the parent of the call's span,
-    or None.
+    """The data for the spans of one call. `parent_span` is the id of the span above the call's own
+    span, or None.
     """
 
     tool: str
@@ -39,20 +40,21 @@ class EndedTrace:
 
 @dataclass(frozen=True, slots=True)
 class EndedCall:
-    """The facts about an ended call that subscribers count. `tool` is None if the tool was not
-    found.
+    """The facts about an ended call that subscribers count. `tool` is None if the call's tool does
+    not exist.
     """
 
     tool: str | None
     code: str
     duration_s: float
-    """Seconds that the call took, without the wait for a human's approval."""
+    """Duration of the call in seconds, without the wait for a human's approval."""
     is_fault: bool = False
-    """Whether the call failed because of its program, the engine or another service, rather than
-    because of the caller or a rule."""
+    """True if the program, the engine or another service caused the call to fail. False if the call
+    succeeded, or if the caller or a rule caused the failure."""
     retries: int = 0
     ended_by: str | None = None
     approval_s: float | None = None
     network: NetworkReport | None = None
     trace: Callable[[], EndedTrace] | None = None
-    """Makes the data for the call's spans, which only some subscribers need."""
+    """Returns the data for the call's spans. It is a function because only some subscribers need
+    the data."""

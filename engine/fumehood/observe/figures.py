@@ -9,11 +9,14 @@ from typing import Literal
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """A metric that a part of the engine reports. `name` is without `fumehood_` and `_total`."""
+    """A metric that a part of the engine reports. `name` lacks the prefix `fumehood_` and the
+    suffix `_total`.
+    """
 
     name: str
     help: str
     value: float | Mapping[str, float]
-    """The metric's value, or a mapping from each value of `label` to the metric's value for it."""
+    """The metric's value. If the metric has a label, this is a mapping: value of the label → value
+    of the metric."""
     label: str | None = None
     kind: Literal["gauge", "counter"] = "gauge"

@@ -1,8 +1,8 @@
 """The structured log: one line for each event, as JSON or coloured text.
 
-Host side. Logging never delays a call: a thread formats and writes the lines, because a process
-that reads the daemon's log may stop reading, and a full pipe must not block calls. If the reader is
-too slow, events are dropped and counted.
+Host side. Logging never delays a call, because a thread formats and writes the lines. Without the
+thread, a process that stops reading the daemon's log would block calls. If the log's reader is too
+slow, events are dropped and counted.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Any, TextIO
 import structlog
 
 MAX_WAITING_EVENTS = 10_000
-"""Maximum number of events that wait to be written. Further events are dropped."""
+"""Maximum number of events that wait to be written. If there are more, new events are dropped."""
 
 FLUSH_DEADLINE_S = 2.0
 """Maximum seconds that `flush` waits."""
@@ -31,13 +31,13 @@ GATHER_S = 0.02
 """Seconds for which the thread collects events before it writes them together."""
 
 Logger = Any
-"""structlog's loggers are built at run time and have no useful static type."""
+"""The type of loggers. structlog's loggers are built at run time and have no useful static type."""
 
 
 class EventWriter:
-    """The sink of the log: formats and writes events in order, in a thread.
+    """The sink of the log. It formats and writes events in order, in a thread.
 
-    `redact` replaces secrets in events, once it is set.
+    Once `redact` is set, it replaces secrets in events.
     """
 
     def __init__(self, stream: TextIO, processors: Sequence[Any]) -> None:
@@ -55,7 +55,9 @@ class EventWriter:
         threading.Thread(target=self._write_forever, name="log-writer", daemon=True).start()
 
     def msg(self, **event: Any) -> None:
-        """Queue one event. The methods for the log levels, such as `info`, are this same method."""
+        """Queue one event. The methods for the log levels, such as `info`, are aliases of this
+        method.
+        """
         if len(self._events) >= MAX_WAITING_EVENTS:
             self._dropped += 1
             return
@@ -67,7 +69,7 @@ class EventWriter:
     debug = info = warning = error = critical = exception = fatal = failure = msg
 
     def flush(self, timeout_s: float = FLUSH_DEADLINE_S) -> bool:
-        """Wait until all events are written. Return False if that takes too long."""
+        """Wait until all events are written. Return False if this takes longer than `timeout_s`."""
         return self._empty.wait(timeout_s)
 
     def _write_forever(self) -> None:
@@ -117,7 +119,8 @@ class EventWriter:
 
 
 def make_logger(level: str = "info", style: str = "auto", stream: TextIO | None = None) -> Logger:
-    """Return a logger that does not change the global configuration of an embedding program.
+    """Return a new logger. The global logging configuration of an embedding program stays
+    unchanged.
 
     `style` is `json`, `text`, or `auto`: text on a terminal, JSON elsewhere.
     """
@@ -144,8 +147,8 @@ def make_logger(level: str = "info", style: str = "auto", stream: TextIO | None 
 
 
 def _as_event(logger: Any, method: str, event: MutableMapping[str, Any]) -> tuple[Any, ...]:
-    """Return the arguments for the sink in structlog's form: no positional arguments, and the
-    event.
+    """Return the arguments with which structlog calls the sink: no positional arguments, and the
+    event as keyword arguments.
     """
     return (), event
 
@@ -160,8 +163,8 @@ def _readable_time(logger: Any, method: str, event: dict[str, Any]) -> dict[str,
 def log_fault(logger: Logger, event: str, error: BaseException, **values: Any) -> None:
     """Log an exception: its type and place at the level `error`, its text only at `debug`.
 
-    The text of an exception often quotes the value that caused it, and argument values may only
-    appear at `debug`.
+    An exception's text often quotes the value that caused the exception, and argument values may be
+    logged only at `debug`.
     """
     frames = traceback.extract_tb(error.__traceback__)
     where = [f"{Path(frame.filename).name}:{frame.lineno} {frame.name}" for frame in frames[-8:]]
@@ -173,19 +176,19 @@ def log_fault(logger: Logger, event: str, error: BaseException, **values: Any) -
 
 
 def quiet_logger() -> Logger:
-    """Return the default logger of embedding programs, for warnings and errors only."""
+    """Return the default logger for embedding programs. It logs only warnings and errors."""
     return make_logger("warning")
 
 
 def redact_events(logger: Logger, redact: Callable[[Any], Any]) -> None:
-    """From now on, redact the events of a logger that this module has created."""
+    """Redact all further events of a logger. This module must have created the logger."""
     sink = getattr(logger, "_logger", None)
     if isinstance(sink, EventWriter):
         sink.redact = redact
 
 
 def flush(logger: Logger) -> None:
-    """Wait until queued events are written, for at most `FLUSH_DEADLINE_S`."""
+    """Wait until all queued events are written, but at most `FLUSH_DEADLINE_S` seconds."""
     sink = getattr(logger, "_logger", None)
     if isinstance(sink, EventWriter):
         sink.flush()

@@ -1,9 +1,10 @@
 """Subscribers: how parts react to events of the engine.
 
-Host side. Invariants: a method with a connection runs in the transaction of the event, so both are
-stored or neither; `on_commit` runs after the transaction, and must return at once. An error that a
-subscriber raises in a transaction undoes the event; any other error is logged, and the other
-subscribers still receive the event. A subscriber cannot change an event.
+Host side. Invariants: a method with the argument `connection` runs in the transaction of the event,
+so the subscriber's rows and the event are stored together or not at all; `on_commit` runs after the
+transaction, and must return immediately; a subscriber cannot change an event. If a subscriber
+raises an error in a transaction, the event is undone. Any other error is logged, and the other
+subscribers still receive the event.
 """
 
 from __future__ import annotations
@@ -21,12 +22,14 @@ if TYPE_CHECKING:
 
 
 class Subscriber:
-    """Receives events. Each method may be overridden; by default, it does nothing."""
+    """Receives events. Subclasses override methods; by default, they do nothing."""
 
     def on_approval(
         self, connection: Connection, approval_id: str, event: str, at: datetime
     ) -> None:
-        """Handle an approval that was created, is about to expire, was decided or has ended."""
+        """Handle a change of an approval: it was created, expires soon, was decided or has
+        ended.
+        """
 
     def on_anchor(self, connection: Connection, anchor: JsonObject, at: datetime) -> None:
         """Handle a new anchor of the audit chain."""
@@ -37,19 +40,21 @@ class Subscriber:
         """Handle a notice that a part sends to people (`Kernel.notify`)."""
 
     def on_commit(self) -> None:
-        """Handle the commit of one or more of these events, which are now on disk."""
+        """Handle the commit of one or more of the events above. They are now on disk."""
 
     def on_call(self, call: EndedCall) -> None:
-        """Handle the end of a call. Runs in the event loop for every call, so it must be fast."""
+        """Handle the end of a call. Must be fast, because it runs in the event loop for every
+        call.
+        """
 
     def forget(self, connection: Connection, before: str) -> None:
-        """Delete stored data about approvals that ended before a time (formatted by
+        """Delete stored data about approvals that ended before the time `before` (in the format of
         `storage.changes.stamp`).
         """
 
 
 class Subscribers:
-    """All subscribers of one engine, in their order."""
+    """All subscribers of one engine, in a fixed order."""
 
     def __init__(self, members: Iterable[Subscriber], log: Logger) -> None:
         self._members = tuple(members)
@@ -65,7 +70,7 @@ class Subscribers:
         return bool(self._of_calls)
 
     def committed(self) -> None:
-        """Notify all subscribers that events are on disk."""
+        """Notify all subscribers that the events of a transaction are on disk."""
         self._each(self._members, lambda member: member.on_commit())
 
     def ended(self, call: EndedCall) -> None:
@@ -82,5 +87,5 @@ class Subscribers:
 
 
 def no_subscribers() -> Subscribers:
-    """Return an empty collection, for an engine without parts."""
+    """Return a `Subscribers` without members, for an engine without parts."""
     return Subscribers((), quiet_logger())

@@ -1,6 +1,6 @@
-"""The place of a call in a distributed trace.
+"""A call's position in a distributed trace.
 
-Host side. The ids of a call's span are derived from the ids of the call. So the ids are known
+Host side. The ids of a call's span are derived from the call's own ids. Therefore, they are known
 before the call starts, and can be sent to the services that the call reaches. *Source*: W3C Trace
 Context.
 """
@@ -16,14 +16,15 @@ from contextvars import ContextVar
 from fumehood.core.call import TraceParent
 
 HEADER = "traceparent"
-"""The header with a request's trace and span. *Source*: W3C Trace Context."""
+"""The HTTP header with the trace and span to which a request belongs. *Source*: W3C Trace
+Context."""
 
 VARIABLE = "TRACEPARENT"
-"""The environment variable with a program's trace and span. *Source*: OpenTelemetry, "Environment
-variables as context propagation carriers"."""
+"""The environment variable with the trace and span to which a program belongs. *Source*:
+OpenTelemetry, "Environment variables as context propagation carriers"."""
 
 INCOMING: ContextVar[str | None] = ContextVar("traceparent", default=None)
-"""The header `traceparent` of the current request, unparsed."""
+"""The unparsed header `traceparent` of the current request, or None."""
 
 _FORM = re.compile(
     r"(?!ff)([0-9a-f]{2})-((?!0{32})[0-9a-f]{32})-((?!0{16})[0-9a-f]{16})-([0-9a-f]{2})(-.*)?",
@@ -33,8 +34,8 @@ _W3C_ID = re.compile(r"(?!0{32})[0-9a-f]{32}", re.ASCII)
 
 
 def read_traceparent(text: object) -> TraceParent | None:
-    """Parse the header `traceparent`. Return None if the header is invalid, in which case a new
-    trace begins here.
+    """Parse the header `traceparent`. If the header is invalid, return None, and the call begins a
+    new trace.
     """
     match = _FORM.fullmatch(text) if isinstance(text, str) and len(text) <= 200 else None
     if match is None or (match[1] == "00" and match[5] is not None):
@@ -44,8 +45,8 @@ def read_traceparent(text: object) -> TraceParent | None:
 
 @contextmanager
 def incoming(text: object) -> Iterator[None]:
-    """Make the calls inside this context part of the trace that a `traceparent` names. An invalid
-    `traceparent` has no effect.
+    """Make calls inside the block part of the trace that the `traceparent` in `text` names. If it
+    is invalid, this has no effect.
     """
     token = INCOMING.set(text) if isinstance(text, str) and read_traceparent(text) else None
     try:
@@ -61,9 +62,9 @@ def span_id_of(call_id: str) -> str:
 
 
 def context_of(trace_id: str, call_id: str, parent: TraceParent | None) -> TraceParent:
-    """Return the trace and span of a call, for the services that it calls.
+    """Return the trace and span of a call, which are sent to the services that the call reaches.
 
-    A trace id that does not have W3C's form is hashed.
+    A trace id that does not have W3C's format is hashed into one that has it.
     """
     if parent is not None:
         return TraceParent(parent.trace_id, span_id_of(call_id), parent.flags)

@@ -3,8 +3,8 @@
 A context is created once for each call, by `run` or when an approved call is resumed, and passed
 from stage to stage. `result` and `record` read it when the call has ended. Invariant: a context
 never decides whether a call may continue; each stage requires the previous stage's value for that
-(`PermittedCall`, `AdmittedCall`). `CallTrace` measures and logs the stages, and has no state of the
-call. `compose` creates the `PipelineServices` once for each engine.
+(`PermittedCall`, `AdmittedCall`). `CallTrace` measures and logs the stages, and contains no state
+of the call. `compose` creates the `PipelineServices` once for each engine.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class CallContext:
     """The claim on the call's idempotency key. `settle` ends it."""
     repeat_key: str | None = None
     """Set if the call needs approval and has no idempotency key. A later call with the same repeat
-    key counts as the same call."""
+    key counts as a repeat of this call."""
     holds: list[tuple[Gate, Hold]] = field(default_factory=list)
     """The gates' holds for this call, each with its gate. `close` ends them."""
     is_released: bool = False

@@ -210,8 +210,8 @@ async def _attempts(
 
 
 def _stop(error: EngineError, suspended_ms: int, call: CallContext) -> None:
-    """Record in the call and in its error that requests to the service are suspended for this
-    time.
+    """Record that requests to the service are suspended: as a warning in the call, and as the retry
+    delay in its error.
     """
     call.attempts.warning = CIRCUIT_OPENED
     error.retry_after_ms = max(error.retry_after_ms or 0, suspended_ms)

@@ -1,7 +1,7 @@
 """Permit: the first three stages of a call. They permit or refuse it.
 
 A program can only call tools that are marked as callable by programs. Therefore, calls of programs
-never nest, and they never wait for the sandbox that their own program occupies. Rules in shadow
+never nest, and they never wait for the sandbox that the program itself occupies. Rules in shadow
 mode are only logged.
 """
 
@@ -28,7 +28,7 @@ def permit(call: CallContext, services: PipelineServices) -> PermittedCall:
 
 
 async def permit_apart(call: CallContext, services: PipelineServices) -> PermittedCall:
-    """Do the same as `permit`, but validate in a thread if the arguments are long."""
+    """Do the same as `permit`. If the arguments are long, validate them in a thread."""
     resolved = _resolved(call, services)
     if not is_long(call.request.arguments):
         return _authorized(call, validate(resolved), services)

@@ -260,8 +260,8 @@ def can_run_now(tool: ToolDefinition, walls: Walls) -> bool:
 
 
 async def place_of(plan: Plan, sessions: SessionKeeper) -> JsonObject | None:
-    """Return the facts about the image and runtime in which a call would run, or None without an
-    image.
+    """Return the facts about the image and runtime in which a call would run, or None if the call
+    runs without an image.
 
     An approval is bound to this image and runtime.
 

@@ -1,4 +1,4 @@
-"""Calls that parts make for a running program, such as a tool's or a request for approval.
+"""Calls that parts make for a running program, such as a call of a tool or a request for approval.
 
 Host side. Each call passes the whole pipeline as a call of the same caller, agent and session, and
 is recorded with the program's call as its parent. Invariants: each call has the authority that the

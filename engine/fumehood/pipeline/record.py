@@ -50,8 +50,8 @@ def record_ending(call: CallContext, envelope: Envelope, services: PipelineServi
 async def make_long_record(
     call: CallContext, envelope: Envelope, services: PipelineServices
 ) -> None:
-    """If the call is long, make its record now, in a thread. If this function is cancelled, the
-    call gets no record.
+    """If the call's arguments or answer are long, make the call's record now, in a thread. If this
+    function is cancelled, the call gets no record.
     """
     error = envelope.error
     told = envelope.data if error is None else error.details

@@ -393,7 +393,7 @@ async def _link(
 
 
 def _put(target: Any, values: dict[Path, str | None], path: Path = ()) -> Any:
-    """Return a copy of JSON in which the values at these paths are replaced."""
+    """Return a copy of a JSON value in which the values at the paths in `values` are replaced."""
     if path in values:
         return values[path]
     if isinstance(target, dict):

@@ -1,1 +1,1 @@
-"""Projects: a host directory is copied into a session, and changes return as an approved diff."""
+"""Projects: a host directory is copied into a session, and approved changes are written back."""

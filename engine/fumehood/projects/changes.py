@@ -1,10 +1,10 @@
 """The changes in a session since its project was copied in.
 
-Host side. The guest reports which files differ; their contents are read and hashed here, so that
-the same contents are shown, approved and written. Invariants: `digest_of` covers every path that
-would be written or deleted, with its entries before and after; a diff shows the host's file as the
-old text only if that file is still as it was copied or last applied, so that no session can read
-what the host has written since.
+Host side. The guest reports which files differ. This module reads and hashes their contents, so
+that exactly the same contents are shown, approved and written. Invariants: `digest_of` covers every
+path that would be written or deleted, with its entries before and after; a diff shows the old text
+of a host file only if the file is unchanged since it was copied or last applied, so that no session
+can read later changes on the host.
 
 Patches have the format of `git apply`. Making a patch can take seconds, so it is done in a thread.
 *Source*: git-diff(1), "Generating patch text with -p".
@@ -64,27 +64,30 @@ from fumehood.projects.writing import Change
 from fumehood.sandbox.wall import Lease
 
 SHOWN_BYTES = 16 << 20
-"""Total bytes of file contents that are kept to be shown. Other contents are only hashed."""
+"""Maximum total size, in bytes, of the file contents that are kept so that they can be shown. Other
+contents are only hashed."""
 
 Write = Callable[[str, bytes], Awaitable[None]]
 
 
 @dataclass(slots=True)
 class Baseline:
-    """A project's state when it was copied into a session, updated whenever changes are applied."""
+    """The state of a project when it was copied into a session. It is updated whenever changes are
+    applied.
+    """
 
     tree: Tree
     rules: Mapping[str, str]
-    """Directory → text of its `.gitignore`."""
+    """Directory → text of the directory's `.gitignore`."""
     everything: bool
-    """Whether the project was copied without applying its rules."""
+    """Whether everything was copied, without applying the `.gitignore` rules."""
     versions: dict[str, tuple[str, str]] = field(default_factory=dict)
-    """Path → version and digest of a file in the session, if known."""
+    """Path → version and digest of the file in the session, as far as known."""
     applied: frozenset[str] = frozenset()
-    """Paths whose entries in `tree` come from applied changes, not from the copy."""
+    """Paths whose entries in `tree` come from applied changes instead of the copy."""
 
     def content(self) -> bytes:
-        """Return the baseline as JSON, without `versions`. `parse` reads it."""
+        """Return the baseline as JSON, without `versions`. `parse` reads this JSON."""
         tree = [[path, one.size, one.can_run, one.digest] for path, one in self.tree.items()]
         told = {"tree": tree, "rules": dict(self.rules), "everything": self.everything}
         told["applied"] = sorted(self.applied)
@@ -104,25 +107,24 @@ class _Digests(Claim):
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """All changes in a session, sorted by path, with the paths of all directories (`directories`)
-    and of all other entries (`present`) in its workspace.
+    """All changes in a session, sorted by path. `directories` are the paths of all directories in
+    its workspace, and `present` are the paths of everything else in it.
     """
 
     changes: Sequence[Change]
     directories: frozenset[str]
     present: frozenset[str]
     rows: Mapping[str, Row]
-    """Path → row of each file that is new or has changed."""
+    """Path → row of each new or changed file."""
     texts: Mapping[str, bytes]
     """Path → content of each new or changed file that is small enough to be shown."""
     unseen: Sequence[str]
-    """Paths that are never written to the host: links out of the project, special files, parts of
-    hidden repositories, and names that no project may contain.
-    """
+    """Paths that are never written to the host: links that lead out of the project, special files,
+    files in hidden repositories, and names that no project may contain."""
 
 
 def digest_of(changes: Sequence[Change]) -> str:
-    """Return a SHA-256 over the path and the entries before and after of all changes."""
+    """Return a SHA-256 of all changes. It covers each path with its entries before and after."""
     total = hashlib.sha256(b"fumehood.project.1\n")
     for one in changes:
         row = [one.path, *(_row(entry) for entry in (one.before, one.after))]
@@ -138,11 +140,11 @@ async def changes_of(
     source: Lease, baseline: Baseline, limiter: anyio.CapacityLimiter | None = None
 ) -> Changes:
     """Return the differences between a session's workspace and its baseline. `limiter` limits the
-    threads that evaluate `.gitignore` rules: the session's programs can write rules that take
-    seconds.
+    number of threads that evaluate `.gitignore` rules, because the session's programs can write
+    rules whose evaluation takes seconds.
 
     Raises:
-        NotRead: there are too many files or rules, or a file changes meanwhile.
+        NotRead: there are too many files or rules, or a file was changed while it was read.
         EngineError: the guest failed.
     """
     skip = [GIT]
@@ -181,7 +183,9 @@ async def changes_of(
 
 
 async def _top_rules(source: Lease) -> str:
-    """Return the text of the `.gitignore` at the workspace's top, or "" if it cannot be read."""
+    """Return the text of the `.gitignore` in the workspace's top directory, or "" if it cannot be
+    read.
+    """
     asked = {"do": "read", "path": FILE_NAME, "offset": 0, "length": MAX_READ_BYTES}
     piece = (await ask(source, asked, LIMITS, Piece)).value
     return piece.content.decode("utf-8", "replace") if piece is not None else ""
@@ -190,10 +194,10 @@ async def _top_rules(source: Lease) -> str:
 async def _rules(
     source: Lease, baseline: Baseline, rows: Sequence[Row], differing: Collection[str]
 ) -> dict[str, str]:
-    """Return the current rules of the workspace: directory → text of its `.gitignore`.
+    """Return the current rules of the workspace: directory → text of the directory's `.gitignore`.
 
     Raises:
-        NotRead: changed rules are too large, or a file changes meanwhile.
+        NotRead: changed `.gitignore` files are too large, or one was changed while it was read.
     """
     texts: dict[str, str] = {}
     new: list[Row] = []
@@ -219,8 +223,8 @@ async def _rules(
 def _not_left_out(
     baseline: Baseline, texts: Mapping[str, str], differing: Sequence[Row]
 ) -> list[Row]:
-    """Return the rows that are in the baseline or that no rule leaves out. `texts` is directory →
-    text of its `.gitignore`.
+    """Return the rows whose paths are in the baseline or that no rule leaves out. `texts` maps each
+    directory to the text of its `.gitignore`.
 
     Raises:
         NotRead: the rules would take too much time or memory.
@@ -239,8 +243,8 @@ def _not_left_out(
 
 
 async def stage(source: Lease, found: Changes, wanted: Sequence[Change], write: Write) -> None:
-    """Pass the content of new and changed files to `write`, piece by piece. An empty file has one
-    empty piece.
+    """Pass the contents of new and changed files to `write`, piece by piece. For an empty file, one
+    empty piece is passed.
 
     Raises:
         NotRead: a file has changed since `found` was made.
@@ -262,7 +266,9 @@ async def stage(source: Lease, found: Changes, wanted: Sequence[Change], write: 
 
 
 async def _read(source: Lease, rows: Sequence[Row]) -> tuple[dict[str, Entry], dict[str, bytes]]:
-    """Return path → entry for files and links, and path → content for files that can be shown."""
+    """Read the files of these rows. Return path → entry for files and links, and path → content for
+    files that are small enough to be shown.
+    """
     entries: dict[str, Entry] = {}
     texts: dict[str, bytes] = {}
     room = SHOWN_BYTES
@@ -285,8 +291,8 @@ async def _read(source: Lease, rows: Sequence[Row]) -> tuple[dict[str, Entry], d
 
 
 def _is_same(row: Row, baseline: Baseline) -> bool | None:
-    """Return whether a file or link equals its baseline entry, or None if its content must be
-    hashed to find out.
+    """Return whether a file or link is the same as its baseline entry. Return None if this can be
+    determined only by hashing the content.
     """
     path, size, can_run, version = row
     before = baseline.tree.get(path)
@@ -328,13 +334,14 @@ async def _differing(source: Lease, baseline: Baseline, rows: Sequence[Row]) -> 
 # -- changes as people and `git apply` read them ----------------------------------------------
 
 MAX_PATCH_BYTES = 4 << 20
-"""Maximum size of a patch in bytes. Files that do not fit are only named in it."""
+"""Maximum size of a patch in bytes. It only names the files whose diffs do not fit."""
 
 SHOWN_PATCH_BYTES = 256 * 1024
-"""Maximum total bytes of the diffs that an approver sees. Files that do not fit are only named."""
+"""Maximum total size, in bytes, of the diffs that an approver sees. If a diff does not fit, only
+the file's name is shown."""
 
 MAX_ALL_STEPS = 100 * MAX_STEPS
-"""Maximum number of line comparisons for all diffs of a project together: about 15 s."""
+"""Maximum number of line comparisons for all diffs of a project together. They take about 15 s."""
 
 LINK_MODE, RUN_MODE, FILE_MODE = "120000", "100755", "100644"
 
@@ -342,8 +349,9 @@ Texts = Mapping[str, bytes]
 
 
 class _Diffs:
-    """Makes the diffs of a project. After `MAX_ALL_STEPS` line comparisons in total, each further
-    diff shows its file as one large change."""
+    """Makes the diffs of a project. Once all diffs together have taken `MAX_ALL_STEPS` line
+    comparisons, each further diff shows its file as one large change.
+    """
 
     def __init__(self) -> None:
         self._steps_left = MAX_ALL_STEPS
@@ -357,8 +365,9 @@ class _Diffs:
 def patch_of(
     changes: Sequence[Change], conflicts: Collection[str], old: Texts, new: Texts
 ) -> tuple[str, bool]:
-    """Return a patch, and whether it only names some of the files. `old` and `new` map the paths of
-    files that can be shown to the contents before and after the changes.
+    """Return a patch, and True if it only names some of the files instead of showing their changes.
+    `old` and `new` map the paths of the files that can be shown to their contents before and after
+    the changes.
     """
     parts: list[str] = []
     room = MAX_PATCH_BYTES
@@ -377,8 +386,9 @@ def patch_of(
 
 
 def listed(changes: Sequence[Change]) -> list[JsonObject]:
-    """Return each change as path, kind and size. A deleted file and an added file with identical
-    content are listed as one rename."""
+    """Return each change as an object with path, kind and size. If a deleted and an added file have
+    the same content, they are listed as one rename.
+    """
     gone = {
         change.before: change.path
         for change in changes
@@ -408,8 +418,9 @@ def listed(changes: Sequence[Change]) -> list[JsonObject]:
 def shown(
     changes: Sequence[Change], conflicts: Mapping[str, str], old: Texts, new: Texts, directory: str
 ) -> JsonObject:
-    """Return the changes of the project `directory` as a preview for the approver. `old` and `new`
-    map the paths of files that can be shown to the contents before and after the changes.
+    """Return the changes of the project `directory` as the preview that approvers see. `old` and
+    `new` map the paths of the files that can be shown to their contents before and after the
+    changes.
     """
     added: list[JsonObject] = []
     changed: list[JsonObject] = []
@@ -471,8 +482,9 @@ def _facts(entry: Entry) -> JsonObject:
 
 
 def _content(entry: Entry | None, path: str, texts: Texts) -> bytes | None:
-    """Return the text of one side of git's diff: a file's content, a link's target, or b"" if there
-    is no entry. Return None if the content cannot be shown."""
+    """Return what git's diff shows for one side of a change: the content of a file, the target of a
+    link, or b"" if there is no entry. Return None if the content cannot be shown.
+    """
     if entry is None:
         return b""
     return entry.digest.encode() if entry.is_link else texts.get(path)
@@ -494,7 +506,7 @@ def _shown_diff(change: Change, old: Texts, new: Texts, diffs: _Diffs) -> JsonOb
 def _file_patch(
     change: Change, conflicts: Collection[str], old: Texts, new: Texts, diffs: _Diffs
 ) -> tuple[str, bool]:
-    """Return one file's part of a patch, and whether it is complete."""
+    """Return one file's section of a patch, and whether this section shows all changes."""
     before, after = change.before, change.after
     if before is not None and after is not None and before.is_link != after.is_link:
         parts = [_file_patch(Change(change.path, before, None), conflicts, old, new, diffs)]
@@ -513,7 +525,7 @@ def _file_patch(
     ]
     texts = [text_of(side) if side is not None else None for side in sides]
     if texts[0] is None or texts[1] is None:
-        # In this form, `git apply` refuses the whole patch instead of applying the rest of it.
+        # In this form, `git apply` refuses the whole patch instead of applying the other files.
         what = "Files" if None in sides else "Binary files"
         why = " (in conflict, not shown)" if change.path in conflicts else ""
         return "".join([*lines, f"{what} {names[0]} and {names[1]}{why} differ\n"]), False

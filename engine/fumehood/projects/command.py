@@ -21,7 +21,9 @@ from fumehood.projects.show import file_line, notes, write_diff
 def session_from(
     directory: Path, everything: bool, client: Client, wishes: dict[str, Any]
 ) -> SessionRecord:
-    """Make a session with a copy of a directory. End the command if the directory is unusable."""
+    """Create a session with a copy of a directory. If the directory cannot be used, end the
+    command.
+    """
     with local(directory):
         return client.create_session_from(directory, everything=everything, **wishes)
 

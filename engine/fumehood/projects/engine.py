@@ -15,5 +15,7 @@ class EngineWithProjects(Engine):
 
     @property
     def projects(self) -> Projects:
-        """The projects of this engine's sessions. Only for an engine that was entered."""
+        """The projects of this engine's sessions. Only available after the engine was entered as a
+        context manager.
+        """
         return self.part(ProjectsPart).projects

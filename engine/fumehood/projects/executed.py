@@ -1,8 +1,9 @@
-"""Files of a project that common tools execute just because they are present.
+"""Files in a project that common tools execute merely because the files exist.
 
-Host side, a table. A diff of such a file looks like any other diff, so the approver is warned about
-the file. Such files are not refused, because most projects contain some. The table lists what
-common tools execute when they start in a directory or only read it. It cannot be complete.
+Host side, a table. A diff of such a file looks like any other diff, so the approver gets a warning
+about the file. Such files are not refused, because most projects contain some. The table lists
+files that common tools execute when they start in a directory, or even when they only read it. It
+cannot be complete.
 """
 
 from __future__ import annotations
@@ -76,8 +77,8 @@ _TABLE = {
     "the desktop": "*.desktop autostart/ systemd/",
     "SSH": ".ssh/",
 }
-"""Tool → names of files and directories, as `plain` returns them. `*` matches any characters but a
-slash."""
+"""Tool → names of files and directories, in the form that `plain` returns. `*` matches any
+characters except a slash."""
 
 
 def _pattern(names: str) -> str:
@@ -92,9 +93,9 @@ _PATTERNS = {tool: re.compile(_pattern(names)) for tool, names in _TABLE.items()
 
 
 def executed_by(path: str) -> str | None:
-    """Return the tool that executes the file or link at a project's path, or None if no listed tool
-    does.
+    """Return the tool in the table that executes the file or link at this path of a project, or
+    None.
     """
-    # Some file systems take a backslash for a slash.
+    # Some file systems treat a backslash as a slash.
     looked_at = "/" + "/".join(plain(part) for part in path.replace("\\", "/").split("/"))
     return next((tool for tool, one in _PATTERNS.items() if one.search(looked_at)), None)

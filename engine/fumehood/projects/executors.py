@@ -1,4 +1,4 @@
-"""The executors of tools for a session's project. No code of the caller runs.
+"""The executors of the tools for a session's project. They run no code of the caller.
 
 Host side. Invariant: `apply` writes only the approved changes, whose digest is `ToolRun.expected`.
 """
@@ -18,7 +18,7 @@ from fumehood.sandbox.wall import Lease
 
 
 class ProjectDiffExecutor(Executor):
-    """Returns the changes in a session's project."""
+    """Shows the changes in a session's project."""
 
     place = in_session(
         "the changed files are read in the container of the call's session; the engine itself "

@@ -1,7 +1,7 @@
 """The projects of one engine.
 
-If the engine is killed while it writes a project, the next engine puts everything back before any
-call can start, or finds that everything was written.
+If the engine is killed while it writes changes into a project, the next engine undoes them before
+any call can start, unless all of them had been written.
 """
 
 from __future__ import annotations
@@ -27,11 +27,14 @@ if TYPE_CHECKING:
     from fumehood.compose import Composition
 
 FOLDER = "projects"
-"""Folder of the lists of copied files, and folder of the journals in the engine's own state."""
+"""Name of the folder for the lists of copied files, and of the folder for the journals in the
+engine's own state."""
 
 
 class ProjectsPart(EnginePart):
-    """Opens the projects of sessions, and puts back what a killed engine was writing."""
+    """The part that gives sessions their projects, and undoes the unfinished writes of a killed
+    engine.
+    """
 
     def __init__(self, kernel: Kernel) -> None:
         super().__init__(kernel)
@@ -42,7 +45,9 @@ class ProjectsPart(EnginePart):
         self.projects: Projects
 
     def in_session(self, kept: KeptValues) -> SessionProject | None:
-        """Return the session's project, or None if its files came from no project directory."""
+        """Return the session's project, or None if the session's files do not come from a project
+        directory.
+        """
         value = kept.values.get(NAME)
         if value is None:
             return None
@@ -54,7 +59,7 @@ class ProjectsPart(EnginePart):
 
     @asynccontextmanager
     async def running(self, made: Composition) -> AsyncIterator[None]:
-        """Delete the lists of copied files of sessions that are over, until the engine ends."""
+        """While the engine runs, delete the lists of copied files of sessions that have ended."""
         self.projects = Projects(self._store, made.services.sessions)
         async with AsyncExitStack() as stack:
             if self._saved is not None:
@@ -69,7 +74,9 @@ class ProjectsPart(EnginePart):
             yield
 
     async def outcomes(self) -> Mapping[str, EngineError | None]:
-        """Undo the unfinished writes of a killed engine."""
+        """Undo the unfinished writes of a killed engine. Return the outcomes of the calls that were
+        writing.
+        """
         failed, outcomes = await anyio.to_thread.run_sync(self._journals.recover)
         for directory in failed:
             self.kernel.log.error("project.not_put_back", directory=directory)
@@ -78,7 +85,7 @@ class ProjectsPart(EnginePart):
         }
 
     async def recovered(self) -> None:
-        """Remove the journals whose outcomes are stored now."""
+        """Remove the journals of those writes whose outcomes are now stored."""
         await anyio.to_thread.run_sync(self._journals.forget)
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Projects as a part of the product."""
+"""The part that adds projects to the product."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """HTTP routes of projects: claims of directories, sessions made from them, and their changes.
 
-The operations that make and fork sessions replace the kernel's: a new session can have a project,
-and a fork has the project of its session.
+The operations that create and fork sessions replace those of the kernel. A new session can have a
+project, and a fork has the project of the original session.
 """
 
 from __future__ import annotations

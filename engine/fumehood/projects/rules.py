@@ -1,9 +1,9 @@
 """The rules of a project's `.gitignore` files: which paths they leave out.
 
-Host side, pure functions over untrusted text. The rules are git's, except that the user's own rules
-and those in `.git` do not count. Each part of a path is matched by `fnmatch`, whose patterns take
-time in proportion to the text: a repository's rules must not keep the engine busy.
-*Source*: gitignore(5).
+Host side, pure functions over untrusted text. The rules are those of git, except that the user's
+own rules and those in `.git` do not count. Each name in a path is matched by `fnmatch`. The time of
+such a match is proportional to the length of the text, so that a repository's rules cannot keep the
+engine busy. *Source*: gitignore(5).
 """
 
 from __future__ import annotations
@@ -19,40 +19,38 @@ from fumehood.protocol.strict_json import BYTE_ORDER_MARK
 FILE_NAME = ".gitignore"
 
 GIT = ".git"
-"""A directory name that no path in a project may contain, because git can execute files in it."""
+"""A directory name that no path in a project may contain, because git can execute files in such a
+directory."""
 
 _ALSO_GIT = frozenset({GIT, "git~1"})
-"""Names, as `plain` returns them, that some file systems treat as `.git`."""
+"""Names that some file systems treat as `.git`, in the form that `plain` returns."""
 
 GIT_NAMES = ("HEAD", "objects", "refs", "commondir")
-"""Names in a directory by which git recognizes a repository."""
+"""Names in a directory by which git recognizes it as a repository."""
 
 _IGNORED = re.compile(
     "[\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u202a-\u202e"
     "\u2060-\u206f\u3164\ufe00-\ufe0f\ufeff\uffa0\ufff0-\ufff8\U0001bca0-\U0001bca3"
     "\U0001d173-\U0001d17a\U000e0000-\U000e0fff]"
 )
-"""Characters that case-insensitive file systems ignore when they compare names. *Source*: the
-Unicode property Default_Ignorable_Code_Point.
-"""
+"""Matches characters that case-insensitive file systems ignore when they compare names. *Source*:
+the Unicode property Default_Ignorable_Code_Point."""
 
 STAGING_PREFIX = ".fumehood-apply-"
-"""Name prefix of the directory in a project in which new contents are staged."""
+"""Prefix of the name of the directory in a project in which new contents are staged."""
 
 PROOF_PREFIX = ".fumehood-project-"
-"""Name prefix of the file with which a claimant proves write access to a directory. No session may
-write such a file, because its agent could then claim the directory.
-"""
+"""Prefix of the name of the file with which a claimant proves write access to a directory. No
+session may write a file with this prefix. Otherwise, its agent could claim the directory."""
 
 MAX_RULES = 10_000
 MAX_RULES_BYTES = 1 << 20
-"""Maximum size in bytes of all `.gitignore` files of one tree together. `MAX_RULES` is the maximum
-number of their rules."""
+"""Maximum total size, in bytes, of all `.gitignore` files of one tree. The number of their rules is
+limited by `MAX_RULES`."""
 
 MAX_TESTS = 50_000_000
-"""Maximum number of comparisons of a path's part with a rule's part for one tree. That many
-comparisons take a thread about 10 s.
-"""
+"""Maximum number of comparisons, for one tree, of a name in a path with a pattern in a rule. This
+many comparisons take a thread about 10 s."""
 
 _MAGIC = frozenset("*?[\\")
 
@@ -66,12 +64,13 @@ class _Rule:
 
 
 def is_never(path: str) -> bool:
-    """Whether a path is never part of a project, whatever the rules are."""
+    """Whether a path can never be in a project, whatever the rules are."""
     return any(map(_is_never_named, path.split("/")))
 
 
 def git_directories(paths: Iterable[str]) -> tuple[str, ...]:
-    """Return the directories that git takes for repositories although they are not called `.git`.
+    """Return the directories that git would treat as repositories although they are not called
+    `.git`.
 
     Git executes programs that a repository's `config` names. Each result is a prefix of paths as
     `plain` returns them: it ends with a slash, or is empty for the top directory. *Source*:
@@ -91,8 +90,8 @@ def git_directories(paths: Iterable[str]) -> tuple[str, ...]:
 
 
 def plain(path: str) -> str:
-    """Normalize a path, so that paths that some file system takes for the same path become equal.
-    *Source*: is_hfs_dotgit and is_ntfs_dotgit of git.
+    """Normalize a path. If some file system treats two paths as the same, their normalized forms
+    are equal. *Source*: is_hfs_dotgit and is_ntfs_dotgit of git.
     """
     if not path.isascii():
         path = "".join(one for one in path if unicodedata.category(one) != "Cf")
@@ -104,22 +103,25 @@ def plain(path: str) -> str:
 def _is_never_named(name: str) -> bool:
     if name.startswith((STAGING_PREFIX, PROOF_PREFIX)):
         return True
-    # Some file systems take a backslash for a slash.
+    # Some file systems treat a backslash as a slash.
     return not _ALSO_GIT.isdisjoint(map(plain, name.split("\\")))
 
 
 class TooManyRules(Exception):
-    """A tree's rules would take too much time or memory. The message is a clause."""
+    """The evaluation of a tree's rules would take too much time or memory. The message is a
+    clause.
+    """
 
     def __init__(self) -> None:
         super().__init__("the .gitignore files have too many rules")
 
 
 class IgnoreRules:
-    """The rules of one tree. Add a directory's rules before asking for paths in that directory.
+    """The rules of one tree. Add a directory's rules before you call `leave_out` for paths in the
+    directory.
 
-    `add` and `leave_out` raise `TooManyRules` instead of using only some of the rules, which could
-    admit paths that the remaining rules leave out.
+    If there are too many rules, `add` and `leave_out` raise `TooManyRules`. They never apply only
+    some of the rules, because paths that the other rules leave out would then be included.
     """
 
     def __init__(self) -> None:
@@ -128,7 +130,7 @@ class IgnoreRules:
         self._tests_left = MAX_TESTS
         self._by_directory: dict[str, Sequence[_Rule]] = {}
         self._known: dict[str, bool] = {"": False}
-        """Directory → whether the rules leave it out."""
+        """Directory → whether the rules leave the directory out."""
 
     def add(self, directory: str, text: str) -> None:
         """Add the rules in `text`, the content of a directory's `.gitignore`."""
@@ -141,7 +143,7 @@ class IgnoreRules:
         self._by_directory[directory] = rules[::-1]
 
     def leave_out(self, path: str, *, is_directory: bool) -> bool:
-        """Whether the rules leave out a path or a directory above it."""
+        """Whether the rules leave out a path, or a directory that contains it."""
         above = path.rpartition("/")[0]
         if above not in self._known:
             self._known[above] = self.leave_out(above, is_directory=True)
@@ -171,8 +173,8 @@ class IgnoreRules:
 
 
 def plain_names(text: str) -> tuple[str, ...]:
-    """Return names that the top `.gitignore` leaves out everywhere, so that paths with these names
-    need not be examined. Return no names if the file contains a negated rule.
+    """Return the names that the top `.gitignore` leaves out in every directory. Paths with these
+    names need not be examined. If the file contains a negated rule, return no names.
     """
     names: list[str] = []
     for line in _lines(text)[:MAX_RULES]:
@@ -187,7 +189,9 @@ def plain_names(text: str) -> tuple[str, ...]:
 
 
 def _lines(text: str) -> list[str]:
-    """Split a file into lines as git does. *Source*: git's dir.c, add_patterns_from_buffer."""
+    """Split the text of a `.gitignore` into lines as git does. *Source*: git's dir.c,
+    add_patterns_from_buffer.
+    """
     lines = text.removeprefix(BYTE_ORDER_MARK).split("\n")
     return [line.removesuffix("\r") for line in lines]
 
@@ -214,20 +218,22 @@ def _parse(line: str) -> _Rule | None:
         made = tuple(None if part == "**" else _pattern(part) for part in parts)
     except re.error:
         return None
-    if made[-1] is None:  # `a/**` matches what is in a, and not a itself
+    if made[-1] is None:  # `a/**` matches everything in a, but not a itself
         made = (*made, _pattern("*"))
     return _Rule(made, is_negated, is_for_directories)
 
 
 def _without_spaces(line: str) -> str:
-    """Return a line without its trailing spaces, unless they are escaped."""
+    """Return a line without trailing spaces. Escaped spaces are kept."""
     while line.endswith(" ") and not line.endswith("\\ "):
         line = line[:-1]
     return line
 
 
 def _pattern(part: str) -> re.Pattern[str]:
-    """Compile one part of a rule. `fnmatch` does not support git's backslash escapes."""
+    """Compile the pattern for one name in a rule. `fnmatch` itself does not support git's backslash
+    escapes.
+    """
     glob, at, is_in_class = "", 0, False
     while at < len(part):
         character = part[at]
@@ -252,9 +258,9 @@ def _pattern(part: str) -> re.Pattern[str]:
 
 
 def _fits(wanted: Sequence[re.Pattern[str] | None], parts: Sequence[str]) -> tuple[bool, int]:
-    """Return whether a rule matches all parts of a path, and the number of comparisons that this
-    took. The search backtracks only to the last `**`, so the number is bounded by the product of
-    both lengths.
+    """Return whether a rule matches a whole path, and the number of comparisons that this took. The
+    search backtracks only to the last `**`. Therefore, this number is at most the product of the
+    two lengths.
     """
     if len(wanted) == 2 and wanted[0] is None and wanted[1] is not None:  # most rules
         return wanted[1].match(parts[-1]) is not None, 1

@@ -1,4 +1,6 @@
-"""`fumehood run --project`: run a command in a copy of a directory, then ask to apply changes."""
+"""`fumehood run --project`: run a command in a copy of a directory, then request to apply its
+changes.
+"""
 
 from __future__ import annotations
 
@@ -24,8 +26,8 @@ def run_on_project(
 ) -> int:  # fmt: skip
     """Run a command in a new session with a copy of a directory.
 
-    Show the command's changes, and request approval to apply them. Return the exit code. The
-    session is ended, unless it may have changes that were not applied.
+    Show the command's changes, and request approval to apply them. End the session, unless it may
+    contain changes that were not applied. Return the exit code.
     """
     with calling(socket, as_json=as_json, is_payload=True) as client:
         with local(directory):
@@ -54,9 +56,9 @@ def _ran_on_project(
     client: Client, options: dict[str, Any], command: Sequence[str], timeout_s: float | None,
     socket: Path | None, *, as_json: bool,
 ) -> tuple[JsonObject, bool]:  # fmt: skip
-    """Run the command and request approval to apply its changes.
+    """Run the command, and request approval to apply its changes.
 
-    Return the answer that determines the exit code, and whether the session can be ended.
+    Return the answer that determines the exit code, and True if the session can be ended.
     """
     limits = options_of(timeout_seconds=timeout_s, cancel_on_disconnect=True)
     arguments = {"argv": list(command)}

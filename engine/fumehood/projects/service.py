@@ -1,10 +1,10 @@
 """Projects of sessions: claim a host directory, copy it into a session, and apply the changes.
 
-Host side, above the sessions. A program that embeds the engine can
-name any host directory. Other callers must create a file in it as the engine's user, which proves
-that they can write the directory themselves. Invariants: a project is written only by
-`SessionProject.apply`, only with the changes that were shown and approved, and only in the
-directory that the session's files came from.
+Host side, above the sessions. A program that embeds the engine can name any host directory. Any
+other caller must create a file in the directory as the engine's user, which proves that the caller
+itself can write to the directory. Invariants: a project is written only by `SessionProject.apply`,
+only with the changes that were shown and approved, and only in the directory from which the
+session's files were copied.
 """
 
 from __future__ import annotations
@@ -90,13 +90,14 @@ from fumehood.sandbox.wall import Lease, RunSinks, try_later
 from fumehood.storage.files import Missing, SavedFiles, file_name
 
 MAX_KNOWN = 50
-"""Number of sessions whose baselines are kept in memory. Others are read from storage."""
+"""Maximum number of sessions whose baselines are kept in memory. Other baselines are read from
+storage."""
 
 FEED_S = 300.0
-"""Maximum number of seconds for copying a project into a session."""
+"""Maximum seconds that copying a project into a session may take."""
 
 SETTLED_S = 0.05
-"""Seconds that must pass after a write before the guest reports a file's version."""
+"""Seconds that must pass after a file was written before the guest reports a version for it."""
 
 APPLIED = "is not as it was last applied"
 CHANGED = "The project has changed since the diff was shown. Nothing was written."
@@ -104,45 +105,48 @@ REPOSITORY = "would be part of a git repository"
 
 
 class Claim(NamedTuple):
-    """A host directory from which sessions can be made."""
+    """A host directory that was claimed, so that sessions can be made from it."""
 
     directory: Path
     everything: bool
     proof: str = ""
-    """Name of the file that the claimant must create in the directory; empty once it was found."""
+    """Name of the file that the claimant must create in the directory. Empty once this file was
+    found."""
 
 
 class Judged(NamedTuple):
-    """A session's changes compared with the host's files."""
+    """The result of comparing a session's changes with the host's files."""
 
     changes: Sequence[Change]
     conflicts: dict[str, str]
-    """Path → why it cannot be written, as a clause."""
+    """Path → reason why the path cannot be written, as a clause."""
     old: dict[str, bytes]
-    """Path → content of the host's file, if the file is still as it was copied or last applied, and
-    can be shown.
-    """
+    """Path → content of the host's file, if it can be shown and is unchanged since it was copied or
+    last applied."""
 
 
 Keep = Callable[[ProjectHome], Awaitable[None]]
-"""Stores the home of a session's project in the session's record."""
+"""Stores a changed `ProjectHome` in the record of its session."""
 
 
 class ProjectStore:
-    """The baselines and journals of an engine's sessions. `saved` is None if the engine keeps no
-    state."""
+    """The baselines and journals of all sessions of an engine. `saved` is None if the engine has no
+    persistent state.
+    """
 
     def __init__(self, saved: SavedFiles | None, journals: Journals) -> None:
         self.saved = saved
         self.journals = journals
         self._known: OrderedDict[str, Baseline] = OrderedDict()
         self.turn = anyio.Lock()
-        """The lock that is held while a project is written."""
+        """The lock that a writer of any project must hold."""
         self.comparing = anyio.CapacityLimiter(1)
-        """Limits the threads that evaluate the `.gitignore` rules of sessions."""
+        """Limits the number of threads that evaluate the `.gitignore` rules of sessions."""
 
     async def baseline(self, session_id: str, home: ProjectHome) -> Baseline:
-        """Return the baseline of a session. Raises StateUnavailable if it cannot be read."""
+        """Return the baseline of a session. Raises StateUnavailable if the baseline cannot be
+        read.
+        """
         known = self._known.get(session_id)
         if known is None:
             try:
@@ -167,7 +171,9 @@ class ProjectStore:
             self._known.popitem(last=False)
 
     async def put(self, session_id: str, directory: Path, baseline: Baseline) -> ProjectHome:
-        """Store a baseline durably, if the engine keeps state, and return the project's home.
+        """Store a session's baseline, and return its new `ProjectHome`.
+
+        If the engine has persistent state, the baseline is on disk when this method returns.
 
         Raises:
             StateUnavailable: the baseline cannot be written.
@@ -187,7 +193,7 @@ class ProjectStore:
 
 @dataclass(slots=True)
 class SessionProject:
-    """The project of one session. It is used while the caller has the session's turn."""
+    """The project of one session. The caller of its methods must have the session's turn."""
 
     _store: ProjectStore
     _session_id: str
@@ -195,7 +201,9 @@ class SessionProject:
     _keep: Keep
 
     async def difference(self, lease: Lease) -> JsonObject:
-        """Return the changes as an object with `diff`, `files`, `truncated` and `unseen`."""
+        """Return the changes in the session's project as an object with `diff`, `files`,
+        `truncated` and `unseen`.
+        """
         found, judged = await self._compare(lease)
         diff, is_cut = await anyio.to_thread.run_sync(
             patch_of, judged.changes, judged.conflicts, judged.old, found.texts
@@ -209,8 +217,8 @@ class SessionProject:
         }  # fmt: skip
 
     async def effect(self, lease: Lease) -> Effect:
-        """Return the changes that `apply` would make, as shown to the approver, and the error, if
-        any, that `apply` would raise.
+        """Return the changes that `apply` would make, as approvers see them. If `apply` would fail,
+        the returned effect contains the error.
         """
         found, judged = await self._compare(lease)
         error: EngineError | None = _conflict(judged.conflicts) if judged.conflicts else None
@@ -229,12 +237,13 @@ class SessionProject:
         return Effect(told, digest_of(judged.changes), digest_of(judged.changes), error)
 
     async def apply(self, lease: Lease, expected: str | None, call_id: str) -> JsonObject:
-        """Write the changes into the host directory, if their digest is `expected` or `expected` is
-        None. If the engine is killed meanwhile, the next engine finds the outcome by `call_id`.
+        """Write the changes into the host directory. If `expected` is given, it must be the digest
+        of the changes. If the engine is killed while it writes, the next engine finds the outcome
+        by `call_id`.
 
         Raises:
             WorkspaceChanged: the digest of the changes is not `expected`; nothing was written.
-            InvalidParams: files of the host are in conflict; nothing was written.
+            InvalidParams: files on the host conflict with the changes; nothing was written.
             StateUnavailable: the changes could not be written; nothing has changed.
         """
         store = self._store
@@ -247,7 +256,7 @@ class SessionProject:
                     judged = await anyio.to_thread.run_sync(_judge, project, found, baseline)
                     if judged.conflicts:
                         raise _conflict(judged.conflicts)
-                    # Before staging: until this check, the session's programs determine the size.
+                    # Before staging: until this check, the session's programs can choose the size.
                     if expected is not None and digest_of(judged.changes) != expected:
                         raise WorkspaceChanged(CHANGED)
                     staging = _Staging(writing)
@@ -318,8 +327,8 @@ def project_of(lease: Lease) -> SessionProject:
 
 
 def _judge(project: ProjectDirectory, found: Changes, baseline: Baseline) -> Judged:
-    """Compare changes with the host's files. Leave out changes that the host's files already
-    contain.
+    """Compare the session's changes with the host's files. Changes that the host's files already
+    contain are left out.
     """
     changes = found.changes
     repositories = _repositories(project, found)
@@ -348,7 +357,7 @@ def _judge(project: ProjectDirectory, found: Changes, baseline: Baseline) -> Jud
             conflicts[change.path] = IN_THE_WAY
         if change.before is not None and not change.before.is_link:
             content = project.content(change.path, min(room, MAX_READ_BYTES))
-            # A session must not read what the host has written since.
+            # A session must not be able to read later changes on the host.
             if content is not None and hashlib.sha256(content).hexdigest() == change.before.digest:
                 room -= len(content)
                 old[change.path] = content
@@ -356,8 +365,8 @@ def _judge(project: ProjectDirectory, found: Changes, baseline: Baseline) -> Jud
 
 
 def _repositories(project: ProjectDirectory, found: Changes) -> tuple[str, ...]:
-    """Return the directories that git would take for repositories if the session's files were added
-    to the host's. Git executes programs that a repository's `config` names.
+    """Return the directories that git would treat as repositories if the session's files were
+    written to the host. Git executes programs that a repository's `config` names.
     """
     above = {""} | {
         change.path[: at + 1]
@@ -373,7 +382,7 @@ def _repositories(project: ProjectDirectory, found: Changes) -> tuple[str, ...]:
 
 
 def _left_out(baseline: Baseline) -> Callable[[str], bool]:
-    """Return a function that returns whether the copied project's rules leave a path out."""
+    """Return a function that returns whether the rules of the copied project leave a path out."""
     rules = IgnoreRules()
     for directory, text in baseline.rules.items():
         rules.add(directory, text)
@@ -388,8 +397,8 @@ def _left_out(baseline: Baseline) -> Callable[[str], bool]:
 
 
 def _with_base(conflicts: dict[str, str], baseline: Baseline) -> dict[str, str]:
-    """Return the conflicts, with the reason `APPLIED` instead of `ANOTHER` for files whose baseline
-    entry comes from applied changes, not from the copy.
+    """Return the conflicts with corrected reasons. If a file's baseline entry comes from applied
+    changes instead of the copy, the reason `ANOTHER` becomes `APPLIED`.
     """
     return {
         path: APPLIED if why == ANOTHER and path in baseline.applied else why
@@ -411,7 +420,7 @@ def _conflict(paths: dict[str, str]) -> InvalidParams:
 
 
 class _Staging:
-    """Writes pieces of contents into staged files, one file after the other."""
+    """Writes file contents, which arrive in pieces, into staged files."""
 
     def __init__(self, writing: Writing) -> None:
         self._writing = writing
@@ -435,7 +444,7 @@ class _Staging:
 
 
 class Projects:
-    """Brings projects into new sessions."""
+    """Claims host directories, and creates and forks sessions with projects."""
 
     def __init__(self, store: ProjectStore, sessions: SessionKeeper) -> None:
         self._store = store
@@ -443,11 +452,14 @@ class Projects:
         self._claims: OrderedDict[str, Claim] = OrderedDict()
 
     def claim(self, directory: str, *, everything: bool = False, proven: bool = False) -> Project:
-        """Claim a host directory, so that sessions can be made from it. Unless `proven`, the first
-        of these sessions requires the file `proof` in the directory.
+        """Claim a host directory, so that sessions can be made from it.
+
+        If `proven` is False, the first of these sessions requires that the file `proof` exists in
+        the directory.
 
         Raises:
-            InvalidParams: the path is not absolute, or with `proven` cannot be resolved.
+            InvalidParams: the path is not absolute, or `proven` is True and the path cannot be
+                resolved.
         """
         path = Path(directory)
         if not path.is_absolute():
@@ -462,12 +474,12 @@ class Projects:
     async def create(
         self, principal: Principal, *, project: str | None = None, **wishes: Any
     ) -> SessionRecord:
-        """Create a session, with a copy of a claimed directory if `project` is the id of a claim.
-        `wishes` are the arguments of `SessionKeeper.create`.
+        """Create a session. If `project` is given, it is the id of a claim, and the claimed
+        directory is copied into the session. `wishes` are the arguments of `SessionKeeper.create`.
 
         Raises:
             ResourceNotFound: there is no such claim.
-            PermissionDenied: the claim's proof is missing in the directory.
+            PermissionDenied: the file that proves the claim is missing in the directory.
             InvalidParams: the directory is too large, or a file in it cannot be copied.
             EngineError: for the same reasons as in `SessionKeeper.create`.
         """
@@ -491,7 +503,7 @@ class Projects:
     async def fork(
         self, principal: Principal, session_id: str, **wishes: Any
     ) -> list[SessionRecord]:
-        """Fork a session, with its files and its project. Return the new sessions.
+        """Fork a session with its files and its project. Return the records of the new sessions.
 
         Raises:
             StateUnavailable: the baseline of the session's project cannot be read or stored.
@@ -555,8 +567,8 @@ class Projects:
         return await self._store.put(record.id, claim.directory, baseline)
 
     async def difference(self, principal: Principal, session_id: str) -> JsonObject:
-        """Return the changes in a session's project (`SessionProject.difference`), once the calls
-        in the session have ended.
+        """Wait until the calls in a session have ended. Then return the changes in its project
+        (`SessionProject.difference`).
 
         Raises:
             ResourceNotFound: the principal has no such session.
@@ -590,14 +602,14 @@ def _look(claim: Claim) -> tuple[Path, list[Found], dict[str, str]]:
 
 
 FEED_BYTES = 1 << 20
-"""Bytes of a feed that may be in transit."""
+"""Maximum number of bytes of a feed that may be in transit."""
 
 FEED = StreamKind("feed", str(FEED_BYTES))
 
 
 class Feed(Connections):
-    """Sends bytes to the engine's own program in a container, through `stream`, at the program's
-    reading speed. The guest may only acknowledge bytes.
+    """Sends bytes through `stream` to the engine's own program in a container, only as fast as this
+    program reads. The guest may only acknowledge bytes.
     """
 
     def __init__(self, port: StreamPort) -> None:
@@ -611,7 +623,8 @@ class Feed(Connections):
 
 
 async def feed(lease: Lease, pieces: Iterator[bytes]) -> Unpacked:
-    """Send a project to the guest while `pieces` reads it. Return what the guest has received.
+    """Send a project to the guest while the iterator `pieces` reads it from disk. Return the
+    guest's report of what it has received.
 
     Raises:
         EngineError: the project could not be read, or the guest failed.

@@ -1,4 +1,4 @@
-"""Changes of a project on the command line. Names and contents are untrusted."""
+"""Display of a project's changes on the command line. Names and contents are untrusted."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from fumehood.core.json_types import JsonObject
 
 
 def file_line(one: JsonObject) -> str:
-    """Describe one changed file on one line."""
+    """Return a line of text that describes one changed file."""
     source = f"{visible(one['old_path'])} → " if one.get("old_path") else ""
     conflict = f"  CONFLICT: {one['conflict']}" if one.get("conflict") else ""
     return f"{one['change']:<9} {source}{visible(one['path'])}{conflict}"
 
 
 def write_diff(diff: str) -> None:
-    """Write a diff to standard output. On a terminal it is escaped and coloured."""
+    """Write a diff to standard output. If this is a terminal, the diff is escaped and coloured."""
     if not sys.stdout.isatty():
         sys.stdout.write(diff)
         return
@@ -32,7 +32,9 @@ def write_diff(diff: str) -> None:
 
 
 def notes(found: ProjectDiff, *, as_list: bool = False) -> Iterator[str]:
-    """Yield remarks that the diff, or with `as_list` the list of its files, does not contain."""
+    """Yield remarks about what the printed diff does not show. `as_list` means that the list of
+    files was printed instead of the diff.
+    """
     if not found.files:
         yield "Nothing has changed."
     for one in found.files:

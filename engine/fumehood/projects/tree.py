@@ -1,8 +1,9 @@
 """A project's files and links as values, and the host directory that contains them.
 
-Host side. Everything that is read is untrusted: a repository can come from anywhere. Each directory
-is opened relative to a descriptor, one name at a time, and no link is followed. Invariants: a tree
-is complete or refused; the contents that are sent to the guest match the digests in the tree.
+Host side. Everything that is read is untrusted, because a repository can come from anywhere. Paths
+are opened one name at a time, each relative to the descriptor of its directory, and no link is
+followed. Invariants: a tree that cannot be read completely is refused; the contents that are sent
+to the guest match the digests in the tree.
 """
 
 from __future__ import annotations
@@ -42,10 +43,10 @@ class Entry:
     """A file or a link. Entries that compare equal have the same content."""
 
     size: int
-    """Size in bytes, or `LINK`."""
+    """Size of the file in bytes, or `LINK` for a link."""
     can_run: bool
     digest: str
-    """The SHA-256 of a file, or a link's target."""
+    """The SHA-256 of the file, or the target of the link."""
 
     @property
     def is_link(self) -> bool:
@@ -53,12 +54,12 @@ class Entry:
 
 
 Tree = Mapping[str, Entry]
-"""Path → the file or link there. A tree contains no directories, as in git."""
+"""Path → file or link at this path. As in git, a tree contains no directories."""
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A file, directory or link that was found in a project. `target` is a link's target."""
+    """A file, directory or link that was found in a project. `target` is the link's target."""
 
     path: str
     status: os.stat_result
@@ -78,7 +79,9 @@ def refused(path: str, why: str) -> InvalidParams:
 
 
 class ProjectDirectory:
-    """A project's directory on the host. A context manager that opens it. Methods block."""
+    """A project's directory on the host. As a context manager, it opens the directory. Its methods
+    block.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -86,7 +89,9 @@ class ProjectDirectory:
         self._top = -1
 
     def __enter__(self) -> ProjectDirectory:
-        """Open the directory. Raises InvalidParams if it cannot be read or its path has a link."""
+        """Open the directory. Raises InvalidParams if it cannot be read or its path contains a
+        link.
+        """
         try:
             self._top = self._opened()
         except OSError as error:
@@ -100,8 +105,9 @@ class ProjectDirectory:
         self._stack.close()
 
     def _opened(self) -> int:
-        """Open the directory name by name from the root, so that no link in its path is followed.
-        Return a descriptor. Raises OSError."""
+        """Open the directory and return a descriptor. It is opened name by name from the root, so
+        that no link in its path is followed. Raises OSError.
+        """
         names = self.path.parts
         descriptor = os.open(names[0], PARENT_FLAGS)
         try:
@@ -130,16 +136,17 @@ class ProjectDirectory:
 
     @contextmanager
     def parent(self, path: str) -> Iterator[tuple[int, str]]:
-        """Yield a descriptor of the directory that contains a path, and the path's last name.
-        Raises OSError, for example if the path of that directory contains a link.
+        """Yield a descriptor of the directory that contains the path, and the last name in the
+        path. Raises OSError, for example if the directory's path contains a link.
         """
         above, _, name = path.rpartition("/")
         with self.directory(above) as directory:
             yield directory, name
 
     def take_proof(self, name: str) -> bool:
-        """Remove a claimant's proof: an empty file that the engine's user owns. Return False if
-        there is no such file."""
+        """Remove a claimant's proof, which is an empty file that belongs to the engine's user.
+        Return False if there is no such file.
+        """
         try:
             status = os.stat(name, dir_fd=self._top, follow_symlinks=False)
             if not stat.S_ISREG(status.st_mode) or status.st_size or status.st_uid != os.geteuid():
@@ -152,8 +159,11 @@ class ProjectDirectory:
     # -- reading ---------------------------------------------------------------------------
 
     def look(self, *, everything: bool) -> tuple[list[Found], dict[str, str]]:
-        """Return all files, directories and links, each after its directory, and the text of each
-        directory's `.gitignore` by path. With `everything`, no rules are read or applied.
+        """Return the project's files, directories and links, each after its directory, and
+        directory → text of its `.gitignore`.
+
+        Paths that the rules leave out, and paths that no project may contain, are omitted. If
+        `everything` is True, no rules are read or applied.
 
         Raises:
             InvalidParams: there are too many files or rules, or a path cannot be copied.
@@ -220,11 +230,11 @@ class ProjectDirectory:
             raise changed(path) from None
 
     def fed(self, found: Sequence[Found], tree: dict[str, Entry]) -> Iterator[bytes]:
-        """Yield the stream that the guest's `take` request reads, and add each file and link to
-        `tree`.
+        """Yield the bytes that the guest's `take` request reads. Meanwhile, add each file and link
+        to `tree`.
 
         Raises:
-            InvalidParams: a file cannot be read, or changed since `look`.
+            InvalidParams: a file cannot be read, or was changed after `look`.
         """
         piece = bytearray()
         for one in found:
@@ -244,8 +254,9 @@ class ProjectDirectory:
         yield bytes(piece)
 
     def _read(self, one: Found) -> Iterator[bytes]:
-        """Yield the content of a file. Raises InvalidParams if the file changed since `look`, or
-        cannot be read."""
+        """Yield the content of a file. Raises InvalidParams if the file cannot be read or was
+        changed after `look`.
+        """
         left = one.status.st_size
         try:
             with self.parent(one.path) as (directory, name):
@@ -265,7 +276,7 @@ class ProjectDirectory:
             raise changed(one.path)
 
     def entry(self, path: str) -> tuple[Entry | None, bool]:
-        """Return the current file or link at a path, or None if there is neither, and whether
+        """Return the file or link at a path now, or None if there is neither. Also return whether
         anything exists at the path.
         """
         try:
@@ -284,7 +295,9 @@ class ProjectDirectory:
         return True
 
     def content(self, path: str, most: int) -> bytes | None:
-        """Return a file's content, or None if it has more than `most` bytes or cannot be read."""
+        """Return the content of a file, or None if it is larger than `most` bytes or cannot be
+        read.
+        """
         try:
             with self.parent(path) as (directory, name):
                 file = _open_plain(name, directory)
@@ -297,7 +310,9 @@ class ProjectDirectory:
 
 
 def _open_plain(name: str, directory: int) -> FileIO:
-    """Open a regular file for reading. Raises OSError, for example if `name` is not regular."""
+    """Open a regular file for reading. Raises OSError, for example if `name` is not a regular
+    file.
+    """
     descriptor = os.open(name, FILE_FLAGS, dir_fd=directory)
     try:
         if stat.S_ISREG(os.fstat(descriptor).st_mode):
@@ -327,8 +342,8 @@ def entry_of(name: str, directory: int) -> Entry | None:
 
 
 def link_fault(path: str, target: str) -> str | None:
-    """Return why a link is not allowed in a project, for example because the link could lead out of
-    the project, as a clause, or None if the link is allowed.
+    """Return None if a link is allowed in a project, otherwise the reason as a clause. For example,
+    the link could lead out of the project.
     """
     if not target.isprintable() or len(target) > MAX_TARGET:
         return "is a link whose target cannot be shown"
@@ -340,7 +355,7 @@ def link_fault(path: str, target: str) -> str | None:
         ups += 1
     if steps[:ups].count("..") > path.count("/"):
         return "is a link that leaves the project"
-    if ".." in steps[ups:]:  # if the name before `..` is a link, this could lead anywhere
+    if ".." in steps[ups:]:  # if a link comes before `..`, this could lead anywhere
         return "is a link with '..' behind a name"
     if is_never("/".join(steps[ups:])):
         return "is a link into .git, or to files of the engine"
@@ -356,7 +371,7 @@ def changed(path: str) -> InvalidParams:
 
 
 def _require_plain(one: Found) -> None:
-    """Raise InvalidParams unless a found path can be copied into a session."""
+    """Raise InvalidParams if the file, directory or link cannot be copied into a session."""
     fault = path_fault(one.path)
     if fault is not None:
         raise refused(one.path, f"has a name that cannot be used: it {fault}")
@@ -370,7 +385,8 @@ def _require_plain(one: Found) -> None:
 
 
 def _rules_text(directory: int) -> str | None:
-    """Return the text of a directory's `.gitignore`, or None if it is not a readable regular file.
+    """Return the text of a directory's `.gitignore`. Return None if there is no such regular file
+    or it cannot be read.
 
     Raises:
         TooManyRules: the file is too large.

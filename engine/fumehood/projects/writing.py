@@ -1,11 +1,11 @@
-"""Writing changes into a project: all of them or none, even if the engine is killed meanwhile.
+"""Writing changes into a project: all or none are written, even if the engine is killed in between.
 
 Host side, in a thread. The new contents are staged in a directory of the project, on the same file
-system. Then each old file is moved into the staging directory, checked there under its new name,
-and replaced by the new file without overwriting anything. A journal in the engine's own state
-records the changes. If writing fails, all changes are undone. If the engine is killed before the
-journal is marked as done, the next engine undoes them. Invariants: no link is followed; if any file
-differs from the copied file, nothing changes; nothing outside the project is touched.
+system. Then each old file is moved into the staging directory and checked there. The new file takes
+its place, without overwriting anything. A journal in the engine's own state records the changes. If
+writing fails, all changes are undone. If the engine is killed before the journal is marked as done,
+the next engine undoes them. Invariants: no link is followed; if any file on the host differs from
+the file that was copied, nothing is changed; nothing outside the project is changed.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ IN_THE_WAY = "is in the way"
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """The change of one path. `before` is None for a new path, and `after` is None for a deleted
-    path.
+    """The change at one path. `before` is None if the path is new, and `after` is None if the path
+    is deleted.
     """
 
     path: str
@@ -45,7 +45,9 @@ class Change:
 
 
 class Conflicts(Exception):
-    """Files of the host have changed, so nothing was written. `paths`: path → reason (a clause)."""
+    """Files on the host have changed, so nothing was written. `paths` maps each path to the reason,
+    as a clause.
+    """
 
     def __init__(self, paths: Mapping[str, str]) -> None:
         super().__init__()
@@ -58,14 +60,13 @@ class _Step:
     number: int
     has_old: bool
     staged: str | None
-    """Name of the staged file, or None for a link or a deletion."""
+    """Name of the staged file. None for a link or a deletion."""
     inode: int | None
     modified_ns: int | None
-    """With `inode`, identifies the staged file. If the file at the path has another modification
-    time, somebody else has changed it.
-    """
+    """Together with `inode`, identifies the staged file. If the file at the path later has another
+    modification time, another program has changed it."""
     target: str | None
-    """The target of the new link, or None if the step makes no link."""
+    """The target of the new link. None if the step does not create a link."""
 
 
 @dataclass(slots=True)
@@ -73,16 +74,15 @@ class _Journal:
     directory: str
     staging: str
     call_id: str = ""
-    """Id of the call that writes; empty in journals of old engine versions."""
+    """Id of the call that writes the changes. Empty in journals of old engine versions."""
     state: str = "staging"
-    """`staging`, then `writing`, then `done`. The recovery after a kill sets `undone` instead, or
-    `mixed` if somebody else changed the files in the meantime.
-    """
+    """`staging`, then `writing`, then `done`. After a kill, the recovery sets `undone`, or `mixed`
+    if another program has changed the files in between."""
     steps: list[_Step] = field(default_factory=list)
     made: list[str] = field(default_factory=list)
-    """Directories that the changes create."""
+    """Directories that are created for the changes."""
     emptied: dict[str, int] = field(default_factory=dict)
-    """Directory that is removed if the deletions empty it → its mode."""
+    """Directory that is removed if the deletions leave it empty → its mode."""
 
     def text(self) -> bytes:
         steps = [astuple(step) for step in self.steps]
@@ -99,25 +99,25 @@ class Recovered(NamedTuple):
     """The result of recovering the journals of a killed engine."""
 
     failed: list[str]
-    """Project directories whose changes could not be undone, and unreadable journals. All these
-    journals are kept for the next attempt.
-    """
+    """Project directories whose changes could not be undone, and journals that cannot be read.
+    These journals are all kept for the next attempt."""
     outcomes: dict[str, bool]
-    """Call id → True if the call has written all its changes, False if it has written none."""
+    """Call id → True if the call wrote all its changes, False if it wrote none."""
 
 
 class Journals:
-    """The journals of one engine, in a separate directory."""
+    """The journals of one engine. They are stored in a directory of their own."""
 
     def __init__(self, directory: Path | None) -> None:
-        """If `directory` is None, no journals are kept, and a killed engine's changes cannot be
-        undone."""
+        """If `directory` is None, no journals are written. The changes of a killed engine can then
+        not be undone.
+        """
         self._directory = directory
         self._recovered: list[Path] = []
 
     def recover(self) -> Recovered:
-        """Undo the unfinished changes of a killed engine, and remove its staging directories. Call
-        `forget` once the outcomes are stored.
+        """Undo the unfinished changes of a killed engine, and remove its staging directories. The
+        caller must call `forget` once it has stored the outcomes.
         """
         failed, outcomes = found = Recovered([], {})
         if self._directory is None or not self._directory.is_dir():
@@ -147,12 +147,12 @@ class Journals:
         return found
 
     def forget(self) -> None:
-        """Remove the journals whose outcomes `recover` has returned."""
+        """Remove the journals of the outcomes that `recover` has returned."""
         while self._recovered:
             self._recovered.pop().unlink(missing_ok=True)
 
     def write(self, journal: _Journal) -> None:
-        """Store a journal durably. Raises OSError."""
+        """Write a journal to disk. Raises OSError."""
         if self._directory is None:
             return
         private_directory(self._directory)
@@ -172,7 +172,7 @@ def _file_name(journal: _Journal) -> str:
 class Writing:
     """Writes one set of changes into a project. A context manager; its methods block.
 
-    Stage each new file with `add`, then call `write`.
+    Stage each new file with `add`. Then call `write`.
     """
 
     def __init__(self, project: ProjectDirectory, journals: Journals, call_id: str = "") -> None:
@@ -194,7 +194,7 @@ class Writing:
         return self
 
     def __exit__(self, *exc: object) -> None:
-        if self._is_left:  # undoing failed: the next engine tries again
+        if self._is_left:  # the changes could not be undone: the next engine tries again
             return
         with suppress(OSError):
             _remove_staging(self._project, self._journal.staging)
@@ -202,7 +202,9 @@ class Writing:
 
     @contextmanager
     def add(self, path: str) -> Any:
-        """Yield a new staged file, opened for writing a path's content. Raises StateUnavailable."""
+        """Yield an open file for the new content of a path. The file is staged. Raises
+        StateUnavailable.
+        """
         name = f"new-{len(self._staged)}"
         self._staged[path] = name
         with (
@@ -215,12 +217,13 @@ class Writing:
             os.fsync(file.fileno())
 
     def write(self, changes: Iterable[Change], directories: frozenset[str]) -> None:
-        """Write the changes. `directories` are the session's directories, which are not removed
-        when they become empty.
+        """Write the changes. `directories` are the directories in the session. They are not removed
+        even if they become empty.
 
         Raises:
-            Conflicts: a file is not as it was copied; nothing has changed.
-            StateUnavailable: the disk is full, or permission is missing; nothing has changed.
+            Conflicts: a file on the host differs from the file that was copied; nothing was
+                changed.
+            StateUnavailable: the disk is full, or permission is missing; nothing was changed.
             OutcomeUnknown: one of these happened, and not everything could be undone.
         """
         journal, project = self._journal, self._project
@@ -269,8 +272,9 @@ class Writing:
             ) from error
 
     def _plan(self, todo: list[Change], directories: frozenset[str]) -> None:
-        """Add the steps to the journal, and give the staged files the modes of the files that they
-        replace."""
+        """Add the steps to the journal. Give each staged file the mode of the file that it will
+        replace.
+        """
         journal, project = self._journal, self._project
         lacking: set[str] = set()
         emptied: set[str] = set()
@@ -323,10 +327,11 @@ class Writing:
 
 
 def _do(project: ProjectDirectory, journal: _Journal, step: _Step, change: Change) -> None:
-    """Move the old file away, if any, check it, and put the new file or link in its place.
+    """Move the old file away if there is one, and check it. Then put the new file or link in its
+    place.
 
     Raises:
-        Conflicts: the path is not as it was copied.
+        Conflicts: the old file or link differs from the one that was copied.
         OSError: the file system failed otherwise.
     """
     old = f"old-{step.number}"
@@ -356,7 +361,9 @@ def _make(project: ProjectDirectory, path: str) -> None:
 
 @contextmanager
 def _conflicts(path: str) -> Iterator[None]:
-    """Raise Conflicts in place of each OSError that shows that the host has changed this path."""
+    """If the block raises an OSError that shows that another program has changed this path, raise
+    Conflicts instead.
+    """
     try:
         yield
     except FileExistsError:
@@ -368,11 +375,11 @@ def _conflicts(path: str) -> Iterator[None]:
 
 
 def _put_back(project: ProjectDirectory, journal: _Journal) -> bool:
-    """Undo the steps of a journal that were done. Repeating this is harmless.
+    """Undo the steps of a journal that were carried out. It is harmless to repeat this.
 
-    Return False if the previous state could not be restored completely, because somebody else has
-    written to a path meanwhile. An old file whose path is taken is then stored beside it, or in the
-    project's top directory. Raises OSError.
+    Return False if the previous state could not be restored completely, because another program has
+    written to a path in between. If an old file's path is taken, the old file is stored next to it,
+    or in the project's top directory. Raises OSError.
     """
     is_whole = True
     with project.directory(journal.staging) as staging:
@@ -395,7 +402,7 @@ def _put_back(project: ProjectDirectory, journal: _Journal) -> bool:
             aside = f"{short}{mark}"
             with _parent_or_top(project, step.path) as (directory, is_top):
                 if _is_there(old, staging):
-                    # Somebody else may have put something at the path meanwhile.
+                    # Another program may have written to the path in between.
                     is_taken = is_top or _is_there(name, directory)
                     place = aside if is_taken else name
                     os.rename(old, place, src_dir_fd=staging, dst_dir_fd=directory)
@@ -405,8 +412,8 @@ def _put_back(project: ProjectDirectory, journal: _Journal) -> bool:
 
 @contextmanager
 def _parent_or_top(project: ProjectDirectory, path: str) -> Iterator[tuple[int, bool]]:
-    """Yield a descriptor of a path's directory and False, or, if that directory cannot be opened, a
-    descriptor of the project's top directory and True.
+    """Yield a descriptor of a path's directory and False. If that directory cannot be opened, yield
+    a descriptor of the project's top directory and True.
     """
     with ExitStack() as stack:
         try:
@@ -417,8 +424,8 @@ def _parent_or_top(project: ProjectDirectory, path: str) -> Iterator[tuple[int, 
 
 
 def _take_away(project: ProjectDirectory, step: _Step) -> bool:
-    """Remove the file or link that a step has put at its path, unless somebody else has changed it
-    since. Return whether nothing is left at the path.
+    """Remove the file or link that a step has created, unless another program has changed it since.
+    Return True if nothing remains at the path.
     """
     with (
         suppress(FileNotFoundError, NotADirectoryError),
@@ -462,7 +469,7 @@ def _above(path: str) -> list[str]:
 
 @contextmanager
 def as_told() -> Iterator[None]:
-    """Turn each OSError into StateUnavailable."""
+    """Raise StateUnavailable in place of each OSError in the block."""
     try:
         yield
     except OSError as error:

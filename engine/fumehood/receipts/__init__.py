@@ -1,1 +1,1 @@
-"""Receipts: the inputs and results of a program's call, to run the program again."""
+"""Receipts: the inputs and results of a program's call, with which the program can be run again."""

@@ -1,7 +1,8 @@
-"""Cassettes: record a program's requests and their answers for a receipt, or replay them from one.
+"""Cassettes: record a program's requests and the answers for a receipt, or replay them from a
+receipt.
 
-Host side, in the event loop. Invariants: a recording includes only what the program received, so it
-contains no secret values; while a receipt is replayed, nothing is sent.
+Host side, in the event loop. Invariants: a recording contains only data that the program itself
+sent or received, so it contains no secret values; while a receipt is replayed, no request is sent.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from fumehood.gateway.tape import Headers, Tape, TapedAnswer
 from fumehood.receipts.receipt import MAX_EXCHANGES, MAX_RECORDED_BYTES, Cassette, Exchange
 
 HEADER_BYTES = 32
-"""Bytes counted for a header in addition to its name and value. *Source*: RFC 9113, 6.5.2."""
+"""Number of bytes that count for each header in addition to its name and value. *Source*: RFC 9113,
+6.5.2."""
 
 
 class Recorder:
@@ -27,7 +29,9 @@ class Recorder:
         self.room = MAX_RECORDED_BYTES
 
     def begin(self, request: ProgramRequest, status: int, headers: Headers) -> Recording:
-        """Begin to record an answer. Until `Recording.finish` is called, it counts as left out."""
+        """Begin to record the answer to a request. Until `Recording.finish` is called, the exchange
+        counts as left out.
+        """
         self.left_out += 1
         self.room -= len(request.url) + sum(
             HEADER_BYTES + len(name) + len(value) for name, value in headers
@@ -36,13 +40,13 @@ class Recorder:
 
     @property
     def cassette(self) -> Cassette:
-        """The recorded exchanges."""
+        """The cassette with the exchanges that have been recorded so far."""
         return Cassette(exchanges=self.exchanges, left_out=self.left_out)
 
 
 @dataclass
 class Recording:
-    """One answer that is being recorded."""
+    """An answer that is being recorded."""
 
     recorder: Recorder
     request: ProgramRequest
@@ -57,9 +61,11 @@ class Recording:
             self.body += piece
 
     def finish(self, digest: str | None) -> None:
-        """Add the finished exchange to the recorder, unless the recording would become too large.
+        """Add the finished exchange to the recorder. If the recorder would become too large, the
+        exchange is left out.
 
-        `digest` is the SHA-256 of the request's body, or None if that body was not read.
+        `digest` is the SHA-256 of the request's body, or None if the gateway did not read this
+        body.
         """
         recorder = self.recorder
         if recorder.room < 0 or len(recorder.exchanges) >= MAX_EXCHANGES:
@@ -83,7 +89,7 @@ class Recording:
 class Player:
     """Answers requests from a cassette.
 
-    Each exchange is used once, in order for identical requests.
+    Each exchange is used only once. Identical requests get the answers in the recorded order.
     """
 
     def __init__(self, cassette: Cassette) -> None:
@@ -98,7 +104,7 @@ class Player:
         """Return the next exchange for a request whose body has the SHA-256 `digest`.
 
         Raises:
-            Refusal: the cassette has no answer to the request.
+            Refusal: the cassette has no further answer to this request.
         """
         for known in (digest, None):
             waiting = self._waiting.get((request.method, request.url, known))
@@ -111,7 +117,7 @@ class Player:
 
 
 class CassetteTape(Tape):
-    """Records the requests of one run, or answers them, or both."""
+    """Records the requests of one run, answers them from a cassette, or both."""
 
     def __init__(self, recorder: Recorder | None, player: Player | None) -> None:
         self._recorder = recorder

@@ -57,12 +57,10 @@ def replay(
 
 @contextmanager
 def _sessions(socket: Path | None, *, as_json: bool) -> Iterator[Callable[[Receipt], JsonObject]]:
-    """Yield a function that returns the call options that select a receipt's session.
+    """Yield a function that returns the call options for the session of a receipt.
 
-    The options are empty for a receipt without a session.
-
-    The function creates a new session for each session in the receipts. The new sessions end with
-    the block.
+    For each session in the receipts, the function creates a new session, which ends with the block.
+    For a receipt without a session, the options are empty.
     """
     from fumehood.receipts.receipt import SESSION_WISHES
 
@@ -90,7 +88,9 @@ def _sessions(socket: Path | None, *, as_json: bool) -> Iterator[Callable[[Recei
 def _repeated(
     before: Receipt, session: JsonObject, socket: Path | None, *, as_json: bool
 ) -> Receipt:
-    """Run a program again, and return its new receipt. If there is no receipt, end the command."""
+    """Run the program of a receipt again, and return the new receipt. If the run has no receipt,
+    end the command.
+    """
     from fumehood.receipts.receipt import REPEATED_OPTIONS
 
     replayed = {"receipt": True, "replay": before.network.model_dump(mode="json")}

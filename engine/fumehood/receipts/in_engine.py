@@ -1,7 +1,7 @@
-"""Receipts in one engine: a program's requests are recorded, or are answered from a receipt.
+"""Receipts in one engine: a program's requests are recorded for a receipt, or answered from one.
 
-Host side. Invariants: a receipt includes only what the program and the caller received, so it
-contains no secret values; while a receipt is replayed, nothing is sent.
+Host side. Invariants: a receipt contains only data that the program or the caller received, so it
+contains no secret values; while a receipt is replayed, no request is sent.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """The contents of a receipt in addition to the answer.
+    """What was recorded about a run for its receipt, in addition to the answer.
 
     `digests` maps the kind and path of each returned file or image to its SHA-256.
     """
@@ -53,16 +53,13 @@ class Receipts(EnginePart):
 
     @asynccontextmanager
     async def running(self, made: Composition) -> AsyncIterator[None]:
-        """Store the engine's services for `answered`, while the engine runs."""
+        """While the engine runs, make its services available to `answered`."""
         self._services = made.services
         yield
 
     @asynccontextmanager
     async def around(self, run: ToolRun, before: Sequence[Given]) -> AsyncIterator[Given | None]:
-        """Yield a tape for the run, or None.
-
-        A run has a tape if its call requests a receipt or replays one.
-        """
+        """Yield a tape if the call requests a receipt or replays one. Otherwise, yield None."""
         options = run.request.options
         recorder = Recorder() if RECEIPT.of(options) else None
         replayed = REPLAY.of(options)
@@ -85,7 +82,7 @@ class Receipts(EnginePart):
     async def answered(
         self, call: CallContext, outcome: Outcome, data: JsonObject
     ) -> Mapping[str, Any]:
-        """Store the receipt of a call that requested one, and return a link to it."""
+        """If the call requested a receipt, store the receipt and return a link to it."""
         for one in outcome.kept:
             if isinstance(one, Recorded):
                 link = await _keep(call, outcome, data, one, self._services)
@@ -100,7 +97,7 @@ async def _keep(
     recorded: Recorded,
     services: PipelineServices,
 ) -> ReceiptLink | None:
-    """Store a receipt, and return its link, or None if the call was not planned."""
+    """Store the receipt of a call, and return a link to it. Return None if the call has no plan."""
     plan, principal = call.plan, call.request.principal
     if plan is None or principal is None or call.validated is None:
         return None
@@ -163,10 +160,10 @@ def _receipt(
 
 
 def _redacted(exchange: Exchange, redactor: Redactor) -> Exchange:
-    """Return an exchange in which secrets that the server sent are redacted."""
+    """Return an exchange in which secrets from the server are redacted."""
     shown, count = redactor.value(exchange.model_dump(include={"url", "headers"}))
     body = base64.b64decode(exchange.body_base64)
-    # Latin-1 keeps every byte, but a secret with other characters is found in UTF-8 only.
+    # Latin-1 preserves every byte, but secrets with other characters can only be found in UTF-8.
     encoding = "utf-8" if _is_utf8(body) else "latin-1"
     text, in_body = redactor.text(body.decode(encoding))
     if not count and not in_body:
@@ -184,7 +181,9 @@ def _is_utf8(body: bytes) -> bool:
 
 
 def _with_digests(fields: JsonObject, recorded: Recorded, cuts: tuple[CutText, ...]) -> JsonObject:
-    """Return an answer's fields, with hashes instead of file contents and with long texts cut."""
+    """Return an answer's fields with the contents of files replaced by hashes, and with long texts
+    cut.
+    """
     return {
         **fields,
         **{cut.field: f"{cut.head}\n… {cut.length} characters …\n{cut.tail}" for cut in cuts},

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def require_repeatable(permitted: PermittedCall, plan: Plan) -> None:
-    """Raise InvalidParams if a receipt could not hold everything that the call depends on."""
+    """Raise InvalidParams if the call depends on something that a receipt cannot contain."""
     options = permitted.request.options
     for is_wrong, words in (
         (plan.executor.language is None, "Only programs have receipts."),
@@ -34,7 +34,6 @@ RECEIPT = CallOption(name="receipt", type=bool, default=False, check=require_rep
 REPLAY: CallOption[Cassette | None] = CallOption(
     name="replay", type=Cassette | None, default=None, check=require_repeatable
 )
-"""The recorded requests of a receipt. The program's requests are answered from them instead of
-being sent."""
+"""The cassette of a receipt. The program's requests are answered from it instead of being sent."""
 
 OPTIONS = (RECEIPT, REPLAY)

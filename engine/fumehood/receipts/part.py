@@ -1,4 +1,4 @@
-"""Receipts as a part of the product."""
+"""The part that adds receipts to the product."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Receipts: the inputs and results of a program's call, and the differences between two runs.
 
-Values only. A receipt is read from a user's file, so it is validated like a request.
+Values only. Users supply receipts as files, so a receipt is validated like a request.
 """
 
 from __future__ import annotations
@@ -20,13 +20,14 @@ from fumehood.core.value import StrictValue
 MAX_EXCHANGES = 1000
 
 MAX_RECORDED_BYTES = 4 << 20
-"""Maximum size of all exchanges in a receipt, before base64, so that it fits into a request."""
+"""Maximum total size of the exchanges in a receipt, in bytes before base64. With this limit, a
+receipt fits into a request."""
 
 REPEATED_OPTIONS = ("timeout_seconds", "memory_limit_mb", "isolation", "packages", "agent_id")
-"""The call options that a receipt includes, in addition to `network`."""
+"""The call options that a receipt contains, in addition to `network`."""
 
 SESSION_WISHES = ("image", "memory_mb", "cpus", "disk_mb", "packages")
-"""The session fields that a receipt includes, from which a similar session can be created."""
+"""The session fields that a receipt contains. A similar session can be created from them."""
 
 
 Text = Annotated[str, Field(max_length=64 * 1024)]
@@ -53,7 +54,7 @@ class Exchange(StrictValue):
 
     @property
     def words(self) -> str:
-        """The method and the URL, as shown to people."""
+        """The request's method and URL as one text for users."""
         return f"{self.method} {self.url}"
 
 
@@ -93,7 +94,9 @@ class Receipt(StrictValue):
 
 
 def differences(before: Receipt, after: Receipt) -> list[str]:
-    """Return the differences between two runs, one per line. Multi-line texts have a diff."""
+    """Return the differences between two runs as lines of text. Texts with several lines are shown
+    as a diff.
+    """
     said: list[str] = []
     for name in ("tool_version", "ended_by", "error"):
         said += _changed(name, getattr(before, name), getattr(after, name))
@@ -122,9 +125,9 @@ def _changed(name: str, before: Any, after: Any) -> Iterator[str]:
 
 
 def _comparable(fields: JsonObject) -> JsonObject:
-    """Return the fields of an answer without links and ids, which differ in every answer.
+    """Return the fields of an answer without links and ids, because these differ in every answer.
 
-    Files are represented by path, size and hash.
+    Each file is represented by its path, its size and its hash.
     """
     kept = {name: value for name, value in fields.items() if name not in ("files", "images")}
     if isinstance(session := kept.pop("session", None), dict):

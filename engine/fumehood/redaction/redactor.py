@@ -1,9 +1,9 @@
 """Redaction of texts, of JSON values, and of streams that arrive in pieces.
 
 Host side, used by the executors, the pipeline and the log. A match is replaced by `[redacted]` and
-counted. Patterns run in RE2, so no text can stall the engine. Invariant: in a stream, the same
-matches are replaced as in the stream's whole text, wherever the text was split, provided that no
-match is longer than `MAX_HELD` characters.
+counted. Patterns run in RE2, so no text can stall the engine. Invariant: however a stream is split
+into pieces, the same matches are replaced as in its whole text. This holds for matches of at most
+`MAX_HELD` characters.
 """
 
 from __future__ import annotations
@@ -35,28 +35,29 @@ def _pattern(text: str) -> str:
 
 
 MAX_PATTERN_CHARACTERS = 1000
-"""Maximum length of an operator's pattern. Longer patterns exceed RE2's memory, and a search then
-takes seconds."""
+"""Maximum length of an operator's pattern in characters. Longer patterns would exceed RE2's memory
+limit, and searches would then take seconds."""
 
 
 class RedactionSettings(Value):
     """What is replaced by `[redacted]` in results, streams, errors and the log."""
 
     common_keys: bool = True
-    """Whether keys and tokens with a well-known form are replaced: those of clouds, code hosts and
+    """Whether keys and tokens in well-known formats are replaced: those of clouds, code hosts and
     model providers, JSON Web Tokens, and private keys."""
     patterns: tuple[
         Annotated[str, Field(max_length=MAX_PATTERN_CHARACTERS), AfterValidator(_pattern)], ...
     ] = ()
-    """Additional patterns, in RE2's syntax. In a stream, a match cannot extend beyond its line."""
+    """Additional patterns in RE2's syntax. In a stream, a match cannot extend over more than one
+    line."""
 
 
 REDACTED = "[redacted]"
 MAX_HELD = 16 * 1024
-"""Maximum number of characters of a stream that are held back until its next piece."""
+"""Maximum number of characters of a stream that are held back until more text arrives."""
 
 MIN_SECRET_CHARACTERS = 8
-"""Minimum length of a secret in characters. A shorter value would match in ordinary text."""
+"""Minimum length of a secret in characters. A shorter secret would also match ordinary text."""
 
 _ESCAPE = (
     r"\\{1,8}(?:[bfnrt]|u00[0-7][0-9A-Fa-f])"  # in JSON and in code
@@ -84,11 +85,12 @@ _BEGINNINGS = (
     "AKIA", "ASIA", "gho_", "ghp_", "ghs_", "ghu_", "ghr_", "github_pat_", "glpat-", "xoxa-",
     "xoxb-", "xoxe-", "xoxo-", "xoxp-", "xoxr-", "xoxs-", "sk-", "sk_", "AIza", "eyJ",
 )  # fmt: skip
-"""The beginnings of keys with a well-known form. Such a key is recognized only at the beginning of
-a word."""
+"""The beginnings of keys in well-known formats. A key is recognized only at the beginning of a
+word."""
 _KEY_BEGINS = "-----BEGIN "
 _UNFINISHED = frozenset("".join(word[:-1] for word in (*_BEGINNINGS, _KEY_BEGINS)))
-"""The characters with which an incomplete beginning of a key, including a private key, can end."""
+"""The characters with which an incomplete beginning of a key can end. Beginnings of private keys
+are included."""
 _KEY_HEADER = re.compile(r"-----BEGIN [A-Z ]{0,40}PRIVATE KEY-----")
 _KEY_END = re.compile(r"-----END [A-Z ]{0,40}PRIVATE KEY-----")
 MAX_KEY_HEADER = 70
@@ -104,13 +106,15 @@ MAX_ESCAPE = 20
 NUMERIC = re.compile(r"[-+.0-9e]+")
 _LINE_END = re.compile(r"[\n\r](?=[^\n\r]*\Z)")
 _BASE64 = re.compile(r"(?:[A-Za-z0-9+/]{4})*(?:[A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?")
-"""Matches the base64 content of a file. File contents are not redacted, because matches in base64
-are accidental. The name of a field is not enough to recognize a file's content, because services
-and programs can also use that name."""
+"""Matches the base64 content of a file. Such content is not redacted, because any match in it would
+be accidental. The name of the field is not enough to recognize a file's content, because services
+and programs can also use this name."""
 
 
 class Redactor:
-    """Redacts by the rules of one engine. `learn` adds a secret's value while the engine runs."""
+    """Redacts texts and JSON values by the rules of one engine: each match is replaced by
+    `[redacted]`. While the engine runs, `learn` adds secrets to the rules.
+    """
 
     def __init__(self, settings: RedactionSettings | None = None) -> None:
         self._settings = settings if settings is not None else RedactionSettings()
@@ -118,10 +122,10 @@ class Redactor:
         self._compile()
 
     def learn(self, secret: str) -> None:
-        """Redact this value from now on.
+        """Replace this secret from now on.
 
         Raises:
-            ValueError: the value is so short that it would match in ordinary text.
+            ValueError: the secret is so short that it would also match ordinary text.
         """
         if len(secret) < MIN_SECRET_CHARACTERS:
             raise ValueError(f"a secret has at least {MIN_SECRET_CHARACTERS} characters")
@@ -140,7 +144,9 @@ class Redactor:
         return found
 
     def is_clean(self, texts: Iterable[str]) -> bool:
-        """Whether the texts certainly contain nothing that would be redacted."""
+        """Whether the texts contain nothing that would be replaced. False can be wrong, but True is
+        certain.
+        """
         if self._pattern is None:
             return True
         try:
@@ -149,12 +155,12 @@ class Redactor:
             return False
 
     def line(self, text: str) -> str:
-        """Return a short text with each match replaced."""
+        """Return a short text with each match replaced, without the number of matches."""
         return self.text(text)[0]
 
     def value(self, value: Any) -> tuple[Any, int]:
-        """Return a JSON value with each match in its texts and keys replaced, and the number of
-        matches.
+        """Return a JSON value with each match replaced in its texts, keys and numbers. Also return
+        the number of matches.
         """
         if isinstance(value, str):
             return self.text(value)
@@ -174,8 +180,8 @@ class Redactor:
         return changed, total
 
     def _number(self, value: Any) -> tuple[Any, int]:
-        """Return a number or its replacement, and the number of matches. Null, true and false
-        stay.
+        """Return a number, or its replacement if it matches, and the number of matches. Null, true
+        and false are returned unchanged.
         """
         if not self._reads_numbers or isinstance(value, bool) or value is None:
             return value, 0
@@ -183,7 +189,7 @@ class Redactor:
         return (REDACTED, count) if count else (value, 0)
 
     def may_match(self, encoded: bytes) -> bool:
-        """Whether a value, given as JSON, may contain a match. The check is fast: True may be
+        """Whether a value, given as JSON, may contain a match. This check is fast. True can be
         wrong, but False is certain.
         """
         return self._pattern is not None and (
@@ -191,7 +197,7 @@ class Redactor:
         )
 
     def event(self, event: dict[str, Any]) -> dict[str, Any]:
-        """Return a log event with each match replaced. The method is fast if the event contains no
+        """Return a log event with each match replaced. This is fast if the event contains no
         match.
         """
         try:
@@ -208,9 +214,9 @@ class Redactor:
         return StreamRedactor(self)
 
     def piece(self, text: str, start: int, end: int) -> tuple[str, int]:
-        """Return `text[start:end]`, redacted, and the number of matches.
+        """Return `text[start:end]` with each match replaced, and the number of matches.
 
-        The text before `start` is only used to find out whether a word begins at `start`.
+        The text before `start` is used only to determine whether a word begins at `start`.
         """
         if self._pattern is None:
             return text[start:end], 0
@@ -222,15 +228,15 @@ class Redactor:
         return "".join([*parts, text[at:end]]), count
 
     def settled(self, text: str, start: int) -> int:
-        """Return the position up to which the text can be redacted without knowing the rest of the
-        stream.
+        """Return the position in `text` up to which matches can be replaced now. After this
+        position, a match may begin that continues in the rest of the stream.
 
         The text before `start` has already been passed on.
         """
         if self._pattern is None:
             return len(text)
         if self._settings.patterns:
-            # One of these may match anything, so a line waits until it is complete.
+            # A pattern can match any text, so each line is held back until it is complete.
             border = _LINE_END.search(text)
             cut = border.end() if border is not None else 0
         else:
@@ -261,33 +267,33 @@ class Redactor:
         parts += [f"(?:{pattern})" for pattern in self._settings.patterns]
         parts += [_PRIVATE_KEY, f"{_BORDER}(?:{'|'.join(_COMMON_KEYS)})"] if common else []
         self._pattern = re2.compile("|".join(parts)) if parts else None
-        # No key of a common form is a number.
+        # No key in a well-known format is a number.
         self._reads_numbers = bool(self._settings.patterns) or any(map(NUMERIC.fullmatch, secrets))
         words = [re2.escape(word) for word in (*secrets, *(_BEGINNINGS if common else ()))]
         words += [_KEY_BEGINS] if common else []
-        # JSON writes other characters in several ways, and patterns have no known beginning.
+        # JSON can write other characters in several ways. A pattern can match any beginning.
         is_plain = all(map(_PLAIN.fullmatch, secrets)) and not self._settings.patterns
         self._beginnings = re2.compile("|".join(words).encode()) if words and is_plain else None
 
 
 class StreamRedactor:
-    """Redacts one stream: `feed` its pieces, then `finish`."""
+    """Redacts one stream. Pass the pieces to `feed`, and call `finish` at the end."""
 
     def __init__(self, redactor: Redactor) -> None:
         self.count = 0
         self._redactor = redactor
         self._held = ""
         self._before = ""
-        """The last character that was passed on, which decides whether the next character begins a
-        word."""
+        """The last character that was passed on. It determines whether a word begins at the next
+        character."""
 
     def feed(self, piece: str) -> str:
-        """Add a piece, and return the redacted text that can be passed on now."""
+        """Add a piece. Return the text that can be passed on now, with each match replaced."""
         text = self._before + self._held + piece
         return self._pass_on(text, self._redactor.settled(text, len(self._before)))
 
     def finish(self) -> str:
-        """Return the rest of the stream, redacted."""
+        """Return the text that is still held back, with each match replaced."""
         text = self._before + self._held
         return self._pass_on(text, len(text))
 
@@ -299,8 +305,8 @@ class StreamRedactor:
 
 
 def free_name(name: str, taken: Mapping[str, Any]) -> str:
-    """Return the name, followed by a number if the name is taken. Redaction can make two names
-    equal.
+    """Return the name, or the name with a number added if it is taken. Needed because redaction can
+    make two names equal.
     """
     number, free = len(taken), name
     while free in taken:
@@ -309,27 +315,27 @@ def free_name(name: str, taken: Mapping[str, Any]) -> str:
 
 
 def _is_file(name: str, value: Any) -> bool:
-    """Whether a field holds the bytes of a file."""
+    """Whether a field contains the bytes of a file as base64."""
     return name == FILE_CONTENT and isinstance(value, str) and bool(_BASE64.fullmatch(value))
 
 
 def complete(text: str, longest: int, *, in_lines: bool) -> int:
-    """Return the position before which no value can begin that is still incomplete at the end of
-    the text.
+    """Return the position in `text` before which every value is complete. A value that begins there
+    or later may continue after the end of the text.
 
-    `longest` is the length of the longest value, or 0 without values; with `in_lines`, no value
-    contains a line break. The result does not depend on the values themselves. Otherwise the author
-    of the text could guess a value character by character, from the amount of text that is held
-    back.
+    `longest` is the length of the longest value, or 0 without values. `in_lines` means that no
+    value contains a line break. The result does not depend on the values themselves. Otherwise, the
+    author of the text could guess a value character by character from the amount of text that is
+    held back.
     """
     line = text.rfind("\n") + 1 if in_lines else 0
     return max(line, len(text) - max(0, longest - 1))
 
 
 def _begun(text: str, word: str) -> int:
-    """Return where the longest incomplete beginning of `word` at the end of the text starts.
+    """Return the start of the longest incomplete beginning of `word` at the end of the text.
 
-    If the text does not end with such a beginning, return the length of the text. This function is
+    If the text does not end with such a beginning, return the length of the text. Use this function
     only for words that are not secret.
     """
     end = len(text)
@@ -340,9 +346,10 @@ def _begun(text: str, word: str) -> int:
 
 
 def _begun_key(text: str) -> int:
-    """Return where an incomplete key with a well-known form may begin, or the length of the text.
+    """Return the position at which an incomplete key in a well-known format may begin. If there is
+    none, return the length of the text.
 
-    Such a key is in the last word, unless it is a private key, which can have several lines.
+    Only the last word can be such a key, except for private keys, which can have several lines.
     """
     cut = _unfinished_private_key(text)
     last_word = "" if not text or text[-1].isspace() else text.rsplit(None, 1)[-1]
@@ -364,7 +371,9 @@ def _is_border(text: str, at: int) -> bool:
 
 
 def _unfinished_private_key(text: str) -> int:
-    """Return the start of a private key whose end has not arrived, or the length of the text."""
+    """Return the start of a private key whose end has not arrived yet. If there is none, return the
+    length of the text.
+    """
     begins = text.rfind(_KEY_BEGINS)
     if begins < 0:
         return len(text)

@@ -1,9 +1,9 @@
-"""Remove the values of a request's secrets from the answer of the service that received them.
+"""Remove the values of a request's secrets from the service's answer to this request.
 
-Host side, pure. It guards against services that echo a request, even if the echo is encoded for
-URLs, JSON, HTML or base64, in bytes and in truncated texts. `redactor` does all other redaction. A
-service that intends to reveal a secret can encode it in another form: see
-docs/limitations/rest-tools.md.
+Host side, pure. This protects secrets if a service echoes a request, even if the echo is encoded
+for URLs, JSON, HTML or base64, in bytes and in truncated texts. It does not protect against a
+service that deliberately encodes a secret in another form (see docs/limitations/rest-tools.md).
+`redactor` does all other redaction.
 """
 
 from __future__ import annotations
@@ -31,21 +31,21 @@ class _Form:
 
     text: str
     shares_first: bool = False
-    """Whether the base64 character before the form also holds bits of the value."""
+    """Whether the base64 character just before the form also contains bits of the value."""
     shares_last: bool = False
-    """Whether the base64 character after the form also holds bits of the value."""
+    """Whether the base64 character just after the form also contains bits of the value."""
 
 
 class SecretValues:
     """Replaces the given values, in the forms that services commonly echo.
 
-    Takes time in proportion to the text, whatever it contains: each form is searched for as a plain
-    text, by an algorithm that is linear.
+    The time is proportional to the length of the text, whatever the text contains, because each
+    form is searched for with a linear algorithm.
     """
 
     def __init__(self, values: Iterable[str] = ()) -> None:
         self.count = 0
-        """How many values were replaced so far."""
+        """The number of values that have been replaced so far."""
         self._forms: list[_Form] = []
         self._in_numbers: list[str] = []
         """The forms that can occur in a number. Searching for all forms in a long list of numbers
@@ -55,7 +55,7 @@ class SecretValues:
         self.add(values)
 
     def add(self, values: Iterable[str]) -> None:
-        """Replace these values as well."""
+        """Add values to replace from now on."""
         forms = {form for value in values for form in _forms(value)}
         self._forms = sorted({*self._forms, *forms}, key=lambda form: len(form.text), reverse=True)
         self._in_numbers = [one.text for one in self._forms if NUMERIC.fullmatch(one.text)]
@@ -92,12 +92,13 @@ class SecretValues:
         return SecretStream(self)
 
     def replaced(self, text: str, cut: int, *, is_all: bool) -> tuple[str, int]:
-        """Return the text before `cut` with each value replaced, and the position at which the rest
-        begins.
+        """Replace the values in the text before `cut`. Return the result, and the position at which
+        the rest begins.
 
-        A value that begins before `cut` is replaced completely. If the value shares the next
-        character (`shares_last`), that character must also be before `cut`, unless the text is
-        complete (`is_all`). Otherwise the value becomes part of the rest.
+        A value that begins before `cut` is replaced completely, even if it ends after `cut`. If the
+        character after the value contains bits of it (`shares_last`), that character must also be
+        before `cut`, or the text must be complete (`is_all`). Otherwise, the value is left for the
+        rest.
         """
         parts, at = list[str](), 0
         for start, end, form in self._found(text):
@@ -113,16 +114,16 @@ class SecretValues:
         return "".join([*parts, text[at:cut]]), cut
 
     def complete(self, text: str) -> int:
-        """Return the position up to which the text can be passed on before the next piece
-        arrives.
+        """Return the position up to which the text can be passed on now. A value that begins later
+        may continue in the next piece.
         """
-        # One more than a form, for the base64 character before it.
+        # One more than the longest form, for the base64 character before the form.
         longest = self.longest + 1 if self._forms else 0
         return complete(text, longest, in_lines=self._are_in_lines)
 
     def _found(self, text: str) -> Iterator[tuple[int, int, _Form]]:
-        """Yield the start, end and form of each value, from left to right. Of several values that
-        begin at the same position, only the longest is yielded.
+        """Yield the start, the end and the form of each value in the text, from left to right. If
+        several forms match at the same position, only the longest is yielded.
         """
         coming = [(at, form) for form in self._forms if (at := text.find(form.text)) >= 0]
         while coming:
@@ -135,7 +136,7 @@ class SecretValues:
             coming = [one for one in moved if one[0] >= 0]
 
     def value(self, value: Any) -> Any:
-        """Return a JSON value in which each of the secrets' values is replaced, even in keys."""
+        """Return a JSON value in which each value of a secret is replaced, including in keys."""
         if not self._forms:
             return value
         match value:
@@ -158,7 +159,9 @@ class SecretValues:
 
 
 class SecretStream:
-    """Replaces the values in a text that arrives in pieces: `feed` them, then `finish`."""
+    """Replaces the values in a text that arrives in pieces. Pass the pieces to `feed`, and call
+    `finish` at the end.
+    """
 
     def __init__(self, values: SecretValues) -> None:
         self._values = values
@@ -170,7 +173,7 @@ class SecretStream:
         return self._pass_on(text, self._values.complete(text))
 
     def finish(self) -> str:
-        """Return the rest of the text."""
+        """Return the text that is still held back, with each value replaced."""
         return self._pass_on(self._held, len(self._held), is_all=True)
 
     def _pass_on(self, text: str, cut: int, *, is_all: bool = False) -> str:
@@ -180,14 +183,14 @@ class SecretStream:
 
 
 def _forms(value: str) -> set[_Form]:
-    """Return the forms in which a value may be echoed: unchanged; encoded for URLs, HTML forms,
-    JSON or HTML; and in base64, even as a part of a longer base64 text such as the credentials of
-    the scheme Basic.
+    """Return the forms in which a service may echo a value: unchanged; encoded for URLs, HTML
+    forms, JSON or HTML; and in base64. The base64 forms also match inside a longer base64 text,
+    such as the credentials of HTTP Basic authentication.
     """
     urls = {quote(value, safe=""), quote(value), quote_plus(value)}
     lower = {_PERCENT.sub(lambda found: found[0].lower(), url) for url in urls}
     in_json = json.dumps(value)[1:-1]
-    # Some encoders of JSON escape slashes. In an answer that is plain text, nothing unescapes them.
+    # Some JSON encoders escape slashes. In a plain-text answer, they stay escaped.
     texts = {value, in_json, in_json.replace("/", r"\/"), html.escape(value)}
     packed = {pack(value.encode()).decode() for pack in _PACKERS}
     whole = urls | lower | texts | packed | {text.rstrip("=") for text in packed}
@@ -196,8 +199,8 @@ def _forms(value: str) -> set[_Form]:
 
 
 def _packed_within(value: str, pack: Callable[[bytes], bytes], before: int) -> _Form:
-    """Return the base64 characters that depend only on the value, for a value that is encoded after
-    `before` other bytes.
+    """Return the form of a value that is base64-encoded after `before` other bytes. The form
+    consists of the characters that depend only on the value.
     """
     bits = 8 * (before + len(value))
     first = -(-8 * before // 6)

@@ -1,6 +1,7 @@
-"""REST services, a part: tools that are requests, `fetch_url`, and OpenAPI documents.
+"""REST services (a part): tools that send requests, `fetch_url`, and the import of OpenAPI
+documents.
 
-Host side. `executor.py` sends one request for each call, and `fetch.py` reads a page. Both use the
-kernel's `executors/upstreams.py`, which decides which addresses can be reached. `openapi.py` makes
-definitions for `fumehood tools import openapi`.
+Host side. `executor.py` sends one request for each call of a REST tool, and `fetch.py` fetches a
+page for `fetch_url`. Both use the kernel's `executors/upstreams.py`, which determines the addresses
+that can be reached. `openapi.py` makes tool definitions for `fumehood tools import openapi`.
 """

@@ -1,4 +1,4 @@
-"""`fumehood tools import …`: definitions made from documents of other kinds."""
+"""`fumehood tools import …`: make tool definitions from documents in other formats."""
 
 from __future__ import annotations
 

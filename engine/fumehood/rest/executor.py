@@ -1,15 +1,17 @@
 """The executor of REST tools: each call is one HTTP request.
 
-Host side, above `upstreams`, which sends the request. The request is sent by the engine's own
-process, without a wall, and `addresses` decides which hosts it may reach. Arguments with a
-placeholder are put into the endpoint's path or query or into a header; all other arguments become
-the query (GET, HEAD, DELETE) or a JSON body. A definition can map values in a service's JSON to the
-tool's result. The `next_cursor` of a page is then made by the engine: it contains the service's
-position of the next page, signed for the tool, the call's other arguments and the principal.
+Host side, above `upstreams`, which sends the request. The engine's own process sends the request,
+without a wall, and `addresses` determines which hosts it may reach. If the endpoint or a header has
+a placeholder for an argument, the argument replaces the placeholder. All other arguments become the
+query (GET, HEAD, DELETE) or a JSON body.
+
+A definition can map values in a service's JSON to the tool's result. For a result with several
+pages, the engine then makes the `next_cursor`. It contains the service's position of the next page,
+signed for the tool, the call's other arguments and the principal.
+
 Invariants: no argument changes the host, the number of path segments, the endpoint's own query or
-the names of headers; everything in an answer is untrusted, bounded and free of the values of
-secrets; a position is sent as the value of one parameter, and nowhere else; a cursor carries no
-secret to the caller.
+the names of headers; everything in an answer is untrusted, limited in size and free of the values
+of secrets; a position is sent only as the value of one parameter; no cursor contains a secret.
 """
 
 from __future__ import annotations
@@ -72,16 +74,15 @@ from fumehood.registry.index import RegisteredTool
 
 MAX_ADDRESS = 16 * 1024
 """Maximum length of a URL with its arguments, in characters. Many services close the connection if
-a URL is longer, which looks like a failure: a few such calls by one caller would open the service's
-circuit breaker for all callers.
-"""
+a URL is longer, which looks like a failure of the service. A few such calls by one caller would
+then open the service's circuit breaker for all callers."""
 
 DRAINED_BYTES = 1 << 20
-"""Number of bytes of a relayed answer after which reading pauses until the disk and the listener
-have caught up."""
+"""After this many bytes of a relayed answer, reading pauses until the disk and the listener have
+caught up."""
 
 _CONTENTS = frozenset({"content_base64"})
-"""Fields of the result that contain a file's content and are never shortened."""
+"""Fields of the result that contain a file's content, so they are never shortened."""
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 
@@ -89,7 +90,7 @@ _PORTS = {"https": 443, "http": 80}
 
 
 class RestExecutor(Executor):
-    """Runs REST tools, each call of which is one HTTP request."""
+    """Runs REST tools. Each call is one HTTP request."""
 
     place = Placement(
         "host",
@@ -160,7 +161,8 @@ async def run_request(
 
 
 Read = tuple[JsonObject, frozenset[str]]
-"""The tool's result, read from an answer, and the names of the fields that are never shortened."""
+"""The tool's result, as read from a service's answer, and the names of its fields that are never
+shortened."""
 
 
 async def perform(
@@ -198,12 +200,13 @@ async def _ask(
     values: SecretValues,
     relayed: RelayedText | None = None,
 ) -> UpstreamAnswer:
-    """Send the request with its secrets and return a successful answer.
+    """Send the request with its secrets, and return the service's answer, which is successful.
 
-    With `relayed`, the answer's body is passed to it, and the returned body is empty.
+    If `relayed` is given, it receives the answer's body, and the body of the returned answer is
+    empty.
 
     Raises:
-        EngineError: there is no successful answer.
+        EngineError: the request failed, or its answer is not successful.
     """
     timeout_s = limits.wall_s if tool.timeout is None else min(limits.wall_s, tool.timeout / 1e3)
     try:
@@ -236,17 +239,16 @@ async def _ask(
 
 
 class RelayedText:
-    """An answer's body as text, which is passed to the listener while it arrives, and kept for the
-    result.
+    """The body of an answer as text. It is passed to the listener while it arrives, and kept for
+    the result.
 
-    Memory does not grow with the body: a long text is written to disk, and `feed` waits for the
-    write.
+    The memory for it is limited, because a long text is written to disk. `feed` waits for the disk.
     """
 
     def __init__(self, run: ToolRun, values: SecretValues) -> None:
         self.content_type: str | None = None
         self.size = 0
-        """Number of bytes received so far."""
+        """Number of bytes of the body received so far."""
         self._values = values
         self._kept = KeptStreams(
             run.blobs, run.domain.principal_id, run.upstreams.stream_bytes, run.redactor,
@@ -264,7 +266,7 @@ class RelayedText:
         return self._kept.redacted
 
     async def feed(self, piece: bytes, content_type: str) -> None:
-        """Add the next bytes. Wait if the disk or the listener is too slow."""
+        """Add the next bytes of the body. If the disk or the listener is too slow, wait."""
         if self._secrets is None:  # by now the values of all secrets are known
             self._secrets = self._values.stream()
             self.content_type = self._values.text(content_type) or None
@@ -277,8 +279,8 @@ class RelayedText:
                 await drain()
 
     async def finish(self) -> tuple[JsonObject, tuple[CutText, ...]]:
-        """Return the fields `text` and `content_type`, and a cut if the text was too long for
-        memory.
+        """Return the fields `text` and `content_type` of the result. If the text was too long for
+        memory, also return a cut.
 
         This method waits only for writes to the disk.
         """
@@ -297,7 +299,8 @@ class RelayedText:
 async def relay_request(run: ToolRun) -> Outcome:
     """Send the request of one call, pass the answer on while it arrives, and return the outcome.
 
-    If this fails in the middle of the answer, the error's `details` contain the part that arrived.
+    If the request fails in the middle of the answer, the error's `details` contain the text that
+    has arrived.
     """
     tool, attempt, values = run.tool.definition, Attempt(), SecretValues()
     text, started = RelayedText(run, values), time.monotonic()
@@ -326,7 +329,7 @@ async def relay_request(run: ToolRun) -> Outcome:
 
 
 async def _with_text(outcome: Outcome, text: RelayedText) -> Outcome:
-    """Return the outcome with the text added to its data or to its error's details."""
+    """Return the outcome with the received text in its data or in its error's details."""
     fields, cuts = await text.finish()
     if not text.size:
         return outcome
@@ -343,7 +346,7 @@ async def _with_text(outcome: Outcome, text: RelayedText) -> Outcome:
 def make_request(
     tool: ToolDefinition, arguments: JsonObject, traceparent: str | None = None
 ) -> UpstreamRequest:
-    """Return the request of one call, with references to secrets instead of their values.
+    """Return the request of one call. It contains references to secrets, not their values.
 
     Without `traceparent`, the `traceparent` header is left out unless the definition sets it.
 
@@ -388,8 +391,8 @@ def make_request(
 
 
 def fill_secrets(request: UpstreamRequest, secrets: Mapping[str, str]) -> UpstreamRequest:
-    """Return the request with references replaced by the values of secrets, percent-encoded in the
-    URL.
+    """Return the request with each reference to a secret replaced by the secret's value. In the
+    URL, the values are percent-encoded.
     """
     if not secrets:
         return request
@@ -404,10 +407,11 @@ def fill_secrets(request: UpstreamRequest, secrets: Mapping[str, str]) -> Upstre
 
 
 def _fill_path(head: str, arguments: JsonObject) -> str:
-    """Return scheme, host and path with arguments in place of their placeholders.
+    """Return scheme, host and path with the placeholders replaced by arguments.
 
-    Some services decode `%2F` and then resolve dots, which would lead to another path. So a segment
-    is refused if it contains `.` or `..` as a path segment after it is decoded up to two times.
+    Some services decode `%2F` and then resolve dots, which would lead to another path. Therefore, a
+    segment is refused if it contains `.` or `..` as a path segment, either unchanged or after it
+    has been decoded once or twice.
     """
     if "{" not in head:
         return head
@@ -441,7 +445,7 @@ def _has_dots(segment: str) -> bool:
 
 
 def _fill_query(query: str, arguments: JsonObject) -> str:
-    """Return the endpoint's own query with arguments in place of their placeholders."""
+    """Return the endpoint's own query with the placeholders replaced by arguments."""
     if "{" not in query:
         return query
     filled: list[str] = []
@@ -456,8 +460,8 @@ def _fill_query(query: str, arguments: JsonObject) -> str:
 
 
 def _query(arguments: JsonObject, own: str) -> str:
-    """Return arguments as a query. A list becomes several pairs with the same name; null is left
-    out. `own` is the endpoint's own query, whose names are refused.
+    """Return arguments as a query. A list becomes several pairs with the same name. Null values are
+    left out. `own` is the endpoint's own query. Arguments with a name in `own` are refused.
     """
     taken = {name for name, _ in parse_qsl(own, keep_blank_values=True)}
     pairs = []
@@ -480,7 +484,7 @@ def _texts(name: str, value: Any) -> Iterator[str]:
 def _fill_headers(
     given: Mapping[str, str], arguments: JsonObject
 ) -> tuple[dict[str, str], set[str]]:
-    """Return the headers with arguments in place of their placeholders, and the names of these
+    """Return the headers with the placeholders replaced by arguments, and the names of these
     arguments.
 
     If an argument is missing, the header with its placeholder is left out.
@@ -522,9 +526,9 @@ def _refused(name: str, reason: str) -> ArgumentsRefused:
 
 
 def _data(answer: UpstreamAnswer, values: SecretValues, redactor: Redactor) -> JsonObject:
-    """Return the tool's result, without the values of secrets: a JSON object unchanged, other JSON
-    as `value`, text as `text`, or other bytes as `content_base64`. For an empty body, the result
-    contains only `status`.
+    """Return the tool's result, without the values of secrets. A JSON object is the result itself.
+    Other JSON becomes the field `value`, text the field `text`, and other bytes the field
+    `content_base64`. For an empty body, the result contains only `status`.
 
     Raises:
         ExecutionError: the content type is JSON, but the body is not.
@@ -543,7 +547,7 @@ def _data(answer: UpstreamAnswer, values: SecretValues, redactor: Redactor) -> J
 
 
 def _document(answer: UpstreamAnswer, values: SecretValues, redactor: Redactor) -> Any:
-    """Parse an answer's body as JSON. The values of secrets are not removed from it.
+    """Parse an answer's body as JSON. If it contains values of secrets, they are not replaced.
 
     Raises:
         ExecutionError: the body is not JSON.
@@ -588,7 +592,7 @@ def _error(answer: UpstreamAnswer, values: SecretValues, redactor: Redactor) -> 
 
 
 def _details(answer: UpstreamAnswer, values: SecretValues, redactor: Redactor) -> JsonObject:
-    """Return an error's details: status, content type, and a bounded part of the body."""
+    """Return an error's details: the status, the content type, and the beginning of the body."""
     kind = values.text(answer.headers.get("content-type", ""))
     details: JsonObject = {"status": answer.status, "content_type": kind or None}
     if not answer.body:
@@ -600,7 +604,7 @@ def _details(answer: UpstreamAnswer, values: SecretValues, redactor: Redactor) -
         return {**details, "body": value if len(text) <= MAX_BODY_SHOWN else text[:MAX_BODY_SHOWN]}
     except strict_json.StrictJsonError:
         pass
-    # Redact before cutting, because half of a secret would not be found.
+    # Redact before cutting: a secret that was cut in half would not be found.
     body = strict_json.unmarked(answer.body).decode("utf-8", "replace")
     text, count = redactor.text(values.text(body))
     values.count += count
@@ -612,21 +616,22 @@ def _details(answer: UpstreamAnswer, values: SecretValues, redactor: Redactor) -
 # -- mapped answers -------------------------------------------------------------------------
 
 MAX_OBJECTS = 10_000
-"""Maximum number of items from which objects are built by `fields`. More items would block other
-calls, and one megabyte of small items would become hundreds of megabytes of objects."""
+"""Maximum number of items for which objects are built from `fields`. Building more would block
+other calls, and would turn one megabyte of small items into hundreds of megabytes of objects."""
 
 _MISSING = object()
 
 
 @dataclass(frozen=True, slots=True)
 class ListCursors:
-    """Makes and reads one principal's cursors for the pages of REST tools."""
+    """Makes and reads the cursors with which one principal gets further pages from REST tools."""
 
     cursors: Cursors
     principal_id: str
 
     def position(self, tool: ToolDefinition, arguments: JsonObject) -> Any:
-        """Return the service's position from the cursor in `arguments`, or None for the first page.
+        """Return the service's position that the cursor in `arguments` contains. Return None if
+        there is no cursor, which means the first page.
 
         Raises:
             InvalidParams: the cursor is invalid, or belongs to another list.
@@ -638,7 +643,7 @@ class ListCursors:
         return strict_json.loads(text.encode())
 
     def with_position(self, tool: ToolDefinition, arguments: JsonObject) -> JsonObject:
-        """Return the arguments for the service, with the service's page parameter instead of the
+        """Return the arguments for the service. The service's own page parameter replaces the
         cursor.
 
         Raises:
@@ -657,8 +662,8 @@ class ListCursors:
 
 
 def _listing(tool: ToolDefinition, arguments: JsonObject) -> str:
-    """Return the name of the list to which a cursor belongs. Each combination of tool, endpoint and
-    arguments is a separate list.
+    """Return the name of the list to which a cursor belongs. It differs for each combination of
+    tool, endpoint and arguments.
     """
     others = {name: value for name, value in sorted(arguments.items()) if name != CURSOR}
     return "rest" + strict_json.dumps([tool.name, tool.endpoint, others]).decode()
@@ -672,12 +677,12 @@ def mapped(
     redactor: Redactor,
     cursors: ListCursors,
 ) -> JsonObject:
-    """Return a tool's result, built from a service's JSON document as the definition specifies,
-    without the values of secrets.
+    """Build a tool's result from a service's JSON document, as the tool's definition specifies.
+    Values of secrets are replaced.
 
     Raises:
-        ExecutionError: the list of items is missing, or the position of the next page is invalid
-            or contains a secret.
+        ExecutionError: the list of items is missing, or the position of the next page is invalid or
+            contains a secret.
         OutputLimitExceeded: there are more than `MAX_OBJECTS` items.
     """
     mapping = tool.response
@@ -724,7 +729,7 @@ def mapped(
 def _next_position(
     mapping: ResponseMapping, position: Any, document: Any, count: int
 ) -> str | int | None:
-    """Return the service's position of the next page, or None after the last page."""
+    """Return the service's position of the next page, or None if this is the last page."""
     if mapping.counts is not None:
         first = mapping.first if mapping.first is not None else int(mapping.counts == "pages")
         now = position if isinstance(position, int) else first
@@ -741,7 +746,9 @@ def _next_position(
 
 
 def _of_url(url: str, mapping: ResponseMapping, place: str) -> str:
-    """Return the value of the page parameter in a URL. The rest of the URL is ignored."""
+    """Return the value of the page parameter in a URL from the service. The rest of the URL is
+    ignored.
+    """
     try:
         query = dict(parse_qsl(urlsplit(url).query, keep_blank_values=True))
     except ValueError:
@@ -760,13 +767,15 @@ def _not_understood(place: str) -> ExecutionError:
 
 
 def _object(value: Any, fields: Mapping[str, str]) -> JsonObject:
-    """Return an object with the values at the pointers in `fields`. Missing values are null."""
+    """Return an object with the value at each JSON pointer in `fields`. Missing values become
+    null.
+    """
     found = {name: _at(value, place) for name, place in fields.items()}
     return {name: None if each is _MISSING else each for name, each in found.items()}
 
 
 def _at(value: Any, pointer: str) -> Any:
-    """Return the value at a JSON pointer, or `_MISSING`."""
+    """Return the value at a JSON pointer, or `_MISSING` if there is none."""
     # *Source*: RFC 6901, section 4.
     for part in pointer.split("/")[1:]:
         key = part.replace("~1", "/").replace("~0", "~")

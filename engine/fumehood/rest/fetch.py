@@ -1,7 +1,7 @@
 """The tool `fetch_url`: one GET request to a URL that the caller chooses.
 
-Host side, beside `executor.py`, whose code for requests and errors it uses. The URL is hostile: it
-may point into this host's networks, or contain data that the caller leaks. Invariants: nothing is
+Host side. Uses the code of `executor.py` for requests and errors. The URL is hostile: it may point
+into this host's networks, or contain data that the caller wants to leak. Invariants: nothing is
 sent unless the operator has enabled the tool; the tool shares no connections with REST tools, so it
 cannot reach hosts that only REST tools may reach; the request contains no secret and no call id.
 """
@@ -94,7 +94,7 @@ class FetchExecutor(Executor):
             run.upstreams.fetches,
             run.redactor,
         )
-        # The body was within the limit when it was read, but is longer in base64.
+        # The body was within the limit when it was read, but base64 makes it longer.
         return replace(outcome, max_data_bytes=2 * run.limits.output_bytes)
 
 
@@ -112,8 +112,8 @@ def fetch_request(arguments: JsonObject) -> UpstreamRequest:
 
 
 def page_data(answer: UpstreamAnswer, *, raw: bool, start: int) -> JsonObject:
-    """Return the tool's result: parsed JSON, text from the character `start` on, or a file. With
-    `raw`, JSON and HTML are returned as they are, as text.
+    """Return the tool's result: parsed JSON, text from the character `start` on, or a file. If
+    `raw` is True, JSON and HTML are returned as unchanged text.
     """
     data: JsonObject = {
         "url": answer.url,
@@ -149,13 +149,15 @@ def page_data(answer: UpstreamAnswer, *, raw: bool, start: int) -> JsonObject:
 
 
 def file_name(url: str) -> str:
-    """Return a file name for the content of a URL. The name is never a path, hidden or empty."""
+    """Return a name for a file with the content of a URL. It is never a path, never hidden and
+    never empty.
+    """
     last = unquote(urlsplit(url).path).rpartition("/")[2]
     return _NOT_OF_A_NAME.sub("_", last).lstrip("._")[:100] or "download"
 
 
 def _text(answer: UpstreamAnswer) -> str | None:
-    """Decode the body, or return None if it is not text."""
+    """Return the decoded body, or None if the body is not text."""
     found = _CHARSET.search(answer.headers.get("content-type", ""))
     codec = _CODECS.get(found[1].lower()) if found is not None else None
     is_marked = answer.body != strict_json.unmarked(answer.body)
@@ -185,7 +187,7 @@ _BREAK = re.compile(
 )
 _TAG = re.compile(rf"<[a-z/!?]{_QUOTED}>", re.IGNORECASE)
 _OPEN_QUOTE = re.compile(r"<[a-z/!?][^<>]*+>", re.IGNORECASE)
-"""Matches a tag with an unclosed quote."""
+"""Matches a tag in which a quote is not closed."""
 
 
 def readable_text(page: str) -> str:

@@ -1,10 +1,10 @@
 """`fumehood tools import openapi`: read a document, and print or save definitions made from it.
 
-The operator names the document, so its own host may have any address; redirects to addresses that
-are not public are refused. Definitions go to stdout, or to a directory as one file for each tool;
-remarks, and the configuration of secrets, go to stderr. Invariant: files are written only after all
-of them have been checked, and without `--force` no file is replaced. A tool that another file
-defines is never defined a second time.
+The operator names the document, so the document's host may have any address. But redirects are
+followed only to public addresses. Definitions are printed to stdout, or written to a directory with
+one file for each tool. Remarks, and the configuration for secrets, are printed to stderr.
+Invariants: no file is written before all files have been checked; no file is replaced without
+`--force`; a tool that another file already defines is never defined again.
 """
 
 from __future__ import annotations
@@ -51,10 +51,9 @@ from fumehood.sandbox.trusted_files import MAX_FILES, Untrusted, list_files, ope
 DEADLINE_S = 30
 WORK_S = 60.0
 MEMORY_MB = 1024
-"""Megabytes that an import may use in addition to the memory in use. An import may take `WORK_S`
-seconds. Without limits, a small document could take hours, because references can include a large
-section of the document a thousand times.
-"""
+"""Maximum memory, in MB, that an import may use in addition to the memory in use before. Its time
+is limited to `WORK_S` seconds. Without limits, even a small document could take hours, because
+references can include a large section of it a thousand times."""
 
 _HEADERS = (("accept", "application/json, */*;q=0.5"), ("user-agent", "fumehood"))
 
@@ -62,9 +61,10 @@ _HEADERS = (("accept", "application/json, */*;q=0.5"), ("user-agent", "fumehood"
 def import_document(
     document: str, options: ImportOptions, out: Path | None, *, force: bool
 ) -> None:
-    """Import a document: a file, standard input (`-`), or an http or https address.
+    """Import an OpenAPI document. `document` is a file, `-` for standard input, or an http or https
+    address.
 
-    The definitions are saved in the directory `out`, or printed if it is None.
+    The definitions are saved in the directory `out`. If it is None, they are printed.
     """
     try:
         name, data = _read(document)
@@ -82,7 +82,7 @@ def import_document(
     else:
         _save(made.tools, out, force=force)
         say(f"{len(made.tools)} definitions are in {visible(str(out))}.", to_stderr=True)
-    # The document chose the names, so the user must see which of them --no-approval matched.
+    # The document chose the tools' names, so the user must see which names --no-approval matched.
     waived = [t["name"] for t in made.tools if not t["read_only"] and not t["dangerous"]]
     if waived:
         say(f"Run without approval: {', '.join(waived)}.", to_stderr=True)
@@ -118,12 +118,14 @@ async def _fetched(url: str) -> bytes:
 
 
 class _OutOfTime(BaseException):
-    """The import took too long. A BaseException, so that the importing code does not catch it."""
+    """The import took too long. This is a BaseException, so that code of the import does not catch
+    it by accident.
+    """
 
 
 @contextmanager
 def _bounded() -> Iterator[None]:
-    """Limit time and memory of the block. Raises CannotImport if the block exceeds a limit."""
+    """Limit the time and memory of the block. Raises CannotImport if the block exceeds a limit."""
 
     def stop(*_: object) -> NoReturn:
         raise _OutOfTime
@@ -150,8 +152,8 @@ def _bounded() -> Iterator[None]:
 
 
 class _AnySecret(SecretBindings):
-    """Accepts any secret, because files in the directory may use secrets that this configuration
-    lacks.
+    """Accepts references to any secret. Files in the directory may refer to secrets that are not in
+    this configuration.
     """
 
     def faults(self, definition: ToolDefinition) -> list[str]:
@@ -159,7 +161,7 @@ class _AnySecret(SecretBindings):
 
 
 def _save(tools: list[JsonObject], out: Path, *, force: bool) -> None:
-    """Write one file for each tool, `NAME.json`. Each file is replaced in one step."""
+    """Write one file `NAME.json` for each tool. Each file is written atomically."""
     try:
         out.mkdir(mode=0o700, exist_ok=True)
         directory = open_directory(out, frozenset({0, os.geteuid()}))
@@ -180,7 +182,9 @@ def _save(tools: list[JsonObject], out: Path, *, force: bool) -> None:
 
 
 def _check_names(wanted: dict[str, JsonObject], files: set[str], out: Path, *, force: bool) -> None:
-    """Refuse names that other files define and, without `force`, names of existing files."""
+    """End the command if another file already defines one of the tools. Without `force`, also end
+    it if a file to be written already exists.
+    """
     if len(files | wanted.keys()) > MAX_FILES:
         _refuse(out, f"it would hold more than {MAX_FILES} files; choose tools with --only")
     there = sorted(files & wanted.keys())
@@ -202,7 +206,9 @@ def _refuse(out: Path, reason: str) -> NoReturn:
 
 
 def _remark(title: str, rows: list[tuple[str, str]]) -> None:
-    """Print remarks, pairs of operation and text. Operations with the same text share a line."""
+    """Print remarks, given as pairs of operation and text. Operations with the same text are
+    printed on one line.
+    """
     operations: dict[str, list[str]] = {}
     for operation, words in rows:
         operations.setdefault(words, []).append(operation)
@@ -212,7 +218,8 @@ def _remark(title: str, rows: list[tuple[str, str]]) -> None:
 
 
 def _configuration(made: Imported, named: set[str]) -> Iterator[str]:
-    """Yield lines that show the hosts of the requests, and what to add to the configuration.
+    """Yield lines that show the hosts of the requests, and the settings to add to the
+    configuration.
 
     `named` contains the hosts that the operator named.
     """

@@ -1,10 +1,11 @@
 """Definitions of REST tools from an OpenAPI 3.0 or 3.1 document.
 
-Host side, used by `fumehood tools import openapi`. `definitions` checks every result. The document
-is hostile. Invariants: an operation becomes a tool, or is left out with a reason; an operation that
-may change something waits for approval unless the operator exempts it; the document can only refer
-to the secrets of its own security schemes; a reference leads to another part of the same document,
-or is refused; schemas are expanded within bounds, and texts lose invisible characters.
+Host side, used by `fumehood tools import openapi`. `definitions` checks every definition that this
+module makes. The document is hostile. Invariants: each operation becomes a tool, or is left out
+with a reason; a tool that may change something requires approval unless the operator exempts it;
+the document can refer only to secrets for its own security schemes; a reference must lead to
+another place in the same document; the expansion of schemas is limited; invisible characters are
+removed from texts.
 """
 
 from __future__ import annotations
@@ -55,18 +56,18 @@ _IGNORED = frozenset(
         "contentSchema",
     }
 )  # fmt: skip
-"""Keywords that are dropped silently, because they do not constrain arguments. Dropping any other
-unsupported keyword is reported in a note."""
+"""Schema keywords that are dropped without a note, because they do not constrain arguments. If any
+other unsupported keyword is dropped, a note reports it."""
 
 _OF_SEVERAL = frozenset({"anyOf", "oneOf", "prefixItems", "properties"})
 _STRUCTURE = _OF_SEVERAL | {"items", "additionalProperties", "contains", "not"}
 
 MAX_TOOL_DESCRIPTION = 2000
-"""Maximum number of characters of a tool's or parameter's description. Longer descriptions are
+"""Maximum length, in characters, of the description of a tool or parameter. A longer description is
 cut."""
 
 RETRIES = 2
-"""Retries of a call to a tool that can be repeated without harm (GET, HEAD and PUT)."""
+"""Number of retries for a tool whose calls can be repeated without harm (GET, HEAD and PUT)."""
 
 _METHODS_OF_PATHS = ("get", "head", "put", "post", "patch", "delete", "options", "trace")
 _OURS = frozenset({("header", name) for name in ("accept", "content-type", "authorization")})
@@ -79,37 +80,40 @@ _WAYS = {
     "openIdConnect": ("Bearer ", "an access token, which is not renewed"),
 }
 """Security scheme → the text before the secret in the `Authorization` header, and a description of
-the secret's content."""
+what the secret contains."""
 
 _STYLES = {
     "path": ("simple", ("object", "array")),
     "query": ("form", ("object",)),
     "header": ("simple", ("object", "array")),
 }
-"""Place of a parameter → the only style that is supported there, and the types that are not."""
+"""Place of a parameter → the only style that is supported there, and the types that are not
+supported there."""
 
 _PLAIN = frozenset(
     {"type", "properties", "required", "additionalProperties", "description", "deprecated"}
 )
-"""Keywords that a body's schema may have. With any other keyword, the body's properties cannot
-become arguments."""
+"""Keywords that the schema of a body may have if the body's properties become arguments. Any other
+keyword prevents this."""
 
 _JSON_TYPE = re.compile(r"application/([a-z0-9.-]{1,60}\+)?json")
 _IN_PATH = re.compile(r"\{([^{}]*)\}")
 
 
 class CannotImport(Exception):
-    """The document, or one operation, cannot be imported. The message is for the operator."""
+    """The document, or one of its operations, cannot be imported. The message is for the
+    operator.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class ImportOptions:
     """The operator's choices for an import.
 
-    `only` chooses tools, operations or tags by name, and `no_approval` chooses tools; names may
-    contain `*`. `prefix` begins each tool's name. `server` replaces an absolute server address of
-    the document. Relative addresses are resolved against `server`, or against `source`, the
-    document's own URL.
+    `only` selects tools, operations or tags by name. `no_approval` selects tools by name. Names may
+    contain `*`. Each tool's name begins with `prefix`. `server` replaces the absolute server
+    addresses in the document. Relative addresses are resolved against `server` or, if it is not
+    given, against `source`, the document's own URL.
     """
 
     only: tuple[str, ...] = ()
@@ -121,8 +125,8 @@ class ImportOptions:
 
 @dataclass(slots=True)
 class SecretNeed:
-    """A secret that the operator must provide: its content, the tools that use it, and their
-    hosts.
+    """A secret that the operator must provide: what it contains, the tools that use it, and the
+    hosts to which it is sent.
     """
 
     content: str
@@ -134,9 +138,9 @@ class SecretNeed:
 class Imported:
     """The result of an import.
 
-    `left_out` contains pairs of an operation and the reason why it did not become a tool; `notes`
-    contains pairs of an operation and a remark for the operator; `secrets` is keyed by the secret's
-    name.
+    `left_out` contains pairs of an operation and the reason why it did not become a tool. `notes`
+    contains pairs of an operation and a remark for the operator. `secrets` is keyed by the secrets'
+    names.
     """
 
     tools: list[JsonObject] = field(default_factory=list)
@@ -146,7 +150,7 @@ class Imported:
 
 
 def import_openapi(document: Any, options: ImportOptions) -> Imported:
-    """Make a tool's definition from every chosen operation.
+    """Make a tool definition from each selected operation.
 
     Raises:
         CannotImport: the document is not OpenAPI 3.0 or 3.1, or an option is invalid or matches
@@ -186,8 +190,8 @@ def import_openapi(document: Any, options: ImportOptions) -> Imported:
 
 @dataclass(frozen=True, slots=True)
 class _Operation:
-    """One method of one path. `node` is the operation's object; `item` is the path's object, which
-    all its methods share.
+    """One method of one path. `node` is the operation's object. `item` is the path's object, which
+    the path's methods share.
     """
 
     name: str
@@ -202,12 +206,12 @@ class _Operation:
 
     @property
     def known_as(self) -> tuple[str, ...]:
-        """The names by which `--only` can choose the operation."""
+        """The names by which `--only` can select the operation."""
         return (self.name, *texts([self.node.get("operationId")]), *texts(self.node.get("tags")))
 
 
 def _operations(root: OpenApiDocument, prefix: str, made: Imported) -> Iterator[_Operation]:
-    """Yield every supported operation with a unique tool name, in the document's order."""
+    """Yield every supported operation in the document's order, each with a tool name of its own."""
     taken: set[str] = set()
     for path, given in root.table("paths").items():
         try:
@@ -231,7 +235,7 @@ def _operations(root: OpenApiDocument, prefix: str, made: Imported) -> Iterator[
 
 
 def _secret_names(root: OpenApiDocument, prefix: str) -> dict[str, str]:
-    """Map the name of each security scheme to the name of the secret for this scheme."""
+    """Return name of a security scheme → name of the secret for it."""
     names: dict[str, str] = {}
     for scheme in root.table("components", "securitySchemes"):
         names[scheme] = _unique(_name(prefix, scheme), set(names.values()))
@@ -256,7 +260,7 @@ def _unique(name: str, taken: set[str]) -> str:
 def _fitting(
     option: str, patterns: Sequence[str], names: Mapping[str, Collection[str]]
 ) -> set[str]:
-    """Return the tools that have at least one name that a pattern matches.
+    """Return the tools that a pattern selects. `names` maps each tool to all its names.
 
     Raises:
         CannotImport: a pattern matches no tool.
@@ -296,7 +300,9 @@ class _Reader:
         self._required: set[tuple[str, str]] = set()
 
     def definition(self, *, needs_approval: bool) -> JsonObject:
-        """Return the definition. Raises CannotImport if the operation cannot be a tool."""
+        """Return the tool's definition. Raises CannotImport if the operation cannot become a
+        tool.
+        """
         operation, node = self._operation, self._operation.node
         is_read = operation.method in ("GET", "HEAD")
         headers: dict[str, str] = {}
@@ -331,8 +337,8 @@ class _Reader:
         return {name: value for name, value in fields.items() if value is not None}
 
     def with_right_defaults(self, definition: JsonObject) -> JsonObject:
-        """Return the definition, which must be valid, without the defaults that violate its
-        schema.
+        """Return the definition without those defaults that its schema does not allow. The
+        definition must be valid.
         """
         given = definition["parameters"]
         parameters = without_wrong_defaults(given)
@@ -363,8 +369,9 @@ class _Reader:
     # -- address and credentials
 
     def _base(self) -> str:
-        """Return the base URL to which the operation's path is appended. The base URL is the first
-        server that the operation lists or, if it lists none, that the path or the document lists.
+        """Return the base URL, to which the operation's path is appended. It is the first server
+        that the operation lists. If the operation lists none, the path's or else the document's
+        first server is used.
         """
         given = [x.get("servers") for x in (self._operation.node, self._operation.item)]
         lists = [x for x in (*given, self._root.document.get("servers")) if isinstance(x, list)]
@@ -389,8 +396,8 @@ class _Reader:
         return base
 
     def _credential_query(self, headers: dict[str, str]) -> list[str]:
-        """Apply the first supported security requirement: add its headers to `headers`, and return
-        its query parameters.
+        """Apply the first security requirement that is supported. Add its headers to `headers`, and
+        return its query parameters.
         """
         node = self._operation.node
         wanted = node.get("security", self._root.document.get("security"))
@@ -432,11 +439,11 @@ class _Reader:
     # -- arguments
 
     def _parameters(self, headers: dict[str, str]) -> tuple[JsonObject, str, list[str]]:
-        """Return one schema for all arguments, the path, and the query's parameters. The path and
-        the query's parameters contain placeholders for arguments.
+        """Return the schema of all arguments together, the path, and the query's parameters. The
+        latter two contain placeholders for arguments.
 
-        An argument with a placeholder is renamed if the body, or the rest of the query, has an
-        argument of the same name.
+        If the body, or the rest of the query, has an argument with the same name as one with a
+        placeholder, the latter is renamed.
         """
         placed, sent = self._declared()
         sent = self._body(headers) or sent
@@ -462,8 +469,8 @@ class _Reader:
         return schema, path, query
 
     def _declared(self) -> tuple[dict[tuple[str, str], JsonObject], JsonObject]:
-        """Return the schemas of the parameters that need a placeholder, and one schema for all
-        other parameters, which are in the query.
+        """Return the schemas of the parameters that need a placeholder. Also return one schema for
+        all other parameters, which become the query.
         """
         placed: dict[tuple[str, str], JsonObject] = {}
         query: JsonObject = {}
@@ -490,8 +497,8 @@ class _Reader:
         return placed, _object(query, required, is_open=False)
 
     def _given_parameters(self) -> dict[tuple[str, str], JsonObject]:
-        """Map (place, name) to the parameter. A parameter of the operation replaces a parameter of
-        its path with the same place and name.
+        """Return (place, name) → parameter. If the path and the operation declare the same
+        parameter, the operation's parameter is used.
         """
         found: dict[tuple[str, str], JsonObject] = {}
         for owner in (self._operation.item, self._operation.node):
@@ -508,7 +515,9 @@ class _Reader:
         return found
 
     def _schema_of(self, place: str, name: str, given: JsonObject) -> JsonObject:
-        """Return a parameter's schema. Raises CannotImport if its arguments could not be sent."""
+        """Return a parameter's schema. Raises CannotImport if arguments for the parameter could not
+        be sent.
+        """
         if place not in _STYLES:
             raise CannotImport(f"arguments are not sent in a {place[:20]}")
         style, refused = _STYLES[place]
@@ -532,7 +541,7 @@ class _Reader:
         return {**schema, "deprecated": True} if given.get("deprecated") is True else schema
 
     def _body(self, headers: dict[str, str]) -> JsonObject | None:
-        """Return the schema of the JSON body, or None if there is no body."""
+        """Return the schema of the JSON body, or None if the operation has no body."""
         if "requestBody" not in self._operation.node:
             return None
         body = self._root.resolved(self._operation.node["requestBody"], "the body")
@@ -584,13 +593,15 @@ def _object(properties: JsonObject, required: list[str], *, is_open: Any) -> Jso
 
 
 def _kinds(schema: JsonObject) -> list[Any]:
-    """Return the types that a schema names, or an empty list."""
+    """Return the types that a schema allows by its keyword `type`, or an empty list if it has
+    none.
+    """
     kinds = schema.get("type", [])
     return kinds if isinstance(kinds, list) else [kinds]
 
 
 def _is_scalar(schema: JsonObject) -> bool:
-    """Whether all values of a converted schema are texts, numbers, booleans or null."""
+    """Whether a converted schema allows only texts, numbers, booleans and null."""
     if kinds := _kinds(schema):
         return {"array", "object"}.isdisjoint(kinds)
     if branches := schema.get("anyOf") or schema.get("oneOf"):
@@ -600,14 +611,14 @@ def _is_scalar(schema: JsonObject) -> bool:
 
 
 def shown_host(endpoint: str) -> str:
-    """Return an endpoint's host as the configuration names it: with the port, unless the port is
-    the default.
+    """Return an endpoint's host as the configuration writes it: with the port if this is not the
+    default port.
     """
     return Origin.of(endpoint.partition("?")[0]).shown
 
 
 def _filled(url: str, variables: Any) -> str:
-    """Return a server's address with its variables replaced by their defaults."""
+    """Return a server's address with its variables replaced by their default values."""
 
     def default(found: re.Match[str]) -> str:
         row = variables.get(found[1]) if isinstance(variables, dict) else None
@@ -627,8 +638,8 @@ def _plain(kind: str) -> str:
 
 
 def read_document(name: str, data: bytes) -> Any:
-    """Parse JSON or YAML. The suffix of `name` decides between the two formats. If it names
-    neither, the first character of the data decides.
+    """Parse a JSON or YAML document. The suffix of `name` determines the format. If the suffix is
+    of another kind, the first character of the data determines it.
 
     Raises:
         CannotImport: the data is too large, or is not valid in that format.
@@ -650,8 +661,8 @@ class OpenApiDocument:
     """An OpenAPI document of version 3.0 or 3.1, with its internal references.
 
     Raises:
-        CannotImport: the document is not OpenAPI 3.0 or 3.1. Methods raise it if a reference leads
-            nowhere.
+        CannotImport: the document is not OpenAPI 3.0 or 3.1. Methods raise this error if the target
+            of a reference does not exist.
     """
 
     def __init__(self, document: Any) -> None:
@@ -683,8 +694,8 @@ class OpenApiDocument:
         return found
 
     def resolved(self, node: Any, kind: str) -> JsonObject:
-        """Return `node` or, if it is a reference, the object that it leads to. `kind` names the
-        object in errors.
+        """Return `node` itself or, if it is a reference, the referenced object. `kind` describes
+        the object in error messages.
         """
         for _ in range(MAX_SCHEMA_DEPTH):
             if not isinstance(node, dict):
@@ -705,9 +716,9 @@ class OpenApiDocument:
 class Schemas:
     """Converts the schemas of one operation's request to JSON Schema without references.
 
-    A service assigns `readOnly` properties itself, so they are neither offered nor required. In
-    every result, `required` names only properties that the result describes, except where a note
-    reports that part of the schema was lost.
+    The service sets `readOnly` properties itself, so these are left out. In every converted schema,
+    `required` names only properties that the schema describes, unless a note reports that some of
+    the schema was lost.
     """
 
     def __init__(self, root: OpenApiDocument) -> None:
@@ -715,20 +726,20 @@ class Schemas:
         self._left = MAX_SCHEMA_NODES
         self._looks_left = 20 * MAX_SCHEMA_NODES
         self._losses = 0
-        """Number of conversions whose result accepts more than the original schema."""
+        """Number of conversions in which the result accepts more than the original schema."""
         self.notes: list[str] = []
 
     def converted(self, node: Any, trail: tuple[str, ...] = ()) -> JsonObject:
         """Return the converted schema.
 
-        `trail` contains an entry for each level above the schema: the reference that was followed
-        to the level, or "".
+        `trail` has one entry for each level above the schema. The entry is the reference that led
+        to this level, or "" if none did.
         """
         return self._agreed(self._level(node, trail, self._read_only(node)))
 
     def _level(self, node: Any, trail: tuple[str, ...], unsent: frozenset[str]) -> JsonObject:
-        """Convert one of the schemas that describe the same value. `unsent` contains the names of
-        the value's properties that no request contains.
+        """Convert a schema, which may be one of several that describe the same value. `unsent`
+        contains the names of those properties of the value that no request may contain.
         """
         self._left -= 1 + (len(node) if isinstance(node, dict) else 0)
         if self._left < 0:
@@ -762,8 +773,8 @@ class Schemas:
         self.notes.append(note)
 
     def _read_only(self, node: Any) -> frozenset[str]:
-        """Return the names of the `readOnly` properties that any of a schema's `_parts`
-        declares.
+        """Return the names of the properties that a schema, or another of its `_parts`, declares as
+        `readOnly`.
         """
         found: set[str] = set()
         for part in self._parts(node):
@@ -776,7 +787,7 @@ class Schemas:
         return frozenset(found)
 
     def _parts(self, node: Any) -> list[JsonObject]:
-        """Return a schema, and the schemas that it refers to or combines by `allOf`."""
+        """Return a schema together with all schemas that it refers to or combines by `allOf`."""
         found: list[JsonObject] = []
         waiting, seen = [node], set[int]()
         while waiting:
@@ -819,7 +830,7 @@ class Schemas:
         trail: tuple[str, ...],
         unsent: frozenset[str],
     ) -> None:
-        """Convert the schemas below one keyword."""
+        """Convert the schemas in the value of one keyword, and add them to `schema`."""
         before = self._losses
         if key == "properties" and isinstance(value, dict):
             sent = {name: said for name, said in value.items() if name not in unsent}
@@ -833,7 +844,7 @@ class Schemas:
             refused = self._level(value, trail, frozenset())
             if self._losses == before:
                 schema[key] = refused
-            else:  # it would refuse more than the original
+            else:  # the converted 'not' would refuse more than the original
                 self._lose("without a 'not': a part of it is not supported")
         else:
             is_plain = isinstance(value, bool) and key == "additionalProperties"
@@ -847,9 +858,10 @@ class Schemas:
         trail: tuple[str, ...],
         unsent: frozenset[str],
     ) -> None:
-        """Convert `anyOf` or `oneOf`. A `oneOf` becomes `anyOf` if a converted branch accepts more
-        than its original, or if there is a discriminator, which is not supported: a value could
-        then match several branches.
+        """Convert `anyOf` or `oneOf`. A value must match exactly one branch of a `oneOf`. If a
+        converted branch accepts more than its original, or if the union has a discriminator (not
+        supported), a valid value could match several branches. In these cases, `oneOf` becomes
+        `anyOf`.
         """
         before = self._losses
         branches = [self._level(part, trail, unsent | self._read_only(part)) for part in node[key]]
@@ -862,7 +874,9 @@ class Schemas:
             schema[key] = branches
 
     def _mend(self, schema: JsonObject, unsent: frozenset[str]) -> None:
-        """Convert keywords that have another form in JSON Schema, and drop unsupported patterns."""
+        """Rewrite keywords that JSON Schema writes differently, and drop patterns that are not
+        supported.
+        """
         for bound in ("minimum", "maximum"):
             exclusive = f"exclusive{bound.title()}"
             is_bool = isinstance(schema.get(exclusive), bool)  # as in OpenAPI 3.0
@@ -890,8 +904,8 @@ class Schemas:
         trail: tuple[str, ...],
         unsent: frozenset[str],
     ) -> JsonObject:
-        """Return the schema together with the schemas in the node's `allOf`. The latter are merged
-        into the schema if merging is simple, and otherwise kept in an `allOf`.
+        """Return the schema combined with the schemas in the `allOf` of `node`. If merging is
+        simple, the result is one schema. Otherwise, it has an `allOf`.
         """
         given = node.get("allOf")
         if not isinstance(given, list):
@@ -906,8 +920,8 @@ class Schemas:
         return merged
 
     def _agreed(self, schema: JsonObject) -> JsonObject:
-        """Return the schema, changed so that it has a property for each name that it requires. If
-        no other properties are allowed, the names without a property are no longer required.
+        """Return the schema with a property for each name that it requires. If the schema allows no
+        additional properties, names without a property are no longer required instead.
         """
         if "object" not in (_kinds(schema) or ["object"]):
             return schema
@@ -937,17 +951,15 @@ class Schemas:
 
 
 def _as_parts(node: JsonObject) -> JsonObject:
-    """Return one `allOf` that contains a reference and, as a separate schema, the keywords next to
-    it.
-    """
+    """Move the reference in a schema into its `allOf`. The keywords next to the reference stay."""
     given = node.get("allOf")
     parts = [{"$ref": node["$ref"]}, *(given if isinstance(given, list) else ())]
     return {**{key: value for key, value in node.items() if key != "$ref"}, "allOf": parts}
 
 
 def _conjuncts(schema: JsonObject) -> Iterator[JsonObject]:
-    """Yield each schema that has a `required` and that every value of a converted schema must
-    match.
+    """Yield the schema, and those in its `allOf`, as far as they have a `required`. A value must
+    match all of them.
     """
     if "required" in schema:
         yield schema
@@ -956,7 +968,7 @@ def _conjuncts(schema: JsonObject) -> Iterator[JsonObject]:
 
 
 def _property_names(schema: JsonObject) -> set[str]:
-    """Return the names of the properties that a converted schema or one of its branches has."""
+    """Return the names of all properties in a converted schema and in its branches."""
     names = set(schema.get("properties", ()))
     for keyword in ("allOf", "anyOf", "oneOf"):
         names.update(*map(_property_names, schema.get(keyword, ())))
@@ -964,8 +976,8 @@ def _property_names(schema: JsonObject) -> set[str]:
 
 
 def _both(one: JsonObject, other: JsonObject) -> JsonObject | None:
-    """Return one schema that accepts exactly what both schemas accept, or None if merging the
-    schemas is not simple.
+    """Return one schema that accepts exactly the values that both schemas accept. Return None if
+    the schemas cannot be merged in a simple way.
     """
     both_have = "properties" in one and "properties" in other
     if both_have and any(
@@ -996,8 +1008,8 @@ def texts(value: Any) -> list[str]:
 
 
 def clean(value: Any, longest: int) -> str:
-    """Return a text without control and invisible characters, except line breaks, cut to
-    `longest`.
+    """Return a text of at most `longest` characters without control and invisible characters. Line
+    breaks are kept.
     """
     if not isinstance(value, str):
         return ""

@@ -1,4 +1,4 @@
-"""REST services as a part of the product."""
+"""The part that adds REST services to the product."""
 
 from __future__ import annotations
 

@@ -426,7 +426,7 @@ class Record(NamedTuple):
         return cls(document, only_words(" ".join(_ends(texts)))[:MAX_WORDS])
 
     def row(self, seq: int) -> dict[str, Any]:
-        """Return the row for the table `records`. `seq` is that of the call's row."""
+        """Return the row for the table `records`. `seq` is the number of the call's row."""
         size = len(self.document) + 2 * len(self.words)  # the index is about as long as the words
         return {"seq": seq, "size": size, "document": self.document, "words": self.words}
 

@@ -1,7 +1,7 @@
 """Changes of authority, such as a new token: who changed what and when.
 
-Each change is recorded in its own transaction, twice: as a row for administrators, and in the audit
-chain.
+Each change is recorded twice, as a row for administrators and in the audit chain. Both records are
+written in the transaction of the change.
 """
 
 from __future__ import annotations

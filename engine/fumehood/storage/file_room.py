@@ -2,8 +2,8 @@
 
 Host side, used by `blobs` and by parts. The event loop never writes to the disk. Bytes are reserved
 before they are written, so the size limit is never exceeded. One principal may use half of it. If
-there are too many bytes or files, the oldest file of the principal with the most is evicted. Only
-kept files can be evicted: these are complete (see `keep`) and not held (see `hold`).
+there are too many bytes or files, the oldest file of the principal that has the most of them is
+evicted. Only kept files can be evicted: these are complete (see `keep`) and not held (see `hold`).
 
 If there is a remote place (`RemoteFiles`), other threads copy complete files there (see `put`), so
 that a slow remote place delays neither local writes nor the event loop. Before each copy, removed

@@ -1,9 +1,10 @@
 """The tables and their migrations. Times are UTC, ISO 8601 with microseconds, unless noted.
 
-Host side, used by the packages that store rows. JSON columns hold validated values. The migrations
-in `STEPS` lead from an empty file to the newest schema. A released step never changes. All steps
-that a database lacks run in one transaction, which also stores the new version. A PostgreSQL
-database is created with the schema that is the newest at that time, so only later steps run there.
+Host side, used by the packages that store rows. JSON columns contain validated values. The
+migrations in `STEPS` lead from an empty file to the newest schema. A released step never changes.
+All steps that a database lacks run in one transaction, which also stores the new version. A
+PostgreSQL database is created with the schema that is the newest at that time, so only later steps
+run there.
 """
 
 from __future__ import annotations

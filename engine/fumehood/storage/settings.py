@@ -25,7 +25,7 @@ class RecordSettings(Value):
 
 
 class StateSettings(Value):
-    """Where the rows of the state are kept."""
+    """Settings for where the database rows of the state are kept."""
 
     url: SecretStr | None = None
     """The URL of a database for which a part provides a backend, or None for a SQLite file in the
@@ -38,7 +38,7 @@ class StateSettings(Value):
 
 
 class FileSettings(Value):
-    """Where blobs, and the files of parts, are kept."""
+    """Settings for where the engine's files, such as blobs, are kept."""
 
     url: str | None = None
     """A directory, or the URL of a remote place that a part supports. All engines of one state must

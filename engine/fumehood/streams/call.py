@@ -1,8 +1,8 @@
 """A followed call: its events go into a recording, and from there to readers.
 
-Host side, in the event loop. The call never waits for readers. A call that is refused before it
-begins has no recording: its caller gets the answer immediately. With `enable_streaming=false` the
-answer is the only event.
+Host side, in the event loop. The call never waits for readers. If a call is refused before it
+begins, it has no recording, and its caller gets the answer immediately. If the caller sends
+`enable_streaming=false`, the answer is the only event.
 """
 
 from __future__ import annotations
@@ -28,7 +28,9 @@ STOPPED = "From here on events are missing, because {}. The call goes on; its an
 
 
 class StreamedCall:
-    """One recorded call. The pipeline uses the handle `live`; `end` gets the call's answer."""
+    """A call whose events are recorded. The pipeline uses the handle `live`, and `end` receives the
+    call's answer.
+    """
 
     def __init__(
         self,
@@ -69,11 +71,9 @@ class StreamedCall:
         )
 
     async def begun(self) -> Envelope | None:
-        """Wait until the call begins.
+        """Wait until the call begins. Return None, or the answer if the call ended before it began.
 
-        Return None, or the answer if the call ended before it began.
-
-        If this method is cancelled, the `reader` is closed. Otherwise the caller must close the
+        If this method is cancelled, it closes the `reader`. Otherwise, the caller must close the
         reader.
         """
         try:
@@ -86,12 +86,14 @@ class StreamedCall:
         return self._answer
 
     def reader(self) -> RecordingReader:
-        """Return the reader of all events of a call that has begun. The caller must close it."""
+        """Return the reader of all events of the call, which must have begun. The caller must close
+        the reader.
+        """
         assert self._reader is not None
         return self._reader
 
     def end(self, envelope: Envelope) -> None:
-        """Record the call's answer as its last event."""
+        """Record the call's answer, which is the call's last event."""
         if self._recording is None:
             self._answer = envelope
             self._settled.set()
@@ -136,12 +138,12 @@ class StreamedCall:
 
 
 def last_record(envelope: Envelope) -> tuple[str, bytes]:
-    """Return the kind and the data of a call's last event, which contains its answer."""
+    """Return the kind and the data of a call's last event, which contains the call's answer."""
     return "tool_result" if envelope.success else "tool_error", encode_envelope(envelope)
 
 
 async def events_of(call: StreamedCall) -> AsyncIterator[Event]:
-    """Yield the events of a call that has begun, then close its reader."""
+    """Yield the events of a call that has begun. Close the call's reader at the end."""
     reader = call.reader()
     try:
         while records := await reader.read():

@@ -25,7 +25,9 @@ class EngineWithStreams(Engine):
     """An engine that can also stream the events of a call."""
 
     def open_stream(self, tool: str, body: CallBody, principal: Principal | None) -> StreamedCall:
-        """Run one call independently of its caller, who may follow its events."""
+        """Start a call that continues without its caller. The caller may follow the call's
+        events.
+        """
         return self.part(Streams).open(tool, body, principal)
 
     async def stream(

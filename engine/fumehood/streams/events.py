@@ -1,8 +1,8 @@
 """Events of a running call. The last event is the call's answer.
 
-Values only. An event's id is `SEQUENCE:CHECK`: the event's number in the call, from 0, and a number
-that only this call's events have. On the wire, the data omits the kind and the id, because these
-have their own fields.
+Values only. An event's id is `SEQUENCE:CHECK`. SEQUENCE is the event's number in the call, counted
+from 0. CHECK is a number that only events of this call have. On the wire, the kind and the id are
+not in the data, because they have fields of their own.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from fumehood.core.value import StrictValue
 StreamName = Literal["stdout", "stderr"]
 
 LAST_KINDS = ("tool_result", "tool_error")
-"""Kinds of the event that is a call's answer."""
+"""Kinds of the last event, which contains the call's answer."""
 
 
 class _Event(StrictValue):
@@ -78,7 +78,7 @@ class _LastEvent(_Event):
 
     @property
     def metadata(self) -> EventMetadata:
-        """The metadata of the event, taken from the envelope."""
+        """The event's metadata, which is taken from the envelope."""
         told = self.envelope.metadata
         return EventMetadata(
             call_id=told.call_id or "", trace_id=told.trace_id, timestamp=told.timestamp
@@ -114,7 +114,7 @@ _WITH_ENVELOPE: dict[str, type[ResultEvent | ErrorEvent]] = {
 def event_of(kind: str, event_id: str, data: Any) -> Event | None:
     """Parse an event from its kind, its id and its data on the wire.
 
-    Return None for an unknown kind, because a later engine may send more kinds.
+    Return None for an unknown kind, because newer engines may send further kinds.
 
     Raises:
         ValueError: the data does not fit the event's kind.
@@ -130,6 +130,6 @@ def event_of(kind: str, event_id: str, data: Any) -> Event | None:
 
 
 def last_event(envelope: Envelope, event_id: str = "0:0") -> Event:
-    """Make the last event of a call from the call's answer."""
+    """Return the last event of a call, which contains the envelope with the call's answer."""
     kind = ResultEvent if envelope.success else ErrorEvent
     return kind(id=event_id, envelope=envelope)

@@ -1,7 +1,7 @@
 """The streams of one engine.
 
-If the engine ends before a followed call, the call's last event is an error, which this process
-writes when it stops, or the next process after a crash.
+If the engine ends before a followed call has ended, the call's last event is an error. If the
+engine stops normally, it records this event itself. After a crash, the next engine does so.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 class Streams(EnginePart):
-    """Starts followed calls, and keeps their recordings."""
+    """The part that starts followed calls, and keeps their recordings."""
 
     def __init__(self, kernel: Kernel) -> None:
         super().__init__(kernel)
@@ -53,7 +53,7 @@ class Streams(EnginePart):
         self._opening: asyncio.Task[None]
 
     def open(self, tool: str, body: CallBody, principal: Principal | None) -> StreamedCall:
-        """Start a call that runs independently of its caller, who may follow its events.
+        """Start a call that continues without its caller. The caller may follow the call's events.
 
         The principal must already be authenticated.
         """
@@ -71,7 +71,8 @@ class Streams(EnginePart):
     async def follow(
         self, call_id: str, principal: Principal, after: str | None
     ) -> RecordingReader:
-        """Return a reader of a recorded call's events that begins after the event `after`.
+        """Return a reader of a recorded call's events. If `after` is given, it begins after the
+        event with this id.
 
         Raises:
             ResourceNotFound: the principal has no such call, or its events are not kept.
@@ -88,7 +89,7 @@ class Streams(EnginePart):
 
     @asynccontextmanager
     async def running(self, made: Composition) -> AsyncIterator[None]:
-        """Open the recordings, beside the kernel's stores, and prune them until the engine ends."""
+        """Open the recordings in the background, and prune them until the engine ends."""
         self._made = made
         self._opening = asyncio.create_task(self._open())
         on_fault = partial(log_fault, self._log, "state.retention_failed")
@@ -104,9 +105,9 @@ class Streams(EnginePart):
             await self.recordings.room.aclose()
 
     async def recovered(self) -> None:
-        """Record an ending for the calls that were running when the previous process ended.
+        """Record a last event for each call that was running when the previous engine ended.
 
-        A failure is only logged.
+        If this fails, the failure is only logged.
         """
         await self._opening
         try:

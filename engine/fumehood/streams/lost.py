@@ -1,8 +1,9 @@
-"""The answer to a call whose engine ended before it had answered.
+"""The answer to a call whose engine ended before the call was answered.
 
-Host side, for recorded calls, which outlive the process. The answer comes from the state that there
-is: the call's approval, the answer kept for its idempotency key, the call log, and otherwise from
-whether its tool may be repeated. Used after the calls that wait for approval were recovered.
+Host side, for recorded calls, because recordings outlive the engine's process. The answer is
+determined from the stored state: the call's approval, the answer stored for its idempotency key,
+and the call log. If these have no answer, the error depends on whether the call's tool may be
+repeated. This module is used after calls that wait for approval have been recovered.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from fumehood.storage.errors import StoreError
 async def answer_of_lost(
     call_id: str, principal_id: str, tool: str, trace_id: str, services: PipelineServices
 ) -> Envelope:
-    """Return the answer to a call, which is an error if no answer was stored."""
+    """Return the stored answer to the call. If no answer was stored, return an error."""
     # This principal only names the caller in the log, so it has no scopes.
     principal = Principal(principal_id, frozenset(), frozenset())
     request = CallRequest(tool, {}, CallOptions(), principal, call_id, trace_id)
@@ -42,19 +43,21 @@ async def answer_of_lost(
     error = found if found is not None else _lost(tool, code, services)
     context = context_of(request, services)
     envelope = await build_envelope(context, error, services)
-    if found is None and code is None:  # otherwise its end is or will be recorded elsewhere
+    if found is None and code is None:  # otherwise, the call's end is or will be recorded elsewhere
         record_ending(context, envelope, services)
     return envelope
 
 
 async def _of_key(call_id: str, principal_id: str, services: PipelineServices) -> Envelope | None:
-    """Return the answer that was stored under the call's idempotency key, or None."""
+    """Return the answer that was stored for the call's idempotency key, or None."""
     answer = await services.keys.answer_of(principal_id, call_id)
     return None if answer is None else decode_envelope(answer.encode())
 
 
 async def _logged(call_id: str, principal_id: str, services: PipelineServices) -> str | None:
-    """Return the call's code from the call log, or None. The call log does not store answers."""
+    """Return the result code of the call in the call log, or None. The call log does not contain
+    the answer.
+    """
     try:
         return (await services.stores.calls.get(principal_id, call_id)).code
     except ResourceNotFound:

@@ -1,4 +1,4 @@
-"""Streams as a part of the product."""
+"""The part that adds streams to the product."""
 
 from __future__ import annotations
 

@@ -1,17 +1,19 @@
-"""Recordings: the events of calls, in one file for each call, which is kept for a while after the
+"""Recordings: the events of calls. Each call has one file, which is kept for some time after the
 call ends.
 
 Host side, in a `file_room`. `call.py` writes recordings, and the public interfaces read them. A
 file's first line describes its call; each other line is one event, `["kind",SEQUENCE,data]`.
-Readers read the file, so that a slow reader uses none of the daemon's memory. Invariants: readers
-get complete events, from the beginning or after any event; a file's first line names the one
-principal that owns it; a file with readers is not removed. Recording never fails a call: events
-that cannot be written are omitted, one event reports the omission, and the last event is always
-delivered, from memory if necessary. A crash can leave an incomplete last line, which the next start
-removes.
+Readers read the file, so that a slow reader does not use the daemon's memory. Invariants: readers
+get only complete events, from the beginning or after any event; a file's first line names the
+principal that owns the file; a file with readers is not removed.
 
-With a remote place, a recording is copied there when its call ends. The next engine lists the
-recordings of earlier engines, and fetches a recording when its owner requests it.
+A call never fails because of its recording. If events cannot be written, they are omitted, and one
+event reports this. The last event is always delivered, from memory if necessary. A crash can leave
+an incomplete last line, which the next start of the engine removes.
+
+If there is a remote place, a recording is copied there when its call ends. The next engine lists
+the recordings of earlier engines in the remote place, and downloads a recording when its owner
+requests it.
 """
 
 from __future__ import annotations
@@ -41,20 +43,22 @@ from fumehood.streams.events import LAST_KINDS
 
 DIRECTORY_NAME = "spool"
 MAX_KEPT = 10_000
-"""Maximum number of recordings of ended calls that are kept. This limit is needed because a size
-limit alone allows many small files."""
+"""Maximum number of recordings of ended calls. A size limit alone is not enough, because it allows
+a large number of small files."""
 
 CALL_ID = re.compile("call_[0-9a-f]{24}")
 ELSEWHERE = "another engine"
-"""The owner name under which the room counts the space of other engines' recordings. The real owner
-of such a recording is unknown until the recording is fetched."""
+"""Stands for the unknown owner of another engine's recording. The room counts the space of such
+recordings under this name. The real owner is known only after the recording was downloaded."""
 
 READ_BYTES = 64 * 1024
-"""Number of bytes that a reader reads at a time. A longer line is read completely. Up to the same
-number of bytes of the newest lines stays in memory, so that waiting readers need no disk access."""
+"""Number of bytes that a reader reads from the file at a time. If a line is longer, it is read
+completely. The newest lines, if they have at most this size, stay in memory, so that waiting
+readers need no disk access."""
 
 RESYNC = "resync"
-"""Kind of the event after which a reader starts again from the first event of the call."""
+"""Kind of the event that precedes a restart: the reader then returns all events of the call,
+beginning with the first one."""
 
 NOTICE = "tool_notice"
 """Kind of the event that explains why a recording stopped."""
@@ -69,7 +73,7 @@ EVENT_ID = re.compile(r"(0|[1-9][0-9]{0,14}):(0|[1-9][0-9]{0,14})")
 
 
 class RecordedCall(NamedTuple):
-    """The call of a recording: the first line of its file."""
+    """Information about a recorded call. It is the first line of the recording's file."""
 
     call_id: str
     principal_id: str
@@ -104,31 +108,32 @@ class Recording:
     ) -> None:
         """Begin a recording, or continue a file of an earlier engine.
 
-        `notice` makes the data of the event that explains why the recording stopped. `size` is the
-        file's size in bytes and `count` the number of its events.
+        `notice` returns the data for the event that explains why the recording stopped. `size` is
+        the size of the existing file in bytes, and `count` is the number of events in it.
         """
         self.call = call
         self.start = len(call.line())
         """Byte offset of the first event in the file."""
         self.size = max(size, self.start)
-        """Byte offset of the end of the last event that readers may read in the file."""
+        """Byte offset in the file up to which readers may read."""
         self.count = count
-        """Number of events that readers may read in the file."""
+        """Number of events in the file that readers may read."""
         self.tail: list[Record] = []
-        """Records that could not be written, delivered after the file."""
+        """Events that could not be written to the file. Readers get them after the events in the
+        file."""
         self.is_over = False
-        """Whether the call's last event is among the events that readers may read."""
+        """Whether readers may already read the call's last event."""
         self.ended_at = 0.0
-        """When the call ended, in Unix seconds; 0 while it is running."""
+        """The time when the call ended, in Unix seconds, or 0 while the call is running."""
         self.holders = 1
         """Number of readers, plus one for the writer."""
         self.news = asyncio.Event()
-        """Set when there are new records, and then replaced by a new `asyncio.Event`."""
+        """Set when there are new events, and immediately replaced by a new `asyncio.Event`."""
         self.file = RoomFile(store.room, call.principal_id, call.call_id, size)
         self._store = store
         self._notice = notice
         self._refused: str | None = None
-        """Why the room refused an event, or None."""
+        """The reason why the room refused an event, or None."""
         self._written = count
         self._newest = (self.size, b"")
 
@@ -138,15 +143,16 @@ class Recording:
             self._queue(kind, _encoded(data))
 
     def finish(self, kind: str, data: bytes) -> None:
-        """Record the last event, at which readers stop."""
+        """Record the last event. Readers stop after it."""
         if not self.ended_at:
             self.ended_at = self._store.now().timestamp()
             self._queue(kind, data)
 
     def reader(self, after: str | None = None) -> RecordingReader:
-        """Return a reader from the beginning, or after an event. The caller closes it.
+        """Return a reader that begins with the first event or, if `after` is given, after the event
+        with this id. The caller must close the reader.
 
-        Must not be called after the last holder (the writer or a reader) has called `leave`.
+        This method must not be called any more once the writer and all readers have called `leave`.
         """
         self.holders += 1
         return RecordingReader(self, after)
@@ -162,7 +168,9 @@ class Recording:
                 self._write([(kind, data)])()
 
     def _write(self, events: list[tuple[str, bytes]]) -> Callable[[], None]:
-        """Write events in the room's thread; return a function that publishes them to readers."""
+        """Write events to the file. Return a function that makes them available to readers. Runs in
+        the room's thread.
+        """
         events.sort(key=lambda event: event[0] in LAST_KINDS)  # a thread may report progress late
         is_last = events[-1][0] in LAST_KINDS
         if is_last and self._refused is not None:
@@ -180,12 +188,12 @@ class Recording:
             tail += [event for event in events if event[0] in (NOTICE, *LAST_KINDS)]
         if is_last:
             self.file.close()
-            self._notice = None  # it refers to the call, which can now be freed
+            self._notice = None  # the notice refers to the call, which can now be freed
         return partial(self._publish, lines, self._written, tail, is_last)
 
     def _told(self, why: str) -> list[tuple[str, bytes]]:
-        """Return the event that explains why the recording stopped, or an empty list if that event
-        has already been returned.
+        """Return the event that explains why the recording stopped. If it has already been
+        returned, return an empty list.
         """
         notice, self._notice = self._notice, None
         return [] if notice is None else [(NOTICE, _encoded(notice(why)))]
@@ -209,7 +217,9 @@ class Recording:
     # -- for readers -----------------------------------------------------------------------
 
     async def lines(self, place: int) -> bytes:
-        """Read complete lines from a position before `size`. Raises OSError."""
+        """Return complete lines of the file from the byte offset `place`, which must be below
+        `size`. Raises OSError.
+        """
         begin, newest = self._newest
         if place >= begin and newest:
             return newest[place - begin :]
@@ -226,9 +236,9 @@ class Recording:
         return lines
 
     def leave(self) -> None:
-        """Remove one holder: a reader, or the writer.
+        """Record that a reader or the writer has finished with the recording.
 
-        When the last holder leaves, the store keeps or deletes the recording.
+        Once all of them have, the store keeps or deletes the recording.
         """
         self.wake()
         self.holders -= 1
@@ -237,14 +247,14 @@ class Recording:
             self._store.put_away(self)
 
     def wake(self) -> None:
-        """Wake waiting readers, which then check for new records."""
+        """Wake the waiting readers, so that they check for new events."""
         self.news.set()
         self.news = asyncio.Event()
 
 
 class RecordingReader:
-    """Reads one recording until the recording ends, from the first event or from the event that
-    follows `after`.
+    """Reads one recording to its end. It begins with the first event or, if `after` is given, with
+    the event after the one with this id.
     """
 
     def __init__(self, source: Recording, after: str | None = None) -> None:
@@ -258,9 +268,10 @@ class RecordingReader:
         self._is_closed = False
 
     async def read(self) -> list[Record]:
-        """Wait for the next events and return them; an empty list after the last event.
+        """Wait for the next events and return them. After the last event, return an empty list.
 
-        If `after` is not an event of this call, a `resync` event comes first, then all events.
+        If `after` is not the id of an event of this call, the first returned event is `resync`.
+        Then follow all events of the call.
 
         Raises:
             OSError: the recording cannot be read any more.
@@ -293,7 +304,9 @@ class RecordingReader:
                 return records
 
     def _skip(self, after: str) -> str | None:
-        """Skip the events up to `after`. Return None, or the reason if there is no such event."""
+        """Skip the events up to the one with the id `after`. Return None, or the reason if there is
+        no such event.
+        """
         found, source = EVENT_ID.fullmatch(after), self._source
         if found is None:
             return MALFORMED
@@ -315,7 +328,8 @@ class RecordingStore:
     """The recordings of one engine. Call `open` before the first use and `room.close` after the
     last use.
 
-    `kept_s` is how many seconds a recording is kept after its call ends; 0 removes it at the end.
+    `kept_s` is the number of seconds for which a recording is kept after its call has ended. If it
+    is 0, the recording is removed once the call has ended and no reader is left.
     """
 
     def __init__(
@@ -328,10 +342,11 @@ class RecordingStore:
         remote: RemoteFiles | None = None,
     ) -> None:
         self._all: dict[str, Recording] = {}
-        """Recordings of running calls, recordings with readers, and kept recordings, by call id."""
+        """Call id → recording. Contains the recordings of running calls, those with readers, and
+        those that are kept."""
         self._remote = remote.below(DIRECTORY_NAME, CALL_ID) if remote and kept_s > 0 else None
         self._elsewhere: dict[str, Found] = {}
-        """Recordings of other engines, in the remote place."""
+        """Recordings of other engines that are in the remote place."""
         self._is_listed = False
         self.room = FileRoom(
             state, DIRECTORY_NAME, max_bytes, self._forget, max_files=MAX_KEPT, remote=self._remote
@@ -363,8 +378,8 @@ class RecordingStore:
     ) -> int:
         """Record a last event for each call that was still running when the previous engine ended.
 
-        Returns the number of these calls. The recordings of these calls cannot be read before this
-        method has returned.
+        Return the number of these calls. Their recordings cannot be read before this method has
+        returned.
         """
         lost, self._lost = self._lost, []
         for recording in lost:
@@ -374,12 +389,12 @@ class RecordingStore:
         return len(lost)
 
     def new(self, call: RecordedCall, notice: Callable[[str], JsonObject]) -> Recording:
-        """Return a new recording. Its file is created with its first event."""
+        """Return a new recording. Its file is created when the first event is written."""
         recording = self._all[call.call_id] = Recording(self, call, notice)
         return recording
 
     async def fetch(self, call_id: str, principal_id: str) -> None:
-        """Download this principal's recording if only the remote place has it.
+        """Download a principal's recording if it is only in the remote place.
 
         Raises:
             FilesAway: the remote place cannot be used now.
@@ -391,7 +406,9 @@ class RecordingStore:
     def find(
         self, call_id: str, principal_id: str, after: str | None = None
     ) -> RecordingReader | None:
-        """Return a reader of this principal's recording, or None if there is no such recording."""
+        """Return a reader of the principal's recording, or None if the principal has no such
+        recording.
+        """
         found = self._all.get(call_id)
         if found is None or found.call.principal_id != principal_id:
             return None
@@ -402,10 +419,11 @@ class RecordingStore:
         return found.reader(after)
 
     async def prune(self, now: datetime) -> int:
-        """Delete expired recordings; return their number.
+        """Delete expired recordings. Return how many were deleted.
 
         Raises:
-            FilesAway: the remote place cannot be used now; the rest stays there until the next run.
+            FilesAway: the remote place cannot be used now; the remaining recordings stay there
+                until the next run.
         """
         oldest = self._oldest(now)
         kept = [(name, one) for name, one in list(self._all.items()) if not one.holders]
@@ -422,7 +440,9 @@ class RecordingStore:
         return len(old)
 
     def put_away(self, recording: Recording) -> None:
-        """Keep or delete a recording without holders. Called in the event loop."""
+        """Keep or delete a recording that has no writer and no readers any more. Called in the
+        event loop.
+        """
         if self._kept_s > 0 and not recording.tail:
             recording.file.keep()
         else:
@@ -430,7 +450,7 @@ class RecordingStore:
             self.room.submit(recording.file.remove)
 
     def share(self, recording: Recording) -> None:
-        """Copy an ended recording to the remote place, if there is one. Never waits."""
+        """Copy the recording of an ended call to the remote place, if there is one. Never waits."""
         if self._remote is not None and not recording.tail:
             self.room.copy(recording.call.call_id)
 
@@ -442,8 +462,8 @@ class RecordingStore:
         return (now - timedelta(seconds=self._kept_s)).timestamp()
 
     def _find(self) -> None:
-        """Take over the previous engine's files, oldest first. Runs before the room's thread
-        exists.
+        """Take over the previous engine's files, oldest first. Must run before the room's thread is
+        started.
         """
         found = Directory(self.room.directory).found().items()
         for ended_at, name in sorted((one.changed_at, name) for name, one in found):
@@ -455,8 +475,8 @@ class RecordingStore:
                 self.room.unlink(name)
 
     async def _list(self, patience_s: float | None) -> None:
-        """List the recordings of other engines in the remote place, unless already done. Raises
-        FilesAway.
+        """List the recordings of other engines in the remote place. Does nothing if they are
+        already listed. Raises FilesAway.
         """
         if self._remote is None or self._is_listed:
             return
@@ -469,7 +489,9 @@ class RecordingStore:
         self._is_listed = True
 
     def _fetch(self, call_id: str, principal_id: str, place: Found) -> None:
-        """Download a recording, or forget it if it is missing or damaged. Runs in a thread."""
+        """Download a recording. If it is missing or damaged, remove it from the list instead. Runs
+        in a thread.
+        """
         room = self.room
         if room.hold(ELSEWHERE, call_id) is None:
             return  # it was just evicted
@@ -488,7 +510,7 @@ class RecordingStore:
                 raise
 
     def _download(self, call_id: str, principal_id: str, place: Found) -> None:
-        """Copy a recording of this principal from the remote place.
+        """Copy a principal's recording from the remote place.
 
         Raises:
             PermissionError: the recording belongs to another principal.
@@ -507,10 +529,11 @@ class RecordingStore:
         os.utime(self.room.directory / call_id, (place.changed_at, place.changed_at))
 
     def _take_over(self, name: str, ended_at: float, *, fetched: int | None = None) -> None:
-        """Keep a file of the previous engine, without an incomplete last line.
+        """Register a file of an earlier engine as a kept recording. If its last line is incomplete,
+        this line is removed.
 
-        `fetched` is the size of a file that was just downloaded; its bytes are reserved for
-        ELSEWHERE.
+        If the file was just downloaded, `fetched` is its size, and its bytes are already reserved
+        under ELSEWHERE.
 
         Raises:
             NoRoom: the room has no space for the file.
@@ -541,17 +564,21 @@ class RecordingStore:
 
 
 def line_of(kind: str, sequence: int, data: bytes) -> bytes:
-    """Format one event as a line of the file."""
+    """Return one event as a line of the file."""
     return b'["%b",%d,%b]\n' % (kind.encode(), sequence, data)
 
 
 def event_id(call_id: str, sequence: int) -> str:
-    """Return the id `SEQUENCE:CHECK`, which no other event of any call has."""
+    """Return the event's id `SEQUENCE:CHECK`. No other event, of this or any other call, has the
+    same id.
+    """
     return f"{sequence}:{crc32(f'{call_id}:{sequence}'.encode())}"
 
 
 def records_in(call_id: str, lines: list[bytes], first: int) -> list[Record]:
-    """Parse complete lines. `first` is the sequence number of the first event."""
+    """Parse complete lines of the file. `first` is the sequence number of the event in the first
+    line.
+    """
     records = []
     for number, line in enumerate(lines, first):
         kind, _, data = line.split(b",", 2)
@@ -560,7 +587,7 @@ def records_in(call_id: str, lines: list[bytes], first: int) -> list[Record]:
 
 
 def _resync(reason: str, given: str) -> Record:
-    """Return the `resync` event. The event's empty id makes a client forget the last event id that
+    """Return the `resync` event. Its id is empty, so that the client forgets the last event id that
     it received.
     """
     data = {"reason": reason, "message": REASONS[reason], "from": 0, "given": given[:40]}
@@ -568,7 +595,7 @@ def _resync(reason: str, given: str) -> Record:
 
 
 def _encoded(data: JsonObject) -> bytes:
-    """Encode an object as one line of UTF-8 JSON. Non-ASCII text is not escaped, because escapes
+    """Return an object as one line of UTF-8 JSON. Non-ASCII text is not escaped, because escapes
     would double its size.
     """
     try:

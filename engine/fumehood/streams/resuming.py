@@ -1,4 +1,4 @@
-"""Rules for reading the events of a call, over any number of connections.
+"""The rules by which clients read the events of a call over any number of connections.
 
 Client side. `async_client.py` and its generated twin follow these rules. Invariant: each event of a
 stream is delivered once, however often the stream is resumed.
@@ -23,15 +23,16 @@ BROKEN_OFF = (
 )
 
 RESUMES = 10
-"""Consecutive attempts to resume a stream without a new event, after which the client gives up."""
+"""Maximum number of consecutive attempts to resume a stream without receiving a new event. The
+client then gives up."""
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 5.0
-"""First and longest pause, in seconds, before an attempt to resume a stream. The pause doubles with
-each attempt, and half of each pause is random."""
+"""First and longest pause, in seconds, before an attempt to resume a stream. Each pause is twice
+the one before, and half of it is random."""
 
 
 def is_followed(headers: Mapping[str, str]) -> bool:
-    """Return whether an answer is a stream of events instead of an envelope."""
+    """Return whether an answer is a stream of events. Otherwise, it is an envelope."""
     return headers.get("content-type", "").partition(";")[0].strip() == sse.MEDIA_TYPE
 
 
@@ -42,7 +43,7 @@ class Following:
         self.request = request
         """The next request to send."""
         self.is_over = False
-        """Whether the last event, the answer, has arrived."""
+        """Whether the last event, which contains the answer, has arrived."""
         self._endpoint = endpoint
         self._call_id = ""
         self._last_id = ""
@@ -52,7 +53,8 @@ class Following:
         self._attempts = 0
 
     def feed(self, chunk: bytes) -> list[Event]:
-        """Return the events that these bytes complete, without those already delivered.
+        """Add bytes from the stream. Return the events that they complete, without events that were
+        already returned.
 
         Raises:
             DaemonUnavailable: the bytes are not events of an engine.
@@ -69,7 +71,7 @@ class Following:
         return events
 
     def read_answer(self, raw: bytes) -> Event | None:
-        """Read an answer that arrived instead of events.
+        """Read an answer that arrived instead of a stream of events.
 
         Return the answer's event, or None if another attempt to resume the stream may succeed.
 
@@ -88,7 +90,9 @@ class Following:
         raise self._gone(f"{error.code}: {error.message}")
 
     def may_send_again(self, error: httpx2.HTTPError, progress: Progress) -> bool:
-        """Return whether to send the same request again immediately. Returns True at most once."""
+        """Return whether the same request should be sent again immediately. Only the first failure
+        of a call can return True.
+        """
         is_first, self._has_failed = not self._has_failed, True
         return is_first and may_send_again(self.request, error, progress)
 
@@ -112,9 +116,9 @@ class Following:
         return pause_s * random.uniform(0.5, 1)  # noqa: S311 - a pause is no secret
 
     def _is_new(self, frame: sse.Frame) -> bool:
-        """Record an event, and return whether it is new.
+        """Record that an event has arrived, and return whether it is new.
 
-        After a resumption the engine may send events again that were already delivered.
+        After a stream was resumed, the engine may send events that were already delivered.
         """
         sequence = int(frame.id.partition(":")[0])
         self.is_over = frame.kind in LAST_KINDS
@@ -132,7 +136,9 @@ class Following:
 
 
 def follow_request(call_id: str, after: str | None) -> ApiRequest[Event]:
-    """Make the request for a call's events after the event id `after`, or for all of its events."""
+    """Return the request for a call's events: those after the event with the id `after`, or all if
+    it is None.
+    """
     headers = {} if after is None else {"last-event-id": after}
     return ApiRequest(
         "GET", address("calls", call_id, "events"), answer_without_events, headers=headers

@@ -1,13 +1,13 @@
 """HTTP routes of calls whose events are streamed as they happen.
 
-`POST /v1/tools/{name}/sse` makes a call and streams its events. `GET /v1/calls/{id}/events` streams
-the same events again, beginning with any of them.
+`POST /v1/tools/{name}/sse` starts a call and streams its events. `GET /v1/calls/{id}/events`
+streams the same events again, from any event on.
 
 Host side. Events are read from a recording, which contains them in the form in which they are sent.
-sse-starlette is not used, because it would only send keep-alive comments and wait, and its waiting
-must end when the engine stops. Invariants: for a slow client, only one batch of the reader and the
-socket's buffer are held in memory, and only for a limited time. A client that disconnects stops
-only its own reading, unless the call has `cancel_on_disconnect`.
+The library sse-starlette is not used: it would only send keep-alive comments and wait, and this
+wait would have to end when the engine stops. Invariants: for a slow client, memory holds only one
+batch of events and the socket's buffer, and only for a limited time; if a client disconnects, the
+call continues, unless it has the option `cancel_on_disconnect`.
 """
 
 from __future__ import annotations
@@ -43,7 +43,9 @@ LAST_WORD_S = 1.0
 
 
 def _refuse_resumption(request: Request) -> None:
-    """Refuse a client that wants to resume a stream: it must not start a second call."""
+    """Refuse a request in which the client tries to resume a stream, because this route would start
+    a second call.
+    """
     if "last-event-id" in request.headers:
         raise InvalidParams(
             "Calling again would start another call. To resume, send Last-Event-ID to "
@@ -128,8 +130,8 @@ async def follow_call(
 class EventsResponse(Response):
     """The event stream of a call that has begun.
 
-    `on_end` is called when the stream ends, `on_sent` when its last event was sent to a client that
-    is still connected.
+    `on_end` is called when the stream ends. `on_sent` is called when the last event was sent to a
+    client that is still connected.
     """
 
     media_type = sse.MEDIA_TYPE
@@ -151,7 +153,7 @@ class EventsResponse(Response):
         self._last = Record("", "0:0", b"")
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the events, until the last one or until the client disconnects."""
+        """Send the events until the last event was sent or the client disconnects."""
         try:
             async with anyio.create_task_group() as group:
                 group.start_soon(when_left, receive, group.cancel_scope.cancel)
@@ -203,7 +205,9 @@ class EventsResponse(Response):
 async def _write(
     send: Send, body: bytes, *, more: bool = True, deadline_s: float | None = None
 ) -> None:
-    """Send bytes of the body. Raises TimeoutError if the client does not read them in time."""
+    """Send bytes of the response body. Raises TimeoutError if the client does not read them within
+    `deadline_s` seconds.
+    """
     async with asyncio.timeout(WRITE_DEADLINE_S if deadline_s is None else deadline_s):
         await send({"type": "http.response.body", "body": body, "more_body": more})
 

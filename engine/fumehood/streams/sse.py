@@ -1,7 +1,7 @@
-"""Server-sent events: conversion between events and bytes, for the daemon and the client.
+"""Server-sent events: conversion between events and bytes, for the daemon and for clients.
 
-This module does no I/O. *Source*: the HTML standard, "Server-sent events". Invariant: the way in
-which bytes are split does not change the events.
+This module does no I/O. *Source*: the HTML standard, "Server-sent events". Invariant: the decoded
+events do not depend on how the bytes are split into chunks.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from typing import NamedTuple
 MEDIA_TYPE = "text/event-stream"
 
 MIN_RETRY_MS, RETRY_SPREAD_MS = 1000, 2000
-"""Minimum milliseconds before clients reconnect, and the random part that is added, so that they do
-not all reconnect at the same time."""
+"""Minimum milliseconds before a client reconnects, and the range of a random addition, so that
+clients do not all reconnect at the same time."""
 
 
 class SseError(ValueError):
-    """The peer does not send server-sent events."""
+    """The received bytes are not server-sent events."""
 
 
 class Frame(NamedTuple):
-    """One event on the wire."""
+    """One server-sent event."""
 
     kind: str
     id: str
@@ -34,17 +34,18 @@ def retry() -> bytes:
 
 
 def encode(kind: str, event_id: str, data: bytes) -> bytes:
-    """Encode one event. `data` must be a single line, as JSON can always be."""
+    """Encode one event. `data` must be a single line, which is always possible for JSON."""
     return b"id: %b\nevent: %b\ndata: %b\n\n" % (event_id.encode(), kind.encode(), data)
 
 
 class Decoder:
-    """Decodes a stream that arrives in chunks. Comments are ignored."""
+    """Decodes a stream of server-sent events that arrives in chunks. Comments are ignored."""
 
     def __init__(self) -> None:
         self._buffer = bytearray()
         self._looked = 0
-        """Length of the beginning of the buffer that contains no end of an event."""
+        """Number of bytes at the start of the buffer that are known to contain no end of an
+        event."""
 
     def feed(self, chunk: bytes) -> list[Frame]:
         """Add a chunk, and return the events that it completes.
@@ -66,7 +67,9 @@ class Decoder:
 
 
 def _frame(block: bytes) -> Frame | None:
-    """Parse a block as `encode` writes it. Return None if it contains no event."""
+    """Parse a block in the form in which `encode` writes it. Return None if the block contains no
+    event.
+    """
     fields: dict[bytes, bytes] = {}
     for line in block.split(b"\n"):
         name, colon, value = line.partition(b":")

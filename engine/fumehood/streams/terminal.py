@@ -1,7 +1,7 @@
 """A running call on the terminal: live output, progress, and Ctrl-C to cancel.
 
-A program's output is untrusted: it is escaped on a terminal, unchanged elsewhere. Progress is shown
-on stderr, only if stderr is a terminal and its current line is empty.
+A program's output is untrusted, so it is escaped on a terminal. Elsewhere, it is written unchanged.
+Progress is shown on stderr, but only if stderr is a terminal and its current line is empty.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ def stream_call(
 ) -> JsonObject:  # fmt: skip
     """Call a tool, show its events, and return its answer.
 
-    The program's stdout goes to stdout or, with `as_json`, to stderr like everything else. The
-    first Ctrl-C cancels the call, and its answer is still returned. A second Ctrl-C exits without
-    the answer.
+    The program's stdout is written to stdout, and everything else to stderr. With `as_json`,
+    everything is written to stderr. The first Ctrl-C cancels the call, and its answer is still
+    returned. A second Ctrl-C exits without the answer.
     """
     screen = _Screen(sys.stderr if as_json else sys.stdout)
     with ExitStack() as stack:
@@ -70,12 +70,15 @@ def stream_call(
 
 
 class _Screen:
-    """Shows a program's two streams, which may share a terminal, and the progress below them."""
+    """Shows the two output streams of a program, which may share a terminal. The progress is shown
+    below them.
+    """
 
     def __init__(self, stdout: TextIO) -> None:
         self._streams = {"stdout": stdout, "stderr": sys.stderr}
         self._is_at_start = True
-        """Whether the cursor is at the start of a line. Otherwise progress would hide output."""
+        """Whether the cursor is at the start of a line. If it is not, progress would hide
+        output."""
         self._last: ProgressEvent | None = None
 
     def output(self, event: OutputEvent) -> None:
@@ -115,9 +118,10 @@ class _Screen:
 
 @contextmanager
 def _cancelling(client: Client, calls: list[str]) -> Iterator[None]:
-    """Let the first Ctrl-C cancel the call whose id is in `calls`, and the second one exit.
+    """In the block, let the first Ctrl-C cancel the call whose id is in `calls`, and the second one
+    exit.
 
-    As long as `calls` is empty, the first Ctrl-C exits.
+    As long as `calls` is empty, the first Ctrl-C also exits.
     """
 
     def cancel() -> None:
@@ -130,7 +134,7 @@ def _cancelling(client: Client, calls: list[str]) -> Iterator[None]:
         if not calls:
             raise KeyboardInterrupt
         sys.stderr.write("\nCancelling the call. Press Ctrl-C again to exit without its answer.\n")
-        # Not in the signal handler: the connection may be in the middle of a read.
+        # Not in the signal handler, because the connection may be in the middle of a read.
         threading.Thread(target=cancel, daemon=True).start()
 
     before = signal.signal(signal.SIGINT, interrupt)

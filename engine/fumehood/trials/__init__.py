@@ -1,1 +1,1 @@
-"""Trials: a program runs, and a human who has seen its effect lets it be put in."""
+"""Trials: a program runs, and its effect is applied only after a human has seen and approved it."""

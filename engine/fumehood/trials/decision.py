@@ -1,5 +1,5 @@
-"""The decision on a trial: a human sees the effect of a program that has run, and lets it be put in
-or has it dropped.
+"""The decision on a trial: a human sees the effect of a program that has run, and decides whether
+it is applied or dropped.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from fumehood.trials.session_trials import HeldFiles
 
 @dataclass(frozen=True, eq=False, slots=True)
 class HeldTrial:
-    """A trial that has run, and the effect that it would have on its session and on hosts."""
+    """A finished trial, and the effect that it would have on its session and on other hosts."""
 
     files: HeldFiles
     effect: Effect
     outcome: Outcome
     held_back: tuple[HeldBack, ...] = ()
-    """Actions of the trial that parts have held back."""
+    """The trial's actions that parts have held back."""
 
 
 class TrialDecision(HeldAction):
-    """Applies the effect of a trial to its session."""
+    """The held action that applies the effect of a trial once a human has approved it."""
 
     needs = "trial"
     always_asks = True
@@ -51,7 +51,9 @@ class TrialDecision(HeldAction):
         self.effect = trial.effect
 
     async def carry_out(self, run: ToolRun) -> Outcome:
-        """Apply changes to files and variables, then the actions that parts have held back."""
+        """Apply the changes to files and variables. Then perform the actions that parts have held
+        back.
+        """
         outcome = replace(self._trial.outcome, isolation="session")
         not_saved = await trials_of(run.lease, self._waiting).put_in(self._trial.files)
         outcome = replace(outcome, warnings=outcome.warnings + unsaved_words(not_saved))
@@ -66,9 +68,9 @@ class TrialDecision(HeldAction):
 async def ask_about(
     decision: TrialDecision, call: CallContext, services: PipelineServices, run_call: RunCall
 ) -> EngineError | None:
-    """Request approval of a trial's effect, which `decision` then applies.
+    """Request approval of a trial's effect. If it is approved, `decision` applies the effect.
 
-    Return None once `decision` has begun to apply the effect, otherwise the error.
+    Return None once `decision` has begun to apply the effect. Otherwise, return the error.
     """
     parent = call.request
     chosen = parent.options.wait_for_approval

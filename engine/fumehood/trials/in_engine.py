@@ -1,7 +1,7 @@
 """Trials in one engine: runs whose effects wait for a human, and the decisions on them.
 
-Host side. Invariants: nothing of a trial stays in its session, and nothing of it reaches a host,
-unless a human has approved exactly the effect that was shown; an effect is put in at most once.
+Host side. Invariants: a trial changes neither its session nor another host, unless a human has
+approved exactly the effect that was shown; an effect is applied at most once.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ from fumehood.trials.session_trials import HeldFiles
 
 
 class Trials(EnginePart):
-    """Holds back the effects of runs until a human has decided on them."""
+    """The part that holds back the effects of runs until a human has decided on them."""
 
     holds_back_with: Mapping[str, Any] = {PREVIEW.name: True}
 
     def __init__(self, kernel: Kernel) -> None:
         super().__init__(kernel)
         self.waiting: Counter[str] = Counter()
-        """Session id → number of effects of its trials that wait for a decision."""
+        """Session id → number of effects of the session's trials that wait for a decision."""
 
     @asynccontextmanager
     async def around(self, run: ToolRun, before: Sequence[Given]) -> AsyncIterator[Given | None]:
-        """Run the program of a call with the option `preview` as a trial."""
+        """If the call has the option `preview`, run its program as a trial."""
         if not PREVIEW.of(run.request.options):
             yield None
             return
@@ -59,7 +59,9 @@ class Trials(EnginePart):
     async def decide(
         self, outcome: Outcome, call: CallContext, services: PipelineServices, run_call: RunCall
     ) -> Outcome:
-        """Request a decision on a trial's effect, apply or drop it, and return the outcome."""
+        """Request a decision on a trial's effect, and apply or drop the effect. Return the outcome
+        of the call.
+        """
         held = outcome.held
         assert isinstance(held, HeldTrial)
         assert call.plan is not None
@@ -96,9 +98,9 @@ class Trials(EnginePart):
 
 
 def _as_trial(outcome: Outcome, files: HeldFiles | None, held_back: Sequence[HeldBack]) -> Outcome:
-    """Return the outcome of a trial with its effect, as shown to the human who decides on it:
-    output, changes to files, variables, and actions that parts hold back. If the effect could not
-    be held (`files` is None), the outcome has an error.
+    """Return the outcome of a trial together with the effect as approvers see it: output, changes
+    to files, variables, and actions that parts hold back. If `files` is None, the effect could not
+    be held, and the outcome has an error instead.
     """
     if files is None:
         if outcome.error is not None:

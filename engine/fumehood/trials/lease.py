@@ -1,4 +1,4 @@
-"""The lease of a trial: runs a program in its session, and keeps the effect for a decision."""
+"""The lease of a trial: it runs a program in its session, and keeps the effect for a decision."""
 
 from __future__ import annotations
 
@@ -31,7 +31,9 @@ class TrialLease:
 
 
 def trials_of(lease: Lease, waiting: Counter[str]) -> SessionTrials:
-    """Return the trials of a lease's session. Raises SandboxUnavailable if it is not durable."""
+    """Return the trials of a lease's session. Raises SandboxUnavailable if the session is not
+    durable.
+    """
     if not isinstance(lease, SessionLease) or lease.saved is None:
         raise SandboxUnavailable("This session has no saved files.", retryable=False)
     return SessionTrials(lease, lease.saved, waiting)

@@ -1,4 +1,4 @@
-"""Trials as a part of the product."""
+"""The part that adds trials to the product."""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
-"""Trials in a session: a run whose effect is removed from the session, and put in later.
+"""Trials in a session: runs whose effect is removed from the session, and may be applied later.
 
-Host side. The changes to files are undone by means of the last saved copy. If that fails, or the
-engine is killed meanwhile, the container is ended and restored from the copy, so no part of the
-effect stays. The trial's variables stay in their process, which the guest suspends.
+Host side. The changes to files are undone with the last saved copy of the files. If this fails, or
+if the engine is killed before it is done, the container is ended and restored from the copy, so
+none of the effect remains. The trial's variables remain in a separate process, which the guest
+suspends.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from fumehood.sandbox.session_use import SavedFiles, SessionLease
 from fumehood.sandbox.wall import RunEnding, RunSinks, try_later
 
 MAX_TRIALS = 4
-"""Maximum number of effects of one session's trials that wait for a decision."""
+"""Maximum number of effects per session that wait for a decision."""
 
 _LOOK: JsonObject = {"do": "list", "path": "", "recursive": False, "most": 1}
 _LIMITS = Limits(wall_s=30.0, cpu_s=30.0, memory_mb=None, output_bytes=MB)
@@ -32,24 +33,24 @@ _LIMITS = Limits(wall_s=30.0, cpu_s=30.0, memory_mb=None, output_bytes=MB)
 
 @dataclass(eq=False, slots=True)
 class HeldFiles:
-    """The effect of a trial on its session, held back until it is applied or dropped."""
+    """The effect of a trial on its session. It is held back until it is applied or dropped."""
 
     token: str
     has_variables: bool
     changes: Any
-    """The changes to files, as returned by `Saver.hold`."""
+    """The changes to files, in the form in which `Saver.hold` returns them."""
     shown: JsonObject
-    """The changes to files for people, in the form of previews."""
+    """The changes to files, in the form in which previews show them."""
 
     @property
     def is_empty(self) -> bool:
-        """Whether the effect changes no files and has no variables."""
+        """Whether the effect contains neither changed files nor variables."""
         return not (self.has_variables or any(map(self.shown.get, ("added", "changed", "removed"))))
 
 
 class SessionTrials:
-    """The trials of one session, during a lease. `waiting` counts the effects of each session's
-    trials that wait for a decision.
+    """The trials of one session, during a lease. `waiting` counts, for each session, the effects
+    that wait for a decision.
     """
 
     def __init__(self, lease: SessionLease, saved: SavedFiles, waiting: Counter[str]) -> None:
@@ -63,8 +64,8 @@ class SessionTrials:
     async def run(
         self, program: str, arguments: JsonObject, limits: Limits, sinks: RunSinks
     ) -> tuple[RunEnding, HeldFiles | None]:
-        """Run a program, remove its effect from the session, and return the effect, or None if the
-        program failed or its effect cannot be held.
+        """Run a program, and remove its effect from the session. Return how the run ended, and the
+        effect. The effect is None if the program failed or its effect cannot be held.
 
         Raises:
             InvalidParams, SandboxUnavailable, RateLimited: nothing ran.
@@ -106,8 +107,9 @@ class SessionTrials:
         return replace(ending, isolation="session"), held if is_whole else None
 
     async def _require_copy(self) -> None:
-        """Save the files if they may differ from the copy. Raises the same errors as `run`, for
-        example if the workspace has links or special files, which a copy does not include.
+        """Save the session's files if they may differ from the last saved copy. Raises the same
+        errors as `run`. For example, links and special files are not in a copy, so a trial is
+        refused if the workspace contains any.
         """
         session = self._session
         assert session.copy is not None
@@ -125,14 +127,14 @@ class SessionTrials:
             )
 
     async def _take_out(self, token: str, program: str) -> HeldFiles | None:
-        """Remove the effect from the session and return it, or None if there is no effect that
-        could be applied later. If the removal fails, end the container; the session's next use
-        restores the files.
+        """Remove the effect from the session and return it. Return None if the effect cannot be
+        applied later. If the removal fails, the container is ended, and the files are restored at
+        the session's next use.
         """
         session = self._session
         assert session.copy is not None
         if session.finished is not None or session.container.lost is not None:
-            return None  # its files are restored anyway
+            return None  # the session's files are restored anyway
         source = source_of(session)
         try:
             changes, shown = await self._saver.hold(source, session.copy)
@@ -157,13 +159,14 @@ class SessionTrials:
         return held
 
     async def put_in(self, held: HeldFiles) -> str | None:
-        """Apply an effect to the session, and release it. Return why the files could not be saved
-        afterwards, as a clause, or None if they could. Must be called once.
+        """Apply an effect to the session, and release the held effect. Return None if the files
+        could then be saved, otherwise the reason as a clause. Must be called only once for each
+        effect.
 
         Raises:
-            ApprovalExpired: files or variables that the effect changes have changed since, so
-                nothing was applied.
-            SandboxUnavailable: the effect may have been applied in part.
+            ApprovalExpired: files or variables that the effect changes were changed after the
+                trial, so nothing was applied.
+            SandboxUnavailable: the effect may have been applied only in part.
         """
         session = self._session
         self._decided()
@@ -212,7 +215,7 @@ class SessionTrials:
                 await self._write()
 
     async def drop(self, held: HeldFiles) -> None:
-        """Discard an effect."""
+        """Discard an effect without applying it."""
         self._decided()
         await self._saver.let_go(held.changes)
         await self._drop_variables(held)
@@ -224,7 +227,7 @@ class SessionTrials:
             await source_of(self._session).run("files", _LOOK, _LIMITS, sinks)
 
     def _decided(self) -> None:
-        """Count one waiting effect fewer."""
+        """Record that one effect of this session no longer waits for a decision."""
         self._waiting[self._session.id] -= 1
         if not self._waiting[self._session.id]:
             del self._waiting[self._session.id]
