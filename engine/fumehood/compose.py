@@ -124,7 +124,8 @@ def compose(
         walls.container, stores.sessions, config.sessions, SessionClock(clock.now, clock.monotonic),
         partial(_check_maker, identities, intake), kept=stores.sessions.all_now(),
         saver=SessionSaver(stores.saved) if stores.saved else None, presets=config.presets,
-        in_session=parts.in_sessions(), on_event=logged(log),
+        in_session=parts.in_sessions(), in_new_container=parts.in_new_containers(),
+        on_event=logged(log),
     )  # fmt: skip
     policy = _read_policy(kernel, registry, identities, parts)
     redactor = Redactor(config.redaction)

@@ -21,7 +21,6 @@ from fumehood.core.session import KeptSession, OwnedSession
 from fumehood.core.status import engine_version
 from fumehood.observe.figures import Figure
 from fumehood.pipeline.running import LiveCall
-from fumehood.sandbox.session_use import SessionProcesses
 
 NOT_RUNNING = "No such call is running. Do not retry."
 _FIELDS = {"agent": "agent_id", "principal": "principal_id", "session": "session_id",
@@ -159,46 +158,6 @@ class Overview:
             why = "an administrator ended it"
             await self._made.services.sessions.end(Principal(found.principal_id), found.id, why)
         return self.session(found.id)
-
-    def processes(self, session_id: str) -> SessionProcesses:
-        """Return the processes of any principal's session.
-
-        This does not count as a use of the session.
-
-        Raises:
-            ResourceNotFound: there is no such session, or it has ended.
-        """
-        found = self.session(session_id)
-        return self._made.services.sessions.processes(
-            Principal(found.principal_id), found.id, is_use=False
-        )
-
-    async def stop_process(
-        self, session_id: str, name: str, grace_s: float, by: Principal
-    ) -> JsonObject:
-        """End a process of any principal's session and return it.
-
-        This is recorded in the audit log as an administrative change. If the process has already
-        ended, it is only returned.
-
-        Raises:
-            ResourceNotFound: there is no such process.
-            SandboxUnavailable: the session cannot run now.
-            WriteFailed: the change could not be recorded, and the process continues.
-        """
-        session = self.session(session_id)
-        processes = self.processes(session.id)
-        for one in (await processes.ask({"do": "list"}))["processes"]:
-            if one["name"] == name and one["state"] == "ended":
-                return dict(one)
-            if one["name"] == name:
-                break
-        else:
-            raise ResourceNotFound("This session has no such process.", fields=["process"])
-        details = {"principal_id": session.principal_id, "process": name}
-        await self._record(by, "process.stop", session.id, details)
-        answer = await processes.ask({"do": "stop", "name": name, "grace_s": grace_s})
-        return dict(answer["process"])
 
     async def _record(
         self, by: Principal, action: str, subject: str, details: dict[str, str]

@@ -23,8 +23,8 @@ from fumehood.observe.subscriber import Subscriber, Subscribers, no_subscribers
 from fumehood.pipeline.gate import Gate
 from fumehood.pipeline.part import CallPart
 from fumehood.sandbox.container.additions import NewImageMaker
-from fumehood.sandbox.session_use import KeptValues
-from fumehood.sandbox.wall import Wall
+from fumehood.sandbox.session_use import SessionAccess
+from fumehood.sandbox.wall import SessionContainer, Wall
 from fumehood.sandbox.walls import OwnWalls
 from fumehood.storage.changes import recorded, stamp
 from fumehood.storage.database import Database
@@ -149,13 +149,17 @@ class EnginePart(Subscriber, CallPart):
         """Run the part's background work, from before the first call until after the last."""
         yield
 
-    def in_session(self, kept: KeptValues) -> object | None:
+    def in_session(self, access: SessionAccess) -> object | None:
         """Return what this part's executors use during a turn in a session, or None.
 
-        `kept` are the values that parts keep with the session. The executors find the object by its
-        class (`SessionLease.part`).
+        The executors find the object by its class (`SessionLease.part`).
         """
         return None
+
+    async def in_new_container(self, access: SessionAccess, container: SessionContainer) -> None:
+        """Prepare the new container of a session, whose earlier container has ended with everything
+        that ran in it. Called before the first program runs there. Must not raise an exception.
+        """
 
     async def outcomes(self) -> Mapping[str, EngineError | None]:
         """Finish or undo actions that a killed process had begun, and return how these calls ended:

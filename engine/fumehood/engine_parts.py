@@ -24,7 +24,7 @@ from fumehood.pipeline.part import CallParts
 from fumehood.policy.model import Policy
 from fumehood.registry.index import ToolIndex
 from fumehood.sandbox.container.additions import NewImageMaker
-from fumehood.sandbox.session_use import InSession
+from fumehood.sandbox.session_use import InNewContainer, InSession
 from fumehood.sandbox.wall import Wall
 from fumehood.sandbox.walls import OwnWalls
 from fumehood.storage.needed_parts import require_parts
@@ -125,6 +125,11 @@ class EngineParts:
         return [
             part.in_session for part in self if type(part).in_session is not EnginePart.in_session
         ]
+
+    def in_new_containers(self) -> list[InNewContainer]:
+        """Return the functions by which parts prepare the new container of a session."""
+        kernel = EnginePart.in_new_container
+        return [part.in_new_container for part in self if type(part).in_new_container is not kernel]
 
     async def outcomes(self) -> dict[str, EngineError | None]:
         """Return the outcomes of interrupted calls that parts know (`EnginePart.outcomes`).

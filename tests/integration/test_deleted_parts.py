@@ -621,6 +621,115 @@ def test_trials_are_refused_or_asked_about_without_their_part(tree: Tree, home: 
     }
 
 
+WITHOUT_PROCESSES = """
+import json, sys
+from pathlib import Path
+import anyio
+from fumehood import Config, Engine, InvalidDefinition
+from fumehood.core.identity import TrustDomain
+from fumehood.http.app import CONTROL_OPERATIONS, OPERATIONS
+from fumehood.storage.database import FILE_NAME, open_database
+from fumehood.storage.sessions import SessionTable
+from fumehood.testing import CONTAINER_LIMITS, FakePlace, FakeWall
+
+OWN = {"name": "own", "description": "Start.", "type": "BUILTIN", "executor": "process:start"}
+
+def fault(document):
+    try:
+        Engine([document])
+    except InvalidDefinition as refused:
+        return refused.message
+
+async def main():
+    home = Path(sys.argv[1])
+    database = open_database(home / FILE_NAME)
+    (before,) = SessionTable(database).all_now()
+    wall, asked = FakeWall(limits=CONTAINER_LIMITS, keeps_sessions=True), []
+    wall.held.append(FakePlace(
+        wall, TrustDomain("", None, before.record.id), "python", 512, ("python",), lambda: None,
+        name=before.home.container, has_disk=True, is_stopped=True, on_processes=asked.append,
+    ))
+    config = Config(home=home, sessions={"image": "python"})
+    async with Engine(
+        config=config, database=database, container=wall, interpreter=FakeWall()
+    ) as engine:
+        found = engine.sessions.find(engine.owner, before.record.id)
+        called = {
+            name: (await engine.call(name, {"name": "web"}, session_id=found.id)).error.code
+            for name in ("start_process", "list_processes", "read_process", "stop_process")
+        }
+        twin = await engine.call("run_python", {"code": "1"}, session_id=found.id)
+        print(json.dumps({
+            "called": sorted(set(called.values())), "twin": twin.success, "asked": asked,
+            "fault": fault(OWN), "faults": [fault.reason for fault in engine.load_faults],
+            "routes": [one.path for one in (*OPERATIONS, *CONTROL_OPERATIONS)
+                       if "processes" in one.path],
+        }))
+    (after,) = SessionTable(database).all_now()
+    assert after.home.of_parts == before.home.of_parts != {}
+    database.close()
+
+anyio.run(main)
+"""
+
+
+async def start_again(home: Path, wall: FakeWall) -> list[str]:
+    """Use a session in which a process starts again, and return the names of what was started."""
+    config = Config.model_validate({"home": home, "sessions": {"image": "python"}})
+    database = open_database(home / FILE_NAME)
+    started: list[str] = []
+    async with Engine(
+        config=config, database=database, container=wall, interpreter=FakeWall()
+    ) as engine:
+        if not engine.sessions.every():
+            made = await engine.sessions.create(engine.owner, disk_mb=100)
+            asked = {"do": "start", "name": "web", "command": "serve", "started_at": 1.0}
+            await engine.sessions.keep(made.id, "processes", {"web": asked})
+        (found,) = engine.sessions.list(engine.owner)
+        (place,) = wall.held
+        await engine.sessions.stop(engine.owner, found.id)
+        place.on_processes = lambda request: started.append(request["name"]) or {}
+        before = place.until_free
+
+        async def until_free() -> None:
+            await before()
+            place.name += "+"
+
+        place.until_free = until_free  # type: ignore[method-assign]
+        await engine.sessions.resume(engine.owner, found.id)
+        place.until_free = before  # type: ignore[method-assign]
+        await engine.sessions.stop(engine.owner, found.id)
+    database.close()
+    return started
+
+
+def test_processes_are_refused_and_kept_for_later_without_their_part(
+    tree: Tree, home: Path
+) -> None:
+    wall = FakeWall(limits=CONTAINER_LIMITS, keeps_sessions=True)
+    assert anyio.run(start_again, home, wall) == ["web"]
+    tree.delete(PARTS["processes"])
+    known = {
+        **CLEAN_ENVIRONMENT, "FUMEHOOD_HOME": str(home), "PYTHONPATH": ":".join(tree.import_path),
+    }  # fmt: skip
+
+    def python(*arguments: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, *arguments]
+        return subprocess.run(command, env=known, capture_output=True, text=True, timeout=600)
+
+    ran = python("-c", WITHOUT_PROCESSES, str(home))
+    assert ran.returncode == 0, ran.stderr
+    found = json.loads(ran.stdout)
+    assert "executor: 'process:start' is not enforced by this version" in found.pop("fault")
+    assert found == {
+        "called": ["TOOL_NOT_FOUND"], "twin": True, "asked": [], "faults": [], "routes": [],
+    }  # fmt: skip
+    shown = python("-m", "fumehood.cli.main", "sessions", "ps", "s")
+    assert (shown.returncode, shown.stdout) == (2, "")
+    assert "No such command 'ps'" in shown.stderr
+    assert anyio.run(start_again, home, wall) == ["web"]  # and here it is again
+
+
 WITHOUT_PROJECTS = """
 import json, sys
 from pathlib import Path

@@ -43,6 +43,7 @@ from fumehood.images.packages import new_layers
 from fumehood.images.settings import PackageSettings
 from fumehood.observe.log import quiet_logger
 from fumehood.policy.model import Decision, Verdict
+from fumehood.processes.arguments import checked
 from fumehood.projects.service import feed
 from fumehood.projects.tree import Entry, ProjectDirectory
 from fumehood.redaction.redactor import Redactor
@@ -141,10 +142,12 @@ async def test_processes_and_ports_of_a_session_are_reached_on_its_node(
         "c.sendall(b'%d' % n)"
     )
     wanted = {"do": "start", "name": "count", "argv": ["python3", "-c", server]}
-    assert (await place.processes(wanted))["process"]["state"] == "running"
+    assert (await place.processes(checked(wanted)))["process"]["state"] == "running"
     assert place.running == 1
     with anyio.fail_after(DEADLINE_S):
-        while not (await place.processes({"do": "read", "name": "count"}))["output"]["text"]:
+        while not (await place.processes(checked({"do": "read", "name": "count"})))["output"][
+            "text"
+        ]:
             await anyio.sleep(0.02)
     with pytest.raises(NetworkError):
         await place.connect(9001)
@@ -154,7 +157,7 @@ async def test_processes_and_ports_of_a_session_are_reached_on_its_node(
         assert b"".join([piece async for piece in stream]) == b"300000"
     await wait_until(lambda: place.running == 0)
     with pytest.raises(ResourceNotFound):
-        await place.processes({"do": "stop", "name": "other"})
+        await place.processes(checked({"do": "stop", "name": "other"}))
     (node,) = members.found
     (inside,) = node.node._joined.values()
     await wait_until(lambda: inside.ports == {"s1": {}})

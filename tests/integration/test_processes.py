@@ -12,6 +12,7 @@ import pytest
 from fumehood import Config, Engine
 from fumehood.core.errors import InvalidParams, NetworkError, ResourceNotFound, SandboxUnavailable
 from fumehood.core.session import SessionRecord
+from fumehood.processes.arguments import checked
 from fumehood.protocol.framing import MAX_INPUT_BYTES, MAX_PROCESSES
 from fumehood.sandbox.container.wall import HeldContainer
 from fumehood.sandbox.images.catalog import Image
@@ -328,7 +329,7 @@ async def test_paused_session_freezes_its_processes_and_the_next_engine_finds_th
         session = await engine.sessions.create(engine.owner)
         place = place_of(engine, session)
         command = "while true; do date +%s%N; sleep 0.01; done"
-        await place.processes({"do": "start", "name": "clock", "command": command})
+        await place.processes(checked({"do": "start", "name": "clock", "command": command}))
         assert place.running == 1
         with pytest.raises(NetworkError):
             await place.connect(8000)
@@ -342,11 +343,15 @@ async def test_paused_session_freezes_its_processes_and_the_next_engine_finds_th
         with anyio.fail_after(WAIT_S):
             while place.running != 1:
                 await anyio.sleep(0.02)
-        before = (await place.processes({"do": "read", "name": "clock"}))["output"]["offset"]
+        before = (await place.processes(checked({"do": "read", "name": "clock"})))["output"][
+            "offset"
+        ]
         await anyio.sleep(0.1)
-        output = (await place.processes({"do": "read", "name": "clock", "after": before}))["output"]
+        output = (await place.processes(checked({"do": "read", "name": "clock", "after": before})))[
+            "output"
+        ]
         assert output["text"]
-        stopped = await place.processes({"do": "stop", "name": "clock"})
+        stopped = await place.processes(checked({"do": "stop", "name": "clock"}))
         assert stopped["process"]["state"] == "ended"
         assert place.running == 0
         await engine.sessions.end(engine.owner, session.id)

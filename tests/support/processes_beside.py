@@ -7,6 +7,7 @@ from typing import Any
 
 import anyio
 
+from fumehood.processes.arguments import checked
 from fumehood.sandbox.container.docker_api import open_docker
 from support.one_container import OneContainer
 
@@ -16,7 +17,7 @@ WAIT_S = 120.0
 async def ask(box: OneContainer, do: str, name: str | None = None, **more: Any) -> Any:
     """The answer to a request about processes."""
     request = {"do": do, **({"name": name} if name is not None else {}), **more}
-    answer = await box.container.processes.ask(request)
+    answer = await box.container.processes.ask(checked(request))
     (part,) = answer.values()
     return part
 

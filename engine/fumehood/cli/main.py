@@ -147,7 +147,8 @@ def with_commands(group: typer.Typer, added: Mapping[str, Command]) -> typer.Typ
         if isinstance(found, typer.Typer):
             made.add_typer(found, name=name)  # `--help` shows groups last
         else:
-            made.command(name, help=command.help)(found)
+            settings = {"ignore_unknown_options": command.takes_options}
+            made.command(name, help=command.help, context_settings=settings)(found)
     own = [str(info.name) for info in group.registered_commands]
     order = placed(own, {name: command.after for name, command in added.items()})
     made.registered_commands.sort(key=lambda info: order.index(str(info.name)))

@@ -29,13 +29,27 @@ def plain(
     scope: str | None = ADMIN,
     name: str = "",
 ) -> None:
-    """Add a command that calls the client method `method`, such as `agents.show`.
+    """Add a command to a group (`plain_command`). `words` is the help text. `name` is the command's
+    name if it differs from the method's.
+    """
+    command = plain_command(method, show, arguments=arguments, check=check, scope=scope)
+    command.__doc__ = words
+    group.command(name or method.rpartition(".")[2])(command)
 
-    `words` is the help text. `show` prints the method's result. If `show` is None, nothing is
-    printed. `arguments` maps each of the method's arguments to its type or, for a keyword argument,
-    to its type and default. `check` validates the first argument. `scope` is the scope that the
-    credential needs, or None for the callers' socket. `name` is the command's name if it differs
-    from the method's.
+
+def plain_command(
+    method: str,
+    show: Show | None = None,
+    *,
+    arguments: Mapping[str, Any] | None = None,
+    check: Callable[[str], None] | None = None,
+    scope: str | None = ADMIN,
+) -> Callable[..., None]:
+    """Return a command that calls `method`, such as `agents.show`, of a client.
+
+    Without `show` nothing is printed. `arguments` maps each of the method's arguments to its type
+    or, for a keyword argument, to its type and default. `check` validates the first argument.
+    `scope` is the scope that the credential needs, or None for the callers' socket.
     """
     required = {one: kind for one, kind in (arguments or {}).items() if not isinstance(kind, tuple)}
     optional = {one: kind for one, kind in (arguments or {}).items() if isinstance(kind, tuple)}
@@ -67,5 +81,4 @@ def plain(
         for one, (kind, default) in kinds.items()
     ]
     vars(command)["__signature__"] = inspect.Signature(parameters)
-    command.__doc__ = words
-    group.command(name or method.rpartition(".")[2])(command)
+    return command

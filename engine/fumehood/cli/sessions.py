@@ -16,8 +16,7 @@ from typing import Annotated, Any
 
 import typer
 
-from fumehood.cli.call import say_how_to_approve
-from fumehood.cli.exits import ExitCode, exit_code_of, fail, say, write
+from fumehood.cli.exits import ExitCode, fail, say, write
 from fumehood.cli.options import (
     AsJson,
     Env,
@@ -31,13 +30,12 @@ from fumehood.cli.options import (
     pairs_of,
 )
 from fumehood.cli.plain import plain
-from fumehood.cli.reach import call_once, calling
+from fumehood.cli.reach import calling
 from fumehood.cli.show import (
     Column,
     as_fields,
     as_table,
     as_text,
-    show_envelope,
     show_json,
     wants_json,
 )
@@ -51,9 +49,6 @@ from fumehood.core.session import SessionRecord, SessionStatus, Snapshot
 sessions = typer.Typer(
     help="Sessions: files and variables that persist between calls.", no_args_is_help=True
 )
-
-FOLLOW_S = 20.0
-"""Seconds that one request waits for more output."""
 
 SessionId = Annotated[
     str, typer.Argument(metavar="SESSION", help="The session's id, sess_…, or its name.")
@@ -296,94 +291,6 @@ def options_in(session: str, socket: Path | None, *, as_json: bool) -> JsonObjec
     if found.agent_id is not None:
         options["agent_id"] = found.agent_id
     return options
-
-
-PROCESS = SESSION | {
-    "process": Annotated[str, typer.Argument(metavar="NAME", help="The process's name.")]
-}
-
-
-@sessions.command("start", context_settings={"ignore_unknown_options": True})
-def start_process(
-    session: SessionId,
-    command: Annotated[
-        list[str], typer.Argument(metavar="-- COMMAND...", help="The program and its arguments.")
-    ],
-    name: Annotated[str, typer.Option(help="A name for it.")] = "main",
-    env: Env = None,
-    restart: Annotated[
-        bool, typer.Option("--restart", help="Start it again when the session was stopped.")
-    ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="The whole envelope as JSON.")] = False,
-    socket: SocketPath = None,
-) -> None:
-    """Start a program that runs beside the calls of a session, by a call of start_process."""
-    arguments: JsonObject = {"name": name, "argv": command}
-    if env:
-        pairs = pairs_of(env).items()
-        arguments["env"] = [{"name": key, "value": value} for key, value in pairs]
-    if restart:
-        arguments["restart"] = True
-    options = options_in(session, socket, as_json=as_json)
-    answer = call_once("start_process", arguments, options, socket, as_json=as_json)
-    if wants_json(as_json) or not answer["success"]:
-        show_envelope(answer, as_json=wants_json(as_json))
-    elif sys.stdout.isatty():
-        say(f"{name} runs. What it prints: fumehood sessions logs {session} {name}", to_stderr=True)
-    say_how_to_approve(answer)
-    raise typer.Exit(exit_code_of(answer))
-
-
-plain(
-    sessions,
-    "processes",
-    "List the processes that run in a session beside its calls, and the last ended ones.",
-    as_table(
-        Column("process", lambda process: process.name, whole=True),
-        Column("state", lambda process: process.state),
-        Column("ended by", lambda process: process.ended_by),
-        Column("age", lambda process: age(process.started_at, datetime.now(UTC)), drop=1),
-    ),
-    arguments=SESSION,
-    scope=None,
-    name="ps",
-)
-
-
-@sessions.command("logs")
-def show_output(
-    session: SessionId,
-    process: Annotated[str, typer.Argument(metavar="NAME", help="The process's name.")] = "main",
-    follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Go on until it ends, or Ctrl-C.")
-    ] = False,
-    socket: SocketPath = None,
-) -> None:
-    """Show what a process of a session has printed: the last megabyte is kept."""
-    after = 0
-    with calling(socket, is_payload=True) as client:
-        while True:
-            wait_s = FOLLOW_S if follow and after else 0
-            piece = client.process_output(session, process, after=after, wait_seconds=wait_s)
-            if piece.skipped and piece.text:
-                say(f"… {piece.skipped} bytes before this are gone", to_stderr=True)
-            write(sys.stdout, piece.text)
-            sys.stdout.flush()
-            is_over = piece.ended if follow else not piece.text
-            if is_over and not piece.text:
-                return
-            after = piece.offset or after
-
-
-plain(
-    sessions,
-    "stop_process",
-    "End a process of a session and everything that it has started.",
-    as_fields,
-    arguments=PROCESS,
-    scope=None,
-    name="stop-process",
-)
 
 
 @sessions.command("files")

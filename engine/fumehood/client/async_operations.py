@@ -406,6 +406,36 @@ class AsyncCallerOperations:
             )
         )
 
+    async def usage(
+        self,
+        by: str | Iterable[str] | None = None,
+        *,
+        since: datetime | str | None = None,
+        until: datetime | str | None = None,
+        agent: str | None = None,
+        session: str | None = None,
+        tool: str | None = None,
+    ) -> UsageTable:
+        """Show the usage of the caller's own calls, and what is left of the caller's budgets.
+
+        Usage is summed from the call log, which keeps a limited number of calls.
+        """
+        return await self._transport.send(
+            ask(
+                "GET",
+                data_of(UsageTable),
+                "usage",
+                query={
+                    "by": by,
+                    "since": since,
+                    "until": until,
+                    "agent": agent,
+                    "session": session,
+                    "tool": tool,
+                },
+            )
+        )
+
     async def processes(self, session_id: str) -> tuple[SessionProcess, ...]:
         """List the background processes of a session: running ones, and the last ended ones.
 
@@ -477,36 +507,6 @@ class AsyncCallerOperations:
                 process,
                 query={"grace_s": grace_s},
                 work_s=60.0,
-            )
-        )
-
-    async def usage(
-        self,
-        by: str | Iterable[str] | None = None,
-        *,
-        since: datetime | str | None = None,
-        until: datetime | str | None = None,
-        agent: str | None = None,
-        session: str | None = None,
-        tool: str | None = None,
-    ) -> UsageTable:
-        """Show the usage of the caller's own calls, and what is left of the caller's budgets.
-
-        Usage is summed from the call log, which keeps a limited number of calls.
-        """
-        return await self._transport.send(
-            ask(
-                "GET",
-                data_of(UsageTable),
-                "usage",
-                query={
-                    "by": by,
-                    "since": since,
-                    "until": until,
-                    "agent": agent,
-                    "session": session,
-                    "tool": tool,
-                },
             )
         )
 

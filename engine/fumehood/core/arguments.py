@@ -121,7 +121,15 @@ FOR_CLIENTS = "x-for-clients"
 parameter.
 """
 
-_FOR_CLIENTS: dict[str, JsonValue] = {FOR_CLIENTS: True}
+HIDDEN: dict[str, JsonValue] = {FOR_CLIENTS: True}
+
+COMMAND_OR_ARGV = ("command", "argv")
+"""Alternatives, one of which is required: what bash runs, or a program and its arguments."""
+
+ONE_OF: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {"code:shell": COMMAND_OR_ARGV, "process:start": COMMAND_OR_ARGV}
+)
+"""Executor → alternatives among its arguments, for clients, which make schemas for models."""
 
 
 class Arguments(BaseModel):
@@ -185,24 +193,24 @@ class ProgramArguments(Arguments):
     stdin_base64: Base64 | None = Field(
         None,
         description="Or the input as base64, if it is no text.",
-        json_schema_extra=_FOR_CLIENTS,
+        json_schema_extra=HIDDEN,
     )
     argv: list[Word] | None = Field(
         None,
         max_length=MAX_WORDS,
         description="Arguments that the program gets.",
-        json_schema_extra=_FOR_CLIENTS,
+        json_schema_extra=HIDDEN,
     )
     env: list[Variable] | None = Field(
         None,
         max_length=MAX_VARIABLES,
         description="Environment variables to set for it.",
-        json_schema_extra=_FOR_CLIENTS,
+        json_schema_extra=HIDDEN,
     )
     working_directory: PathOrRoot | None = Field(
         None,
         description="A directory of the working directory to start it in.",
-        json_schema_extra=_FOR_CLIENTS,
+        json_schema_extra=HIDDEN,
     )
     files: list[SentFile] | None = Field(
         None,
@@ -213,7 +221,7 @@ class ProgramArguments(Arguments):
     return_files: bool | None = Field(
         None,
         description="Whether files that it writes are in the answer; absent: true.",
-        json_schema_extra=_FOR_CLIENTS,
+        json_schema_extra=HIDDEN,
     )
 
     def further_faults(self) -> Iterator[tuple[str, str]]:
@@ -252,7 +260,7 @@ class PythonArguments(CodeArguments):
 
 class CommandArguments(ProgramArguments):
     source = "command"
-    one_of: ClassVar[tuple[str, ...]] = ("command", "argv")
+    one_of: ClassVar[tuple[str, ...]] = COMMAND_OR_ARGV
     exclusive: ClassVar[tuple[tuple[str, str], ...]] = (
         ("command", "argv"),
         *ProgramArguments.exclusive,
@@ -265,7 +273,7 @@ class CommandArguments(ProgramArguments):
         None,
         max_length=MAX_WORDS,
         description="Or a program and its arguments, which run without a shell; one of the two.",
-        json_schema_extra=_FOR_CLIENTS,
+        json_schema_extra=HIDDEN,
     )
 
     def further_faults(self) -> Iterator[tuple[str, str]]:
@@ -336,73 +344,6 @@ class NoArguments(Arguments):
     """No arguments."""
 
 
-ProcessName = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9.-]{0,62}$")]
-_NAME = Field(description="The process's name in its session.")
-
-
-class StartArguments(Arguments):
-    source = "command"
-    one_of: ClassVar[tuple[str, ...]] = ("command", "argv")
-    exclusive: ClassVar[tuple[tuple[str, str], ...]] = (("command", "argv"),)
-
-    name: ProcessName = Field(description="A name for it, such as 'server'.")
-    command: Source | None = Field(None, description="What bash is to run.")
-    argv: list[Word] | None = Field(
-        None,
-        max_length=MAX_WORDS,
-        description="Or a program and its arguments, which run without a shell; one of the two.",
-        json_schema_extra=_FOR_CLIENTS,
-    )
-    env: list[Variable] | None = Field(
-        None, max_length=MAX_VARIABLES, description="Environment variables to set for it."
-    )
-    working_directory: PathOrRoot | None = Field(
-        None, description="A directory of the working directory to start it in."
-    )
-    restart: bool | None = Field(
-        None,
-        description="Whether to start it again when the session was stopped in between; absent: "
-        "false.",
-    )
-
-    def further_faults(self) -> Iterator[tuple[str, str]]:
-        if (self.command is None) == (self.argv is None):
-            yield "command", "or argv is needed, one of the two"
-        if self.argv is not None and not (self.argv and self.argv[0]):
-            yield "argv", "names no program"
-
-
-class ReadProcessArguments(Arguments):
-    name: ProcessName = _NAME
-    after: int | None = Field(
-        None, ge=0, description="The offset of the previous answer; absent: from the beginning."
-    )
-
-
-class WriteProcessArguments(Arguments):
-    exclusive: ClassVar[tuple[tuple[str, str], ...]] = (("text", "text_base64"),)
-
-    name: ProcessName = _NAME
-    text: Text | None = Field(None, description="What it reads next from standard input.")
-    text_base64: Base64 | None = Field(
-        None, description="Or the input as base64.", json_schema_extra=_FOR_CLIENTS
-    )
-    close: bool | None = Field(
-        None, description="Whether its standard input ends there; absent: false."
-    )
-
-    def further_faults(self) -> Iterator[tuple[str, str]]:
-        if self.text is not None and self.text_base64 is not None:
-            yield "text", "and text_base64 cannot both be given"
-
-
-class StopProcessArguments(Arguments):
-    name: ProcessName = _NAME
-    grace_s: float | None = Field(
-        None, ge=0, le=30, description="Seconds that it has to end by itself; absent: 5."
-    )
-
-
 _BY_SOURCE: Mapping[str, type[ProgramArguments]] = {
     model.source: model for model in (CodeArguments, CommandArguments)
 }
@@ -415,11 +356,6 @@ ARGUMENTS: Mapping[str, type[Arguments]] = MappingProxyType(
         "workspace:write": WriteArguments,
         "workspace:list": ListArguments,
         "workspace:delete": DeleteArguments,
-        "process:start": StartArguments,
-        "process:list": NoArguments,
-        "process:read": ReadProcessArguments,
-        "process:write": WriteProcessArguments,
-        "process:stop": StopProcessArguments,
     }
 )
 """The kernel's executors → the model of their arguments. A tool's schema may narrow the arguments,

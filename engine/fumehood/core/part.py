@@ -76,6 +76,9 @@ class Command:
     help: str
     function: Named
     after: str
+    takes_options: bool = False
+    """Whether options that the command does not know are arguments, such as those of a program.
+    Only for a command in a group of the kernel."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -187,10 +187,8 @@ class SessionHome:
     must_restore: bool = False
     """Whether the next engine must restore the files from the saved copy, because those in the
     container are incomplete, or have changes that nobody has approved."""
-    of_parts: Mapping[str, JsonObject] = field(default_factory=dict)
-    """The values that parts keep with the session, by name."""
-    processes: Mapping[str, JsonObject] = field(default_factory=dict, repr=False)
-    """Name → start request, for processes that start again with the session."""
+    of_parts: Mapping[str, JsonObject] = field(default_factory=dict, repr=False)
+    """The values that parts keep with the session, by name. They may hold secrets."""
     env: Mapping[str, str] = field(default_factory=dict, repr=False)
     """The environment variables of the session's programs. The values may be secret."""
 

@@ -27,7 +27,7 @@ from pydantic import (
     model_validator,
 )
 
-from fumehood.core.arguments import ARGUMENTS, FOR_CLIENTS
+from fumehood.core.arguments import FOR_CLIENTS, ONE_OF
 from fumehood.core.errors import faults_of
 from fumehood.core.json_types import JsonObject, Written
 from fumehood.core.names import NAME_PATTERN as NAME_PATTERN
@@ -507,8 +507,7 @@ class ToolDefinition(_Value):
         }
         if len(shown) == len(properties):
             return self
-        one_of = ARGUMENTS[self.executor].one_of if self.executor in ARGUMENTS else ()
-        needed = [name for name in one_of if name in shown]
+        needed = [name for name in ONE_OF.get(self.executor, ()) if name in shown]
         parameters = {**self.parameters, "properties": shown}
         if len(needed) == 1:
             parameters["required"] = list(dict.fromkeys((*required, *needed)))

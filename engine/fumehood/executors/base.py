@@ -19,14 +19,14 @@ from typing import ClassVar, Protocol
 
 from fumehood.core.call import CallRequest, Need
 from fumehood.core.envelope import Envelope
-from fumehood.core.errors import ApprovalExpired, EngineError
+from fumehood.core.errors import ApprovalExpired, EndedBy, EngineError
 from fumehood.core.identity import TrustDomain
 from fumehood.core.json_types import JsonObject
 from fumehood.core.limits import Limits
 from fumehood.core.tool import ToolDefinition
 from fumehood.executors.around import Around
 from fumehood.executors.effects import Effect
-from fumehood.executors.outcome import Outcome
+from fumehood.executors.outcome import MAX_DATA_BYTES, Outcome
 from fumehood.executors.upstreams import Upstreams
 from fumehood.observe.trace_context import context_of
 from fumehood.protocol.cursors import Cursors
@@ -74,6 +74,11 @@ A_PROCESS_A_CALL = MappingProxyType({"call": True})
 
 A_SESSION = MappingProxyType({"session": False})
 """`Placement.isolations` of tools that run in a session's sandbox."""
+
+
+def in_session(why: str) -> Placement:
+    """Return the placement of tools that run in the container of the call's session."""
+    return Placement("container", "container", why, isolations=A_SESSION, is_of_session=True)
 
 
 class ProgramCalls(Protocol):
@@ -147,6 +152,14 @@ class ToolRun:
         """The `traceparent` header of the call's own span, for requests to other services."""
         request = self.request
         return str(context_of(request.trace_id, request.call_id, request.traceparent))
+
+
+def outcome_in_session(run: ToolRun, data: JsonObject) -> Outcome:
+    """Return the outcome of a tool that has used its session without a run of a program."""
+    session = {"id": run.domain.session_id, "state": None, "variables_bytes": None}
+    return Outcome(
+        EndedBy.OK, "session", data={**data, "session": session}, max_data_bytes=MAX_DATA_BYTES
+    )
 
 
 class Executor(ABC):

@@ -17,7 +17,7 @@ from fumehood.executors.base import Executor, Placement, ToolRun
 from fumehood.executors.function import FunctionExecutor
 from fumehood.executors.outcome import Outcome
 from fumehood.executors.program import ProgramExecutor
-from fumehood.executors.workspace import ProcessExecutor, WorkspaceExecutor
+from fumehood.executors.workspace import WorkspaceExecutor
 from fumehood.parts import tool_kinds
 
 
@@ -55,10 +55,6 @@ EXECUTORS = with_parts(
         "workspace:write": WorkspaceExecutor("write"),
         "workspace:list": WorkspaceExecutor("list"),
         "workspace:delete": WorkspaceExecutor("delete"),
-        **{
-            f"process:{action}": ProcessExecutor(action)
-            for action in ("start", "list", "read", "write", "stop")
-        },
         **{language.executor: ProgramExecutor(language) for language in LANGUAGES.values()},
     }
 )

@@ -1,4 +1,4 @@
-"""The executors of tools for a session's files and processes.
+"""The executors of tools for a session's files.
 
 Host side, between `pipeline/execute` and the lease on a session. A call on files is one request to
 the guest's program `files`; no code of the caller runs. Invariants: paths are validated before they
@@ -11,12 +11,10 @@ import base64
 from codecs import getincrementaldecoder
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from types import MappingProxyType
 from typing import Any, TypeVar
 
 from fumehood.core.errors import (
-    EndedBy,
     EngineError,
     InternalError,
     InvalidParams,
@@ -27,7 +25,7 @@ from fumehood.core.json_types import JsonObject
 from fumehood.core.limits import Limits
 from fumehood.core.pages import DEFAULT_PAGE
 from fumehood.core.tool import ToolDefinition
-from fumehood.executors.base import A_SESSION, Executor, Placement, ToolRun
+from fumehood.executors.base import Executor, ToolRun, in_session
 from fumehood.executors.claims import Claim
 from fumehood.executors.effects import PREVIEWS, Effect, effect_of
 from fumehood.executors.endings import state_words
@@ -46,9 +44,7 @@ from fumehood.executors.workspace_guest import (
     not_as_agreed,
     write_request,
 )
-from fumehood.observe.clock import timestamp
 from fumehood.protocol.cursors import Cursors
-from fumehood.sandbox.session_use import SessionLease
 from fumehood.sandbox.wall import Lease, RunEnding
 
 M = TypeVar("M", bound=Claim)
@@ -62,11 +58,6 @@ FILE_CONTENTS = frozenset({"content", "content_base64"})
 """Fields with a file's content. These fields are never shortened, because the caller chose the size
 of the content.
 """
-
-
-def in_session(why: str) -> Placement:
-    """Return the placement of tools that run in the container of the call's session."""
-    return Placement("container", "container", why, isolations=A_SESSION, is_of_session=True)
 
 
 @dataclass(slots=True)
@@ -261,41 +252,3 @@ _ACTIONS: Mapping[str, Callable[[JsonObject, _Place], Awaitable[JsonObject]]] = 
         "workspace:delete": _delete,
     }
 )
-
-
-# -- the processes of a session --------------------------------------------------------------
-
-
-class ProcessExecutor(Executor):
-    """One action on the processes of a session: start, list, read, write or stop.
-
-    The guest starts a process as the same user as the session's programs, with the same system call
-    filter and limits.
-    """
-
-    place = in_session(
-        "processes run in the guest, in the container of the call's session, as its unprivileged "
-        "user"
-    )
-
-    def __init__(self, action: str) -> None:
-        self._action = action
-
-    async def run(self, run: ToolRun) -> Outcome:
-        assert isinstance(run.lease, SessionLease)
-        assert run.lease.processes is not None
-        given = {name: value for name, value in run.arguments.items() if value is not None}
-        data = await run.lease.processes({**given, "do": self._action})
-        if self._action == "read":
-            data = data["output"]
-        for one in [*data.get("processes", ()), *filter(None, [data.get("process")])]:
-            one["started_at"] = timestamp(datetime.fromtimestamp(one["started_at"], UTC))
-        return outcome_in_session(run, data)
-
-
-def outcome_in_session(run: ToolRun, data: JsonObject) -> Outcome:
-    """Return the outcome of a tool that has used its session without a run of a program."""
-    session = {"id": run.domain.session_id, "state": None, "variables_bytes": None}
-    return Outcome(
-        EndedBy.OK, "session", data={**data, "session": session}, max_data_bytes=MAX_DATA_BYTES
-    )

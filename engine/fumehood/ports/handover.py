@@ -21,7 +21,7 @@ from fumehood.core.errors import InvalidParams, ShuttingDown
 from fumehood.engine import Engine
 from fumehood.http.caller import require_principal
 from fumehood.http.peer import CallerStream, Handovers
-from fumehood.sandbox.session_use import SessionProcesses
+from fumehood.sandbox.session_use import SessionAccess
 
 ADDRESS = re.compile(rb"/v1/sessions/([^/?]+)/ports/([0-9]{1,5})(/.*)?", re.DOTALL)
 ESCAPED_SLASH = re.compile(rb"%2f", re.IGNORECASE)
@@ -43,7 +43,7 @@ class PortRequest:
     """A request to a port of a session that the caller owns."""
 
     engine: Engine
-    processes: SessionProcesses
+    session: SessionAccess
     port: int
     head: bytes
     """The request's head to forward to the session's server; empty with `Upgrade: tcp`."""
@@ -75,7 +75,11 @@ class PortRequest:
                 await is_sent.wait()
             group.cancel_scope.cancel()
 
-        async with self.processes.connect(self.port) as port, anyio.create_task_group() as group:
+        async with (
+            self.session.visit() as container,
+            await container.connect(self.port) as port,
+            anyio.create_task_group() as group,
+        ):
             with suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
                 if not self.head:
                     await caller.send(SWITCHED)
@@ -111,16 +115,16 @@ def port_request(engine: Engine, request: Request, upgrade: bytes | None) -> Por
     if not 0 < port < 1 << 16:
         raise InvalidParams("A port is a number from 1 to 65535.", fields=["port"])
     reference = found[1].decode("ascii", "replace")
-    processes = engine.sessions.processes(caller, reference)
+    session = engine.sessions.access(caller, reference)
     if upgrade == b"tcp":
-        return PortRequest(engine, processes, port, b"")
+        return PortRequest(engine, session, port, b"")
     query = request.scope["query_string"]
     path = ESCAPED_SLASH.sub(b"/", found[3] or b"/")  # generated clients escape it in a path
     target = path + (b"?" + query if query else b"")
     head = [request.method.encode(), b" ", target, b" HTTP/1.1\r\n"]
     for name, value in _sent_on(request.scope["headers"], upgrade):
         head += [name, b": ", value, b"\r\n"]
-    return PortRequest(engine, processes, port, b"".join([*head, b"\r\n"]))
+    return PortRequest(engine, session, port, b"".join([*head, b"\r\n"]))
 
 
 def _sent_on(

@@ -9,10 +9,9 @@ from fumehood.core.errors import InvalidParams
 from fumehood.core.json_types import JsonObject
 from fumehood.core.limits import Limits
 from fumehood.core.tool import ToolDefinition
-from fumehood.executors.base import Executor, ToolRun
+from fumehood.executors.base import Executor, ToolRun, in_session, outcome_in_session
 from fumehood.executors.effects import Effect
 from fumehood.executors.outcome import Outcome
-from fumehood.executors.workspace import in_session, outcome_in_session
 from fumehood.projects.service import project_of
 from fumehood.sandbox.wall import Lease
 

@@ -20,7 +20,7 @@ from fumehood.observe.log import log_fault
 from fumehood.projects.home import NAME, ProjectHome
 from fumehood.projects.service import Projects, ProjectStore, SessionProject
 from fumehood.projects.writing import Journals
-from fumehood.sandbox.session_use import KeptValues
+from fumehood.sandbox.session_use import SessionAccess
 from fumehood.storage.retention import retention
 
 if TYPE_CHECKING:
@@ -44,18 +44,18 @@ class ProjectsPart(EnginePart):
         self._store = ProjectStore(self._saved, self._journals)
         self.projects: Projects
 
-    def in_session(self, kept: KeptValues) -> SessionProject | None:
+    def in_session(self, access: SessionAccess) -> SessionProject | None:
         """Return the session's project, or None if the session's files do not come from a project
         directory.
         """
-        value = kept.values.get(NAME)
+        value = access.values.get(NAME)
         if value is None:
             return None
 
         async def keep(home: ProjectHome) -> None:
-            await kept.keep(NAME, home.value)
+            await access.keep(NAME, home.value)
 
-        return SessionProject(self._store, kept.session_id, ProjectHome(**value), keep)
+        return SessionProject(self._store, access.session_id, ProjectHome(**value), keep)
 
     @asynccontextmanager
     async def running(self, made: Composition) -> AsyncIterator[None]:

@@ -133,8 +133,8 @@ class Session:
     snapshots: tuple[Snapshot, ...] = ()
     copy: SavedCopy | None = None
     """The saved files, if the session is durable."""
-    of_parts: Mapping[str, JsonObject] = field(default_factory=dict)
-    """The values that parts keep with the session, by name."""
+    of_parts: Mapping[str, JsonObject] = field(default_factory=dict, repr=False)
+    """The values that parts keep with the session, by name. They may hold secrets."""
     must_restore: bool = False
     """Whether the next engine must restore the files from the saved copy, because those in the
     container are incomplete, or have changes that may have to be undone."""
@@ -148,11 +148,8 @@ class Session:
     """Why the session was stopped, as a sentence. None again after the next call."""
     has_place: bool = True
     """Whether the session counts as running, in `SessionPlaces`."""
-    kept_processes: Mapping[str, JsonObject] = field(default_factory=dict)
-    """Process name → start request, for the processes that are started again in each new container.
-    """
     visits: int = 0
-    """Number of current requests to the session's processes and ports, beside its calls."""
+    """Number of current uses of the session's container beside its calls."""
     users: int = 0
     """Number of calls that use the session or wait for it."""
     is_awaited: bool = False
@@ -304,7 +301,7 @@ class Session:
         home = SessionHome(
             place.name, self.epoch, self.spec.idle_s, self.spec.lifetime_s, place.lock, place.node,
             self.copy, restored_at.isoformat() if restored_at is not None else None,
-            self.must_restore, self.of_parts, self.kept_processes, self.spec.env,
+            self.must_restore, self.of_parts, self.spec.env,
         )  # fmt: skip
         return KeptSession(self.principal_id, record, home=home)
 

@@ -76,12 +76,11 @@ from fumehood.sandbox.session import (
 )
 from fumehood.sandbox.session_states import TRANSITIONS, ImpossibleChange, next_state
 from fumehood.sandbox.session_use import (
+    InNewContainer,
     InSession,
-    KeptValues,
     SavedFiles,
+    SessionAccess,
     SessionLease,
-    SessionProcesses,
-    start_again,
     sweep,
 )
 from fumehood.sandbox.settings import Preset, SessionSettings
@@ -152,12 +151,13 @@ class SessionKeeper:
         kept: Iterable[KeptSession] = (),
         saver: Saver | None = None,
         in_session: Sequence[InSession] = (),
+        in_new_container: Sequence[InNewContainer] = (),
         presets: Mapping[str, Preset] | None = None,
         on_event: OnEvent = lambda event, values: None,
     ) -> None:
         """`kept` are the stored sessions of earlier engines. Without a `saver`, no session can be
-        durable. `in_session` are called for each turn in a session. `on_event` receives log
-        events.
+        durable. `in_session` are called for each turn in a session, `in_new_container` for each
+        further container of a session. `on_event` receives log events.
         """
         self._wall = wall
         self._settings = settings
@@ -165,6 +165,7 @@ class SessionKeeper:
         self._check = check
         self._saver = saver
         self._in_session = in_session
+        self._in_new_container = in_new_container
         self._presets = presets or {}
         self._on_event = on_event
         self._live: dict[str, Session] = {}
@@ -532,7 +533,7 @@ class SessionKeeper:
                         )  # fmt: skip
                         home = replace(
                             source.home, container=place, epoch=FIRST_EPOCH, copy=None,
-                            restored_at=None, of_parts={}, processes={},
+                            restored_at=None, of_parts={},
                         )  # fmt: skip
                         forks.append(KeptSession(principal_id, fork, home=home))
                     await self._store(forks)
@@ -804,7 +805,6 @@ class SessionKeeper:
             snapshots=record.snapshots,
             copy=home.copy,
             of_parts=home.of_parts,
-            kept_processes=home.processes,
             restored_at=record.restored_at,
             leftovers=Leftovers.UPLOADS,  # the engine may have been killed at any moment
             must_restore=home.must_restore,
@@ -988,10 +988,12 @@ class SessionKeeper:
                 session.is_moved = False
             else:
                 await self._write_changes()
-            await start_again(session, partial(self._tell_lost_process, session))
+            await self._prepare(session)
 
-    def _tell_lost_process(self, session: Session, name: str, why: str) -> None:
-        self._tell("session.process_not_started", session, process=name, why=why)
+    async def _prepare(self, session: Session) -> None:
+        """Let the parts prepare a session's new container."""
+        for prepare in self._in_new_container:
+            await prepare(self._access(session), session.container)
 
     async def _restore_copy(self, session: Session) -> None:
         """Give a durable session a new container with the saved files. If files of the copy are
@@ -1128,10 +1130,8 @@ class SessionKeeper:
                 waited_ms = (time.monotonic() - asked) * 1e3
                 save = partial(self._save_after, session)
                 saved = self._saved_of(session)
-                of_parts, ask = self._of_parts(session), self._processes_of(session).ask
-                yield SessionLease(
-                    session, until_ready, save, waited_ms, is_call, saved, of_parts, ask
-                )
+                of_parts = self._of_parts(session)
+                yield SessionLease(session, until_ready, save, waited_ms, is_call, saved, of_parts)
             finally:
                 session.calls += is_call
 
@@ -1140,27 +1140,27 @@ class SessionKeeper:
             return None
         return SavedFiles(self._saver, partial(self._save, session), partial(self._write, session))
 
-    def processes(
+    def access(
         self, principal: Principal, session_id: str, *, is_use: bool = True
-    ) -> SessionProcesses:
-        """Return access to the processes and ports of a principal's session. Without `is_use`, this
-        access works only while the session runs, and does not count as a use of the session.
+    ) -> SessionAccess:
+        """Return access to a principal's session beside its calls. Without `is_use`, visits work
+        only while the session runs, and do not count as a use of the session.
 
         Raises:
             ResourceNotFound: this principal has no such session, or the session has ended.
         """
         session = self._usable(principal.id, session_id)
-        return self._processes_of(session, is_use=is_use)
+        return self._access(session, is_use=is_use)
 
-    def _processes_of(self, session: Session, *, is_use: bool = True) -> SessionProcesses:
-        visit = partial(self._visit, session, is_use=is_use)
-        return SessionProcesses(session, visit, partial(self._write, session))
+    def _access(self, session: Session, *, is_use: bool = True) -> SessionAccess:
+        keep, visit = partial(self.keep, session.id), partial(self._visit, session, is_use=is_use)
+        return SessionAccess(session.id, session.of_parts, keep, session, visit)
 
     @asynccontextmanager
-    async def _visit(self, session: Session, *, is_use: bool) -> AsyncIterator[None]:
-        """Keep a session from being paused or stopped during the block, beside its calls. With
-        `is_use`, start or thaw the session first if necessary, which takes a turn, and count the
-        block as a use.
+    async def _visit(self, session: Session, *, is_use: bool) -> AsyncIterator[SessionContainer]:
+        """Keep a session from being paused or stopped during the block, beside its calls. The block
+        gets the session's container. With `is_use`, start or thaw the session first if necessary,
+        which takes a turn, and count the block as a use.
         """
         self._usable(session.principal_id, session.id)
         session.visits += 1
@@ -1169,15 +1169,15 @@ class SessionKeeper:
             if is_use and is_at_rest:
                 async with self._lease(session.principal_id, session.id, is_call=False):
                     pass
-            yield
+            yield session.container
         finally:
             session.visits -= 1
             if is_use:
                 session.note_use(self._clock.monotonic(), self._clock.now())
 
     def _of_parts(self, session: Session) -> tuple[object, ...]:
-        kept = KeptValues(session.id, session.of_parts, partial(self.keep, session.id))
-        return tuple(one for made in self._in_session if (one := made(kept)) is not None)
+        access = self._access(session)
+        return tuple(one for made in self._in_session if (one := made(access)) is not None)
 
     @asynccontextmanager
     async def _entered(self, session: Session) -> AsyncIterator[None]:

@@ -504,12 +504,13 @@ class SessionContainer(Protocol):
 
     async def processes(self, request: JsonObject) -> JsonObject:
         """Send a request about the registered processes, which run independently of calls, and
-        return the result. The request's `do` is `list`, `start`, `read`, `write` or `stop`.
+        return the result. The request's `do` is `list`, `start`, `read`, `write` or `stop`. The
+        caller has checked the request, which has all fields that the guest needs.
 
         A request is possible during a run. It neither starts nor thaws the container.
 
         Raises:
-            InvalidParams: the request is invalid, or cannot be carried out.
+            InvalidParams: the request is too long, or cannot be carried out.
             ResourceNotFound: there is no such process.
             SandboxUnavailable: the container is stopped, paused or lost, or does not answer in
                 time.

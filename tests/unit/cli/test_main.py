@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from inspect import signature
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import pytest
 import typer
@@ -57,20 +57,38 @@ def test_command_of_a_part_is_in_the_kernels_group_after_the_one_that_it_names(
         group.command(name)(lambda: None)
     for name in ("low", "high"):
         songs.command(name)(sing)
-    made_of: dict[str, object] = {"module:sing": sing, "module:songs": songs}
+
+    def run(words: Annotated[list[str], typer.Argument()]) -> None:
+        print(*words)
+
+    made_of: dict[str, object] = {
+        "module:sing": sing, "module:songs": songs, "module:run": run,
+    }  # fmt: skip
     monkeypatch.setattr("fumehood.cli.main.imported", made_of.__getitem__)
     added = {
         "songs": Command("Songs.", "module:songs", after="list"),
         "sing": Command("Sing.", "module:sing", after="show"),
+        "run": Command("Run.", "module:run", after="sing", takes_options=True),
+        "hold": Command("Hold.", "module:run", after="run"),
     }
     made = with_commands(group, added)
-    assert set(typer.main.get_group(made).commands) == {"list", "show", "sing", "add", "songs"}
+    assert set(typer.main.get_group(made).commands) == {
+        "list",
+        "show",
+        "sing",
+        "run",
+        "hold",
+        "add",
+        "songs",
+    }
     commands = [name for name in typer.main.get_group(made).commands if name != "songs"]
-    assert commands == ["list", "show", "sing", "add"]
+    assert commands == ["list", "show", "sing", "run", "hold", "add"]
     assert list(typer.main.get_group(group).commands) == ["list", "show", "add"]
     assert CliRunner().invoke(made, ["songs", "low"]).output == "la\n"
     assert CliRunner().invoke(made, ["sing"]).output == "la\n"
     assert "Sing." in CliRunner().invoke(made, ["sing", "--help"]).output
+    assert CliRunner().invoke(made, ["run", "ls", "-a"]).output == "ls -a\n"
+    assert CliRunner().invoke(made, ["hold", "ls", "-a"]).exit_code == 2
 
 
 def test_options_of_a_part_come_before_the_command_and_are_passed_to_it(

@@ -8,9 +8,7 @@ import os
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
-from unittest.mock import AsyncMock, create_autospec
 
 import pytest
 
@@ -18,7 +16,6 @@ from fumehood.core.errors import (
     EndedBy,
     EngineError,
     RequestTooLarge,
-    ResourceNotFound,
 )
 from fumehood.core.identity import Principal, TrustDomain
 from fumehood.core.json_types import JsonObject
@@ -27,11 +24,10 @@ from fumehood.core.tool import ToolDefinition
 from fumehood.core.workspace_path import MAX_PATH_BYTES, path_fault
 from fumehood.executors.outcome import Outcome
 from fumehood.executors.session_files import SessionFiles
-from fumehood.executors.workspace import ProcessExecutor, run_workspace
+from fumehood.executors.workspace import run_workspace
 from fumehood.guest.container import walk
 from fumehood.protocol.cursors import Cursors
 from fumehood.registry.arguments import argument_faults
-from fumehood.sandbox.session_use import SessionLease
 from fumehood.sandbox.wall import NO_SINKS, RunEnding, RunSinks
 from support.answers import code_of, details_of, error_of
 from support.fake_files import FakeFiles
@@ -418,14 +414,3 @@ async def test_inconsistent_guest_answer_is_refused(
     }
     with pytest.raises(EngineError, match="invalid answer"):
         await ask.get(verb, lambda: files.write("a", b"x"))()
-
-
-@pytest.mark.row("S6")
-async def test_attack_argument_cannot_choose_another_action_on_processes() -> None:
-    """A tool that an operator registers may accept arguments that its schema does not name."""
-    lease = create_autospec(SessionLease, instance=True)
-    lease.processes = AsyncMock(side_effect=ResourceNotFound("asked"))
-    run: Any = SimpleNamespace(lease=lease, arguments={"name": "a", "do": "stop"})
-    with pytest.raises(ResourceNotFound, match="asked"):
-        await ProcessExecutor("read").run(run)
-    lease.processes.assert_awaited_once_with({"name": "a", "do": "read"})

@@ -24,10 +24,15 @@ from fumehood.core.identity import Principal, TrustDomain
 from fumehood.core.json_types import JsonObject
 from fumehood.core.limits import Limits
 from fumehood.core.session import KeptSession, SessionRecord, SessionStatus
-from fumehood.sandbox.session_use import InSession, KeptValues, SessionLease
+from fumehood.sandbox.session_use import (
+    InNewContainer,
+    InSession,
+    SessionAccess,
+    SessionLease,
+)
 from fumehood.sandbox.sessions import SessionClock, SessionKeeper
 from fumehood.sandbox.settings import SessionSettings
-from fumehood.sandbox.wall import FIRST_EPOCH, RunEnding
+from fumehood.sandbox.wall import FIRST_EPOCH, RunEnding, SessionContainer
 from fumehood.testing import CONTAINER_LIMITS, FakeWall, ManualClock, always_four
 from support.session_rows import SessionRows
 from support.wait import DEADLINE_S, settle
@@ -44,6 +49,7 @@ class Bench:
         rows: SessionRows | None = None,
         wall: FakeWall | None = None,
         in_session: Sequence[InSession] = (),
+        in_new_container: Sequence[InNewContainer] = (),
         **rules: Any,
     ) -> None:
         self.clock = ManualClock()
@@ -59,6 +65,7 @@ class Bench:
             self._check,
             kept=list(self.rows.kept.values()),
             in_session=in_session,
+            in_new_container=in_new_container,
             on_event=lambda event, values: self.events.append((event, values)),
         )
 
@@ -747,9 +754,9 @@ async def test_value_of_a_part_lasts_as_long_as_its_session_and_a_fork_has_none(
 
 
 async def test_part_gives_its_executors_an_object_for_each_turn() -> None:
-    seen: list[KeptValues] = []
+    seen: list[SessionAccess] = []
 
-    def count(kept: KeptValues) -> list[int] | None:
+    def count(kept: SessionAccess) -> list[int] | None:
         seen.append(kept)
         return [kept.values["count"]["n"]] if "count" in kept.values else None
 
@@ -763,6 +770,57 @@ async def test_part_gives_its_executors_an_object_for_each_turn() -> None:
             assert isinstance(lease, SessionLease)
             assert (lease.part(list), lease.part(dict)) == ([4], None)
     assert [one.session_id for one in seen] == [session.id] * 2
+
+
+async def test_parts_prepare_each_new_container_before_a_program_runs_in_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    seen: list[tuple[str, int]] = []
+
+    async def prepare(access: SessionAccess, container: SessionContainer) -> None:
+        seen.append((container.name, len(made.wall.runs)))
+        assert (access.session_id, container) == (session.id, made.wall.held[0])
+        async with access.visit() as visited:
+            assert visited is container
+
+    async with bench(in_new_container=[prepare]) as made:
+        session = await made.keeper.create(ALICE, disk_mb=100)
+        await made.run(session)
+        assert seen == []  # the first container is not one that follows another
+        await made.keeper.stop(ALICE, session.id)
+        place, before = made.wall.held[0], made.wall.held[0].until_free
+
+        async def until_free() -> None:
+            await before()
+            place.name = "another"
+
+        monkeypatch.setattr(place, "until_free", until_free)
+        await made.run(session)
+        assert seen == [("another", 1)]
+        await made.run(session)
+        assert len(seen) == 1
+
+
+async def test_access_beside_calls_is_for_the_owner_of_a_session_that_goes_on() -> None:
+    async with bench() as made:
+        session = await made.keeper.create(ALICE)
+        with pytest.raises(ResourceNotFound):
+            made.keeper.access(BOB, session.id)
+        looking = made.keeper.access(ALICE, session.id, is_use=False)
+        await made.keeper.pause(ALICE, session.id)
+        made.clock.advance(1)
+        async with looking.visit() as container:
+            assert container.is_paused  # a look does not thaw it
+        assert made.keeper.find(ALICE, session.id).last_used_at < made.clock.now()
+        using = made.keeper.access(ALICE, session.id)
+        async with using.visit() as container:
+            assert not container.is_paused
+            assert made.keeper.find(ALICE, session.id).state == "active"
+        assert made.keeper.find(ALICE, session.id).last_used_at == made.clock.now()
+        await made.keeper.end(ALICE, session.id)
+        with pytest.raises(ResourceNotFound):
+            async with using.visit():
+                pytest.fail("it has ended")
 
 
 async def test_stopped_session_of_an_earlier_engine_takes_no_place() -> None:

@@ -1,8 +1,8 @@
 """All principals' sessions on the control socket, and the engine's own state.
 
-Requests for sessions need `approve` or `admin`. Only `admin` may see a session's files and the
-output of its processes, or end the session or its processes. These rights give administrators no
-additional access, because they could create a token for the session's owner.
+Requests for sessions need `approve` or `admin`. Only `admin` may see a session's files, or end the
+session. These rights give administrators no additional access, because they could create a token
+for the session's owner.
 
 The state of the engine: health, readiness, the OpenAPI document and usage, on both sockets.
 """
@@ -17,9 +17,7 @@ from starlette.responses import JSONResponse, Response
 
 from fumehood.answers import (
     Pagination,
-    ProcessOutput,
     SessionFileList,
-    SessionProcess,
 )
 from fumehood.core.errors import (
     RateLimited,
@@ -39,10 +37,7 @@ from fumehood.http.routes.sessions import (
     SESSION,
     FileListQuery,
     FilePath,
-    ProcessAnswer,
-    ProcessName,
     SessionId,
-    StopQuery,
     sent_file,
 )
 
@@ -110,70 +105,6 @@ async def end_any_session(
     not changed.
     """
     return await engine.overview.end_session(session_id, caller)
-
-
-@endpoint(
-    "GET",
-    "/v1/sessions/{session_id}/processes",
-    Needs.APPROVER,
-    authorize=require_authority,
-    errors=FILE_ERRORS,
-    work_s=TURN_S,
-    client="sessions.processes",
-)
-async def list_processes_of_session(
-    engine: Engine, session_id: SessionId
-) -> Annotated[
-    tuple[SessionProcess, ...],
-    As("items", "ProcessList", "Running processes, and the last ended ones."),
-]:
-    """List the background processes of any principal's session: running and last ended ones.
-
-    Needs the scope `approve` or `admin`. A stopped session has no processes, and the processes of a
-    paused session cannot be listed. Listing processes does not extend the session's idle time.
-    """
-    found = await engine.overview.processes(session_id).ask({"do": "list"})
-    return tuple(map(SessionProcess.model_validate, found["processes"]))
-
-
-@endpoint(
-    "GET",
-    "/v1/sessions/{session_id}/processes/{process}/output",
-    Needs.ADMIN,
-    errors=FILE_ERRORS,
-    work_s=TURN_S,
-    client="sessions.process_output",
-)
-async def read_process_of_session(
-    engine: Engine, caller: Principal, session_id: SessionId, process: ProcessName
-) -> ProcessOutput:
-    """Read the end of the output of a process in any principal's session, at most 64 KB.
-
-    `skipped` is the number of output bytes before the returned text.
-    """
-    return ProcessOutput.model_validate(
-        await engine.overview.processes(session_id).read_end(process)
-    )
-
-
-@endpoint(
-    "DELETE",
-    "/v1/sessions/{session_id}/processes/{process}",
-    Needs.ADMIN,
-    errors=FILE_ERRORS,
-    work_s=TURN_S,
-    client="sessions.stop_process",
-)
-async def stop_process_of_session(
-    engine: Engine, caller: Principal, session_id: SessionId, process: ProcessName, query: StopQuery
-) -> ProcessAnswer:
-    """End a process in any principal's session, and everything that the process has started.
-
-    The audit chain records this as an administrative change. A process that has already ended is
-    not changed.
-    """
-    stopped = await engine.overview.stop_process(session_id, process, query.grace_s, caller)
-    return SessionProcess.model_validate(stopped)
 
 
 @endpoint(
@@ -265,9 +196,6 @@ CONTROL_OPERATIONS = [
     list_all_sessions,
     show_any_session,
     end_any_session,
-    list_processes_of_session,
-    read_process_of_session,
-    stop_process_of_session,
     list_files_of_session,
     get_file_of_session,
     show_all_usage,

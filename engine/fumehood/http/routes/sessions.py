@@ -1,7 +1,4 @@
-"""`/v1/sessions`: a principal's sessions, their files and their background processes.
-
-Only the owner has access. To start a process or write to it, clients call a tool (`start_process`,
-`write_process`), so that gates decide on it and the call log records it.
+"""`/v1/sessions`: a principal's sessions and their files. Only the owner has access.
 
 Invariant: a file's path is taken from the address as it was sent, and is decoded once and strictly.
 An ambiguous path is refused.
@@ -16,7 +13,6 @@ from functools import partial
 from typing import Annotated, Literal
 from urllib.parse import unquote_to_bytes
 
-import anyio
 from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import Response
@@ -24,9 +20,7 @@ from starlette.responses import Response
 from fumehood.answers import (
     Deleted,
     Pagination,
-    ProcessOutput,
     SessionFileList,
-    SessionProcess,
     UnpackedArchive,
     WrittenFile,
 )
@@ -41,7 +35,6 @@ from fumehood.core.errors import (
     ShuttingDown,
 )
 from fumehood.core.identity import Principal
-from fumehood.core.json_types import JsonObject
 from fumehood.core.pages import DEFAULT_PAGE, MAX_PAGE
 from fumehood.core.session import (
     MAKING_S,
@@ -72,10 +65,6 @@ ESCAPE = re.compile(rb"%(?![0-9A-Fa-f]{2})")
 LIFE_ERRORS = frozenset({ResourceNotFound, SandboxUnavailable})
 COPY_ERRORS = LIFE_ERRORS | {InvalidParams, InternalError, QuotaExceeded, ShuttingDown}
 FILE_ERRORS = frozenset({InvalidParams, ResourceNotFound, SandboxUnavailable})
-
-MAX_WAIT_S = 30.0
-LOOK_S = 0.1
-"""Seconds between checks for new output while a request waits for it."""
 
 
 class NoQuery(Value):
@@ -114,31 +103,6 @@ class DeleteQuery(Value):
     """Whether to delete a directory's contents."""
 
     recursive: bool = Field(default=False, description="Delete a directory with its contents.")
-
-
-class OutputQuery(Value):
-    """Which output to read."""
-
-    after: int = Field(
-        default=0,
-        ge=0,
-        lt=1 << 53,
-        description="`data.offset` of the previous answer, to continue from there.",
-    )
-    wait_seconds: float = Field(
-        default=0,
-        ge=0,
-        le=MAX_WAIT_S,
-        description="Seconds to wait for output if there is none yet.",
-    )
-
-
-class StopQuery(Value):
-    """How to end a process."""
-
-    grace_s: float = Field(
-        default=5, ge=0, le=30, description="Seconds between SIGTERM and SIGKILL."
-    )
 
 
 def _files(request: Request, caller: Principal) -> SessionFiles:
@@ -187,10 +151,6 @@ SessionAnswer = Annotated[
 ]
 SnapshotAnswer = Annotated[
     Snapshot, As("snapshot", "SnapshotAnswer", "A snapshot: a copy of a session's files.")
-]
-ProcessName = Annotated[str, "The process's name."]
-ProcessAnswer = Annotated[
-    SessionProcess, As("process", "ProcessAnswer", "The current state of a process.")
 ]
 Files = Annotated[SessionFiles, Given(_files, {"session_id": SESSION})]
 FilePath = Annotated[str, "The file's path in the workspace.", Given(file_path)]
@@ -531,94 +491,6 @@ async def delete_session_file(files: Files, path: FilePath, query: DeleteQuery) 
     return Deleted(deleted=path)
 
 
-@endpoint(
-    "GET",
-    "/v1/sessions/{session_id}/processes",
-    Needs.CALLER,
-    errors=FILE_ERRORS,
-    work_s=TURN_S,
-    client="processes",
-)
-async def list_session_processes(
-    engine: Engine, caller: Principal, session_id: SessionId
-) -> Annotated[
-    tuple[SessionProcess, ...],
-    As("items", "ProcessList", "Running processes, and the last ended ones."),
-]:
-    """List the background processes of a session: running ones, and the last ended ones.
-
-    A stopped session has no processes.
-    """
-    found = await engine.sessions.processes(caller, session_id).ask({"do": "list"})
-    return tuple(map(SessionProcess.model_validate, found["processes"]))
-
-
-@endpoint(
-    "GET",
-    "/v1/sessions/{session_id}/processes/{process}",
-    Needs.CALLER,
-    errors=FILE_ERRORS,
-    work_s=TURN_S,
-    client="process",
-)
-async def show_session_process(
-    engine: Engine, caller: Principal, session_id: SessionId, process: ProcessName
-) -> ProcessAnswer:
-    """Show one background process of a session."""
-    found = await engine.sessions.processes(caller, session_id).ask({"do": "list"})
-    for one in found["processes"]:
-        if one["name"] == process:
-            return SessionProcess.model_validate(one)
-    raise ResourceNotFound("This session has no such process.", fields=["process"])
-
-
-@endpoint(
-    "GET",
-    "/v1/sessions/{session_id}/processes/{process}/output",
-    Needs.CALLER,
-    errors=FILE_ERRORS,
-    work_s=TURN_S + MAX_WAIT_S,
-    client="process_output",
-)
-async def read_session_process(
-    engine: Engine,
-    caller: Principal,
-    session_id: SessionId,
-    process: ProcessName,
-    query: OutputQuery,
-) -> ProcessOutput:
-    """Read the output of a process (stdout and stderr together), at most 64 KB.
-
-    To follow the output, repeat the request with `after` set to the answer's `offset`, and with
-    `wait_seconds`.
-    """
-    processes = engine.sessions.processes(caller, session_id)
-    asked: JsonObject = {"do": "read", "name": process, "after": query.after}
-    give_up = anyio.current_time() + query.wait_seconds
-    while True:
-        piece = ProcessOutput.model_validate((await processes.ask(asked))["output"])
-        if piece.text or piece.ended or anyio.current_time() >= give_up:
-            return piece
-        await anyio.sleep(LOOK_S)
-
-
-@endpoint(
-    "DELETE",
-    "/v1/sessions/{session_id}/processes/{process}",
-    Needs.CALLER,
-    errors=FILE_ERRORS,
-    work_s=TURN_S,
-    client="stop_process",
-)
-async def stop_session_process(
-    engine: Engine, caller: Principal, session_id: SessionId, process: ProcessName, query: StopQuery
-) -> ProcessAnswer:
-    """End a process and everything that it has started. The output can still be read."""
-    asked: JsonObject = {"do": "stop", "name": process, "grace_s": query.grace_s}
-    answer = await engine.sessions.processes(caller, session_id).ask(asked)
-    return SessionProcess.model_validate(answer["process"])
-
-
 def _require_room_for(request: Request, files: SessionFiles) -> None:
     files.require_room(int(request.headers.get("content-length", "0")))  # digits, by h11
 
@@ -647,8 +519,4 @@ OPERATIONS = [
     get_session_archive,
     put_session_archive,
     delete_session_file,
-    list_session_processes,
-    show_session_process,
-    read_session_process,
-    stop_session_process,
 ]

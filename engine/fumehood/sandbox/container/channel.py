@@ -17,16 +17,14 @@ preloaded modules. The choice affects only speed: a wrong "not needed" costs the
 a wrong "needed" a slower start. So the program's text is searched with regular expressions instead
 of parsed, and any doubt means "needed".
 
-Requests about a session's registered processes are checked before they are sent. Each request waits
-a bounded time by the host's clock. An answer without a request, or an impossible number of
-processes, breaks the protocol. At most `MAX_OPEN` requests to a guest are unanswered at the same
-time.
+Requests about a session's registered processes each wait a bounded time by the host's clock. An
+answer without a request, or an impossible number of processes, breaks the protocol. At most
+`MAX_OPEN` requests to a guest are unanswered at the same time.
 """
 
 from __future__ import annotations
 
 import asyncio
-import base64
 import io
 import re
 import struct
@@ -38,7 +36,6 @@ from typing import Any, Protocol
 
 import anyio
 
-from fumehood.core.arguments import ARGUMENTS, faults_of_arguments
 from fumehood.core.errors import (
     MAX_MESSAGE_CHARACTERS,
     EndedBy,
@@ -63,7 +60,7 @@ from fumehood.protocol.container_frames import (
     parse_container_body,
     run_frames,
 )
-from fumehood.protocol.framing import MAX_INPUT_BYTES, FrameError, whole_words
+from fumehood.protocol.framing import FrameError, whole_words
 from fumehood.protocol.messages import GuestProgress, GuestReady
 from fumehood.protocol.streams import NO_RUN, StreamFrame
 from fumehood.sandbox.streams import Dial, K, Stream, StreamEnd, StreamKind, StreamPort
@@ -804,9 +801,6 @@ ANSWER_S = 15.0
 each request is shorter.
 """
 
-DEFAULT_GRACE_S = 5.0
-"""Default number of seconds between SIGTERM and SIGKILL for a process that is stopped."""
-
 
 class ProcessRequests:
     """Sends requests about registered processes to one guest. `send` sends a frame. `on_change` is
@@ -825,22 +819,21 @@ class ProcessRequests:
         """Send a request to the guest, and return the result in its answer.
 
         Raises:
-            InvalidParams: the request is invalid, or cannot be carried out.
+            InvalidParams: the request is too long, or cannot be carried out.
             ResourceNotFound: there is no such process.
             SandboxUnavailable: the guest has ended, does not answer in time, or has too many
                 unanswered requests.
         """
-        fields = _fields_of(request)
         if len(self._open) >= MAX_OPEN:
             raise try_later("Too many requests wait for this session. Repeat it later.")
         self._ids += 1
         number = self._ids
-        frame = framing.encode({"op": "process", "id": number, **fields})
+        frame = framing.encode({**request, "op": "process", "id": number})
         if len(frame) > framing.MAX_REQUEST_BYTES:
             raise InvalidParams("The request about processes is too long.")
         answered = self._open[number] = asyncio.get_running_loop().create_future()
         self._send(frame)
-        with anyio.move_on_after(ANSWER_S + fields.get("grace_s", 0)):
+        with anyio.move_on_after(ANSWER_S + request.get("grace_s", 0)):
             return _result_of(await answered)
         raise try_later("The session did not answer in time. Repeat the request.")
 
@@ -879,37 +872,6 @@ class ProcessRequests:
         before, self.running = self.running, running
         if before != running:
             self._on_change()
-
-
-def _fields_of(request: JsonObject) -> JsonObject:
-    """Return the fields of the frame for a request, with defaults for absent arguments. Raises
-    InvalidParams if the request is invalid.
-    """
-    given = {name: value for name, value in request.items() if value is not None}
-    do = given.pop("do")
-    model = ARGUMENTS[f"process:{do}"]
-    faults = faults_of_arguments(model, given)
-    if faults:
-        words = "; ".join(f"{path}: {why}" for path, why in faults)
-        raise InvalidParams(
-            f"The request about processes is not valid: {words}.",
-            fields=[path for path, _ in faults],
-        )
-    given = model.model_validate(given).model_dump(exclude_none=True)
-    match do:
-        case "read":
-            given = {"after": 0, **given}
-        case "stop":
-            given = {"grace_s": DEFAULT_GRACE_S, **given}
-        case "write":
-            text, encoded = given.pop("text", ""), given.pop("text_base64", "")
-            data = text.encode() or base64.b64decode(encoded)
-            if len(data) > MAX_INPUT_BYTES:
-                raise InvalidParams(f"A process takes {MAX_INPUT_BYTES} bytes of input at once.")
-            given |= {
-                "data": base64.b64encode(data).decode("ascii"), "close": given.get("close", False),
-            }  # fmt: skip
-    return {"do": do, **given}
 
 
 def _result_of(answer: ContainerAnswer) -> JsonObject:

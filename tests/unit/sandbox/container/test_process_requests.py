@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import base64
 from typing import Any
 
 import anyio
 import pytest
 
 from fumehood.core.errors import InvalidParams, ResourceNotFound, SandboxUnavailable
-from fumehood.protocol.framing import MAX_INPUT_BYTES
+from fumehood.protocol.framing import MAX_REQUEST_BYTES
 from fumehood.sandbox.container import channel
 from fumehood.sandbox.container.channel import MAX_OPEN
 from support.scripted_guest import ScriptedGuest
@@ -129,37 +128,16 @@ async def test_number_of_open_requests_is_bounded(guest: ScriptedGuest) -> None:
     assert {type(one) for one in results} == {SandboxUnavailable}
 
 
-@pytest.mark.parametrize(
-    "request_",
-    [
-        {"do": "start", "name": "web"},
-        {"do": "start", "name": "web", "command": "a", "argv": ["b"]},
-        {"do": "start", "name": "web", "argv": [""]},
-        {"do": "start", "name": "Web", "command": "a"},
-        {"do": "start", "name": "web\n", "command": "a"},
-        {"do": "start", "name": "web", "command": "a", "working_directory": "../x"},
-        {"do": "start", "name": "web", "command": "x" * (1 << 20)},
-        {"do": "write", "name": "web", "text": "x" * (MAX_INPUT_BYTES + 1)},
-        {"do": "write", "name": "web", "text": "x", "text_base64": "eA=="},
-        {"do": "stop", "name": "web", "grace_s": 31},
-        {"do": "read", "name": "web", "after": -1},
-    ],
-)
-async def test_invalid_request_is_never_sent(
-    guest: ScriptedGuest, request_: dict[str, Any]
-) -> None:
+async def test_request_that_is_too_long_is_never_sent(guest: ScriptedGuest) -> None:
     sent = len(guest.wire.messages)
-    with pytest.raises(InvalidParams):
-        await guest.channel.processes.ask(request_)
+    with pytest.raises(InvalidParams, match="too long"):
+        await guest.channel.processes.ask({"do": "start", "command": "x" * MAX_REQUEST_BYTES})
     assert len(guest.wire.messages) == sent
 
 
-async def test_input_is_sent_as_bytes_and_nothing_else_is_sent(guest: ScriptedGuest) -> None:
-    task = await asked(guest, do="write", name="web", text="ñ", close=True, op="run", id=7)
-    assert guest.wire.messages[-1].keys() == {"op", "id", "do", "name", "data", "close"}
-    assert (guest.wire.messages[-1]["op"], guest.wire.messages[-1]["id"]) == ("process", 1)
-    assert base64.b64decode(guest.wire.messages[-1]["data"]) == "ñ".encode()
-    assert guest.wire.messages[-1]["close"] is True
+async def test_request_cannot_choose_another_message(guest: ScriptedGuest) -> None:
+    task = await asked(guest, do="list", op="run", id=7)
+    assert guest.wire.messages[-1] == {"op": "process", "id": 1, "do": "list"}
     guest.channel.end("it is over")
     with pytest.raises(SandboxUnavailable):
         await task

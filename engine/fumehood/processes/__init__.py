@@ -1,0 +1,1 @@
+"""Processes: programs that run in a session beside its calls."""

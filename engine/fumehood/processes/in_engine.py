@@ -1,0 +1,66 @@
+"""The processes of the sessions of one engine."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from fumehood.core.errors import ResourceNotFound
+from fumehood.core.identity import Principal
+from fumehood.core.json_types import JsonObject
+from fumehood.core.session import OwnedSession
+from fumehood.engine_part import EnginePart
+from fumehood.processes.service import SessionProcesses
+from fumehood.sandbox.session_use import SessionAccess
+from fumehood.sandbox.wall import SessionContainer
+from fumehood.storage.changes import recorded
+
+
+class ProcessesPart(EnginePart):
+    """Gives the tools of a session its processes, and starts these again in a new container."""
+
+    def in_session(self, access: SessionAccess) -> SessionProcesses:
+        """Return the session's processes."""
+        return SessionProcesses(access)
+
+    async def in_new_container(self, access: SessionAccess, container: SessionContainer) -> None:
+        """Start the processes that start again with their session."""
+        tell = partial(self._tell_not_started, access)
+        await SessionProcesses(access).start_again(container, tell)
+
+    async def stop(
+        self, processes: SessionProcesses, session: OwnedSession, name: str, grace_s: float,
+        by: Principal,
+    ) -> JsonObject:  # fmt: skip
+        """End a process of any principal's session and return it.
+
+        This is recorded in the audit log as an administrative change. If the process has already
+        ended, it is only returned.
+
+        Raises:
+            ResourceNotFound: there is no such process.
+            SandboxUnavailable: the session cannot run now.
+            WriteFailed: the change could not be recorded, and the process continues.
+        """
+        for one in (await processes.ask({"do": "list"}))["processes"]:
+            if one["name"] == name and one["state"] == "ended":
+                return dict(one)
+            if one["name"] == name:
+                break
+        else:
+            raise ResourceNotFound("This session has no such process.", fields=["process"])
+        details = {"principal_id": session.principal_id, "process": name}
+        await self.kernel.database.write(
+            recorded(
+                lambda _: None, at=self.kernel.clock.now(), by=by.id, action="process.stop",
+                subject=session.id, details=details,
+            )
+        )  # fmt: skip
+        answer = await processes.ask({"do": "stop", "name": name, "grace_s": grace_s})
+        return dict(answer["process"])
+
+    def _tell_not_started(self, access: SessionAccess, name: str, why: str) -> None:
+        session = access.session
+        self.kernel.log.info(
+            "session.process_not_started", session=session.id, principal=session.principal_id,
+            image=session.spec.image, calls=session.calls, process=name, why=why,
+        )  # fmt: skip
