@@ -46,7 +46,6 @@ from fumehood.core.usage_table import AllUsageQuery, UsageQuery, UsageTable
 from fumehood.engine_overview import Overview, figures_of
 from fumehood.engine_part import EnginePart
 from fumehood.executors.base import CallHandle
-from fumehood.executors.session_files import SessionFiles
 from fumehood.identity.principals import require_agent
 from fumehood.observe.clock import Clock, timestamp
 from fumehood.observe.figures import Figure
@@ -560,15 +559,6 @@ class Engine:
         if url is None:
             return envelope.at(field)
         return envelope.read_whole(field, await self.blob(url))
-
-    def session_files(self, session_id: str, principal: Principal | None = None) -> SessionFiles:
-        """Return the object that reads and writes a session's files.
-
-        The session belongs to `principal` or, if that is None, to this process's owner.
-        """
-        owner = principal or self.owner
-        own_id = self.sessions.id_of(owner, session_id)
-        return SessionFiles(self.sessions, self._made.services.cursors, owner, own_id)
 
     def refusal(self, error: EngineError, tool: str | None = None) -> Envelope:
         """Return an envelope for a request that was refused before it became a call."""

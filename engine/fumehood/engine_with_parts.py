@@ -15,8 +15,11 @@ if TYPE_CHECKING:
     from fumehood.formats.engine import EngineWithFormats as HandlingEngine
     from fumehood.projects.engine import EngineWithProjects as CopyingEngine
     from fumehood.streams.engine import EngineWithStreams as StreamingEngine
+    from fumehood.workspace.engine import EngineWithFiles as EngineOfFiles
 
-    class EngineOfParts(AuditedEngine, HandlingEngine, CopyingEngine, StreamingEngine): ...
+    class EngineOfParts(
+        AuditedEngine, HandlingEngine, CopyingEngine, StreamingEngine, EngineOfFiles
+    ): ...
 
 else:
     EngineOfParts = with_methods(KernelEngine)

@@ -621,6 +621,77 @@ def test_trials_are_refused_or_asked_about_without_their_part(tree: Tree, home: 
     }
 
 
+WITHOUT_WORKSPACE = """
+import json, sys
+from pathlib import Path
+import anyio
+from fumehood import AsyncClient, Client, Config, Engine, InvalidDefinition
+from fumehood.http.app import CONTROL_OPERATIONS, OPERATIONS
+from fumehood.storage.database import FILE_NAME, open_database
+from fumehood.testing import CONTAINER_LIMITS, FakeWall
+
+OWN = {"name": "own", "description": "Read.", "type": "BUILTIN", "executor": "workspace:read"}
+
+def fault(document):
+    try:
+        Engine([document])
+    except InvalidDefinition as refused:
+        return refused.message
+
+async def main():
+    home = Path(sys.argv[1])
+    database, wall = open_database(home / FILE_NAME), FakeWall(limits=CONTAINER_LIMITS)
+    config = Config(home=home, sessions={"image": "python"})
+    async with Engine(
+        config=config, database=database, container=wall, interpreter=FakeWall()
+    ) as engine:
+        made = await engine.sessions.create(engine.owner)
+        called = {
+            name: (await engine.call(name, {"path": "a"}, session_id=made.id)).error.code
+            for name in ("read_file", "write_file", "list_files", "delete_files")
+        }
+        files = [{"path": "a", "content": "b"}]
+        twin = await engine.call("run_python", {"code": "1", "files": files}, session_id=made.id)
+        print(json.dumps({
+            "called": sorted(set(called.values())), "twin": twin.success,
+            "runs": [run.program for run in wall.runs],
+            "fault": fault(OWN), "faults": [fault.reason for fault in engine.load_faults],
+            "routes": [one.path for one in (*OPERATIONS, *CONTROL_OPERATIONS)
+                       if "files" in one.path or "archive" in one.path],
+            "methods": [hasattr(engine, "session_files")]
+            + [hasattr(one, "put_file") for one in (Client, AsyncClient)],
+        }))
+    database.close()
+
+anyio.run(main)
+"""
+
+
+def test_files_of_sessions_are_refused_without_workspace_and_programs_still_run(
+    tree: Tree, home: Path
+) -> None:
+    tree.delete(PARTS["workspace"])
+    known = {
+        **CLEAN_ENVIRONMENT, "FUMEHOOD_HOME": str(home), "PYTHONPATH": ":".join(tree.import_path),
+    }  # fmt: skip
+
+    def python(*arguments: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, *arguments]
+        return subprocess.run(command, env=known, capture_output=True, text=True, timeout=600)
+
+    ran = python("-c", WITHOUT_WORKSPACE, str(home))
+    assert ran.returncode == 0, ran.stderr
+    found = json.loads(ran.stdout)
+    assert "executor: 'workspace:read' is not enforced by this version" in found.pop("fault")
+    assert found == {
+        "called": ["TOOL_NOT_FOUND"], "twin": True, "runs": ["python"], "faults": [], "routes": [],
+        "methods": [False] * 3,
+    }  # fmt: skip
+    shown = python("-m", "fumehood.cli.main", "sessions", "put", "s", "-", "a")
+    assert (shown.returncode, shown.stdout) == (2, "")
+    assert "No such command 'put'" in shown.stderr
+
+
 WITHOUT_PROCESSES = """
 import json, sys
 from pathlib import Path

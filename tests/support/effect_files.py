@@ -8,11 +8,12 @@ from fumehood.core.identity import TrustDomain
 from fumehood.core.json_types import JsonObject
 from fumehood.core.limits import MB, Limits
 from fumehood.core.tool import ToolDefinition
-from fumehood.executors.effects import Effect, effect_of
+from fumehood.executors.effects import Effect
 from fumehood.executors.outcome import Outcome
-from fumehood.executors.workspace import run_workspace
 from fumehood.protocol.cursors import Cursors
 from fumehood.sandbox.wall import NO_SINKS, RunEnding, RunSinks
+from fumehood.workspace.executors import run_workspace
+from fumehood.workspace.previews import effect_of
 from support.one_container import OneContainer
 
 LIMITS = Limits(20, 20, None, MB)

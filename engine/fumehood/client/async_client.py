@@ -16,8 +16,6 @@ from fumehood.answers import (
     BatchAnswer,
     ForkedCalls,
     ToolList,
-    UnpackedArchive,
-    WrittenFile,
 )
 from fumehood.client.api_request import (
     ANSWER_GRACE_S,
@@ -33,20 +31,11 @@ from fumehood.client.api_request import (
     encode,
     listed,
     object_of,
-    query_text,
 )
 from fumehood.client.async_operations import AsyncCallerOperations, AsyncCommonOperations
 from fumehood.client.async_transport import AsyncTransport
 from fumehood.client.exchange import Endpoint, Write, place_of
-from fumehood.client.files import (
-    Source,
-    chunks_of_async,
-    new_directory,
-    new_file,
-    opened,
-    packed,
-    size_of,
-)
+from fumehood.client.files import new_file
 from fumehood.core.call_log import CallRecord
 from fumehood.core.decision import Decision
 from fumehood.core.envelope import Envelope
@@ -56,16 +45,12 @@ from fumehood.core.keyword_types import BatchKeywords, CallKeywords, DecisionKey
 from fumehood.core.names import checked_keywords
 from fumehood.core.pages import MAX_ITEMS, Pages
 from fumehood.core.returned_file import parse_blob_url
-from fumehood.core.session import MAX_FORKS, TURN_S
+from fumehood.core.session import MAX_FORKS
 from fumehood.core.tool import ToolDefinition
-from fumehood.core.workspace_path import path_fault
 from fumehood.protocol.messages import decode_envelope
 
 PAGE = 100
 """Number of tools to request per page. The engine allows no larger number."""
-
-UPLOAD_S = 900.0
-"""The engine's time limit for an upload, in seconds."""
 
 
 class AsyncBaseClient(AsyncCommonOperations):
@@ -397,79 +382,6 @@ class AsyncClient(AsyncBaseClient, AsyncCallerOperations):
         """
         await self._transport.download(_blob(url), write)
 
-    async def put_file(
-        self, session_id: str, path: str, source: Source, *, mode: str = "replace"
-    ) -> WrittenFile:
-        """Write a file of a session, from bytes, a local file or an open file.
-
-        The file appears completely or not at all. The mode `replace` replaces an existing file.
-        With the mode `create`, the engine refuses the request if the file exists.
-
-        Raises:
-            ValueError: the source is not a regular file, or the path is invalid.
-        """
-        query = {"mode": None if mode == "replace" else mode}
-        parts = _file(session_id, path)
-        request = ask("PUT", data_of(WrittenFile), *parts, query=query, work_s=UPLOAD_S)
-        with opened(source) as content:
-            size = size_of(content)
-            return await self._transport.upload(request, chunks_of_async(content, size), size)
-
-    async def get_file(self, session_id: str, path: str) -> bytes:
-        """Read a whole file of a session into memory.
-
-        Raises:
-            DaemonUnavailable: no server answers, or the file changed while it was read.
-        """
-        return await self._transport.fetch(_bytes_of_file(session_id, path))
-
-    async def download_file(self, session_id: str, path: str, target: Path | str | Write) -> None:
-        """Download a file of a session, piece by piece. If `target` is a path, save the content as
-        a new file there. If `target` is a function, pass each piece to the function.
-
-        Raises:
-            FileExistsError: the local file exists.
-            DaemonUnavailable: no server answers, or the file changed while it was read; no local
-                file is left.
-        """
-        request = _bytes_of_file(session_id, path)
-        if not isinstance(target, Path | str):
-            await self._transport.download(request, target)
-            return
-        with new_file(Path(target)) as file:
-            await self._transport.download(request, file.write)
-
-    async def put_directory(
-        self, session_id: str, source: Path | str, path: str = ""
-    ) -> UnpackedArchive:
-        """Copy a local directory into the directory `path` of a session's workspace.
-
-        The default `path` is the workspace itself. Existing files in the workspace with the same
-        names are replaced, and other files are kept. Links are not copied.
-
-        Raises:
-            OSError: the directory cannot be read.
-        """
-        parts, query = ("sessions", session_id, "archive"), {"path": path or None}
-        request = ask("PUT", data_of(UnpackedArchive), *parts, query=query, work_s=UPLOAD_S)
-        with packed(Path(source)) as content:
-            size = size_of(content)
-            return await self._transport.upload(request, chunks_of_async(content, size), size)
-
-    async def get_directory(self, session_id: str, path: str, target: Path | str) -> None:
-        """Save a directory of a session as a new local directory, except for links.
-
-        `path` is "" for the whole workspace. The local directory appears completely or not at all.
-
-        Raises:
-            OSError: the target exists and is not an empty directory, or cannot be created.
-            DaemonUnavailable: no server answers, or a file changed while it was read.
-        """
-        query = query_text({"path": path or None})
-        request = ask_for_bytes(address("sessions", session_id, "archive") + query, TURN_S)
-        with new_directory(Path(target)) as file:
-            await self._transport.download(request, file.write)
-
 
 def _blob(url: str) -> ApiRequest[None]:
     """Create the request for a blob, without sending it. Raises ValueError if `url` is not a blob's
@@ -477,17 +389,3 @@ def _blob(url: str) -> ApiRequest[None]:
     """
     parse_blob_url(url)
     return ask_for_bytes(url)
-
-
-def _file(session_id: str, path: str) -> tuple[str, ...]:
-    """Return the parts of the address of a session's file. Raises ValueError if the path is
-    invalid.
-    """
-    fault = path_fault(path)
-    if fault is not None:
-        raise ValueError(f"The path {path[:80]!r} {fault}.")
-    return ("sessions", session_id, "files", *path.split("/"))
-
-
-def _bytes_of_file(session_id: str, path: str) -> ApiRequest[None]:
-    return ask_for_bytes(address(*_file(session_id, path)), TURN_S)

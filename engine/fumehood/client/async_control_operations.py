@@ -185,28 +185,6 @@ class AsyncControlSessions:
             ask("DELETE", field_of("session", OwnedSession), "sessions", session_id, work_s=60.0)
         )
 
-    async def files(
-        self,
-        session_id: str,
-        path: str | None = None,
-        *,
-        recursive: bool | None = None,
-        limit: int | None = None,
-        cursor: str | None = None,
-    ) -> SessionFileList:
-        """List the files of any principal's session, sorted by path, one page at a time."""
-        return await self._transport.send(
-            ask(
-                "GET",
-                data_of(SessionFileList),
-                "sessions",
-                session_id,
-                "files",
-                query={"path": path, "recursive": recursive, "limit": limit, "cursor": cursor},
-                work_s=60.0,
-            )
-        )
-
     async def processes(self, session_id: str) -> tuple[SessionProcess, ...]:
         """List the background processes of any principal's session: running and last ended ones.
 
@@ -270,6 +248,28 @@ class AsyncControlSessions:
         """
         return await self._transport.send(
             ask("GET", data_of(ProjectDiff), "sessions", session_id, "diff", work_s=60.0)
+        )
+
+    async def files(
+        self,
+        session_id: str,
+        path: str | None = None,
+        *,
+        recursive: bool | None = None,
+        limit: int | None = None,
+        cursor: str | None = None,
+    ) -> SessionFileList:
+        """List the files of any principal's session, sorted by path, one page at a time."""
+        return await self._transport.send(
+            ask(
+                "GET",
+                data_of(SessionFileList),
+                "sessions",
+                session_id,
+                "files",
+                query={"path": path, "recursive": recursive, "limit": limit, "cursor": cursor},
+                work_s=60.0,
+            )
         )
 
 

@@ -366,46 +366,6 @@ class AsyncCallerOperations:
             )
         )
 
-    async def session_files(
-        self,
-        session_id: str,
-        path: str | None = None,
-        *,
-        recursive: bool | None = None,
-        limit: int | None = None,
-        cursor: str | None = None,
-    ) -> SessionFileList:
-        """List the files of a session's workspace, sorted by path, one page at a time."""
-        return await self._transport.send(
-            ask(
-                "GET",
-                data_of(SessionFileList),
-                "sessions",
-                session_id,
-                "files",
-                query={"path": path, "recursive": recursive, "limit": limit, "cursor": cursor},
-                work_s=60.0,
-            )
-        )
-
-    async def delete_file(self, session_id: str, path: str, recursive: bool | None = None) -> None:
-        """Delete a file, link or directory.
-
-        Unlike the tool `delete_files`, this request never needs approval.
-        """
-        await self._transport.send(
-            ask(
-                "DELETE",
-                data_of(Deleted),
-                "sessions",
-                session_id,
-                "files",
-                *path.split("/"),
-                query={"recursive": recursive},
-                work_s=60.0,
-            )
-        )
-
     async def usage(
         self,
         by: str | Iterable[str] | None = None,
@@ -534,5 +494,45 @@ class AsyncCallerOperations:
                 field_of("project", Project),
                 "projects",
                 body=given(directory=directory, everything=everything),
+            )
+        )
+
+    async def session_files(
+        self,
+        session_id: str,
+        path: str | None = None,
+        *,
+        recursive: bool | None = None,
+        limit: int | None = None,
+        cursor: str | None = None,
+    ) -> SessionFileList:
+        """List the files of a session's workspace, sorted by path, one page at a time."""
+        return await self._transport.send(
+            ask(
+                "GET",
+                data_of(SessionFileList),
+                "sessions",
+                session_id,
+                "files",
+                query={"path": path, "recursive": recursive, "limit": limit, "cursor": cursor},
+                work_s=60.0,
+            )
+        )
+
+    async def delete_file(self, session_id: str, path: str, recursive: bool | None = None) -> None:
+        """Delete a file, link or directory.
+
+        Unlike the tool `delete_files`, this request never needs approval.
+        """
+        await self._transport.send(
+            ask(
+                "DELETE",
+                data_of(Deleted),
+                "sessions",
+                session_id,
+                "files",
+                *path.split("/"),
+                query={"recursive": recursive},
+                work_s=60.0,
             )
         )

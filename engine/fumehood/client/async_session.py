@@ -13,8 +13,7 @@ from contextlib import AsyncExitStack, suppress
 from typing import Any, Self
 
 from fumehood.client.api_request import Refused
-from fumehood.client.async_client import AsyncClient
-from fumehood.client.async_with_parts import AsyncClient as AsyncClientWithParts
+from fumehood.client.async_with_parts import AsyncClient
 from fumehood.client.finished import (
     AsyncTurn,
     Finished,
@@ -73,7 +72,7 @@ class AsyncSession:
     async def client(self) -> AsyncClient:
         """Return the client. If none was given, it is created on first use."""
         if self._client is None:
-            self._client = await self._resources.enter_async_context(AsyncClientWithParts())
+            self._client = await self._resources.enter_async_context(AsyncClient())
         return self._client
 
     async def start(self) -> str:

@@ -11,8 +11,11 @@ if TYPE_CHECKING:
     from fumehood.formats.async_client import AsyncClientWithFormats as AsyncHandlingClient
     from fumehood.projects.async_client import AsyncClientWithProjects as AsyncCopyingClient
     from fumehood.streams.async_client import AsyncClientWithStreams as AsyncStreamingClient
+    from fumehood.workspace.async_client import AsyncClientWithFiles as AsyncClientOfFiles
 
-    class AsyncClientOfParts(AsyncHandlingClient, AsyncCopyingClient, AsyncStreamingClient): ...
+    class AsyncClientOfParts(
+        AsyncHandlingClient, AsyncCopyingClient, AsyncStreamingClient, AsyncClientOfFiles
+    ): ...
 
 else:
     AsyncClientOfParts = with_methods(AsyncKernelClient)

@@ -11,7 +11,7 @@ import base64
 import binascii
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar
 
 from pydantic import (
     AfterValidator,
@@ -28,7 +28,6 @@ from fumehood.core.json_types import JsonObject
 from fumehood.core.languages import LANGUAGES
 from fumehood.core.limits import MAX_BODY_BYTES
 from fumehood.core.names import MAX_NAME_CHARACTERS
-from fumehood.core.pages import MAX_PAGE
 from fumehood.core.value import StrictValue
 from fumehood.core.workspace_path import path_fault
 
@@ -51,8 +50,6 @@ MAX_ARG_STRLEN is 128 KB.
 MAX_WORDS_BYTES = 5 << 18
 """Maximum bytes of all arguments and variables together. *Source*: execve(2): a quarter of the
 stack limit, which gives 2 MB here."""
-
-_MAX_OFFSET = 1 << 50
 
 
 def _plain_path(path: str) -> str:
@@ -94,12 +91,6 @@ def _base64(text: str) -> str:
     except (UnicodeEncodeError, binascii.Error):
         raise ValueError("is not base64") from None
     return text
-
-
-def _offset(value: int) -> int:
-    if value > _MAX_OFFSET:
-        raise ValueError("is larger than any file")
-    return value
 
 
 Path = Annotated[str, Field(min_length=1, max_length=4096), AfterValidator(_plain_path)]
@@ -284,62 +275,6 @@ class CommandArguments(ProgramArguments):
         yield from super().further_faults()
 
 
-class ReadArguments(Arguments):
-    path: Path = Field(description="Relative path, such as 'data/output.csv'.")
-    offset: Annotated[int, Field(ge=0), AfterValidator(_offset)] | None = Field(
-        None, description="The byte to begin at; absent: 0."
-    )
-    limit: int | None = Field(
-        None, ge=1, le=MAX_READ_BYTES, description="Bytes to read at most; absent: 10240."
-    )
-    encoding: Literal["text", "base64"] | None = Field(
-        None, description="Absent: text, or base64 where it is no text."
-    )
-
-
-class WriteArguments(Arguments):
-    exclusive: ClassVar[tuple[tuple[str, str], ...]] = SentFile.exclusive
-
-    path: Path = Field(description="Relative path, such as 'data/input.csv'.")
-    content: Text | None = Field(None, description="The content as text.")
-    content_base64: Base64 | None = Field(
-        None, description="Or the content as base64; one of the two."
-    )
-    mode: Literal["create", "replace", "append"] | None = Field(
-        None, description="create (the default) refuses where there is one already."
-    )
-
-    def further_faults(self) -> Iterator[tuple[str, str]]:
-        if (self.content is None) == (self.content_base64 is None):
-            yield "content", "or content_base64 is needed, one of the two"
-            return
-        size = len(self.content_base64 or "") * 3 // 4 or len((self.content or "").encode())
-        if size > MAX_BODY_BYTES:
-            yield "content", f"has more than {MAX_BODY_BYTES} bytes"
-
-
-class ListArguments(Arguments):
-    path: PathOrRoot | None = Field(
-        None, description="A relative path; absent: the working directory itself."
-    )
-    recursive: bool | None = Field(
-        None, description="Whether to list what is in its directories, too; absent: false."
-    )
-    limit: int | None = Field(
-        None, ge=1, le=MAX_PAGE, description="Entries of this page; absent: 10."
-    )
-    cursor: str | None = Field(
-        None, description="next_cursor of the page before; absent: from the beginning."
-    )
-
-
-class DeleteArguments(Arguments):
-    paths: list[Path] = Field(min_length=1, max_length=MAX_FILES, description="Relative paths.")
-    recursive: bool | None = Field(
-        None, description="Whether directories go with all that is in them; absent: false."
-    )
-
-
 class NoArguments(Arguments):
     """No arguments."""
 
@@ -352,10 +287,6 @@ ARGUMENTS: Mapping[str, type[Arguments]] = MappingProxyType(
     {
         **{language.executor: _BY_SOURCE[language.source] for language in LANGUAGES.values()},
         "code:python": PythonArguments,
-        "workspace:read": ReadArguments,
-        "workspace:write": WriteArguments,
-        "workspace:list": ListArguments,
-        "workspace:delete": DeleteArguments,
     }
 )
 """The kernel's executors → the model of their arguments. A tool's schema may narrow the arguments,

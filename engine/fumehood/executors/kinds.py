@@ -17,7 +17,6 @@ from fumehood.executors.base import Executor, Placement, ToolRun
 from fumehood.executors.function import FunctionExecutor
 from fumehood.executors.outcome import Outcome
 from fumehood.executors.program import ProgramExecutor
-from fumehood.executors.workspace import WorkspaceExecutor
 from fumehood.parts import tool_kinds
 
 
@@ -51,10 +50,6 @@ EXECUTORS = with_parts(
     {
         "function": FunctionExecutor(),
         DECISION: _DecisionExecutor(),
-        "workspace:read": WorkspaceExecutor("read"),
-        "workspace:write": WorkspaceExecutor("write"),
-        "workspace:list": WorkspaceExecutor("list"),
-        "workspace:delete": WorkspaceExecutor("delete"),
         **{language.executor: ProgramExecutor(language) for language in LANGUAGES.values()},
     }
 )

@@ -1,12 +1,9 @@
-"""Requests to the guest's program `files`, and its validated answers: files, pages of listings, and
-whole workspaces.
+"""Requests to the guest's program `files`, and its validated answers: files, and whole workspaces.
 
-Host side, below the workspace tools, the session routes and the saver. The program `files` runs no
+Host side, below the saver and the parts that work on a session's files. The program `files` runs no
 user code, but shares a container with user code. Invariants: an answer is valid for its model and
-fits its request, or it is an error; a path in an answer is plain and relative; each page of a
-listing begins after the previous page, so no listing is endless. The survey before an approval and
-the action after it are built from the same request. The error for a refused request contains the
-engine's text; the guest's own text is quoted only about an archive.
+fits its request, or it is an error; a path in an answer is plain and relative. The error for a
+refused request contains the engine's text; the guest's own text is quoted only about an archive.
 """
 
 from __future__ import annotations
@@ -15,8 +12,6 @@ import base64
 import binascii
 from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
-from itertools import pairwise
 from typing import Annotated, Any, Generic, Literal, TypeVar
 
 from pydantic import Field, field_validator
@@ -35,14 +30,10 @@ from fumehood.core.errors import (
 from fumehood.core.escaping import visible
 from fumehood.core.json_types import JsonObject
 from fumehood.core.limits import MB, Limits
-from fumehood.core.pages import DEFAULT_PAGE, MAX_PAGE
-from fumehood.core.session import WorkspaceEntry
 from fumehood.core.workspace_path import path_fault
 from fumehood.executors.claims import Claim, read_claim
 from fumehood.executors.endings import Subject, refused_by, session_lost
-from fumehood.observe.clock import timestamp
 from fumehood.protocol import strict_json
-from fumehood.protocol.cursors import Cursors
 from fumehood.protocol.framing import MAX_TIME_NS
 from fumehood.sandbox.wall import NO_SINKS, Lease, RunEnding, RunSinks
 
@@ -148,10 +139,6 @@ class Written(Claim):
     """The size in bytes of a file, or of an upload so far, after a write."""
 
     size: int = Field(ge=0, le=strict_json.MAX_SAFE_INTEGER)
-
-
-class Dropped(Claim):
-    """The guest's answer once it has removed an upload."""
 
 
 class NotDeleted(Claim):
@@ -265,19 +252,6 @@ def refusal_of(kind: FaultKind, message: str = "") -> EngineError:
     return InvalidParams(words, fields=[_FIELD], details={"fault": kind})
 
 
-def deletion_error(done: Deletion) -> EngineError | None:
-    """Return the error of a deletion that failed completely or in part, or None if it succeeded."""
-    if done.failed:
-        names = "; ".join(one.path for one in done.failed[:5])[:300]
-        rest = "" if done.deleted else " Nothing was deleted."
-        words = f"Not all of it could be deleted: {names}.{rest}"
-        return ExecutionError(words, details=done.model_dump())
-    if not done.deleted:
-        words = FAULT_WORDS["not_found"]
-        return ResourceNotFound(words, fields=["paths"], details=done.model_dump())
-    return None
-
-
 def _ended(ending: RunEnding, limits: Limits) -> EngineError:
     if ending.ended_by is EndedBy.SANDBOX_LOST:
         return session_lost({}, ending, has_disk=limits.disk_mb is not None)
@@ -286,112 +260,6 @@ def _ended(ending: RunEnding, limits: Limits) -> EngineError:
     return error_class(
         f"The work on the files was ended ({ending.ended_by.value}). Ask for less at a time."
         + (f" {why}" if why else "")
-    )
-
-
-# -- requests of the tools that change a workspace -----------------------------------------
-
-
-def write_request(arguments: JsonObject) -> JsonObject:
-    """Return the guest's request for the tool `write_file`."""
-    return {
-        "do": "write",
-        "path": arguments["path"],
-        "content_base64": base64.b64encode(content_of(arguments)).decode("ascii"),
-        "mode": arguments.get("mode") or "create",
-    }
-
-
-def content_of(arguments: JsonObject) -> bytes:
-    """Return the content that a call of `write_file` would write, decoded."""
-    text = arguments.get("content")
-    return base64.b64decode(arguments["content_base64"]) if text is None else text.encode()
-
-
-def delete_request(arguments: JsonObject) -> JsonObject:
-    """Return the guest's request for the tool `delete_files`. Repeated paths are sent once."""
-    paths = list(dict.fromkeys(arguments["paths"]))
-    return {"do": "delete", "paths": paths, "recursive": arguments.get("recursive") or False}
-
-
-# -- listings ------------------------------------------------------------------------------
-
-EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-
-
-@dataclass(frozen=True, slots=True)
-class ListingQuery:
-    """A request for one page of a directory's entries. An empty `path` is the workspace itself."""
-
-    session_id: str
-    principal_id: str
-    path: str = ""
-    recursive: bool = False
-    limit: int = DEFAULT_PAGE
-    cursor: str | None = None
-
-    @property
-    def listing(self) -> str:
-        """The name of the list to which a cursor belongs."""
-        return f"files:{self.session_id}:{self.recursive}:{self.path}"
-
-
-@dataclass(frozen=True, slots=True)
-class ListingPage:
-    """The entries of one page, and the answer's field `pagination`."""
-
-    items: tuple[WorkspaceEntry, ...]
-    pagination: JsonObject
-
-
-async def list_page(
-    lease: Lease, query: ListingQuery, limits: Limits, cursors: Cursors
-) -> Said[ListingPage]:
-    """Request one page of a directory's entries from the guest, and return it.
-
-    Raises:
-        InvalidParams: the cursor is invalid or belongs to another list, or the limit is out of
-            range.
-    """
-    if not 1 <= query.limit <= MAX_PAGE:
-        raise InvalidParams(f"limit must be from 1 to {MAX_PAGE}.", fields=["limit"])
-    after = ""
-    if query.cursor is not None:
-        after = cursors.read(query.cursor, query.listing, query.principal_id)
-    request: JsonObject = {
-        "do": "list",
-        "path": query.path,
-        "recursive": query.recursive,
-        "most": query.limit,
-    }
-    if after:
-        request["after"] = after
-    said: Said[Listing] = await ask(lease, request, limits, Listing)
-    if said.value is None:
-        return Said(said.ending, error=said.error)
-    entries, has_more = said.value.entries, said.value.has_more
-    if not goes_forward(entries, after) or len(entries) > query.limit or has_more > len(entries):
-        return Said(said.ending, error=not_as_agreed())
-    cursor = cursors.make(query.listing, query.principal_id, entries[-1].path) if has_more else None
-    pagination: JsonObject = {
-        "has_more": has_more,
-        "next_cursor": cursor,
-        "total_count": None if has_more or after else len(entries),
-    }
-    return Said(said.ending, ListingPage(tuple(map(as_shown, entries)), pagination))
-
-
-def goes_forward(entries: list[Entry], after: str) -> bool:
-    """Whether the paths are in ascending order and come after `after`."""
-    paths = [after, *(entry.path for entry in entries)]
-    return all(one < other for one, other in pairwise(paths))
-
-
-def as_shown(entry: Entry) -> WorkspaceEntry:
-    """Convert a guest's entry to the form that is used in answers to callers."""
-    modified = EPOCH + timedelta(microseconds=entry.modified_ns // 1000)
-    return WorkspaceEntry(
-        path=entry.path, kind=entry.kind, size=entry.size, modified_at=timestamp(modified)
     )
 
 

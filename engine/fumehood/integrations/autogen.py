@@ -12,7 +12,7 @@ from autogen_core import CancellationToken, Component
 from autogen_core.code_executor import CodeBlock, CodeExecutor, CodeResult
 from pydantic import BaseModel
 
-from fumehood.client.async_client import AsyncClient
+from fumehood.client import AsyncClient
 from fumehood.client.async_session import AsyncSession
 from fumehood.client.finished import refused
 from fumehood.core.envelope import CallFailed

@@ -17,9 +17,9 @@ from deepagents.backends.protocol import (
 )
 from deepagents.backends.sandbox import BaseSandbox
 
+from fumehood.client import Client
 from fumehood.client.api_request import Refused
 from fumehood.client.finished import Finished, refused
-from fumehood.client.sync.client import Client
 from fumehood.client.sync.session import Session
 from fumehood.core.envelope import CallFailed
 

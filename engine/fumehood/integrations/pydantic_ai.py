@@ -21,8 +21,8 @@ from pydantic_ai.workspaces import (
 )
 from pydantic_ai.workspaces.protocol import WorkspaceCommand
 
+from fumehood.client import AsyncClient
 from fumehood.client.api_request import Refused
-from fumehood.client.async_client import AsyncClient
 from fumehood.client.async_session import AsyncSession
 from fumehood.client.finished import refused
 from fumehood.core.decision import DENIALS

@@ -14,8 +14,8 @@ import PIL.Image
 from smolagents.local_python_executor import CodeOutput, ExecutionTimeoutError, PythonExecutor
 from smolagents.tools import Tool, get_tools_definition_code
 
+from fumehood.client import Client
 from fumehood.client.finished import Finished
-from fumehood.client.sync.client import Client
 from fumehood.client.sync.session import Session
 from fumehood.core.envelope import Envelope
 

@@ -153,13 +153,7 @@ def size_of(number: Any) -> str:
 
 _PLACES = {
     "code": ("container", "It runs untrusted programs."),
-    "workspace": (
-        "container", "It works on the files of a session, which are in its container.",
-    ),
-    "process": (
-        "container", "It works on the processes of a session, which run in its container.",
-    ),
-}  # fmt: skip
+}
 """The kind of an executor → the place where its tools run, and the reason."""
 
 _JAIL = ("jail", "A function of an installed package, in a process without rights.")

@@ -181,28 +181,6 @@ class ControlSessions:
             ask("DELETE", field_of("session", OwnedSession), "sessions", session_id, work_s=60.0)
         )
 
-    def files(
-        self,
-        session_id: str,
-        path: str | None = None,
-        *,
-        recursive: bool | None = None,
-        limit: int | None = None,
-        cursor: str | None = None,
-    ) -> SessionFileList:
-        """List the files of any principal's session, sorted by path, one page at a time."""
-        return self._transport.send(
-            ask(
-                "GET",
-                data_of(SessionFileList),
-                "sessions",
-                session_id,
-                "files",
-                query={"path": path, "recursive": recursive, "limit": limit, "cursor": cursor},
-                work_s=60.0,
-            )
-        )
-
     def processes(self, session_id: str) -> tuple[SessionProcess, ...]:
         """List the background processes of any principal's session: running and last ended ones.
 
@@ -266,6 +244,28 @@ class ControlSessions:
         """
         return self._transport.send(
             ask("GET", data_of(ProjectDiff), "sessions", session_id, "diff", work_s=60.0)
+        )
+
+    def files(
+        self,
+        session_id: str,
+        path: str | None = None,
+        *,
+        recursive: bool | None = None,
+        limit: int | None = None,
+        cursor: str | None = None,
+    ) -> SessionFileList:
+        """List the files of any principal's session, sorted by path, one page at a time."""
+        return self._transport.send(
+            ask(
+                "GET",
+                data_of(SessionFileList),
+                "sessions",
+                session_id,
+                "files",
+                query={"path": path, "recursive": recursive, "limit": limit, "cursor": cursor},
+                work_s=60.0,
+            )
         )
 
 

@@ -366,46 +366,6 @@ class CallerOperations:
             )
         )
 
-    def session_files(
-        self,
-        session_id: str,
-        path: str | None = None,
-        *,
-        recursive: bool | None = None,
-        limit: int | None = None,
-        cursor: str | None = None,
-    ) -> SessionFileList:
-        """List the files of a session's workspace, sorted by path, one page at a time."""
-        return self._transport.send(
-            ask(
-                "GET",
-                data_of(SessionFileList),
-                "sessions",
-                session_id,
-                "files",
-                query={"path": path, "recursive": recursive, "limit": limit, "cursor": cursor},
-                work_s=60.0,
-            )
-        )
-
-    def delete_file(self, session_id: str, path: str, recursive: bool | None = None) -> None:
-        """Delete a file, link or directory.
-
-        Unlike the tool `delete_files`, this request never needs approval.
-        """
-        self._transport.send(
-            ask(
-                "DELETE",
-                data_of(Deleted),
-                "sessions",
-                session_id,
-                "files",
-                *path.split("/"),
-                query={"recursive": recursive},
-                work_s=60.0,
-            )
-        )
-
     def usage(
         self,
         by: str | Iterable[str] | None = None,
@@ -534,5 +494,45 @@ class CallerOperations:
                 field_of("project", Project),
                 "projects",
                 body=given(directory=directory, everything=everything),
+            )
+        )
+
+    def session_files(
+        self,
+        session_id: str,
+        path: str | None = None,
+        *,
+        recursive: bool | None = None,
+        limit: int | None = None,
+        cursor: str | None = None,
+    ) -> SessionFileList:
+        """List the files of a session's workspace, sorted by path, one page at a time."""
+        return self._transport.send(
+            ask(
+                "GET",
+                data_of(SessionFileList),
+                "sessions",
+                session_id,
+                "files",
+                query={"path": path, "recursive": recursive, "limit": limit, "cursor": cursor},
+                work_s=60.0,
+            )
+        )
+
+    def delete_file(self, session_id: str, path: str, recursive: bool | None = None) -> None:
+        """Delete a file, link or directory.
+
+        Unlike the tool `delete_files`, this request never needs approval.
+        """
+        self._transport.send(
+            ask(
+                "DELETE",
+                data_of(Deleted),
+                "sessions",
+                session_id,
+                "files",
+                *path.split("/"),
+                query={"recursive": recursive},
+                work_s=60.0,
             )
         )

@@ -21,8 +21,7 @@ from fumehood.client.finished import (
     program_arguments,
     program_result,
 )
-from fumehood.client.sync.client import Client
-from fumehood.client.sync.with_parts import Client as ClientWithParts
+from fumehood.client.sync.with_parts import Client
 from fumehood.core.envelope import Envelope
 from fumehood.core.json_types import JsonObject
 
@@ -74,7 +73,7 @@ class Session:
     def client(self) -> Client:
         """Return the client. If none was given, it is created on first use."""
         if self._client is None:
-            self._client = self._resources.enter_context(ClientWithParts())
+            self._client = self._resources.enter_context(Client())
         return self._client
 
     def start(self) -> str:

@@ -12,8 +12,9 @@ if TYPE_CHECKING:
     from fumehood.formats.sync.client import ClientWithFormats as HandlingClient
     from fumehood.projects.sync.client import ClientWithProjects as CopyingClient
     from fumehood.streams.sync.client import ClientWithStreams as StreamingClient
+    from fumehood.workspace.sync.client import ClientWithFiles as ClientOfFiles
 
-    class ClientOfParts(HandlingClient, CopyingClient, StreamingClient): ...
+    class ClientOfParts(HandlingClient, CopyingClient, StreamingClient, ClientOfFiles): ...
 
 else:
     ClientOfParts = with_methods(KernelClient)

@@ -1,8 +1,7 @@
 """All principals' sessions on the control socket, and the engine's own state.
 
-Requests for sessions need `approve` or `admin`. Only `admin` may see a session's files, or end the
-session. These rights give administrators no additional access, because they could create a token
-for the session's owner.
+Requests for sessions need `approve` or `admin`. Only `admin` may end a session. This gives
+administrators no additional access, because they could create a token for the session's owner.
 
 The state of the engine: health, readiness, the OpenAPI document and usage, on both sockets.
 """
@@ -15,12 +14,7 @@ import anyio.to_thread
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from fumehood.answers import (
-    Pagination,
-    SessionFileList,
-)
 from fumehood.core.errors import (
-    RateLimited,
     ResourceNotFound,
 )
 from fumehood.core.identity import Principal
@@ -28,31 +22,14 @@ from fumehood.core.session import TURN_S, OwnedSession
 from fumehood.core.status import Health, Readiness
 from fumehood.core.usage_table import AllUsageQuery, UsageQuery, UsageTable
 from fumehood.engine import Engine
-from fumehood.executors.session_files import SessionFiles
-from fumehood.http.answers import engine_of
 from fumehood.http.caller import require_authority
-from fumehood.http.endpoint import ANY_MEDIA, As, Given, Needs, endpoint
-from fumehood.http.routes.sessions import (
-    FILE_ERRORS,
-    SESSION,
-    FileListQuery,
-    FilePath,
-    SessionId,
-    sent_file,
-)
-
-
-def _files(request: Request, _: Principal) -> SessionFiles:
-    engine = engine_of(request)
-    session = engine.overview.session(request.path_params["session_id"])
-    return engine.session_files(session.id, Principal(session.principal_id))
-
+from fumehood.http.endpoint import As, Needs, endpoint
+from fumehood.http.routes.sessions import SessionId
 
 OwnedSessionAnswer = Annotated[
     OwnedSession,
     As("session", "OwnedSessionAnswer", "The current state of a session, with its owner."),
 ]
-Files = Annotated[SessionFiles, Given(_files, {"session_id": SESSION})]
 
 
 @endpoint(
@@ -107,44 +84,6 @@ async def end_any_session(
     return await engine.overview.end_session(session_id, caller)
 
 
-@endpoint(
-    "GET",
-    "/v1/sessions/{session_id}/files",
-    Needs.ADMIN,
-    errors=FILE_ERRORS,
-    work_s=TURN_S,
-    client="sessions.files",
-)
-async def list_files_of_session(
-    caller: Principal, files: Files, query: FileListQuery
-) -> SessionFileList:
-    """List the files of any principal's session, sorted by path, one page at a time."""
-    page = await files.page(
-        query.path, recursive=query.recursive, limit=query.limit, cursor=query.cursor
-    )
-    return SessionFileList(items=page.items, pagination=Pagination(**page.pagination))
-
-
-@endpoint(
-    "GET",
-    "/v1/sessions/{session_id}/files/{path:path}",
-    Needs.ADMIN,
-    errors=FILE_ERRORS | {RateLimited},
-    media=ANY_MEDIA,
-    client=None,
-)
-async def get_file_of_session(
-    request: Request, engine: Engine, caller: Principal, files: Files, path: FilePath
-) -> Response:
-    """Download a file of any principal's session.
-
-    The engine's log records who downloaded the file.
-    """
-    response = await sent_file(request, engine, files, path)
-    engine.log.info("session.file_read", session_id=files.session_id, by=caller.id)
-    return response
-
-
 # -- the engine about itself ----------------------------------------------------------------
 
 
@@ -196,8 +135,6 @@ CONTROL_OPERATIONS = [
     list_all_sessions,
     show_any_session,
     end_any_session,
-    list_files_of_session,
-    get_file_of_session,
     show_all_usage,
     *COMMON,
 ]

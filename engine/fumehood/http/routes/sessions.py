@@ -1,41 +1,20 @@
-"""`/v1/sessions`: a principal's sessions and their files. Only the owner has access.
-
-Invariant: a file's path is taken from the address as it was sent, and is decoded once and strictly.
-An ambiguous path is refused.
-"""
+"""`/v1/sessions`: a principal's sessions. Only the owner has access."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import AsyncIterator
-from contextlib import aclosing
-from functools import partial
-from typing import Annotated, Literal
-from urllib.parse import unquote_to_bytes
+from typing import Annotated
 
-from pydantic import Field
 from starlette.requests import Request
-from starlette.responses import Response
 
-from fumehood.answers import (
-    Deleted,
-    Pagination,
-    SessionFileList,
-    UnpackedArchive,
-    WrittenFile,
-)
 from fumehood.core.errors import (
-    EngineError,
     InternalError,
     InvalidParams,
     QuotaExceeded,
-    RateLimited,
     ResourceNotFound,
     SandboxUnavailable,
     ShuttingDown,
 )
 from fumehood.core.identity import Principal
-from fumehood.core.pages import DEFAULT_PAGE, MAX_PAGE
 from fumehood.core.session import (
     MAKING_S,
     TURN_S,
@@ -47,21 +26,10 @@ from fumehood.core.session import (
     Snapshot,
 )
 from fumehood.core.value import Value
-from fumehood.core.workspace_path import path_fault
 from fumehood.engine import Engine
-from fumehood.executors.program import content_type_of
-from fumehood.executors.session_files import FileChanged, SessionFiles
 from fumehood.http.answers import engine_of
-from fumehood.http.bodies import (
-    FileBody,
-    IncomingBody,
-    attachment_headers,
-    require_plain_bytes,
-    require_room,
-)
-from fumehood.http.endpoint import ANY_MEDIA, As, Given, Needs, endpoint
+from fumehood.http.endpoint import As, Needs, endpoint
 
-ESCAPE = re.compile(rb"%(?![0-9A-Fa-f]{2})")
 LIFE_ERRORS = frozenset({ResourceNotFound, SandboxUnavailable})
 COPY_ERRORS = LIFE_ERRORS | {InvalidParams, InternalError, QuotaExceeded, ShuttingDown}
 FILE_ERRORS = frozenset({InvalidParams, ResourceNotFound, SandboxUnavailable})
@@ -71,74 +39,10 @@ class NoQuery(Value):
     """No parameters. Others are refused, since a client might believe that they had an effect."""
 
 
-class FileListQuery(Value):
-    """Which files of a workspace to list."""
-
-    path: str = Field(default="", description="A directory. By default, the whole workspace.")
-    recursive: bool = Field(default=False, description="Include subdirectories.")
-    limit: int = Field(
-        default=DEFAULT_PAGE, ge=1, le=MAX_PAGE, description="Maximum number of items."
-    )
-    cursor: str | None = Field(
-        default=None, description="`data.pagination.next_cursor` of the previous page."
-    )
-
-
-class ArchiveQuery(Value):
-    """The directory to pack as an archive, or into which to unpack one."""
-
-    path: str = Field(default="", description="A directory. By default, the whole workspace.")
-
-
-class PutQuery(Value):
-    """How to write a file."""
-
-    mode: Literal["create", "replace"] = Field(
-        default="replace",
-        description="`create` fails if the file exists, like the header `If-None-Match: *`.",
-    )
-
-
-class DeleteQuery(Value):
-    """Whether to delete a directory's contents."""
-
-    recursive: bool = Field(default=False, description="Delete a directory with its contents.")
-
-
-def _files(request: Request, caller: Principal) -> SessionFiles:
-    return engine_of(request).session_files(request.path_params["session_id"], caller)
-
-
 def refuse_while_draining(request: Request) -> None:
     """Raise ShuttingDown if the engine is stopping."""
     if engine_of(request).is_draining:
         raise ShuttingDown("The engine is stopping. Retry when it runs again.")
-
-
-def file_path(request: Request, _: Principal) -> str:
-    """Decode the file's path from the raw bytes of the address, and check the path.
-
-    The server itself decodes the address leniently, which could give one file two names. A slash
-    may be escaped, because generated clients escape it.
-
-    Raises:
-        InvalidParams: the path is invalid.
-    """
-    prefix = f"/v1/sessions/{request.path_params['session_id']}/files/".encode()
-    raw: bytes = request.scope["raw_path"]
-    if not raw.startswith(prefix):
-        raise InvalidParams("Write the address without escapes before the path.", fields=["path"])
-    rest = raw.removeprefix(prefix)
-    if ESCAPE.search(rest):
-        raise InvalidParams("The path has an invalid escape.", fields=["path"])
-    try:
-        path = unquote_to_bytes(rest).decode("utf-8")
-    except UnicodeDecodeError:
-        raise InvalidParams("The path is not UTF-8.", fields=["path"]) from None
-    fault = path_fault(path)
-    if fault is not None:
-        raise InvalidParams(f"The path {fault}.", fields=["path"])
-    return path
 
 
 SESSION = (
@@ -152,8 +56,6 @@ SessionAnswer = Annotated[
 SnapshotAnswer = Annotated[
     Snapshot, As("snapshot", "SnapshotAnswer", "A snapshot: a copy of a session's files.")
 ]
-Files = Annotated[SessionFiles, Given(_files, {"session_id": SESSION})]
-FilePath = Annotated[str, "The file's path in the workspace.", Given(file_path)]
 
 
 @endpoint("GET", "/v1/sessions", Needs.CALLER, client="sessions")
@@ -342,164 +244,6 @@ async def fork_session(
     return tuple(await engine.sessions.fork(caller, session_id, **body.model_dump()))
 
 
-@endpoint(
-    "GET",
-    "/v1/sessions/{session_id}/files",
-    Needs.CALLER,
-    errors=FILE_ERRORS,
-    work_s=TURN_S,
-    client="session_files",
-)
-async def list_session_files(files: Files, query: FileListQuery) -> SessionFileList:
-    """List the files of a session's workspace, sorted by path, one page at a time."""
-    page = await files.page(
-        query.path, recursive=query.recursive, limit=query.limit, cursor=query.cursor
-    )
-    return SessionFileList(items=page.items, pagination=Pagination(**page.pagination))
-
-
-async def sent_file(request: Request, engine: Engine, files: SessionFiles, path: str) -> Response:
-    """Return a session's file as an attachment, or its headers only for `HEAD`."""
-    require_room(request)
-    download = await files.download(path)
-    headers = attachment_headers(path, content_type_of(path), download.size)
-    if request.method == "HEAD":
-        return Response(headers=headers)
-    return FileBody(download.pieces(), headers, FileChanged, partial(_log_break, engine))
-
-
-@endpoint(
-    "GET",
-    "/v1/sessions/{session_id}/files/{path:path}",
-    Needs.CALLER,
-    errors=FILE_ERRORS | {RateLimited},
-    media=ANY_MEDIA,
-    client=None,
-)
-async def get_session_file(
-    request: Request, engine: Engine, files: Files, path: FilePath
-) -> Response:
-    """Download a file.
-
-    The response is always an attachment. Its media type follows from the file name. If the file
-    changes during the download, the body ends before its announced length.
-    """
-    return await sent_file(request, engine, files, path)
-
-
-@endpoint(
-    "PUT",
-    "/v1/sessions/{session_id}/files/{path:path}",
-    Needs.CALLER,
-    errors=FILE_ERRORS | {ShuttingDown},
-    client=None,
-    before_reading=refuse_while_draining,
-)
-async def put_session_file(
-    request: Request, files: Files, path: FilePath, query: PutQuery, body: IncomingBody
-) -> WrittenFile:
-    """Write a file. Missing directories are created.
-
-    The body is the raw file, of any type and at most as large as the session's workspace. It must
-    be sent at 1 MB per minute or faster. The file appears completely or not at all.
-    """
-    unless = request.headers.get("if-none-match")
-    if unless not in (None, "*"):
-        raise InvalidParams("If-None-Match can only be * here.")
-    require_plain_bytes(request)
-    async with files.upload(path, "create" if unless == "*" else query.mode) as upload:
-        _require_room_for(request, files)
-        async with aclosing(body.pieces()) as pieces:
-            async for piece in pieces:
-                await upload.feed(piece)
-        size = await upload.finish()
-    return WrittenFile(path=path, size=size)
-
-
-@endpoint(
-    "GET",
-    "/v1/sessions/{session_id}/archive",
-    Needs.CALLER,
-    errors=FILE_ERRORS | {RateLimited},
-    media=ANY_MEDIA,
-    client=None,
-)
-async def get_session_archive(
-    request: Request, engine: Engine, files: Files, query: ArchiveQuery
-) -> Response:
-    """Download a directory as a tar archive, without links.
-
-    The files are read one after the other. If a file changes during the download, the body ends
-    before the archive's last block.
-    """
-    require_room(request)
-    headers = attachment_headers("workspace.tar", "application/x-tar", None)
-    if request.method == "HEAD":
-        return Response(headers=headers)
-    pieces = files.pack(query.path)
-    first = await anext(pieces)
-    return FileBody(_after(first, pieces), headers, FileChanged, partial(_log_break, engine))
-
-
-async def _after(first: bytes, pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    yield first
-    try:
-        async for piece in pieces:
-            yield piece
-    except EngineError as error:
-        raise FileChanged(error.message) from None
-
-
-@endpoint(
-    "PUT",
-    "/v1/sessions/{session_id}/archive",
-    Needs.CALLER,
-    errors=FILE_ERRORS | {ShuttingDown},
-    client=None,
-    before_reading=refuse_while_draining,
-)
-async def put_session_archive(
-    request: Request, files: Files, query: ArchiveQuery, body: IncomingBody
-) -> UnpackedArchive:
-    """Unpack a tar archive into a directory.
-
-    The whole archive is checked before anything is written. The body is an uncompressed archive of
-    regular files and directories with relative paths. The session's workspace must have room for
-    both the archive and its files.
-    """
-    require_plain_bytes(request)
-    _require_room_for(request, files)
-    async with aclosing(body.pieces()) as pieces:
-        unpacked = await files.unpack(pieces, query.path)
-    return UnpackedArchive(path=query.path, files=unpacked.files, size=unpacked.size)
-
-
-@endpoint(
-    "DELETE",
-    "/v1/sessions/{session_id}/files/{path:path}",
-    Needs.CALLER,
-    errors=FILE_ERRORS,
-    work_s=TURN_S,
-    client="delete_file",
-)
-async def delete_session_file(files: Files, path: FilePath, query: DeleteQuery) -> Deleted:
-    """Delete a file, link or directory.
-
-    Unlike the tool `delete_files`, this request never needs approval.
-    """
-    await files.delete(path, recursive=query.recursive)
-    return Deleted(deleted=path)
-
-
-def _require_room_for(request: Request, files: SessionFiles) -> None:
-    files.require_room(int(request.headers.get("content-length", "0")))  # digits, by h11
-
-
-def _log_break(engine: Engine, why: str) -> None:
-    """Log that a download ended early."""
-    engine.log.warning("session.download_broke_off", why=why[:200])
-
-
 OPERATIONS = [
     list_sessions,
     create_session,
@@ -513,10 +257,4 @@ OPERATIONS = [
     delete_snapshot,
     restore_session,
     fork_session,
-    list_session_files,
-    get_session_file,
-    put_session_file,
-    get_session_archive,
-    put_session_archive,
-    delete_session_file,
 ]

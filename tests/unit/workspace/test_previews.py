@@ -19,6 +19,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from fumehood.core.arguments import MAX_READ_BYTES
 from fumehood.core.errors import (
     EndedBy,
     EngineError,
@@ -29,11 +30,12 @@ from fumehood.core.json_types import JsonObject
 from fumehood.core.limits import Limits
 from fumehood.core.tool import ToolDefinition
 from fumehood.executors import effects
-from fumehood.executors.effects import Effect, effect_of, unified
-from fumehood.executors.workspace import run_workspace
+from fumehood.executors.effects import Effect, unified
 from fumehood.protocol import strict_json
 from fumehood.protocol.cursors import Cursors
 from fumehood.sandbox.wall import NO_SINKS, RunEnding, RunSinks
+from fumehood.workspace.executors import run_workspace
+from fumehood.workspace.previews import effect_of
 from support.fake_files import FakeFiles
 
 pytestmark = pytest.mark.anyio
@@ -102,7 +104,7 @@ async def test_preview_of_binary_or_long_content_has_sizes_and_hashes(files: Fak
         (changed,) = (await shown("write", files, path="f", mode="replace", **content))["changed"]
         assert changed["binary"] is True
         assert "diff" not in changed
-    long = "x" * (effects.MAX_READ_BYTES + 1)
+    long = "x" * (MAX_READ_BYTES + 1)
     (changed,) = (await shown("write", files, path="f", mode="replace", content=long))["changed"]
     assert (changed["too_large"], "diff" in changed) == (True, False)
     (added,) = (await shown("write", files, path="new", content=long))["added"]

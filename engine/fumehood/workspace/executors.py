@@ -27,25 +27,28 @@ from fumehood.core.pages import DEFAULT_PAGE
 from fumehood.core.tool import ToolDefinition
 from fumehood.executors.base import Executor, ToolRun, in_session
 from fumehood.executors.claims import Claim
-from fumehood.executors.effects import PREVIEWS, Effect, effect_of
+from fumehood.executors.effects import Effect
 from fumehood.executors.endings import state_words
 from fumehood.executors.outcome import MAX_DATA_BYTES, Outcome
 from fumehood.executors.program import session_fields
 from fumehood.executors.workspace_guest import (
     Deletion,
-    ListingQuery,
     Piece,
     Said,
     Written,
     ask,
-    delete_request,
-    deletion_error,
-    list_page,
     not_as_agreed,
-    write_request,
 )
 from fumehood.protocol.cursors import Cursors
 from fumehood.sandbox.wall import Lease, RunEnding
+from fumehood.workspace.previews import PREVIEWS, effect_of
+from fumehood.workspace.requests import (
+    ListingQuery,
+    delete_request,
+    deletion_error,
+    list_page,
+    write_request,
+)
 
 M = TypeVar("M", bound=Claim)
 T = TypeVar("T")
@@ -87,20 +90,12 @@ class _Place:
 
 
 class WorkspaceExecutor(Executor):
-    """One action on the files of a session: read, write, list or delete."""
+    """One action on the files of a session, by the executor in the tool's definition."""
 
     place = in_session(
         "executors 'workspace:…' always run in the guest, in the container of the call's session, "
         "as its unprivileged user"
     )
-
-    def __init__(self, action: str) -> None:
-        self.has_preview = f"workspace:{action}" in PREVIEWS
-
-    async def preview(
-        self, tool: ToolDefinition, arguments: JsonObject, limits: Limits, lease: Lease
-    ) -> Effect | None:
-        return await effect_of(tool, arguments, limits, lease)
 
     def run(self, run: ToolRun) -> Coroutine[Any, Any, Outcome]:
         return run_workspace(
@@ -112,6 +107,17 @@ class WorkspaceExecutor(Executor):
             run.cursors,
             expected=run.expected,
         )
+
+
+class PreviewedExecutor(WorkspaceExecutor):
+    """An action that changes files, which a human can see before it is done."""
+
+    has_preview = True
+
+    async def preview(
+        self, tool: ToolDefinition, arguments: JsonObject, limits: Limits, lease: Lease
+    ) -> Effect | None:
+        return await effect_of(tool, arguments, limits, lease)
 
 
 async def run_workspace(

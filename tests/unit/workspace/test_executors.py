@@ -23,12 +23,12 @@ from fumehood.core.limits import Limits
 from fumehood.core.tool import ToolDefinition
 from fumehood.core.workspace_path import MAX_PATH_BYTES, path_fault
 from fumehood.executors.outcome import Outcome
-from fumehood.executors.session_files import SessionFiles
-from fumehood.executors.workspace import run_workspace
 from fumehood.guest.container import walk
 from fumehood.protocol.cursors import Cursors
 from fumehood.registry.arguments import argument_faults
 from fumehood.sandbox.wall import NO_SINKS, RunEnding, RunSinks
+from fumehood.workspace.executors import run_workspace
+from fumehood.workspace.session_files import SessionFiles
 from support.answers import code_of, details_of, error_of
 from support.fake_files import FakeFiles
 

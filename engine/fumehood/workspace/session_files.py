@@ -33,23 +33,25 @@ from fumehood.executors.workspace_guest import (
     MAX_LISTED,
     SHOWN_CHARACTERS,
     Deletion,
-    Dropped,
     Entry,
     Listing,
-    ListingPage,
-    ListingQuery,
     Piece,
     Pieces,
     Unpacked,
     Written,
     ask,
-    goes_forward,
-    list_page,
     not_as_agreed,
 )
 from fumehood.protocol.cursors import Cursors
 from fumehood.sandbox.session import workspace_mb
 from fumehood.sandbox.sessions import SessionKeeper
+from fumehood.workspace.requests import (
+    Dropped,
+    ListingPage,
+    ListingQuery,
+    goes_forward,
+    list_page,
+)
 
 REQUEST_S = 30.0
 """Maximum seconds for one request to the guest, to copy up to 1 MB or list names."""

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from fumehood.client.files import new_directory, packed
+from fumehood.workspace.directories import new_directory, packed
 
 pytestmark = pytest.mark.row("S6", "S11")
 

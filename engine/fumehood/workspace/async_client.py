@@ -1,0 +1,115 @@
+"""The methods of `AsyncClient` for files of sessions.
+
+Client side: this module uses the protocol and values, but not the engine.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from fumehood.answers import UnpackedArchive, WrittenFile
+from fumehood.client.api_request import (
+    ApiRequest,
+    address,
+    ask,
+    ask_for_bytes,
+    data_of,
+    query_text,
+)
+from fumehood.client.async_client import AsyncClient
+from fumehood.client.exchange import Write
+from fumehood.client.files import Source, chunks_of_async, new_file, opened, size_of
+from fumehood.core.session import TURN_S
+from fumehood.core.workspace_path import path_fault
+from fumehood.workspace.directories import new_directory, packed
+
+UPLOAD_S = 900.0
+"""The engine's time limit for an upload, in seconds."""
+
+
+class AsyncClientWithFiles(AsyncClient):
+    """A client that can also copy files into sessions and out of them."""
+
+    async def put_file(
+        self, session_id: str, path: str, source: Source, *, mode: str = "replace"
+    ) -> WrittenFile:
+        """Write a file of a session, from bytes, a local file or an open file.
+
+        The file appears completely or not at all. With the mode `create`, an existing file is not
+        replaced, and the request is refused.
+
+        Raises:
+            ValueError: the source is not a regular file, or the path is invalid.
+        """
+        query = {"mode": None if mode == "replace" else mode}
+        parts = _file(session_id, path)
+        request = ask("PUT", data_of(WrittenFile), *parts, query=query, work_s=UPLOAD_S)
+        with opened(source) as content:
+            size = size_of(content)
+            return await self._transport.upload(request, chunks_of_async(content, size), size)
+
+    async def get_file(self, session_id: str, path: str) -> bytes:
+        """Read a whole file of a session into memory.
+
+        Raises:
+            DaemonUnavailable: no server answers, or the file changed while it was read.
+        """
+        return await self._transport.fetch(_bytes_of_file(session_id, path))
+
+    async def download_file(self, session_id: str, path: str, target: Path | str | Write) -> None:
+        """Save a file of a session as a new file, or pass it to a function, piece by piece.
+
+        Raises:
+            FileExistsError: the local file exists.
+            DaemonUnavailable: no server answers, or the file changed while it was read; no local
+                file is left.
+        """
+        request = _bytes_of_file(session_id, path)
+        if not isinstance(target, Path | str):
+            await self._transport.download(request, target)
+            return
+        with new_file(Path(target)) as file:
+            await self._transport.download(request, file.write)
+
+    async def put_directory(
+        self, session_id: str, source: Path | str, path: str = ""
+    ) -> UnpackedArchive:
+        """Copy a local directory into the directory `path` of a session's workspace.
+
+        The default `path` is the workspace itself. Existing files with the same names are replaced,
+        and other files are kept. Links are not copied.
+
+        Raises:
+            OSError: the directory cannot be read.
+        """
+        parts, query = ("sessions", session_id, "archive"), {"path": path or None}
+        request = ask("PUT", data_of(UnpackedArchive), *parts, query=query, work_s=UPLOAD_S)
+        with packed(Path(source)) as content:
+            size = size_of(content)
+            return await self._transport.upload(request, chunks_of_async(content, size), size)
+
+    async def get_directory(self, session_id: str, path: str, target: Path | str) -> None:
+        """Save a directory of a session as a new local directory, without links.
+
+        `path` is "" for the whole workspace. The local directory appears completely or not at all.
+
+        Raises:
+            OSError: the target exists and is not an empty directory, or cannot be created.
+            DaemonUnavailable: no server answers, or a file changed while it was read.
+        """
+        query = query_text({"path": path or None})
+        request = ask_for_bytes(address("sessions", session_id, "archive") + query, TURN_S)
+        with new_directory(Path(target)) as file:
+            await self._transport.download(request, file.write)
+
+
+def _file(session_id: str, path: str) -> tuple[str, ...]:
+    """Return the parts of a file's address. Raises ValueError if the path is invalid."""
+    fault = path_fault(path)
+    if fault is not None:
+        raise ValueError(f"The path {path[:80]!r} {fault}.")
+    return ("sessions", session_id, "files", *path.split("/"))
+
+
+def _bytes_of_file(session_id: str, path: str) -> ApiRequest[None]:
+    return ask_for_bytes(address(*_file(session_id, path)), TURN_S)

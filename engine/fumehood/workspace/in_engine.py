@@ -1,0 +1,34 @@
+"""The files of the sessions of one engine."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+
+from fumehood.core.identity import Principal
+from fumehood.engine_part import EnginePart
+from fumehood.protocol.cursors import Cursors
+from fumehood.sandbox.sessions import SessionKeeper
+from fumehood.workspace.session_files import SessionFiles
+
+if TYPE_CHECKING:
+    from fumehood.compose import Composition
+
+
+class WorkspacePart(EnginePart):
+    """Gives owners the files of their sessions."""
+
+    _sessions: SessionKeeper
+    _cursors: Cursors
+
+    @asynccontextmanager
+    async def running(self, made: Composition) -> AsyncIterator[None]:
+        """Use the sessions of the engine, which have started."""
+        self._sessions, self._cursors = made.services.sessions, made.services.cursors
+        yield
+
+    def files(self, session_id: str, principal: Principal) -> SessionFiles:
+        """Return the files of a principal's session, given its id or name."""
+        own_id = self._sessions.id_of(principal, session_id)
+        return SessionFiles(self._sessions, self._cursors, principal, own_id)
