@@ -7,7 +7,6 @@ only one field is declared with its operation (`As` in `http/endpoint.py`).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
 
 from pydantic import AwareDatetime, RootModel
@@ -17,7 +16,7 @@ from fumehood.core.call_log import CallPage, CallRecord
 from fumehood.core.envelope import Envelope
 from fumehood.core.identity import Scope
 from fumehood.core.json_types import JsonObject
-from fumehood.core.session import SessionRecord, WorkspaceEntry
+from fumehood.core.session import WorkspaceEntry
 from fumehood.core.status import CircuitStatus
 from fumehood.core.tool import Finding, ToolDefinition
 from fumehood.core.value import Value
@@ -142,17 +141,6 @@ class CallDetails(Value):
     children: tuple[CallRecord, ...]
     can_repeat: bool
     """Whether the call's arguments are kept, so that it can be repeated as a dry run."""
-
-
-@dataclass(frozen=True, slots=True)
-class ForkedCalls:
-    """The answers of calls that ran in forks of one session, in the order of the calls' inputs."""
-
-    answers: tuple[Envelope, ...]
-    best: int | None
-    """The index of the best answer, or None if none was requested or found."""
-    session: SessionRecord | None
-    """The fork with the best answer, which is kept."""
 
 
 class BatchAnswer(Value):

@@ -125,7 +125,7 @@ def compose(
         partial(_check_maker, identities, intake), kept=stores.sessions.all_now(),
         saver=SessionSaver(stores.saved) if stores.saved else None, presets=config.presets,
         in_session=parts.in_sessions(), in_new_container=parts.in_new_containers(),
-        on_event=logged(log),
+        carries=parts.carry_overs(), on_event=logged(log),
     )  # fmt: skip
     policy = _read_policy(kernel, registry, identities, parts)
     redactor = Redactor(config.redaction)

@@ -23,7 +23,7 @@ from fumehood.observe.subscriber import Subscriber, Subscribers, no_subscribers
 from fumehood.pipeline.gate import Gate
 from fumehood.pipeline.part import CallPart
 from fumehood.sandbox.container.additions import NewImageMaker
-from fumehood.sandbox.session_use import SessionAccess
+from fumehood.sandbox.session_use import KeptValues, SessionAccess
 from fumehood.sandbox.wall import SessionContainer, Wall
 from fumehood.sandbox.walls import OwnWalls
 from fumehood.storage.changes import recorded, stamp
@@ -159,6 +159,13 @@ class EnginePart(Subscriber, CallPart):
     async def in_new_container(self, access: SessionAccess, container: SessionContainer) -> None:
         """Prepare the new container of a session, whose earlier container has ended with everything
         that ran in it. Called before the first program runs there. Must not raise an exception.
+        """
+
+    async def carry_over(self, source: KeptValues, made: KeptValues) -> None:
+        """Keep with a new session what this part keeps with the session that it was made like.
+
+        The new session has the files of the other one, and no values yet. If this raises, the new
+        session is ended.
         """
 
     async def outcomes(self) -> Mapping[str, EngineError | None]:

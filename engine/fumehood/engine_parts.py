@@ -24,7 +24,7 @@ from fumehood.pipeline.part import CallParts
 from fumehood.policy.model import Policy
 from fumehood.registry.index import ToolIndex
 from fumehood.sandbox.container.additions import NewImageMaker
-from fumehood.sandbox.session_use import InNewContainer, InSession
+from fumehood.sandbox.session_use import CarryOver, InNewContainer, InSession
 from fumehood.sandbox.wall import Wall
 from fumehood.sandbox.walls import OwnWalls
 from fumehood.storage.needed_parts import require_parts
@@ -130,6 +130,12 @@ class EngineParts:
         """Return the functions by which parts prepare the new container of a session."""
         kernel = EnginePart.in_new_container
         return [part.in_new_container for part in self if type(part).in_new_container is not kernel]
+
+    def carry_overs(self) -> list[CarryOver]:
+        """Return the functions that carry the parts' values over to a session made like another."""
+        return [
+            part.carry_over for part in self if type(part).carry_over is not EnginePart.carry_over
+        ]
 
     async def outcomes(self) -> dict[str, EngineError | None]:
         """Return the outcomes of interrupted calls that parts know (`EnginePart.outcomes`).

@@ -14,11 +14,12 @@ if TYPE_CHECKING:
     from fumehood.audit.engine import EngineWithAudit as AuditedEngine
     from fumehood.formats.engine import EngineWithFormats as HandlingEngine
     from fumehood.projects.engine import EngineWithProjects as CopyingEngine
+    from fumehood.snapshots.engine import EngineWithSnapshots as ForkingEngine
     from fumehood.streams.engine import EngineWithStreams as StreamingEngine
     from fumehood.workspace.engine import EngineWithFiles as EngineOfFiles
 
     class EngineOfParts(
-        AuditedEngine, HandlingEngine, CopyingEngine, StreamingEngine, EngineOfFiles
+        AuditedEngine, HandlingEngine, CopyingEngine, ForkingEngine, StreamingEngine, EngineOfFiles
     ): ...
 
 else:

@@ -905,6 +905,86 @@ def test_session_keeps_its_project_and_the_rest_is_refused_without_projects(
     assert anyio.run(keep_project, home, wall) == "shop"  # and here it is again
 
 
+WITHOUT_SNAPSHOTS = """
+import json, sys
+from pathlib import Path
+import anyio
+from fumehood import AsyncClient, Client, Config, Engine
+from fumehood.core.identity import TrustDomain
+from fumehood.http.app import OPERATIONS
+from fumehood.storage.database import FILE_NAME, open_database
+from fumehood.storage.sessions import SessionTable
+from fumehood.testing import CONTAINER_LIMITS, FakePlace, FakeWall
+
+async def main():
+    home = Path(sys.argv[1])
+    database = open_database(home / FILE_NAME)
+    (before,) = SessionTable(database).all_now()
+    wall = FakeWall(limits=CONTAINER_LIMITS, keeps_sessions=True)
+    wall.held.append(FakePlace(
+        wall, TrustDomain("", None, before.record.id), "python", 512, ("python",), lambda: None,
+        has_disk=True, name=before.home.container,
+    ))
+    config = Config(home=home, sessions={"image": "python"})
+    async with Engine(config=config, database=database, container=wall) as engine:
+        found = engine.sessions.find(engine.owner, before.record.id)
+        called = await engine.call("run_python", {"code": "1"}, session_id=found.id)
+        print(json.dumps({
+            "state": found.state, "shown": [one.name for one in found.snapshots],
+            "spared": list(wall.copies()) == [one.id for one in found.snapshots],
+            "called": called.error,
+            "offered": [one.path for one in OPERATIONS if one.path.endswith(("/fork", "/snapshots"))],
+            "methods": [hasattr(engine, "snapshots")]
+            + [hasattr(one, "map_forks") for one in (Client, AsyncClient)],
+        }))
+    database.close()
+
+anyio.run(main)
+"""
+
+
+async def take_snapshot(home: Path, wall: FakeWall) -> list[str | None]:
+    """Take a snapshot of a session, which is made if there is none, and list all of them."""
+    config = Config.model_validate({"home": home, "sessions": {"image": "python"}})
+    database = open_database(home / FILE_NAME)
+    async with Engine(config=config, database=database, container=wall) as engine:
+        if not engine.sessions.every():
+            made = await engine.sessions.create(engine.owner, disk_mb=64)
+            await engine.snapshots.take(engine.owner, made.id, "before")
+        (session,) = engine.sessions.list(engine.owner)
+        restored = await engine.snapshots.restore(engine.owner, session.id, "before")
+        assert list(wall.copies()) == [one.id for one in restored.snapshots]
+    database.close()
+    return [one.name for one in restored.snapshots]
+
+
+def test_snapshots_are_shown_and_spared_but_neither_made_nor_restored_without_their_part(
+    tree: Tree, home: Path
+) -> None:
+    wall = FakeWall(limits=CONTAINER_LIMITS, keeps_sessions=True)
+    assert anyio.run(take_snapshot, home, wall) == ["before"]
+    tree.delete(PARTS["snapshots"])
+    known = {
+        **CLEAN_ENVIRONMENT, "FUMEHOOD_HOME": str(home), "PYTHONPATH": ":".join(tree.import_path),
+    }  # fmt: skip
+
+    def python(*arguments: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, *arguments]
+        return subprocess.run(command, env=known, capture_output=True, text=True, timeout=600)
+
+    ran = python("-c", WITHOUT_SNAPSHOTS, str(home))
+    assert ran.returncode == 0, ran.stderr
+    assert json.loads(ran.stdout) == {
+        "state": "stopped", "shown": ["before"], "spared": True, "called": None, "offered": [],
+        "methods": [False] * 3,
+    }  # fmt: skip
+    for name in ("snapshot", "snapshots", "delete-snapshot", "restore", "fork"):
+        refused = python("-m", "fumehood.cli.main", "sessions", name, "sess_1")
+        assert refused.returncode == 2
+        assert f"No such command '{name}'" in refused.stderr
+    assert anyio.run(take_snapshot, home, wall) == ["before"]  # and here it is again
+
+
 WITHOUT_CODE_MODE = """
 import json, sys
 from pathlib import Path

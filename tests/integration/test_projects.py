@@ -870,7 +870,7 @@ async def test_fork_has_the_project_and_only_one_of_two_equal_changes_is_written
 ) -> None:
     first = await session_from(engine, project, disk_mb=64)
     await shell(engine, first, "echo first >> calc.py")
-    (fork,) = await engine.projects.fork(engine.owner, first)
+    (fork,) = await engine.snapshots.fork(engine.owner, first)
     assert fork.project == "project"
     await shell(engine, fork.id, "echo second >> calc.py; echo x > of-fork")
     assert await changed(engine, fork.id) == {"calc.py": "modified", "of-fork": "added"}

@@ -99,7 +99,7 @@ async def test_variables_of_a_session_survive_the_engine_and_a_fork(
         again = engine.sessions.find(engine.owner, session.id)
         assert (again.preset, again.env) == ("disk", ("A", "B"))
         assert await variables(engine, again) == [f"{SECRET} own\n"] * 2
-        (fork,) = await engine.sessions.fork(engine.owner, session.id)
+        (fork,) = await engine.snapshots.fork(engine.owner, session.id)
         assert (fork.preset, fork.env) == ("disk", ("A", "B"))
         assert await variables(engine, fork) == [f"{SECRET} own\n"] * 2
         for one in (session, fork):

@@ -33,13 +33,12 @@ from fumehood.cli.show import (
     Column,
     as_fields,
     as_table,
-    as_text,
     show_json,
 )
 from fumehood.client import Client
 from fumehood.client.wording import ago
 from fumehood.core.json_types import JsonObject
-from fumehood.core.session import SessionRecord, SessionStatus, Snapshot
+from fumehood.core.session import SessionRecord, SessionStatus
 
 sessions = typer.Typer(
     help="Sessions: files and variables that persist between calls.", no_args_is_help=True
@@ -49,12 +48,9 @@ SessionId = Annotated[
     str, typer.Argument(metavar="SESSION", help="The session's id, sess_…, or its name.")
 ]
 SESSION = {"session": SessionId}
-SNAPSHOT = SESSION | {
-    "snapshot": Annotated[str, typer.Argument(help="The snapshot's id, snap_…, or its name.")]
-}
 
 
-def _reference(session: SessionRecord) -> str:
+def reference(session: SessionRecord) -> str:
     """Return a session's name, or the session's id if it has no name or has ended, because an ended
     session's name is free again.
     """
@@ -62,7 +58,7 @@ def _reference(session: SessionRecord) -> str:
     return session.id if has_ended else session.name or session.id
 
 
-def _age(session: SessionRecord | Snapshot) -> str:
+def _age(session: SessionRecord) -> str:
     return age(session.created_at, datetime.now(UTC))
 
 
@@ -71,7 +67,7 @@ plain(
     "sessions",
     "List your sessions, newest first, including those that ended in the last day.",
     as_table(
-        Column("session", _reference, whole=True),
+        Column("session", reference, whole=True),
         Column("state", lambda session: "busy" if session.is_busy else session.state),
         Column("image", lambda session: session.image),
         Column("project", lambda session: session.project or "", drop=6),
@@ -213,68 +209,6 @@ plain(
     arguments=SESSION,
     scope=None,
     name="end",
-)
-
-
-plain(
-    sessions,
-    "snapshot_session",
-    "Copy the files of a session with a disk, after its calls. It stays until the session ends.",
-    as_fields,
-    arguments=SESSION
-    | {"name": (Annotated[str | None, typer.Option(help="A name for the snapshot.")], None)},
-    scope=None,
-    name="snapshot",
-)
-plain(
-    sessions,
-    "snapshots",
-    "List the snapshots of a session, oldest first.",
-    as_table(
-        Column("snapshot", lambda snapshot: snapshot.name or snapshot.id, whole=True),
-        Column("MB", lambda snapshot: f"{snapshot.bytes / 1e6:.1f}"),
-        Column("age", _age, drop=1),
-    ),
-    arguments=SESSION,
-    scope=None,
-)
-plain(
-    sessions,
-    "delete_snapshot",
-    "Delete a snapshot of a session.",
-    as_fields,
-    arguments=SNAPSHOT,
-    scope=None,
-    name="delete-snapshot",
-)
-plain(
-    sessions,
-    "restore_session",
-    "Give a session the files of a snapshot again. What runs in it ends, its variables are gone.",
-    as_fields,
-    arguments=SNAPSHOT,
-    scope=None,
-    name="restore",
-)
-plain(
-    sessions,
-    "fork_session",
-    "Make sessions with the files of a session, or of its snapshot. Prints a name or id for each.",
-    as_text(lambda forks: say("\n".join(map(_reference, forks)))),
-    arguments=SESSION
-    | {
-        "snapshot_id": (
-            Annotated[str | None, typer.Option("--snapshot", help="Default: as it is now.")],
-            None,
-        ),
-        "name": (
-            Annotated[str | None, typer.Option(help="A name; several are numbered: NAME-1.")],
-            None,
-        ),
-        "count": (Annotated[int, typer.Option(min=1, max=50, help="How many.")], 1),
-    },
-    scope=None,
-    name="fork",
 )
 
 

@@ -10,11 +10,16 @@ from fumehood.parts import with_methods
 if TYPE_CHECKING:
     from fumehood.formats.async_client import AsyncClientWithFormats as AsyncHandlingClient
     from fumehood.projects.async_client import AsyncClientWithProjects as AsyncCopyingClient
+    from fumehood.snapshots.async_client import AsyncClientWithForks as AsyncForkingClient
     from fumehood.streams.async_client import AsyncClientWithStreams as AsyncStreamingClient
     from fumehood.workspace.async_client import AsyncClientWithFiles as AsyncClientOfFiles
 
     class AsyncClientOfParts(
-        AsyncHandlingClient, AsyncCopyingClient, AsyncStreamingClient, AsyncClientOfFiles
+        AsyncHandlingClient,
+        AsyncCopyingClient,
+        AsyncForkingClient,
+        AsyncStreamingClient,
+        AsyncClientOfFiles,
     ): ...
 
 else:

@@ -272,45 +272,6 @@ class Project(_Record):
     """The name of an empty file that must be created in the directory first, or an empty string."""
 
 
-SnapshotName = Annotated[str, Field(min_length=1, max_length=63, pattern=SESSION_NAME)]
-
-MAX_SNAPSHOTS = 50
-"""Maximum number of snapshots of one session."""
-
-MAX_FORKS = 50
-"""Maximum number of forks that one request makes."""
-
-
-class NewSnapshot(StrictValue):
-    """The body of `POST /v1/sessions/{session_id}/snapshots`."""
-
-    name: SnapshotName | None = Field(
-        default=None, description="A name for the snapshot, which can be used instead of its id."
-    )
-
-
-class Restoration(StrictValue):
-    """The body of `POST /v1/sessions/{session_id}/restore`."""
-
-    snapshot_id: Id = Field(description="The snapshot's id, `snap_…`, or its name.")
-
-
-class ForkWish(StrictValue):
-    """The body of `POST /v1/sessions/{session_id}/fork`."""
-
-    snapshot_id: Id | None = Field(
-        default=None,
-        description="The id or name of a snapshot. By default, the session's current files are "
-        "used.",
-    )
-    name: SnapshotName | None = Field(
-        default=None,
-        max_length=60,
-        description="A name for the fork. Several forks are numbered: NAME-1, NAME-2.",
-    )
-    count: int = Field(default=1, ge=1, le=MAX_FORKS)
-
-
 FileKind = Literal["file", "image"]
 """A file that a program wrote, or an image of a figure that it drew."""
 

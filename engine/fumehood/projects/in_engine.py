@@ -20,7 +20,7 @@ from fumehood.observe.log import log_fault
 from fumehood.projects.home import NAME, ProjectHome
 from fumehood.projects.service import Projects, ProjectStore, SessionProject
 from fumehood.projects.writing import Journals
-from fumehood.sandbox.session_use import SessionAccess
+from fumehood.sandbox.session_use import KeptValues, SessionAccess
 from fumehood.storage.retention import retention
 
 if TYPE_CHECKING:
@@ -56,6 +56,18 @@ class ProjectsPart(EnginePart):
             await access.keep(NAME, home.value)
 
         return SessionProject(self._store, access.session_id, ProjectHome(**value), keep)
+
+    async def carry_over(self, source: KeptValues, made: KeptValues) -> None:
+        """Let a session with the files of another one have its project.
+
+        Raises StateUnavailable if the list of copied files cannot be read or stored.
+        """
+        value = source.values.get(NAME)
+        if value is not None:
+            home = await self._store.copied(
+                source.session_id, ProjectHome(**value), made.session_id
+            )
+            await made.keep(NAME, home.value)
 
     @asynccontextmanager
     async def running(self, made: Composition) -> AsyncIterator[None]:

@@ -1,7 +1,6 @@
 """HTTP routes of projects: claims of directories, sessions made from them, and their changes.
 
-The operations that create and fork sessions replace those of the kernel. A new session can have a
-project, and a fork has the project of the original session.
+The operation that makes sessions replaces the kernel's: a new session can have a project.
 """
 
 from __future__ import annotations
@@ -22,14 +21,13 @@ from fumehood.core.errors import (
 )
 from fumehood.core.identity import Principal
 from fumehood.core.json_types import JsonObject
-from fumehood.core.session import MAKING_S, TURN_S, ForkWish, Project, SessionRecord
+from fumehood.core.session import MAKING_S, TURN_S, Project
 from fumehood.core.session import NewSession as KernelSession
 from fumehood.core.value import StrictValue
 from fumehood.engine import Engine
 from fumehood.http.caller import require_own_user
 from fumehood.http.endpoint import As, Needs, endpoint
 from fumehood.http.routes.sessions import (
-    COPY_ERRORS,
     FILE_ERRORS,
     SessionAnswer,
     SessionId,
@@ -91,25 +89,6 @@ async def create_session(engine: Engine, body: NewSession, caller: Principal) ->
 
 
 @endpoint(
-    "POST",
-    "/v1/sessions/{session_id}/fork",
-    Needs.CALLER,
-    errors=COPY_ERRORS,
-    work_s=MAKING_S,
-    before_reading=refuse_while_draining,
-)
-async def fork_session(
-    engine: Engine, body: ForkWish, caller: Principal, session_id: SessionId
-) -> Annotated[tuple[SessionRecord, ...], As("items", "ForkList", "The new sessions.")]:
-    """Create sessions with the files of one of the caller's own sessions or of its snapshots.
-
-    The new sessions are stopped until their first use. Variables are not copied. The snapshots of a
-    lost session can be forked for a day.
-    """
-    return tuple(await _projects(engine).fork(caller, session_id, **body.model_dump()))
-
-
-@endpoint(
     "GET",
     "/v1/sessions/{session_id}/diff",
     Needs.CALLER,
@@ -164,5 +143,5 @@ async def show_diff_of_session(
     return ProjectDiff.model_validate(found)
 
 
-OPERATIONS = [create_session, fork_session, show_session_diff, claim_project]
+OPERATIONS = [create_session, show_session_diff, claim_project]
 CONTROL_OPERATIONS = [show_diff_of_session]

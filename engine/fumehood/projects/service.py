@@ -190,6 +190,16 @@ class ProjectStore:
             raise StateUnavailable(words) from None
         return ProjectHome(str(directory), name, len(content))
 
+    async def copied(self, session_id: str, home: ProjectHome, made: str) -> ProjectHome:
+        """Store the baseline of a session again, for the session `made` with a copy of its files,
+        and return the home of this session's project.
+
+        Raises:
+            StateUnavailable: the baseline cannot be read or written.
+        """
+        baseline = replace(await self.baseline(session_id, home), versions={})
+        return await self.put(made, Path(home.directory), baseline)
+
 
 @dataclass(slots=True)
 class SessionProject:
@@ -499,34 +509,6 @@ class Projects:
             with anyio.CancelScope(shield=True), suppress(EngineError):
                 await self._sessions.end(principal, record.id, "its project was not brought in")
             raise
-
-    async def fork(
-        self, principal: Principal, session_id: str, **wishes: Any
-    ) -> list[SessionRecord]:
-        """Fork a session with its files and its project. Return the records of the new sessions.
-
-        Raises:
-            StateUnavailable: the baseline of the session's project cannot be read or stored.
-            EngineError: for the same reasons as in `SessionKeeper.fork`.
-        """
-        source, values = self._sessions.values_of(principal, session_id)
-        forks = await self._sessions.fork(principal, source, **wishes)
-        if NAME not in values:
-            return forks
-        home = ProjectHome(**values[NAME])
-        try:
-            baseline = await self._store.baseline(source, home)
-            made = []
-            for one in forks:
-                own = replace(baseline, versions={})
-                copied = await self._store.put(one.id, Path(home.directory), own)
-                made.append(await self._sessions.keep(one.id, NAME, copied.value))
-        except BaseException:
-            with anyio.CancelScope(shield=True), suppress(EngineError):
-                for one in forks:
-                    await self._sessions.end(principal, one.id, "its project is not known")
-            raise
-        return made
 
     async def _bring_in(
         self,

@@ -65,6 +65,10 @@ InNewContainer = Callable[[SessionAccess, SessionContainer], Awaitable[None]]
 """Prepares the new container of a session whose earlier one has ended, before a program runs there.
 """
 
+CarryOver = Callable[[KeptValues, KeptValues], Awaitable[None]]
+"""Keeps one part's values with a new session (the second argument) that was made like an earlier
+one (the first) and has its files."""
+
 
 @dataclass(frozen=True, slots=True)
 class SavedFiles:

@@ -46,13 +46,11 @@ from fumehood.core.fair_share import Lack
 from fumehood.core.identity import Principal, TrustDomain
 from fumehood.core.json_types import JsonObject
 from fumehood.core.session import (
-    MAX_SNAPSHOTS,
     KeptSession,
     SavedCopy,
     SessionHome,
     SessionRecord,
     SessionStatus,
-    Snapshot,
 )
 from fumehood.core.tasks import start_soon
 from fumehood.parts import fields_of_parts
@@ -76,8 +74,10 @@ from fumehood.sandbox.session import (
 )
 from fumehood.sandbox.session_states import TRANSITIONS, ImpossibleChange, next_state
 from fumehood.sandbox.session_use import (
+    CarryOver,
     InNewContainer,
     InSession,
+    KeptValues,
     SavedFiles,
     SessionAccess,
     SessionLease,
@@ -97,7 +97,7 @@ from fumehood.sandbox.wall import (
 )
 
 ID_BYTES = 16
-"""Length of the random ids of sessions and snapshots, in bytes."""
+"""Length of the random ids of sessions, in bytes."""
 
 TIDY_S = 1.0
 """Seconds between checks for expired sessions. Each check also stores the sessions' times of use.
@@ -115,8 +115,6 @@ wall removes the rest."""
 
 OWN_NAMES = frozenset(one.name for one in fields(SessionHome))
 """Names of what the kernel stores with a session. Values of parts are stored beside them."""
-
-NO_COPIES = "cannot be copied. Make one with a disk."
 
 Records = list[SessionRecord]
 
@@ -151,13 +149,15 @@ class SessionKeeper:
         kept: Iterable[KeptSession] = (),
         saver: Saver | None = None,
         in_session: Sequence[InSession] = (),
+        carries: Sequence[CarryOver] = (),
         in_new_container: Sequence[InNewContainer] = (),
         presets: Mapping[str, Preset] | None = None,
         on_event: OnEvent = lambda event, values: None,
     ) -> None:
         """`kept` are the stored sessions of earlier engines. Without a `saver`, no session can be
         durable. `in_session` are called for each turn in a session, `in_new_container` for each
-        further container of a session. `on_event` receives log events.
+        further container of a session, and `carries` for each session that is made like another
+        one. `on_event` receives log events.
         """
         self._wall = wall
         self._settings = settings
@@ -165,6 +165,7 @@ class SessionKeeper:
         self._check = check
         self._saver = saver
         self._in_session = in_session
+        self._carries = carries
         self._in_new_container = in_new_container
         self._presets = presets or {}
         self._on_event = on_event
@@ -280,22 +281,11 @@ class SessionKeeper:
         self._tell("session.created", session)
         return self._record(session)
 
-    def values_of(
-        self, principal: Principal, session_id: str
-    ) -> tuple[str, Mapping[str, JsonObject]]:
-        """Return the id of a principal's session, even if it is lost, and the values that parts
-        keep with the session, by name. Raises ResourceNotFound if the principal has no such
-        session.
-        """
-        record = self.find(principal, session_id)
-        kept = self._kept(principal.id, record.id)
-        return record.id, kept.home.of_parts if kept is not None and kept.home else {}
-
     async def keep(self, session_id: str, name: str, value: JsonObject) -> SessionRecord:
         """Set and store a value that a part keeps with an active session.
 
         The value lasts as long as the session, also in later engines and in engines without the
-        part. A fork of the session does not have it.
+        part. A session that is made like this one has only what the part carries over.
 
         Raises:
             ResourceNotFound: the session is not active.
@@ -364,7 +354,7 @@ class SessionKeeper:
             ResourceNotFound: this principal has no such session, or the session has ended.
             SandboxUnavailable: the calls take too long, or the container could not be frozen.
         """
-        async with self._turn(principal, session_id) as session:
+        async with self.turn(principal, session_id) as session:
             await session.container.pause()
             self._follow(session)
         return self.find(principal, session.id)
@@ -377,8 +367,8 @@ class SessionKeeper:
             InvalidParams: the session has no disk.
             EngineError: for the same reasons as in `pause`.
         """
-        async with self._turn(principal, session_id) as session:
-            _require_disk(session, "would be lost. Pause it or end it.")
+        async with self.turn(principal, session_id) as session:
+            require_disk(session, "would be lost. Pause it or end it.")
             await self._stop(session, "its owner stopped it")
         return self.find(principal, session.id)
 
@@ -391,160 +381,35 @@ class SessionKeeper:
             pass
         return self.find(principal, session.id)
 
-    # -- copies ------------------------------------------------------------------------
+    # -- for parts ---------------------------------------------------------------------
 
-    async def snapshot(
-        self, principal: Principal, session_id: str, name: str | None = None
-    ) -> Snapshot:
-        """Copy the files of a principal's session. Waits for the session's current and waiting
-        calls to finish first.
+    def usable(self, principal: Principal, reference: str) -> Session:
+        """Return a principal's active session by its id or name.
 
         Raises:
-            InvalidParams: the session already has a snapshot with this name.
-            QuotaExceeded: the session has the maximum number of snapshots.
-            StoreError: the snapshot could not be stored, so it was not made.
-            EngineError: for the same reasons as in `stop`.
+            ResourceNotFound: this principal has no such session, or the session has ended.
         """
-        async with self._turn(principal, session_id) as session:
-            _require_disk(session, NO_COPIES)
-            if len(session.snapshots) >= MAX_SNAPSHOTS:
-                raise QuotaExceeded(
-                    f"This session has {MAX_SNAPSHOTS} snapshots, the maximum. Delete one first."
-                )
-            if name is not None and name in [one.name for one in session.snapshots]:
-                raise InvalidParams(f"It has a snapshot {name!r} already.", fields=["name"])
-            snapshot_id = f"snap_{secrets.token_hex(ID_BYTES)}"
-            async with session.container.copy_disk(snapshot_id) as size:
-                self._usable(principal.id, session.id)
-                made = Snapshot(id=snapshot_id, name=name, bytes=size, created_at=self._clock.now())
-                await self._set(session, "snapshots", (*session.snapshots, made))
-        return made
+        return self._usable(principal.id, reference)
 
-    async def delete_snapshot(
-        self, principal: Principal, session_id: str, snapshot_id: str
-    ) -> Snapshot:
-        """Delete a snapshot of a principal's session.
+    @asynccontextmanager
+    async def turn(self, principal: Principal, reference: str) -> AsyncIterator[Session]:
+        """Wait for a turn in a session and hold it during the block. The session is not started or
+        thawed.
 
         Raises:
-            ResourceNotFound: there is no such session or snapshot, or the session has ended.
-            StoreError: the deletion could not be stored, so the snapshot was not deleted.
+            ResourceNotFound: this principal has no such session, or the session has ended.
+            SandboxUnavailable: earlier calls take too long, or too many calls are waiting.
         """
-        session = self._usable(principal.id, session_id)
-        found = _snapshot_of(self._record(session), snapshot_id)
-        left = tuple(one for one in session.snapshots if one != found)
-        await self._set(session, "snapshots", left)
-        self._wall.sweep_soon()
-        return found
+        session = self._usable(principal.id, reference)
+        async with self._entered(session):
+            yield session
+        self._history.note(session.kept())  # a reported state must survive a crash
+        await self._write_changes()
 
-    async def restore(
-        self, principal: Principal, session_id: str, snapshot_id: str
-    ) -> SessionRecord:
-        """Restore the files of a principal's session from one of its snapshots. Waits for the
-        session's current and waiting calls to finish, and then ends everything else that runs in
-        the session. The session's variables are lost.
-
-        Raises:
-            ResourceNotFound: there is no such snapshot.
-            SandboxUnavailable: the new files of a durable session could not be saved.
-            EngineError: for the same reasons as in `resume`.
+    async def set(self, session: Session, name: str, value: object) -> None:
+        """Set a field of a session and store it. If that fails, the field stays as it was. Raises
+        StoreError.
         """
-        async with self._turn(principal, session_id) as session:
-            found = _snapshot_of(self._record(session), snapshot_id)
-            await session.container.restore(found.id)
-            session.stopped_why = f"Its files are those of {found.name or found.id} again."
-            session.leftovers = Leftovers.UPLOADS  # the snapshot may be from during an upload
-            self._leave_place(session)
-            if session.copy is not None:  # it has the earlier files: save the new ones
-                await self._until_ready(session)
-                not_saved = await self._save(session)
-                if not_saved is not None:
-                    raise try_later(
-                        f"The snapshot was restored, but its files could not be saved: {not_saved}."
-                        " If the container is lost before they are, the earlier files come back. "
-                        "Repeat the call."
-                    )
-        return self.find(principal, session.id)
-
-    async def fork(
-        self,
-        principal: Principal,
-        session_id: str,
-        *,
-        snapshot_id: str | None = None,
-        name: str | None = None,
-        count: int = 1,
-    ) -> Records:
-        """Create `count` stopped sessions from the files of a principal's session, or from one of
-        its snapshots. The session may be lost if `snapshot_id` is given. Return the records of the
-        new sessions. If `count` is above 1, numbers are appended to `name`.
-
-        Raises:
-            InvalidParams: a session already has one of the names.
-            PermissionDenied: the agent is bound to presets, and the session has none of them.
-            QuotaExceeded: there are too many sessions with a disk.
-            ResourceNotFound: there is no such snapshot.
-            StoreError: the new sessions could not be stored, so none was created.
-            EngineError: for the same reasons as in `stop`.
-        """
-        record = self.find(principal, session_id)
-        bound = self._check(principal, record.agent_id)
-        require_bound(record.agent_id, bound, record.preset)
-        names = [name] * count
-        if name is not None and count > 1:
-            names = [f"{name}-{number}" for number in range(1, count + 1)]
-        if snapshot_id is not None:
-            copy = _snapshot_of(record, snapshot_id).id
-            return await self._fork(principal.id, copy, record, names)
-        async with AsyncExitStack() as stack:
-            async with self._turn(principal, record.id) as session:
-                _require_disk(session, NO_COPIES)
-                copy = f"snap_{secrets.token_hex(ID_BYTES)}"
-                await stack.enter_async_context(session.container.copy_disk(copy))
-            return await self._fork(principal.id, copy, record, names)
-
-    async def _fork(
-        self, principal_id: str, copy: str, record: SessionRecord, names: Sequence[str | None]
-    ) -> Records:
-        """Create a stopped session from a disk's copy for each name: all of them, or none if one
-        fails.
-        """
-        source = self._kept(principal_id, record.id)
-        if self._group is None or source is None or source.home is None:
-            raise _unknown()
-        now_at, forks = self._clock.now(), []
-        with self._named(principal_id, names):
-            self._places.take_disks(principal_id, len(names))
-            try:
-                async with AsyncExitStack() as stack:
-                    for name in names:
-                        session_id = f"sess_{secrets.token_hex(ID_BYTES)}"
-                        place = await stack.enter_async_context(
-                            self._wall.fork(copy, session_id, source.home)
-                        )
-                        fork = record.model_copy(
-                            update={
-                                "id": session_id, "name": name, "state": TRANSITIONS["fork"].to,
-                                "why": f"It is a fork of {record.id}, and was not used yet.",
-                                "created_at": now_at, "last_used_at": now_at, "calls": 0,
-                                "is_busy": False, "snapshots": (),
-                                "durable": False, "saved_at": None, "restored_at": None,
-                                **fields_of_parts({}),
-                            }
-                        )  # fmt: skip
-                        home = replace(
-                            source.home, container=place, epoch=FIRST_EPOCH, copy=None,
-                            restored_at=None, of_parts={},
-                        )  # fmt: skip
-                        forks.append(KeptSession(principal_id, fork, home=home))
-                    await self._store(forks)
-            finally:
-                self._places.disks.give_back(principal_id, len(names))
-            for one in forks:
-                self._resume(one)
-        return [self.find(Principal(principal_id), one.record.id) for one in forks]
-
-    async def _set(self, session: Session, name: str, value: object) -> None:
-        """Set a field of a session and store it. If that fails, the field stays as it was."""
         before = getattr(session, name)
         setattr(session, name, value)
         try:
@@ -552,6 +417,101 @@ class SessionKeeper:
         except BaseException:
             setattr(session, name, before)
             self._history.note(session.kept())
+            raise
+
+    async def continue_with(self, session: Session, why: str) -> str | None:
+        """Continue a stopped session whose disk has other files now. The caller has the session's
+        turn. `why` is a sentence.
+
+        The saved copy of a durable session has the earlier files, so the new ones are saved at
+        once. Return why that failed, as a clause, or None if it succeeded. Raises the same errors
+        as `resume`.
+        """
+        session.stopped_why = why
+        session.leftovers = Leftovers.UPLOADS  # the new files may be from during an upload
+        self._leave_place(session)
+        if session.copy is None:
+            return None
+        await self._until_ready(session)
+        return await self._save(session)
+
+    def original(self, principal: Principal, reference: str) -> SessionRecord:
+        """Return a principal's session, even if it is lost, if the principal may create another
+        session with its properties.
+
+        Raises:
+            PermissionDenied: the agent is bound to presets, and the session has none of them.
+            ResourceNotFound: the principal has no such session, or may not act for the agent.
+        """
+        record = self.find(principal, reference)
+        bound = self._check(principal, record.agent_id)
+        require_bound(record.agent_id, bound, record.preset)
+        return record
+
+    async def make_like(
+        self,
+        principal: Principal,
+        session_id: str,
+        names: Sequence[str | None],
+        why: str,
+        disk: Callable[[str, SessionHome], AbstractAsyncContextManager[str]],
+    ) -> Records:
+        """Create stopped sessions with the properties of a principal's session, which may be lost,
+        and with disks of their own: one session for each name. Create all of them, or none if one
+        fails. `why` is a sentence that says why they are stopped.
+
+        `disk` makes a disk, given the id of the new session and the home of the principal's
+        session. The block gets a name for the new session's container, which does not exist yet.
+        If the block fails, the disk is removed.
+
+        Raises:
+            InvalidParams: a session already has one of the names.
+            QuotaExceeded: there are too many sessions with a disk.
+            StoreError: the new sessions could not be stored, so none was created.
+            EngineError: for the same reasons as in `original`, or because a part could not carry
+                over its values.
+        """
+        record = self.original(principal, session_id)
+        source = self._kept(principal.id, record.id)
+        if self._group is None or source is None or source.home is None:
+            raise _unknown()
+        home, made = source.home, list[KeptSession]()
+        with self._named(principal.id, names):
+            self._places.take_disks(principal.id, len(names))
+            try:
+                async with AsyncExitStack() as stack:
+                    for name in names:
+                        new_id = f"sess_{secrets.token_hex(ID_BYTES)}"
+                        place = await stack.enter_async_context(disk(new_id, home))
+                        made.append(_like(source, home, new_id, name, why, place, self._clock))
+                    await self._store(made)
+            finally:
+                self._places.disks.give_back(principal.id, len(names))
+            for one in made:
+                self._resume(one)
+        await self._carry_over(principal, record.id, home.of_parts, made)
+        return [self.find(principal, one.record.id) for one in made]
+
+    async def _carry_over(
+        self,
+        principal: Principal,
+        source: str,
+        values: Mapping[str, JsonObject],
+        made: Sequence[KeptSession],
+    ) -> None:
+        """Let the parts keep with new sessions what they keep with the session `source`. If that
+        fails, end the new sessions.
+        """
+        before = KeptValues(source, values, partial(self.keep, source))
+        try:
+            for one in made:
+                after = KeptValues(one.record.id, {}, partial(self.keep, one.record.id))
+                for carry in self._carries:
+                    await carry(before, after)
+        except BaseException:
+            with anyio.CancelScope(shield=True), suppress(EngineError):
+                for one in made:
+                    await self.end(principal, one.record.id, "it could not be completed")
             raise
 
     async def _write(self, session: Session) -> None:
@@ -1061,7 +1021,7 @@ class SessionKeeper:
         if session.finished is not None or session.copy is None or self._saver is None:
             return None
         try:
-            store = partial(self._set, session, "copy")
+            store = partial(self.set, session, "copy")
             await self._saver.save(source_of(session), session.copy, self._clock.now, store)
             return None
         except NotSaved as error:
@@ -1201,21 +1161,6 @@ class SessionKeeper:
     def _kept(self, principal_id: str, session_id: str) -> KeptSession | None:
         live = self._live.get(session_id)
         return live.kept() if live else self._history.find(principal_id, session_id)
-
-    @asynccontextmanager
-    async def _turn(self, principal: Principal, reference: str) -> AsyncIterator[Session]:
-        """Wait for a turn in a session and hold it during the block. The session is not started or
-        thawed.
-
-        Raises:
-            ResourceNotFound: this principal has no such session, or the session has ended.
-            SandboxUnavailable: earlier calls take too long, or too many calls are waiting.
-        """
-        session = self._usable(principal.id, reference)
-        async with self._entered(session):
-            yield session
-        self._history.note(session.kept())  # a reported state must survive a crash
-        await self._write_changes()
 
     @contextmanager
     def _named(self, principal_id: str, names: Sequence[str | None]) -> Iterator[None]:
@@ -1367,20 +1312,38 @@ class SessionKeeper:
         )
 
 
-def _require_disk(session: Session, fault: str) -> None:
+def require_disk(session: Session, fault: str) -> None:
+    """Raise InvalidParams if a session has no disk. `fault` ends a sentence about its files."""
     if session.spec.disk_mb is None:
         raise InvalidParams(
             f"The files of this session are in memory, and {fault}", fields=["session_id"]
         )
 
 
-def _snapshot_of(record: SessionRecord, reference: str) -> Snapshot:
-    """Return a session's snapshot, given the snapshot's id or name. Raises ResourceNotFound."""
-    found = [one for one in record.snapshots if reference in (one.id, one.name)]
-    if not found:
-        words = "This session has no such snapshot. `fumehood sessions show ID` shows those it has."
-        raise ResourceNotFound(words, fields=["snapshot_id"])
-    return found[0]
+def _like(
+    source: KeptSession,
+    home: SessionHome,
+    session_id: str,
+    name: str | None,
+    why: str,
+    container: str,
+    clock: SessionClock,
+) -> KeptSession:
+    """Return a new, stopped session with the properties of another one, which has this home."""
+    now_at = clock.now()
+    record = source.record.model_copy(
+        update={
+            "id": session_id, "name": name, "state": TRANSITIONS["fork"].to, "why": why,
+            "created_at": now_at, "last_used_at": now_at, "calls": 0, "is_busy": False,
+            "snapshots": (), "durable": False, "saved_at": None, "restored_at": None,
+            **fields_of_parts({}),
+        }
+    )  # fmt: skip
+    home = replace(
+        home, container=container, epoch=FIRST_EPOCH, copy=None, restored_at=None,
+        must_restore=False, of_parts={},
+    )  # fmt: skip
+    return KeptSession(source.principal_id, record, home=home)
 
 
 def _unknown() -> ResourceNotFound:

@@ -33,6 +33,7 @@ from fumehood.executors.session_saver import SessionSaver
 from fumehood.sandbox.sessions import SessionClock, SessionKeeper
 from fumehood.sandbox.settings import SessionSettings
 from fumehood.sandbox.wall import RunEnding
+from fumehood.snapshots.service import Snapshots
 from fumehood.storage.files import SavedFiles
 from fumehood.testing import CONTAINER_LIMITS, FakePlace, FakeWall, ManualClock, SeenRun
 from support.fake_files import FakeFiles
@@ -110,6 +111,7 @@ class Bench:
             saver=SessionSaver(self.store),
             on_event=lambda event, values: self.events.append(event),
         )
+        self.snapshots = Snapshots(self.keeper, self.wall, self.clock.now)
 
     def workspace(self, place: FakePlace | None = None) -> Path:
         path = self.home / (place or self.wall.held[-1]).name
@@ -437,15 +439,17 @@ async def test_call_whose_container_is_lost_while_its_files_are_saved_kept_its_v
 async def test_cancelled_call_is_saved_as_well(tmp_path: Path) -> None:
     async with bench(tmp_path) as made:
         session = await made.keeper.create(ALICE, durable=True)
+        has_written = asyncio.Event()
 
         async def never(run: SeenRun, sinks: Any) -> None:
             if run.program == "python":
                 write(half="done")(made.workspace())
+                has_written.set()
                 await asyncio.Event().wait()
 
         made.wall.meanwhile = never
         running = asyncio.ensure_future(made.run(session))
-        await anyio.sleep(0.05)
+        await has_written.wait()
         running.cancel()
         with pytest.raises(asyncio.CancelledError):
             await running
@@ -492,13 +496,13 @@ async def test_file_that_grows_while_it_is_read_is_not_saved(tmp_path: Path) -> 
 async def test_snapshot_that_is_restored_is_saved_and_a_fork_is_not_durable(tmp_path: Path) -> None:
     async with bench(tmp_path) as made:
         session = await made.keeper.create(ALICE, durable=True, disk_mb=16)
-        snapshot = await made.keeper.snapshot(ALICE, session.id)
+        snapshot = await made.snapshots.take(ALICE, session.id)
         await made.run(session, write(a="1"))
         write(a="0")(made.workspace())  # what the disk's copy had
-        restored = await made.keeper.restore(ALICE, session.id, snapshot.id)
+        restored = await made.snapshots.restore(ALICE, session.id, snapshot.id)
         assert restored.state == "active"
         assert await made.lose_and_read(session) == {"a": b"0"}
-        (fork,) = await made.keeper.fork(ALICE, session.id)
+        (fork,) = await made.snapshots.fork(ALICE, session.id)
         assert (fork.durable, fork.saved_at) == (False, None)
         await made.keeper.end(ALICE, session.id)
         assert made.keeper.find(ALICE, session.id).durable
@@ -507,16 +511,16 @@ async def test_snapshot_that_is_restored_is_saved_and_a_fork_is_not_durable(tmp_
 async def test_restored_snapshot_that_cannot_be_saved_is_reported(tmp_path: Path) -> None:
     async with bench(tmp_path) as made:
         session = await made.keeper.create(ALICE, durable=True, disk_mb=16)
-        snapshot = await made.keeper.snapshot(ALICE, session.id)
+        snapshot = await made.snapshots.take(ALICE, session.id)
         await made.run(session, write(a="1"))
         write(a="0")(made.workspace())  # what the disk's copy had
         made.store.failure = StateUnavailable("Away.")
         with pytest.raises(SandboxUnavailable, match="restored, but its files could not be saved"):
-            await made.keeper.restore(ALICE, session.id, snapshot.id)
+            await made.snapshots.restore(ALICE, session.id, snapshot.id)
         assert await made.lose_and_read(session) == {"a": b"1"}  # as the error says
         made.store.failure = None
         write(a="0")(made.workspace())
-        await made.keeper.restore(ALICE, session.id, snapshot.id)
+        await made.snapshots.restore(ALICE, session.id, snapshot.id)
         assert await made.lose_and_read(session) == {"a": b"0"}
 
 

@@ -30,6 +30,7 @@ from fumehood.sandbox.session_states import (
 from fumehood.sandbox.sessions import SessionClock, SessionKeeper
 from fumehood.sandbox.settings import SessionSettings
 from fumehood.sandbox.wall import RunEnding
+from fumehood.snapshots.service import Snapshots
 from fumehood.testing import CONTAINER_LIMITS, FakePlace, FakeWall, ManualClock, SeenRun
 from support.session_changes import LOG_IMPOSSIBLE_CHANGE
 from support.session_rows import SessionRows
@@ -243,7 +244,8 @@ async def test_fork_begins_stopped() -> None:
     world = World()
     async with world.engine():
         session = await world.create(DISK)
-        (made,) = await world.keeper.fork(ALICE, session.id)
+        forks = Snapshots(world.keeper, world.wall, world.clock.now)
+        (made,) = await forks.fork(ALICE, session.id)
         assert made.state is TRANSITIONS["fork"].to
 
 

@@ -728,7 +728,7 @@ async def test_next_engine_continues_the_sessions_with_a_higher_epoch(how: str) 
         assert again.keeper.counts["active"] == 1
 
 
-async def test_value_of_a_part_lasts_as_long_as_its_session_and_a_fork_has_none() -> None:
+async def test_value_of_a_part_lasts_as_long_as_its_session() -> None:
     rows, wall = SessionRows(), FakeWall(limits=CONTAINER_LIMITS, keeps_sessions=True)
     async with Bench(rows, wall).keeper as keeper:
         record = await keeper.create(ALICE, disk_mb=100)
@@ -743,12 +743,8 @@ async def test_value_of_a_part_lasts_as_long_as_its_session_and_a_fork_has_none(
                 await keeper.keep(record.id, own, {})
     async with Bench(rows, wall).keeper as keeper:
         kept = {"project": shop, "lunch": {"at": 12}}
-        assert keeper.values_of(ALICE, record.id) == (record.id, kept)
+        assert rows.kept[record.id].home.of_parts == kept
         assert keeper.find(ALICE, record.id).project == "shop"
-        with pytest.raises(ResourceNotFound):
-            keeper.values_of(BOB, record.id)
-        (fork,) = await keeper.fork(ALICE, record.id)
-        assert (keeper.values_of(ALICE, fork.id), fork.project) == ((fork.id, {}), None)
         await keeper.end(ALICE, record.id)
         assert rows.kept[record.id].home is None
 

@@ -6,8 +6,7 @@ All other methods are generated, in `async_operations.py`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Iterable
 from decimal import Decimal
 from pathlib import Path
 from typing import Any, Self, Unpack
@@ -15,7 +14,6 @@ from typing import Any, Self, Unpack
 from fumehood.answers import (
     AgentTools,
     BatchAnswer,
-    ForkedCalls,
     ToolList,
 )
 from fumehood.client.api_request import (
@@ -40,13 +38,11 @@ from fumehood.client.sync.transport import Transport
 from fumehood.core.call_log import CallRecord
 from fumehood.core.decision import Decision
 from fumehood.core.envelope import Envelope
-from fumehood.core.errors import FumehoodError
 from fumehood.core.json_types import JsonObject
 from fumehood.core.keyword_types import BatchKeywords, CallKeywords, DecisionKeywords
 from fumehood.core.names import checked_keywords
 from fumehood.core.pages import MAX_ITEMS, Pages
 from fumehood.core.returned_file import parse_blob_url
-from fumehood.core.session import MAX_FORKS
 from fumehood.core.tool import ToolDefinition
 from fumehood.protocol.messages import decode_envelope
 
@@ -178,51 +174,6 @@ class Client(BaseClient, CallerOperations):
             ask("POST", data_of(BatchAnswer), "calls", body=body, work_s=work_s)
         )
         return list(found.results)
-
-    def map_forks(
-        self,
-        session: str,
-        tool: str,
-        inputs: Sequence[JsonObject],
-        *,
-        snapshot_id: str | None = None,
-        best: Callable[[Envelope], Any] | None = None,
-        **options: Unpack[CallKeywords],
-    ) -> ForkedCalls:
-        """Call a tool with each of the inputs concurrently, each in its own fork of a session.
-
-        The session must have a disk. The forks begin with the session's files, or with the files of
-        the snapshot with the id or name `snapshot_id`. If `best` is given, it computes a value from
-        each successful answer, and the fork whose answer has the highest value is kept. All other
-        forks are ended. This also ends calls in these forks that wait for approval.
-
-        Raises:
-            TypeError: an option is unknown.
-            ValueError: there are no inputs or too many inputs, or an input is not JSON.
-            Refused: the session cannot be forked. Exceptions that `best` raises are passed on.
-        """
-        if not 0 < len(inputs) <= MAX_FORKS:
-            raise ValueError(f"map_forks needs at least one input, and takes {MAX_FORKS} at most.")
-        chosen = checked_keywords(CallKeywords, "map_forks", options)
-        if "session_id" in chosen:
-            raise TypeError("map_forks calls in forks of `session`, not in `session_id`.")
-        forks = self.fork_session(session, snapshot_id, count=len(inputs))
-        kept = None
-        try:
-            answers = self.batch(
-                {"tool": tool, "arguments": arguments, "options": {**chosen, "session_id": fork.id}}
-                for fork, arguments in zip(forks, inputs, strict=True)
-            )
-            good = [number for number, answer in enumerate(answers) if answer.error is None]
-            if best is not None and good:
-                kept = max(good, key=lambda number: best(answers[number]))
-        finally:
-            for number, fork in enumerate(forks):
-                if number != kept:
-                    with suppress(FumehoodError):  # the answers matter more
-                        self.end_session(fork.id)
-        winner = None if kept is None else self.session(forks[kept].id)
-        return ForkedCalls(tuple(answers), kept, winner)
 
     def fetch_all(
         self,

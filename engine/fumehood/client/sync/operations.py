@@ -284,88 +284,6 @@ class CallerOperations:
             )
         )
 
-    def snapshots(self, session_id: str) -> tuple[Snapshot, ...]:
-        """List the snapshots of one of the caller's own sessions, oldest first."""
-        return self._transport.send(
-            ask("GET", field_of("items", tuple[Snapshot, ...]), "sessions", session_id, "snapshots")
-        )
-
-    def snapshot_session(self, session_id: str, name: str | None = None) -> Snapshot:
-        """Copy the files of one of the caller's own sessions to a snapshot.
-
-        The session must have a disk. The copy is made once the session's running and waiting calls have
-        finished. It is kept until it is deleted or the session ends.
-        """
-        return self._transport.send(
-            ask(
-                "POST",
-                field_of("snapshot", Snapshot),
-                "sessions",
-                session_id,
-                "snapshots",
-                body=given(name=name),
-                work_s=300.0,
-            )
-        )
-
-    def delete_snapshot(self, session_id: str, snapshot_id: str) -> Snapshot:
-        """Delete a snapshot of one of the caller's own sessions."""
-        return self._transport.send(
-            ask(
-                "DELETE",
-                field_of("snapshot", Snapshot),
-                "sessions",
-                session_id,
-                "snapshots",
-                snapshot_id,
-                work_s=60.0,
-            )
-        )
-
-    def restore_session(self, session_id: str, snapshot_id: str) -> SessionRecord:
-        """Restore the files of one of the caller's own sessions from one of its snapshots.
-
-        The restore waits for the session's running and waiting calls to finish, and then ends
-        everything else that runs in the session. The next use starts the session again, without its
-        variables.
-        """
-        return self._transport.send(
-            ask(
-                "POST",
-                field_of("session", SessionRecord),
-                "sessions",
-                session_id,
-                "restore",
-                body=given(snapshot_id=snapshot_id),
-                work_s=300.0,
-            )
-        )
-
-    def fork_session(
-        self,
-        session_id: str,
-        snapshot_id: str | None = None,
-        *,
-        name: str | None = None,
-        count: int | None = None,
-    ) -> tuple[SessionRecord, ...]:
-        """Create sessions with the files of one of the caller's own sessions or of its snapshots.
-
-        The new sessions are stopped until their first use. Variables are not copied. The snapshots of a
-        lost session can be forked for a day.
-        """
-        return self._transport.send(
-            ask(
-                "POST",
-                field_of("items", tuple[SessionRecord, ...]),
-                "sessions",
-                session_id,
-                "fork",
-                body=given(snapshot_id=snapshot_id, name=name, count=count),
-                work_s=300.0,
-            )
-        )
-
     def usage(
         self,
         by: str | Iterable[str] | None = None,
@@ -494,6 +412,88 @@ class CallerOperations:
                 field_of("project", Project),
                 "projects",
                 body=given(directory=directory, everything=everything),
+            )
+        )
+
+    def snapshots(self, session_id: str) -> tuple[Snapshot, ...]:
+        """List the snapshots of one of the caller's own sessions, oldest first."""
+        return self._transport.send(
+            ask("GET", field_of("items", tuple[Snapshot, ...]), "sessions", session_id, "snapshots")
+        )
+
+    def snapshot_session(self, session_id: str, name: str | None = None) -> Snapshot:
+        """Copy the files of one of the caller's own sessions to a snapshot.
+
+        The session must have a disk. The copy is made once the session's running and waiting calls have
+        finished. It is kept until it is deleted or the session ends.
+        """
+        return self._transport.send(
+            ask(
+                "POST",
+                field_of("snapshot", Snapshot),
+                "sessions",
+                session_id,
+                "snapshots",
+                body=given(name=name),
+                work_s=300.0,
+            )
+        )
+
+    def delete_snapshot(self, session_id: str, snapshot_id: str) -> Snapshot:
+        """Delete a snapshot of one of the caller's own sessions."""
+        return self._transport.send(
+            ask(
+                "DELETE",
+                field_of("snapshot", Snapshot),
+                "sessions",
+                session_id,
+                "snapshots",
+                snapshot_id,
+                work_s=60.0,
+            )
+        )
+
+    def restore_session(self, session_id: str, snapshot_id: str) -> SessionRecord:
+        """Restore the files of one of the caller's own sessions from one of its snapshots.
+
+        The restore waits for the session's running and waiting calls to finish, and then ends
+        everything else that runs in the session. The next use starts the session again, without its
+        variables.
+        """
+        return self._transport.send(
+            ask(
+                "POST",
+                field_of("session", SessionRecord),
+                "sessions",
+                session_id,
+                "restore",
+                body=given(snapshot_id=snapshot_id),
+                work_s=300.0,
+            )
+        )
+
+    def fork_session(
+        self,
+        session_id: str,
+        snapshot_id: str | None = None,
+        *,
+        name: str | None = None,
+        count: int | None = None,
+    ) -> tuple[SessionRecord, ...]:
+        """Create sessions with the files of one of the caller's own sessions or of its snapshots.
+
+        The new sessions are stopped until their first use. Variables are not copied. The snapshots of a
+        lost session can be forked for a day.
+        """
+        return self._transport.send(
+            ask(
+                "POST",
+                field_of("items", tuple[SessionRecord, ...]),
+                "sessions",
+                session_id,
+                "fork",
+                body=given(snapshot_id=snapshot_id, name=name, count=count),
+                work_s=300.0,
             )
         )
 

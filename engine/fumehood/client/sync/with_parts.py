@@ -11,10 +11,17 @@ from fumehood.parts import with_methods
 if TYPE_CHECKING:
     from fumehood.formats.sync.client import ClientWithFormats as HandlingClient
     from fumehood.projects.sync.client import ClientWithProjects as CopyingClient
+    from fumehood.snapshots.sync.client import ClientWithForks as ForkingClient
     from fumehood.streams.sync.client import ClientWithStreams as StreamingClient
     from fumehood.workspace.sync.client import ClientWithFiles as ClientOfFiles
 
-    class ClientOfParts(HandlingClient, CopyingClient, StreamingClient, ClientOfFiles): ...
+    class ClientOfParts(
+        HandlingClient,
+        CopyingClient,
+        ForkingClient,
+        StreamingClient,
+        ClientOfFiles,
+    ): ...
 
 else:
     ClientOfParts = with_methods(KernelClient)

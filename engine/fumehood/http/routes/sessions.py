@@ -18,12 +18,8 @@ from fumehood.core.identity import Principal
 from fumehood.core.session import (
     MAKING_S,
     TURN_S,
-    ForkWish,
     NewSession,
-    NewSnapshot,
-    Restoration,
     SessionRecord,
-    Snapshot,
 )
 from fumehood.core.value import Value
 from fumehood.engine import Engine
@@ -52,9 +48,6 @@ SESSION = (
 SessionId = Annotated[str, SESSION]
 SessionAnswer = Annotated[
     SessionRecord, As("session", "SessionAnswer", "The current state of a session.")
-]
-SnapshotAnswer = Annotated[
-    Snapshot, As("snapshot", "SnapshotAnswer", "A snapshot: a copy of a session's files.")
 ]
 
 
@@ -153,97 +146,6 @@ async def resume_session(engine: Engine, caller: Principal, session_id: SessionI
     return await engine.sessions.resume(caller, session_id)
 
 
-@endpoint(
-    "GET",
-    "/v1/sessions/{session_id}/snapshots",
-    Needs.CALLER,
-    errors=[ResourceNotFound],
-    client="snapshots",
-)
-async def list_snapshots(
-    engine: Engine, caller: Principal, session_id: SessionId
-) -> Annotated[
-    tuple[Snapshot, ...], As("items", "SnapshotList", "A session's snapshots, oldest first.")
-]:
-    """List the snapshots of one of the caller's own sessions, oldest first."""
-    return engine.sessions.find(caller, session_id).snapshots
-
-
-@endpoint(
-    "POST",
-    "/v1/sessions/{session_id}/snapshots",
-    Needs.CALLER,
-    errors=COPY_ERRORS,
-    work_s=MAKING_S,
-    before_reading=refuse_while_draining,
-)
-async def snapshot_session(
-    engine: Engine, body: NewSnapshot, caller: Principal, session_id: SessionId
-) -> SnapshotAnswer:
-    """Copy the files of one of the caller's own sessions to a snapshot.
-
-    The session must have a disk. The copy is made once the session's running and waiting calls have
-    finished. It is kept until it is deleted or the session ends.
-    """
-    return await engine.sessions.snapshot(caller, session_id, body.name)
-
-
-@endpoint(
-    "DELETE",
-    "/v1/sessions/{session_id}/snapshots/{snapshot_id}",
-    Needs.CALLER,
-    errors=[ResourceNotFound, InternalError],
-    work_s=TURN_S,
-)
-async def delete_snapshot(
-    engine: Engine,
-    caller: Principal,
-    session_id: SessionId,
-    snapshot_id: Annotated[str, "The snapshot's id, `snap_…`, or its name."],
-) -> SnapshotAnswer:
-    """Delete a snapshot of one of the caller's own sessions."""
-    return await engine.sessions.delete_snapshot(caller, session_id, snapshot_id)
-
-
-@endpoint(
-    "POST",
-    "/v1/sessions/{session_id}/restore",
-    Needs.CALLER,
-    errors=COPY_ERRORS,
-    work_s=MAKING_S,
-    before_reading=refuse_while_draining,
-)
-async def restore_session(
-    engine: Engine, body: Restoration, caller: Principal, session_id: SessionId
-) -> SessionAnswer:
-    """Restore the files of one of the caller's own sessions from one of its snapshots.
-
-    The restore waits for the session's running and waiting calls to finish, and then ends
-    everything else that runs in the session. The next use starts the session again, without its
-    variables.
-    """
-    return await engine.sessions.restore(caller, session_id, body.snapshot_id)
-
-
-@endpoint(
-    "POST",
-    "/v1/sessions/{session_id}/fork",
-    Needs.CALLER,
-    errors=COPY_ERRORS,
-    work_s=MAKING_S,
-    before_reading=refuse_while_draining,
-)
-async def fork_session(
-    engine: Engine, body: ForkWish, caller: Principal, session_id: SessionId
-) -> Annotated[tuple[SessionRecord, ...], As("items", "ForkList", "The new sessions.")]:
-    """Create sessions with the files of one of the caller's own sessions or of its snapshots.
-
-    The new sessions are stopped until their first use. Variables are not copied. The snapshots of a
-    lost session can be forked for a day.
-    """
-    return tuple(await engine.sessions.fork(caller, session_id, **body.model_dump()))
-
-
 OPERATIONS = [
     list_sessions,
     create_session,
@@ -252,9 +154,4 @@ OPERATIONS = [
     pause_session,
     resume_session,
     stop_session,
-    list_snapshots,
-    snapshot_session,
-    delete_snapshot,
-    restore_session,
-    fork_session,
 ]

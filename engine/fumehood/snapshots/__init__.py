@@ -1,0 +1,1 @@
+"""Snapshots and forks of sessions with a disk: a part."""

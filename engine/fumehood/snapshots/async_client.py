@@ -1,0 +1,67 @@
+"""The method of `AsyncClient` that calls a tool in forks of a session.
+
+Client side: this module uses the protocol and values, but not the engine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any, Unpack
+
+from fumehood.client.async_client import AsyncClient
+from fumehood.core.envelope import Envelope
+from fumehood.core.errors import FumehoodError
+from fumehood.core.json_types import JsonObject
+from fumehood.core.keyword_types import CallKeywords
+from fumehood.core.names import checked_keywords
+from fumehood.snapshots.model import MAX_FORKS, ForkedCalls
+
+
+class AsyncClientWithForks(AsyncClient):
+    """A client that can also try several calls in forks of a session."""
+
+    async def map_forks(
+        self,
+        session: str,
+        tool: str,
+        inputs: Sequence[JsonObject],
+        *,
+        snapshot_id: str | None = None,
+        best: Callable[[Envelope], Any] | None = None,
+        **options: Unpack[CallKeywords],
+    ) -> ForkedCalls:
+        """Call a tool with each of the inputs concurrently, each in its own fork of a session.
+
+        The session must have a disk. The forks begin with the session's files, or with the files of
+        the snapshot with the id or name `snapshot_id`. If `best` is given, it computes a value from
+        each successful answer, and the fork whose answer has the highest value is kept. All other
+        forks are ended, which also ends their calls that wait for approval.
+
+        Raises:
+            TypeError: there is no such option.
+            ValueError: there are no inputs or too many, or they are not JSON.
+            Refused: the session cannot be forked. Exceptions that `best` raises are passed on.
+        """
+        if not 0 < len(inputs) <= MAX_FORKS:
+            raise ValueError(f"map_forks needs at least one input, and takes {MAX_FORKS} at most.")
+        chosen = checked_keywords(CallKeywords, "map_forks", options)
+        if "session_id" in chosen:
+            raise TypeError("map_forks calls in forks of `session`, not in `session_id`.")
+        forks = await self.fork_session(session, snapshot_id, count=len(inputs))
+        kept = None
+        try:
+            answers = await self.batch(
+                {"tool": tool, "arguments": arguments, "options": {**chosen, "session_id": fork.id}}
+                for fork, arguments in zip(forks, inputs, strict=True)
+            )
+            good = [number for number, answer in enumerate(answers) if answer.error is None]
+            if best is not None and good:
+                kept = max(good, key=lambda number: best(answers[number]))
+        finally:
+            for number, fork in enumerate(forks):
+                if number != kept:
+                    with suppress(FumehoodError):  # the answers matter more
+                        await self.end_session(fork.id)
+        winner = None if kept is None else await self.session(forks[kept].id)
+        return ForkedCalls(tuple(answers), kept, winner)

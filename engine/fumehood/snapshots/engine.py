@@ -1,0 +1,21 @@
+"""The snapshots of `fumehood.Engine`.
+
+Host side, above the kernel's engine, of which only public members are used.
+"""
+
+from __future__ import annotations
+
+from fumehood.engine import Engine
+from fumehood.snapshots.in_engine import SnapshotsPart
+from fumehood.snapshots.service import Snapshots
+
+
+class EngineWithSnapshots(Engine):
+    """An engine that can also copy and restore the files of sessions with a disk."""
+
+    @property
+    def snapshots(self) -> Snapshots:
+        """The snapshots and forks of this engine's sessions. Only for an engine that was
+        entered.
+        """
+        return self.part(SnapshotsPart).snapshots

@@ -1,0 +1,26 @@
+"""The snapshots of one engine."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+
+from fumehood.engine_part import EnginePart
+from fumehood.snapshots.service import Snapshots
+
+if TYPE_CHECKING:
+    from fumehood.compose import Composition
+
+
+class SnapshotsPart(EnginePart):
+    """Takes and restores snapshots of sessions, and forks sessions."""
+
+    snapshots: Snapshots
+
+    @asynccontextmanager
+    async def running(self, made: Composition) -> AsyncIterator[None]:
+        """Use the sessions of the engine, which have started."""
+        now = self.kernel.clock.now
+        self.snapshots = Snapshots(made.services.sessions, made.walls.container, now)
+        yield

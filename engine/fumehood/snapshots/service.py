@@ -1,0 +1,150 @@
+"""Snapshots and forks: copies of the disks of sessions, made when their owner asks for them.
+
+Host side, above the sessions. The kernel keeps the list of a session's snapshots in the session's
+record, and the wall keeps their copies of the disk as long as they are in a list. Invariants: a
+snapshot is reported only after it was stored; a copy that is in no list is removed.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from datetime import datetime
+
+from fumehood.core.errors import InvalidParams, QuotaExceeded, ResourceNotFound
+from fumehood.core.identity import Principal
+from fumehood.core.session import SessionHome, SessionRecord, Snapshot
+from fumehood.sandbox.sessions import ID_BYTES, SessionKeeper, require_disk
+from fumehood.sandbox.wall import SessionWall, try_later
+from fumehood.snapshots.model import MAX_SNAPSHOTS
+
+NO_COPIES = "cannot be copied. Make one with a disk."
+
+
+class Snapshots:
+    """Takes, restores and deletes snapshots of sessions, and forks sessions. `now` is the clock."""
+
+    def __init__(
+        self, sessions: SessionKeeper, wall: SessionWall, now: Callable[[], datetime]
+    ) -> None:
+        self._sessions = sessions
+        self._wall = wall
+        self._now = now
+
+    async def take(
+        self, principal: Principal, session_id: str, name: str | None = None
+    ) -> Snapshot:
+        """Copy the files of a principal's session. Waits for the session's current and waiting
+        calls to finish first.
+
+        Raises:
+            InvalidParams: the session has no disk, or already has a snapshot with this name.
+            QuotaExceeded: the session has the maximum number of snapshots.
+            ResourceNotFound: this principal has no such session, or the session has ended.
+            SandboxUnavailable: the calls take too long, or the disk could not be copied.
+            StoreError: the snapshot could not be stored, so it was not made.
+        """
+        async with self._sessions.turn(principal, session_id) as session:
+            require_disk(session, NO_COPIES)
+            if len(session.snapshots) >= MAX_SNAPSHOTS:
+                raise QuotaExceeded(
+                    f"This session has {MAX_SNAPSHOTS} snapshots, the maximum. Delete one first."
+                )
+            if name is not None and name in [one.name for one in session.snapshots]:
+                raise InvalidParams(f"It has a snapshot {name!r} already.", fields=["name"])
+            snapshot_id = _new_id()
+            async with session.container.copy_disk(snapshot_id) as size:
+                self._sessions.usable(principal, session_id)
+                made = Snapshot(id=snapshot_id, name=name, bytes=size, created_at=self._now())
+                await self._sessions.set(session, "snapshots", (*session.snapshots, made))
+        return made
+
+    async def delete(self, principal: Principal, session_id: str, snapshot_id: str) -> Snapshot:
+        """Delete a snapshot of a principal's session.
+
+        Raises:
+            ResourceNotFound: there is no such session or snapshot, or the session has ended.
+            StoreError: the deletion could not be stored, so the snapshot was not deleted.
+        """
+        session = self._sessions.usable(principal, session_id)
+        found = _found(session.snapshots, snapshot_id)
+        left = tuple(one for one in session.snapshots if one != found)
+        await self._sessions.set(session, "snapshots", left)
+        self._wall.sweep_soon()
+        return found
+
+    async def restore(
+        self, principal: Principal, session_id: str, snapshot_id: str
+    ) -> SessionRecord:
+        """Restore the files of a principal's session from one of its snapshots. Waits for the
+        session's current and waiting calls to finish, and then ends everything else that runs in
+        the session. The session's variables are lost.
+
+        Raises:
+            ResourceNotFound: there is no such snapshot.
+            SandboxUnavailable: the new files of a durable session could not be saved.
+            EngineError: for the same reasons as in `SessionKeeper.resume`.
+        """
+        async with self._sessions.turn(principal, session_id) as session:
+            found = _found(session.snapshots, snapshot_id)
+            await session.container.restore(found.id)
+            not_saved = await self._sessions.continue_with(
+                session, f"Its files are those of {found.name or found.id} again."
+            )
+            if not_saved is not None:
+                raise try_later(
+                    f"The snapshot was restored, but its files could not be saved: {not_saved}."
+                    " If the container is lost before they are, the earlier files come back. "
+                    "Repeat the call."
+                )
+        return self._sessions.find(principal, session.id)
+
+    async def fork(
+        self,
+        principal: Principal,
+        session_id: str,
+        *,
+        snapshot_id: str | None = None,
+        name: str | None = None,
+        count: int = 1,
+    ) -> list[SessionRecord]:
+        """Create `count` stopped sessions from the files of a principal's session, or from one of
+        its snapshots. The session may be lost if `snapshot_id` is given. Return the records of the
+        new sessions. If `count` is above 1, numbers are appended to `name`.
+
+        Raises:
+            ResourceNotFound: there is no such session or snapshot.
+            EngineError: for the same reasons as in `take` and `SessionKeeper.make_like`.
+        """
+        record = self._sessions.original(principal, session_id)
+        names = [name] * count
+        if name is not None and count > 1:
+            names = [f"{name}-{number}" for number in range(1, count + 1)]
+        why = f"It is a fork of {record.id}, and was not used yet."
+        async with AsyncExitStack() as stack:
+            if snapshot_id is not None:
+                copy = _found(record.snapshots, snapshot_id).id
+            else:
+                copy = _new_id()
+                async with self._sessions.turn(principal, record.id) as session:
+                    require_disk(session, NO_COPIES)
+                    await stack.enter_async_context(session.container.copy_disk(copy))
+
+            def disk(fork_id: str, home: SessionHome) -> AbstractAsyncContextManager[str]:
+                return self._wall.fork(copy, fork_id, home)
+
+            return await self._sessions.make_like(principal, record.id, names, why, disk)
+
+
+def _new_id() -> str:
+    return f"snap_{secrets.token_hex(ID_BYTES)}"
+
+
+def _found(snapshots: Sequence[Snapshot], reference: str) -> Snapshot:
+    """Return a snapshot by its id or name. Raises ResourceNotFound."""
+    found = [one for one in snapshots if reference in (one.id, one.name)]
+    if not found:
+        words = "This session has no such snapshot. `fumehood sessions show ID` shows those it has."
+        raise ResourceNotFound(words, fields=["snapshot_id"])
+    return found[0]
