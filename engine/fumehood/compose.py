@@ -34,7 +34,6 @@ from fumehood.core.identity import Principal
 from fumehood.core.usage import EstimatingCounter, TokenCounter
 from fumehood.engine_part import Kernel
 from fumehood.engine_parts import EngineParts
-from fumehood.executors.session_saver import SessionSaver
 from fumehood.executors.upstreams import Upstreams
 from fumehood.identity.identities import Identities, read_identities
 from fumehood.observe.clock import Clock, IdSource, SystemClock
@@ -123,7 +122,7 @@ def compose(
     sessions = SessionKeeper(
         walls.container, stores.sessions, config.sessions, SessionClock(clock.now, clock.monotonic),
         partial(_check_maker, identities, intake), kept=stores.sessions.all_now(),
-        saver=SessionSaver(stores.saved) if stores.saved else None, presets=config.presets,
+        saver=parts.saver(), presets=config.presets,
         in_session=parts.in_sessions(), in_new_container=parts.in_new_containers(),
         carries=parts.carry_overs(), on_event=logged(log),
     )  # fmt: skip
@@ -267,8 +266,6 @@ class EngineLife:
         if services.stores.is_own:
             self._stack.callback(services.stores.database.close)
         await made.parts.open(self._stack)
-        if services.stores.saved is not None:
-            self._stack.push_async_callback(anyio.to_thread.run_sync, services.stores.saved.close)
         await enter(made.walls)
         # Before a session can end because it was unused while no engine ran.
         services.sessions.keep_for_calls(await made.approvals.requests.awaited_sessions())
@@ -322,9 +319,6 @@ class EngineLife:
             (self._made.services.keys.prune, KEY_LIFETIME.total_seconds(), None),
             (self._made.approvals.requests.table.prune, math.inf, None),
         )
-        if stores.saved is not None:
-            sweep = partial(stores.sessions.sweep, stores.saved)
-            all_kept += ((sweep, math.inf, stores.saved.overdue),)
         on_fault = partial(log_fault, self._log, "state.retention_failed")
         for prune, kept_s, overdue in all_kept:
             await self._stack.enter_async_context(

@@ -23,6 +23,7 @@ from fumehood.observe.subscriber import Subscriber, Subscribers, no_subscribers
 from fumehood.pipeline.gate import Gate
 from fumehood.pipeline.part import CallPart
 from fumehood.sandbox.container.additions import NewImageMaker
+from fumehood.sandbox.session import Saver
 from fumehood.sandbox.session_use import KeptValues, SessionAccess
 from fumehood.sandbox.wall import SessionContainer, Wall
 from fumehood.sandbox.walls import OwnWalls
@@ -119,6 +120,13 @@ class EnginePart(Subscriber, CallPart):
         """Return what creates the `ImageMaker` of the engine's containers, or None.
 
         Called once, before `walls`. One part of an engine at most may have one.
+        """
+        return None
+
+    def saver(self) -> Saver | None:
+        """Return what saves the files of durable sessions outside their containers, or None.
+
+        Called once. One part of an engine at most may have one.
         """
         return None
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AsyncExitStack, contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import anyio.to_thread
 
@@ -24,6 +24,7 @@ from fumehood.pipeline.part import CallParts
 from fumehood.policy.model import Policy
 from fumehood.registry.index import ToolIndex
 from fumehood.sandbox.container.additions import NewImageMaker
+from fumehood.sandbox.session import Saver
 from fumehood.sandbox.session_use import CarryOver, InNewContainer, InSession
 from fumehood.sandbox.wall import Wall
 from fumehood.sandbox.walls import OwnWalls
@@ -31,6 +32,8 @@ from fumehood.storage.needed_parts import require_parts
 
 if TYPE_CHECKING:
     from fumehood.compose import Composition
+
+T = TypeVar("T")
 
 
 class EngineParts:
@@ -62,11 +65,14 @@ class EngineParts:
 
         Raises PartError if two parts have one.
         """
-        found = [(part, new) for part in self if (new := part.image_maker()) is not None]
-        if len(found) > 1:
-            names = " and ".join(type(part).__name__ for part, _ in found)
-            raise PartError(f"{names} both make images. Only one part may.")
-        return found[0][1] if found else None
+        return _only("make images", ((part, part.image_maker()) for part in self))
+
+    def saver(self) -> Saver | None:
+        """Return what saves the files of durable sessions, or None if no part does.
+
+        Raises PartError if two parts do.
+        """
+        return _only("save files of sessions", ((part, part.saver()) for part in self))
 
     def walls(self, own: OwnWalls) -> Mapping[str, Wall]:
         """Return the walls of parts by name.
@@ -175,6 +181,15 @@ class EngineParts:
         except Exception as fault:
             log_fault(self._kernel.log, "part.not_started", fault, part=type(part).__name__)
             raise PartError(f"{type(part).__name__} could not be started: {fault}") from fault
+
+
+def _only(does: str, found: Iterable[tuple[EnginePart, T | None]]) -> T | None:
+    """Return the one object that parts have, or None. Raises PartError if two parts have one."""
+    given = [(part, one) for part, one in found if one is not None]
+    if len(given) > 1:
+        names = " and ".join(type(part).__name__ for part, _ in given)
+        raise PartError(f"{names} both {does}. Only one part may.")
+    return given[0][1] if given else None
 
 
 def _make(part: Part, kernel: Kernel) -> EnginePart:

@@ -20,7 +20,15 @@ from inspect import isfunction
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from fumehood.core.json_types import JsonObject
-from fumehood.core.part import Named, Part, PartError, ToolKind, imported, ordered
+from fumehood.core.part import (
+    SESSION_OPTIONS,
+    Named,
+    Part,
+    PartError,
+    ToolKind,
+    imported,
+    ordered,
+)
 from fumehood.protocol.engine_paths import config_file, read_config_file
 
 if TYPE_CHECKING:
@@ -131,6 +139,12 @@ def fields_of_parts(values: Mapping[str, JsonObject]) -> dict[str, Any]:
         for part in parts()
         for name, place in part.session_fields.items()
     }
+
+
+def missing_options(wanted: object) -> list[str]:
+    """Return the options that a session or preset wants and that no part provides, by name."""
+    given = {name for part in parts() for name in part.session_options}
+    return [name for name in SESSION_OPTIONS if getattr(wanted, name) and name not in given]
 
 
 def listed(names: Iterable[str]) -> str:

@@ -535,7 +535,7 @@ def test_engine_starts_and_calls_tools_while_the_bucket_does_not_answer(
 async def test_saved_workspaces_are_read_back_swept_and_refused_while_the_bucket_is_away(
     server: S3, bucket: Bucket, name: str
 ) -> None:
-    saved = SavedFiles(None, bucket)
+    saved = SavedFiles(None, bucket, "sessions")
     session = f"sess_{'a' * 32}"
     contents = {
         f"{session}.{'0' * 8}.{hashlib.sha256(content).hexdigest()}": content

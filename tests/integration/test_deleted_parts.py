@@ -985,6 +985,91 @@ def test_snapshots_are_shown_and_spared_but_neither_made_nor_restored_without_th
     assert anyio.run(take_snapshot, home, wall) == ["before"]  # and here it is again
 
 
+WITHOUT_DURABLE = """
+import json, sys
+from pathlib import Path
+import anyio
+from fumehood import Config, Engine
+from fumehood.core.errors import EngineError
+from fumehood.core.identity import TrustDomain
+from fumehood.storage.database import FILE_NAME, open_database
+from fumehood.storage.sessions import SessionTable
+from fumehood.testing import CONTAINER_LIMITS, FakePlace, FakeWall
+
+async def refused(engine, **wishes):
+    try:
+        made = await engine.sessions.create(engine.owner, **wishes)
+        await engine.sessions.end(engine.owner, made.id)
+    except EngineError as error:
+        return error.code, error.fields
+
+async def main():
+    home = Path(sys.argv[1])
+    database = open_database(home / FILE_NAME)
+    (before,) = SessionTable(database).all_now()
+    wall = FakeWall(limits=CONTAINER_LIMITS, keeps_sessions=True)
+    wall.held.append(FakePlace(
+        wall, TrustDomain("", None, before.record.id), "python", 512, ("python",), lambda: None,
+        name=before.home.container,
+    ))
+    config = Config(home=home, sessions={"image": "python"})
+    async with Engine(config=config, database=database, container=wall) as engine:
+        found = engine.sessions.find(engine.owner, before.record.id)
+        called = await engine.call("run_python", {"code": "1"}, session_id=found.id)
+        tried = await engine.call("run_python", {"code": "1"}, session_id=found.id, preview=True)
+        print(json.dumps({
+            "state": found.state, "durable": found.durable, "runs": len(wall.runs),
+            "called": [called.error.code, called.error.retryable], "tried": tried.error.code,
+            "refused": await refused(engine, durable=True), "twin": await refused(engine),
+        }))
+    database.close()
+
+anyio.run(main)
+"""
+
+
+async def use_durable(home: Path, wall: FakeWall) -> bool:
+    """Call a tool in a durable session, or make the session if there is none. Return whether the
+    call succeeded.
+    """
+    config = Config.model_validate({"home": home, "sessions": {"image": "python"}})
+    database = open_database(home / FILE_NAME)
+    async with Engine(config=config, database=database, container=wall) as engine:
+        if not engine.sessions.every():
+            made = await engine.sessions.create(engine.owner, durable=True)
+            assert made.durable
+            return False
+        (session,) = [one for one in engine.sessions.list(engine.owner) if one.durable]
+        answer = await engine.call("run_python", {"code": "1"}, session_id=session.id)
+    database.close()
+    return answer.success
+
+
+def test_durable_sessions_are_kept_but_neither_made_nor_used_without_their_part(
+    tree: Tree, home: Path
+) -> None:
+    wall = FakeWall(limits=CONTAINER_LIMITS, keeps_sessions=True)
+    assert not anyio.run(use_durable, home, wall)
+    saved = home / "sessions" / f"{wall.held[0].domain.session_id}.{'0' * 8}.{'0' * 64}"
+    saved.parent.mkdir(mode=0o700, exist_ok=True)
+    saved.touch()
+    tree.delete(PARTS["durable"])
+    known = {**CLEAN_ENVIRONMENT, "PYTHONPATH": ":".join(tree.import_path)}
+    command = [sys.executable, "-c", WITHOUT_DURABLE, str(home)]
+    ran = subprocess.run(command, env=known, capture_output=True, text=True, timeout=600)
+    assert ran.returncode == 0, ran.stderr
+    assert json.loads(ran.stdout) == {
+        "state": "active", "durable": True, "runs": 0, "called": ["SANDBOX_UNAVAILABLE", False],
+        "tried": "SANDBOX_UNAVAILABLE", "refused": ["INVALID_PARAMS", ["durable"]], "twin": None,
+    }  # fmt: skip
+    assert saved.exists()
+    (home / "config.toml").write_text("[presets.ledger]\ndurable = true\n")
+    refused = serve(tree, home, FUMEHOOD_CONFIG=str(home / "config.toml"))
+    assert refused.returncode == 2, refused.stderr
+    assert "ledger.durable is provided by no part of this engine" in refused.stderr
+    assert anyio.run(use_durable, home, wall)  # and here it is again
+
+
 WITHOUT_CODE_MODE = """
 import json, sys
 from pathlib import Path

@@ -24,7 +24,7 @@ from fumehood.core.identity import Principal
 from fumehood.core.json_types import JsonObject
 from fumehood.core.limits import MB, Limits
 from fumehood.core.session import SessionRecord
-from fumehood.executors.session_saver import SessionSaver
+from fumehood.durable.saver import SessionSaver
 from fumehood.observe.clock import SystemClock, timestamp
 from fumehood.sandbox.container.docker_api import open_docker
 from fumehood.sandbox.sessions import SessionClock, SessionKeeper
@@ -302,7 +302,11 @@ def names_of_containers() -> list[str]:
 async def test_session_of_a_killed_node_is_restored_on_another_and_never_runs_twice(
     tmp_path: Path,
 ) -> None:
-    members, saved, rows = LocalMembership(tmp_path), SavedFiles(tmp_path, None), SessionRows()
+    members, saved, rows = (
+        LocalMembership(tmp_path),
+        SavedFiles(tmp_path, None, "sessions"),
+        SessionRows(),
+    )
     members.add(), members.add()
     async with make_cluster(members, lost_s=3600) as wall, keeper_of(wall, rows, saved) as keeper:
         await until(lambda: len(wall._links) == 2)
@@ -337,7 +341,11 @@ async def test_session_of_a_killed_node_is_restored_on_another_and_never_runs_tw
 async def test_node_that_is_back_removes_containers_and_disks_of_sessions_it_lost(
     tmp_path: Path,
 ) -> None:
-    members, saved, rows = LocalMembership(tmp_path), SavedFiles(tmp_path, None), SessionRows()
+    members, saved, rows = (
+        LocalMembership(tmp_path),
+        SavedFiles(tmp_path, None, "sessions"),
+        SessionRows(),
+    )
     port = members.add()
     async with make_cluster(members, lost_s=3600) as wall, keeper_of(wall, rows, saved) as keeper:
         await until(lambda: len(wall._links) == 1)

@@ -14,7 +14,7 @@ import pytest
 
 from fumehood import Config, Engine, Envelope
 from fumehood.approvals.model import Approval, ApprovalQuery, NewDecision
-from fumehood.executors.session_saver import SessionSaver
+from fumehood.durable.saver import SessionSaver
 from fumehood.gateway.settings import GatewaySettings
 from fumehood.registry.secrets import SecretSettings
 from fumehood.sandbox.session import NotSaved

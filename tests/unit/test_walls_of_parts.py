@@ -239,3 +239,14 @@ async def test_one_part_of_an_engine_makes_images(
     monkeypatch.setattr(Giving, "image_maker", lambda _: lambda *_: None)
     with pytest.raises(PartError, match="Giving and GivingAlso both make images"):
         engine_in(tmp_path)
+
+
+async def test_one_part_of_an_engine_saves_files_of_sessions(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(GivingAlso, "saver", lambda _: object())
+    async with engine_in(tmp_path):
+        pass
+    monkeypatch.setattr(Giving, "saver", lambda _: object())
+    with pytest.raises(PartError, match="Giving and GivingAlso both save files of sessions"):
+        engine_in(tmp_path)

@@ -17,6 +17,9 @@ from fumehood.core.errors import FumehoodError
 
 V = TypeVar("V")
 
+SESSION_OPTIONS = ("durable",)
+"""Fields of `SessionFields` that are refused unless a part provides them."""
+
 Named = str
 """Where an object is, as `package.module:name`. The module is imported when the object is used."""
 
@@ -186,6 +189,9 @@ class Part:
     """Name of a value that the part keeps with sessions (`SessionKeeper.keep`) → a function that
     takes the value and returns what the field of this name in `SessionRecord` shows. Only for the
     product's own parts, because the record's fields are the kernel's."""
+    session_options: frozenset[str] = frozenset()
+    """Names from `SESSION_OPTIONS`: options of new sessions and of presets that this part
+    provides."""
     methods: Mapping[str, Named] = field(default_factory=dict)
     """Name of a public class of the product (`Engine`, a client) → a subclass of the kernel's class
     of that name, with the methods that the part adds. Only for the product's own parts, because

@@ -6,7 +6,6 @@ any call can start, unless all of them had been written.
 
 from __future__ import annotations
 
-import math
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
@@ -21,7 +20,6 @@ from fumehood.projects.home import NAME, ProjectHome
 from fumehood.projects.service import Projects, ProjectStore, SessionProject
 from fumehood.projects.writing import Journals
 from fumehood.sandbox.session_use import KeptValues, SessionAccess
-from fumehood.storage.retention import retention
 
 if TYPE_CHECKING:
     from fumehood.compose import Composition
@@ -75,14 +73,11 @@ class ProjectsPart(EnginePart):
         self.projects = Projects(self._store, made.services.sessions)
         async with AsyncExitStack() as stack:
             if self._saved is not None:
-                sweep = partial(made.services.stores.sessions.sweep, self._saved)
                 on_fault = partial(log_fault, self.kernel.log, "state.retention_failed")
+                sweeping = made.services.stores.sessions.sweeping
                 await stack.enter_async_context(
-                    retention(
-                        sweep, self.kernel.clock.now, on_fault,
-                        kept_s=math.inf, overdue=self._saved.overdue,
-                    )
-                )  # fmt: skip
+                    sweeping(self._saved, self.kernel.clock.now, on_fault)
+                )
             yield
 
     async def outcomes(self) -> Mapping[str, EngineError | None]:

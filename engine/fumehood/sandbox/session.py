@@ -152,6 +152,9 @@ class Session:
     """Number of current uses of the session's container beside its calls."""
     users: int = 0
     """Number of calls that use the session or wait for it."""
+    lacks_saver: bool = False
+    """Whether the session is durable, but no part of this engine saves its files. If so, the
+    session cannot be used, and idle time does not end it."""
     is_awaited: bool = False
     """Whether a call in the session waits for a human. If so, idle time does not end the session.
     """
@@ -207,7 +210,8 @@ class Session:
         """Return why the session has expired at `now`, as a clause, or None if it has not."""
         if now >= self.created + self.spec.lifetime_s:
             return "its lifetime is over"
-        if self.spec.disk_mb is None and not self.is_awaited and self.is_unused(now):
+        may_be_idle = self.spec.disk_mb is not None or self.is_awaited or self.lacks_saver
+        if not may_be_idle and self.is_unused(now):
             return f"it was not used for {self.spec.idle_s:g} s"
         return None
 
@@ -271,6 +275,7 @@ class Session:
             return self.finished
         idle_end = self.last_used_at + timedelta(seconds=self.spec.idle_s)
         is_needed = self.users or self.visits or self.is_awaited or self.spec.disk_mb
+        is_needed = is_needed or self.lacks_saver
         record = SessionRecord(
             id=self.id,
             name=self.spec.name,
@@ -593,7 +598,7 @@ class CopyLost(Exception):
 
 
 class Saver(Protocol):
-    """Keeps copies of workspaces outside their containers.
+    """Keeps copies of workspaces outside their containers. A part has one (`EnginePart.saver`).
 
     Its methods are called one at a time for each session. A stored copy stays complete until the
     next copy is stored, or until `drop`.
@@ -624,41 +629,6 @@ class Saver(Protocol):
             CopyLost: files of the copy are permanently lost.
             SandboxUnavailable, StateUnavailable: the copy cannot be read or restored now.
         """
-
-    def others(self, session_id: str, copy: SavedCopy) -> tuple[str, ...] | None:
-        """Return the paths of links and special files in the workspace, which copies do not
-        include. Return None if the workspace may differ from `copy`.
-        """
-
-    async def hold(self, source: CopySource, copy: SavedCopy) -> tuple[Any, JsonObject]:
-        """Store the content of the changes since `copy`. Return the changes, for the other methods,
-        and a description of them for people.
-
-        Raises:
-            NotSaved: the changes could not be read or stored.
-        """
-
-    async def put_back(self, source: CopySource, copy: SavedCopy, changes: Any) -> None:
-        """Undo these changes, so that the workspace is as in `copy` again.
-
-        Raises:
-            NotSaved: the workspace could not be made equal to the copy.
-        """
-
-    def touched(self, session_id: str, changes: Any) -> list[str]:
-        """Return those paths affected by `changes` whose state in the last copy differs from the
-        state before the changes.
-        """
-
-    async def put_in(self, source: CopySource, changes: Any) -> None:
-        """Apply the changes to the workspace.
-
-        Raises:
-            NotSaved: the changes could not be applied, or only some of them.
-        """
-
-    async def let_go(self, changes: Any) -> None:
-        """Delete the stored content of changes that no copy needs."""
 
     async def drop(self, session_id: str) -> None:
         """Delete all copies of an ended session. If that fails, it is done later."""

@@ -20,7 +20,6 @@ from fumehood.core.limits import MB, Limits
 from fumehood.core.session import SessionStatus
 from fumehood.sandbox.session import (
     Leftovers,
-    Saver,
     Session,
     source_of,
 )
@@ -71,35 +70,22 @@ one (the first) and has its files."""
 
 
 @dataclass(frozen=True, slots=True)
-class SavedFiles:
-    """The saved files of a durable session, for changes that can be undone.
-
-    `save` saves the session's files, and returns why saving failed, or None if it succeeded.
-    `write` stores the session's record.
-    """
-
-    saver: Saver
-    save: Callable[[], Awaitable[str | None]]
-    write: Callable[[], Awaitable[None]]
-
-
-@dataclass(frozen=True, slots=True)
 class SessionLease:
     """One call's turn in a session.
 
     `until_ready` waits until the session can run a program, and raises if the session has ended.
-    `save` receives the program and arguments of a run. If the session is durable and the run may
-    have changed files, `save` saves the files. `save` returns why saving failed, or None if it
-    succeeded.
+    `save` saves the session's files if the session is durable, and `save_after` does so if a run
+    of this program with these arguments may have changed files. Both return why saving failed, as a
+    clause, or None if it succeeded. `write` stores the session's record.
     """
 
     session: Session
     until_ready: Callable[[], Awaitable[None]]
-    save: Callable[[str, JsonObject], Awaitable[str | None]]
+    save: Callable[[], Awaitable[str | None]]
+    save_after: Callable[[str, JsonObject], Awaitable[str | None]]
+    write: Callable[[], Awaitable[None]]
     queue_ms: float
     is_call: bool = True
-    saved: SavedFiles | None = None
-    """The session's saved files, or None if the session is not durable."""
     of_parts: tuple[object, ...] = ()
     """What parts give to their own executors (`EnginePart.in_session`)."""
 
@@ -171,14 +157,14 @@ class SessionLease:
             ending = await self.session.container.run(program, arguments, limits, kept)
         except BaseException:  # a cancelled run may have changed files as well
             with anyio.CancelScope(shield=True):
-                not_saved = await self.save(program, arguments)
+                not_saved = await self.save_after(program, arguments)
             if endings and sinks.ending is not None:
                 sinks.ending(replace(endings[0], not_saved=not_saved))
             raise
         if ending.ended_by is EndedBy.SANDBOX_LOST:
             return ending
         with anyio.CancelScope(shield=True):  # the run is over, so its files are not cut off
-            not_saved = await self.save(program, arguments)
+            not_saved = await self.save_after(program, arguments)
         return replace(ending, not_saved=not_saved)
 
 

@@ -53,7 +53,7 @@ from fumehood.core.session import (
     SessionStatus,
 )
 from fumehood.core.tasks import start_soon
-from fumehood.parts import fields_of_parts
+from fumehood.parts import fields_of_parts, missing_options
 from fumehood.sandbox.session import (
     CopyLost,
     Leftovers,
@@ -78,7 +78,6 @@ from fumehood.sandbox.session_use import (
     InNewContainer,
     InSession,
     KeptValues,
-    SavedFiles,
     SessionAccess,
     SessionLease,
     sweep,
@@ -267,6 +266,9 @@ class SessionKeeper:
         request = self._request(name, merged(chosen, given))
         if bound:
             require_within(agent_id, bound, request, self._request(None, merged(chosen, {})))
+        if missing := missing_options(request):
+            words = f"No part of this engine provides the option {missing[0]!r} of sessions."
+            raise InvalidParams(words, fields=missing)
         if request.durable and self._saver is None:
             words = "This engine keeps no files, so no session can be durable: it has no state."
             raise InvalidParams(words, fields=["durable"])
@@ -768,6 +770,7 @@ class SessionKeeper:
             restored_at=record.restored_at,
             leftovers=Leftovers.UPLOADS,  # the engine may have been killed at any moment
             must_restore=home.must_restore,
+            lacks_saver=home.copy is not None and self._saver is None,
         )
         self._live[session.id] = session
         if session.has_place:
@@ -1088,17 +1091,13 @@ class SessionKeeper:
             await until_ready()
             try:
                 waited_ms = (time.monotonic() - asked) * 1e3
-                save = partial(self._save_after, session)
-                saved = self._saved_of(session)
-                of_parts = self._of_parts(session)
-                yield SessionLease(session, until_ready, save, waited_ms, is_call, saved, of_parts)
+                yield SessionLease(
+                    session, until_ready, partial(self._save, session),
+                    partial(self._save_after, session), partial(self._write, session), waited_ms,
+                    is_call, self._of_parts(session),
+                )  # fmt: skip
             finally:
                 session.calls += is_call
-
-    def _saved_of(self, session: Session) -> SavedFiles | None:
-        if session.copy is None or self._saver is None:
-            return None
-        return SavedFiles(self._saver, partial(self._save, session), partial(self._write, session))
 
     def access(
         self, principal: Principal, session_id: str, *, is_use: bool = True
@@ -1123,6 +1122,8 @@ class SessionKeeper:
         which takes a turn, and count the block as a use.
         """
         self._usable(session.principal_id, session.id)
+        if is_use:
+            _require_saver(session)
         session.visits += 1
         try:
             is_at_rest = session.state is not SessionStatus.ACTIVE or session.needs_copy
@@ -1142,6 +1143,7 @@ class SessionKeeper:
     @asynccontextmanager
     async def _entered(self, session: Session) -> AsyncIterator[None]:
         """Wait for a turn in a session and hold it during the block."""
+        _require_saver(session)
         await session.take_turn(self._settings)
         try:
             self._usable(session.principal_id, session.id)
@@ -1317,6 +1319,16 @@ def require_disk(session: Session, fault: str) -> None:
     if session.spec.disk_mb is None:
         raise InvalidParams(
             f"The files of this session are in memory, and {fault}", fields=["session_id"]
+        )
+
+
+def _require_saver(session: Session) -> None:
+    """Raise SandboxUnavailable if the session is durable, and its files would not be saved."""
+    if session.lacks_saver:
+        raise SandboxUnavailable(
+            "This session is durable, and the part of the engine that saves and restores its files "
+            "is missing. Nothing of the session is lost.",
+            retryable=False,
         )
 
 

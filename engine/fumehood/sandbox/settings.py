@@ -20,6 +20,7 @@ from fumehood.core.limits import (
 )
 from fumehood.core.names import IMAGE_NAME
 from fumehood.core.session import PresetName, SessionFields
+from fumehood.parts import missing_options
 
 if TYPE_CHECKING:
     from fumehood.sandbox.container.additions import NewImageMaker
@@ -96,13 +97,16 @@ AllPresets = dict[PresetName, Preset]
 
 
 def require_presets_within(presets: Mapping[str, Preset], sessions: SessionSettings) -> None:
-    """Check that the values of each preset are within the limits for sessions. Limits that depend
-    on the host are only checked when a session is created.
+    """Check that each preset's values are within the limits for sessions, and that parts provide
+    its options. Limits that depend on the host are checked when a session is created.
 
     Raises:
-        ValueError: a value is outside its limits; the message names its key.
+        ValueError: a value is outside its limits, or an option is not provided; the message names
+            its key.
     """
     for name, preset in presets.items():
+        for key in missing_options(preset):
+            raise ValueError(f"{name}.{key} is provided by no part of this engine")
         lifetime = "lifetime_seconds" if preset.disk_mb is None else "disk_lifetime_seconds"
         for key, least, setting, most in (
             ("memory_mb", MIN_MB, "max_memory_mb", MAX_MB),

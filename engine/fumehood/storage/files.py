@@ -204,9 +204,6 @@ class Directory:
 # -- saved files of sessions ---------------------------------------------------------------
 
 
-SESSIONS = "sessions"
-"""Folder for the workspaces of durable sessions."""
-
 NAME = re.compile(r"(sess_[0-9a-f]{32})\.[0-9a-f]{8}\.([0-9a-f]{64})(\.new)?")
 """The form of a file's name: session id, a random number, and SHA-256 of the content. The suffix
 `.new` marks a file that a crash left incomplete."""
@@ -233,9 +230,7 @@ class SavedFiles:
     end.
     """
 
-    def __init__(
-        self, shared: Path | None, remote: RemoteFiles | None, folder: str = SESSIONS
-    ) -> None:
+    def __init__(self, shared: Path | None, remote: RemoteFiles | None, folder: str) -> None:
         """Exactly one of `shared` and `remote` must be given."""
         self._directory = shared / folder if shared is not None else None
         self._remote = remote.below(folder, NAME) if remote is not None else None

@@ -8,8 +8,10 @@ The cost is small: starting a container takes a hundred times as long.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
 from dataclasses import asdict, fields
 from datetime import datetime
+from functools import partial
 from typing import Any
 
 from sqlalchemy import Connection, delete, insert, select
@@ -28,6 +30,7 @@ from fumehood.storage.changes import stamp
 from fumehood.storage.database import Database
 from fumehood.storage.errors import understood
 from fumehood.storage.files import SavedFiles
+from fumehood.storage.retention import retention
 from fumehood.storage.schema import SESSIONS
 
 _OF_HOME = frozenset(one.name for one in fields(SessionHome)) - {"of_parts"}
@@ -76,6 +79,12 @@ class SessionTable:
         """
         live, over = await self.ids()
         return await files.sweep(live, over, now)
+
+    def sweeping(
+        self, files: SavedFiles, now: Callable[[], datetime], on_fault: Callable[[Exception], None]
+    ) -> AbstractAsyncContextManager[None]:
+        """Delete the files of sessions that are over, while the context lasts (`retention`)."""
+        return retention(partial(self.sweep, files), now, on_fault, overdue=files.overdue)
 
     async def change(self, put: list[KeptSession], delete: list[str]) -> None:
         """Write and delete rows in one transaction. The changes are durable when this method

@@ -15,7 +15,7 @@ from fumehood.core.limits import MB
 from fumehood.storage.blobs import BlobStore
 from fumehood.storage.calls import CallLog
 from fumehood.storage.database import Database, open_database
-from fumehood.storage.files import SESSIONS, FilePlaces, SavedFiles
+from fumehood.storage.files import FilePlaces
 from fumehood.storage.sessions import SessionTable
 from fumehood.storage.settings import FileSettings, RecordSettings
 
@@ -30,8 +30,6 @@ class Stores:
     calls: CallLog
     blobs: BlobStore
     sessions: SessionTable
-    saved: SavedFiles | None
-    """The saved files of durable sessions. None if the engine has no persistent state."""
 
 
 def make_stores(
@@ -78,5 +76,4 @@ def make_stores(
         ),
         blobs,
         SessionTable(database, blobs.overdue.set),
-        files.saved(SESSIONS),
     )

@@ -31,9 +31,11 @@ class TrialLease:
 
 
 def trials_of(lease: Lease, waiting: Counter[str]) -> SessionTrials:
-    """Return the trials of a lease's session. Raises SandboxUnavailable if the session is not
-    durable.
-    """
-    if not isinstance(lease, SessionLease) or lease.saved is None:
-        raise SandboxUnavailable("This session has no saved files.", retryable=False)
-    return SessionTrials(lease, lease.saved, waiting)
+    """Return the trials of a lease's session. Raises SandboxUnavailable if it is not durable."""
+    if isinstance(lease, SessionLease) and lease.session.copy is not None:
+        from fumehood.durable.saver import SessionSaver  # the part without which none is durable
+
+        copies = lease.part(SessionSaver)
+        if copies is not None:
+            return SessionTrials(lease, copies, waiting)
+    raise SandboxUnavailable("This session has no saved files.", retryable=False)

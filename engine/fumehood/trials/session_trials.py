@@ -12,7 +12,7 @@ import secrets
 from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING
 
 import anyio
 
@@ -21,8 +21,11 @@ from fumehood.core.json_types import JsonObject
 from fumehood.core.limits import MB, Limits
 from fumehood.core.names import listed
 from fumehood.sandbox.session import NotSaved, source_of
-from fumehood.sandbox.session_use import SavedFiles, SessionLease
+from fumehood.sandbox.session_use import SessionLease
 from fumehood.sandbox.wall import RunEnding, RunSinks, try_later
+
+if TYPE_CHECKING:
+    from fumehood.durable.saver import Changes, SessionSaver
 
 MAX_TRIALS = 4
 """Maximum number of effects per session that wait for a decision."""
@@ -37,8 +40,8 @@ class HeldFiles:
 
     token: str
     has_variables: bool
-    changes: Any
-    """The changes to files, in the form in which `Saver.hold` returns them."""
+    changes: Changes
+    """The changes to files."""
     shown: JsonObject
     """The changes to files, in the form in which previews show them."""
 
@@ -53,12 +56,12 @@ class SessionTrials:
     that wait for a decision.
     """
 
-    def __init__(self, lease: SessionLease, saved: SavedFiles, waiting: Counter[str]) -> None:
+    def __init__(self, lease: SessionLease, copies: SessionSaver, waiting: Counter[str]) -> None:
         self._session = lease.session
         self._until_ready = lease.until_ready
-        self._saver = saved.saver
-        self._save = saved.save
-        self._write = saved.write
+        self._copies = copies
+        self._save = lease.save
+        self._write = lease.write
         self._waiting = waiting
 
     async def run(
@@ -113,12 +116,12 @@ class SessionTrials:
         """
         session = self._session
         assert session.copy is not None
-        others = self._saver.others(session.id, session.copy)
+        others = self._copies.others(session.id, session.copy)
         if others is None:
             not_saved = await self._save()
             if not_saved is not None:
                 raise try_later(f"The session's files could not be saved: {not_saved}.")
-            others = self._saver.others(session.id, session.copy)
+            others = self._copies.others(session.id, session.copy)
         if others:
             raise InvalidParams(
                 "A trial cannot put back links, special files and what it cannot look into, and "
@@ -137,11 +140,11 @@ class SessionTrials:
             return None  # the session's files are restored anyway
         source = source_of(session)
         try:
-            changes, shown = await self._saver.hold(source, session.copy)
+            changes, shown = await self._copies.hold(source, session.copy)
             try:
-                await self._saver.put_back(source, session.copy, changes)
+                await self._copies.put_back(source, session.copy, changes)
             except BaseException:
-                await self._saver.let_go(changes)
+                await self._copies.let_go(changes)
                 raise
         except Exception as error:
             session.container.end(f"the files of a trial were not undone: {error}")
@@ -176,8 +179,8 @@ class SessionTrials:
             if not_saved is not None:
                 raise try_later(f"The session's files could not be saved: {not_saved}.")
             assert session.copy is not None
-            touched = self._saver.touched(session.id, held.changes)
-            touched += self._saver.others(session.id, session.copy) or ()
+            touched = self._copies.touched(session.id, held.changes)
+            touched += self._copies.others(session.id, session.copy) or ()
             if touched:
                 await self._drop_variables(held)
                 names = listed([*map(ascii, touched)])
@@ -187,7 +190,7 @@ class SessionTrials:
             with anyio.CancelScope(shield=True):
                 not_saved = await self._put_in(held)
         finally:
-            await self._saver.let_go(held.changes)
+            await self._copies.let_go(held.changes)
         return not_saved
 
     async def _put_in(self, held: HeldFiles) -> str | None:
@@ -204,7 +207,7 @@ class SessionTrials:
                         "in."
                     )
             try:
-                await self._saver.put_in(source, held.changes)
+                await self._copies.put_in(source, held.changes)
             except NotSaved as error:
                 session.container.end(f"the effect of a trial was not put in: {error}")
                 raise try_later(f"It could not be put in: {error}.") from None
@@ -217,7 +220,7 @@ class SessionTrials:
     async def drop(self, held: HeldFiles) -> None:
         """Discard an effect without applying it."""
         self._decided()
-        await self._saver.let_go(held.changes)
+        await self._copies.let_go(held.changes)
         await self._drop_variables(held)
 
     async def _drop_variables(self, held: HeldFiles) -> None:

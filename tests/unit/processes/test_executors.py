@@ -86,7 +86,7 @@ async def test_processes_start_again_in_each_new_container_until_they_are_stoppe
         env = [{"name": "A", "value": "1"}]
         web = {"do": "start", "name": "web", "command": "serve"}
         assert asked[0] == {**web, "env": env}
-        _, kept = engine.sessions.values_of(engine.owner, made.id)
+        kept = engine.sessions.access(engine.owner, made.id).values
         assert kept == {NAME: {"web": {**web, "started_at": 1.5}}}
         asked.clear()
         await engine.sessions.stop(engine.owner, made.id)

@@ -18,6 +18,7 @@ import pytest
 from fumehood.core.errors import (
     EndedBy,
     InternalError,
+    InvalidParams,
     QuotaExceeded,
     ResourceNotFound,
     SandboxUnavailable,
@@ -27,9 +28,10 @@ from fumehood.core.identity import Principal
 from fumehood.core.json_types import JsonObject
 from fumehood.core.limits import Limits
 from fumehood.core.session import SessionRecord
+from fumehood.durable.saver import SessionSaver
 from fumehood.executors import workspace_guest
 from fumehood.executors.endings import state_words
-from fumehood.executors.session_saver import SessionSaver
+from fumehood.processes.service import SessionProcesses
 from fumehood.sandbox.sessions import SessionClock, SessionKeeper
 from fumehood.sandbox.settings import SessionSettings
 from fumehood.sandbox.wall import RunEnding
@@ -52,7 +54,7 @@ class Store(SavedFiles):
     """Counts what is put, and fails or stops the engine when it is told to."""
 
     def __init__(self, shared: Path) -> None:
-        super().__init__(shared, None)
+        super().__init__(shared, None, "sessions")
         self.place = shared / "sessions"
         self.put_names: list[str] = []
         self.failure: BaseException | None = None
@@ -91,7 +93,10 @@ class Rows(SessionRows):
 class Bench:
     """An engine whose programs change real directories, one for each container."""
 
-    def __init__(self, home: Path, rows: Rows, wall: FakeWall | None = None, **rules: Any) -> None:
+    def __init__(
+        self, home: Path, rows: Rows, wall: FakeWall | None = None, *, saves: bool = True,
+        **rules: Any,
+    ) -> None:  # fmt: skip
         self.home = home
         self.rows = rows
         self.clock = ManualClock()
@@ -108,7 +113,7 @@ class Bench:
             SessionClock(self.clock.now, self.clock.monotonic),
             lambda principal, agent: (),
             kept=list(rows.kept.values()),
-            saver=SessionSaver(self.store),
+            saver=SessionSaver(self.store) if saves else None,
             on_event=lambda event, values: self.events.append(event),
         )
         self.snapshots = Snapshots(self.keeper, self.wall, self.clock.now)
@@ -491,6 +496,48 @@ async def test_file_that_grows_while_it_is_read_is_not_saved(tmp_path: Path) -> 
             ending = await made.run(session, write(log=b"x" * size))
             assert ending.not_saved == "log changed while it was read"
         assert made.store.kept == set()
+
+
+async def test_engine_without_the_saver_keeps_durable_sessions_and_does_not_use_them(
+    tmp_path: Path,
+) -> None:
+    rows = Rows()
+    async with bench(tmp_path, rows) as made:
+        session = await made.keeper.create(ALICE, durable=True, idle_seconds=60)
+        plain = await made.keeper.create(ALICE)
+        made.wall.held.reverse()  # its container is the last one
+        await made.run(session, write(a="1"))
+    without = Bench(tmp_path, rows, made.wall, saves=False)
+    async with without.keeper as keeper:
+        found = keeper.find(ALICE, session.id)
+        assert (found.state, found.durable) == ("active", True)
+        with pytest.raises(InvalidParams, match="no session can be durable"):
+            await keeper.create(ALICE, durable=True)
+        for use in (
+            without.run(session),
+            keeper.resume(ALICE, session.id),
+            SessionProcesses(keeper.access(ALICE, session.id)).ask({"do": "list"}),
+        ):
+            with pytest.raises(SandboxUnavailable, match="is missing") as refused:
+                await use
+            assert not refused.value.may_retry
+        access = keeper.access(ALICE, session.id, is_use=False)
+        assert await SessionProcesses(access).ask({"do": "list"})
+        assert (await keeper.resume(ALICE, plain.id)).state == "active"  # the twin
+        without.clock.advance(3600)
+        keeper.tidy()
+        assert keeper.find(ALICE, session.id).state in ("active", "paused")
+        assert keeper.find(ALICE, plain.id).state == "ended"  # the control
+        made.wall.held[-1].lose()
+        assert keeper.find(ALICE, session.id).state == "stopped"
+        with pytest.raises(SandboxUnavailable, match="is missing"):
+            await without.run(session)
+    again = Bench(tmp_path, rows, made.wall)
+    async with again.keeper:
+        assert (await again.run(session)).state == "restored"
+        assert files_in(again.workspace()) == {"a": b"1"}
+    for one in (without, again):
+        one.store.close()
 
 
 async def test_snapshot_that_is_restored_is_saved_and_a_fork_is_not_durable(tmp_path: Path) -> None:

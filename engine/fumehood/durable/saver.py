@@ -119,7 +119,7 @@ class _Known:
 
 
 class SessionSaver:
-    """Saves workspaces, and restores them. Implements `Saver`."""
+    """Saves workspaces, and restores them. Implements `Saver`, and undoes the changes of trials."""
 
     def __init__(self, files: SavedFiles) -> None:
         self._files = files
@@ -197,10 +197,19 @@ class SessionSaver:
     # -- trials ----------------------------------------------------------------------------
 
     def others(self, session_id: str, copy: SavedCopy) -> tuple[str, ...] | None:
+        """Return the paths of links and special files in the workspace, which copies do not
+        include. Return None if the workspace may differ from `copy`.
+        """
         known = self._known.get(session_id)
         return known.others if known is not None and known.copy == copy else None
 
     async def hold(self, source: CopySource, copy: SavedCopy) -> tuple[Changes, JsonObject]:
+        """Store the content of the changes since `copy`. Return the changes, and a description of
+        them for people.
+
+        Raises:
+            NotSaved: the changes could not be read or stored.
+        """
         known = await self._know(source.session_id, copy)
         attempt = _Attempt(self._files, source)
         try:
@@ -225,6 +234,11 @@ class SessionSaver:
         return changes, shown
 
     async def put_back(self, source: CopySource, copy: SavedCopy, changes: Changes) -> None:
+        """Undo these changes, so that the workspace is as in `copy` again.
+
+        Raises:
+            NotSaved: the workspace could not be made equal to the copy.
+        """
         if not changes.files and not changes.others:
             return
         known = await self._know(source.session_id, copy)
@@ -239,6 +253,9 @@ class SessionSaver:
             known.tree[path] = replace(known.tree[path], version=versions[path])
 
     def touched(self, session_id: str, changes: Changes) -> list[str]:
+        """Return those paths affected by `changes` whose state in the last copy differs from the
+        state before the changes.
+        """
         known = self._known.get(session_id)
         tree = known.tree if known is not None else {}
         going = tuple(
@@ -253,9 +270,15 @@ class SessionSaver:
         ] + [path for path in tree if path.startswith(going) and path not in changes.files]
 
     async def put_in(self, source: CopySource, changes: Changes) -> None:
+        """Apply the changes to the workspace.
+
+        Raises:
+            NotSaved: the changes could not be applied, or only some of them.
+        """
         await self._put(source, changes.files)
 
     async def let_go(self, changes: Changes) -> None:
+        """Delete the stored content of changes that no copy needs."""
         self._held -= changes.names
         with suppress(OSError, EngineError):
             await self._files.delete(set(changes.new))

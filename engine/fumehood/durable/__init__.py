@@ -1,0 +1,1 @@
+"""Durable sessions: copies of their files, made after each call: a part."""

@@ -1,0 +1,11 @@
+"""Durable sessions as a part of the product."""
+
+from __future__ import annotations
+
+from fumehood.core.part import Part
+
+PART = Part(
+    name="durable",
+    session_options=frozenset({"durable"}),
+    in_engine="fumehood.durable.in_engine:DurablePart",
+)
