@@ -83,12 +83,12 @@ class Disks:
         on_event: OnEvent = lambda event, values: None,
     ) -> None:
         self._on_event = on_event
-        self._copying: dict[str, int] = {}
-        """Name of each copy in progress → the bytes that are reserved for it."""
+        self._reserved: dict[str, int] = {}
+        """Name of each disk or copy that is being made → the bytes that are reserved for it."""
         self._directory = directory
         self._docker = docker
         self._turn = anyio.Lock()
-        """The lock that is held while space is reserved."""
+        """The lock that is held while space is reserved or allocated."""
 
     def why_none(self) -> str | None:
         """Return a clause that says why this engine cannot make disks, or None if it can."""
@@ -112,10 +112,8 @@ class Disks:
         """
         assert self._directory is not None
         path = self._directory / name
-        async with self._for_callers(name, "made", is_new=True):
-            async with self._turn:
-                await anyio.to_thread.run_sync(self._promise, path, mb * MB)
-                await anyio.to_thread.run_sync(_give_all_its_room, path, mb * MB)
+        async with self._for_callers(name, "made"), self._new(name, mb * MB):
+            await self._give_all_its_room(path, mb * MB)
             await _run(
                 "mkfs.ext4", "-q", "-O", "^has_journal", "-m", "0", "-N", str(mb * INODES_PER_MB),
                 "-E", "nodiscard", str(path),
@@ -129,29 +127,50 @@ class Disks:
         name: str,
         what: str,
         *,
-        is_new: bool = False,
         unless: tuple[type[DockerError], ...] = (),
     ) -> AsyncIterator[None]:
         """Convert a failure in the block to an error for callers, and log it. The error names the
         cause, but no names and paths of the host.
 
-        `what` completes the sentence "The disk could not be …", for example "copied". If `is_new`
-        is True, the disk is removed after a failure. Failures of the types in `unless` are raised
-        unchanged.
+        `what` completes the sentence "The disk could not be …", for example "copied". Failures of
+        the types in `unless` are raised unchanged.
         """
         try:
             yield
-        except BaseException as error:
-            if is_new:
-                with anyio.CancelScope(shield=True):
-                    await self._try_to_remove(name)
-            if not isinstance(error, FAILURES) or isinstance(error, unless):
+        except FAILURES as error:
+            if isinstance(error, unless):
                 raise
             said = getattr(error, "stderr", None) or b""
             why = f"{error!r} {said.decode('utf-8', 'replace')}"
             self._on_event("disk.failed", {"disk": name, "not": what, "why": why})
             words = f"The session's disk could not be {what}: {_cause(error)}. Repeat the request."
             raise try_later(words) from error
+
+    @asynccontextmanager
+    async def _new(self, name: str, room: int) -> AsyncIterator[None]:
+        """Create the empty file of a new disk, and reserve `room` bytes for it during the block. If
+        the block fails, the disk is removed. A disk that already has this name is never touched.
+
+        Raises:
+            SandboxUnavailable: there is no room.
+            OSError: the file could not be created, or already exists.
+        """
+        assert self._directory is not None
+        async with self._turn:
+            await anyio.to_thread.run_sync(self._promise, self._directory / name, room)
+            self._reserved[name] = room
+        try:
+            yield
+        except BaseException:
+            with anyio.CancelScope(shield=True):
+                await self._try_to_remove(name)
+            raise
+        finally:
+            del self._reserved[name]
+
+    async def _give_all_its_room(self, path: Path, size: int) -> None:
+        async with self._turn:  # else `_promise` could count the same bytes as reserved and as used
+            await anyio.to_thread.run_sync(_allocate, path, size)
 
     async def copy(self, name: str, target: str) -> int:
         """Copy a disk, and return the number of bytes that the copy takes on the host. During the
@@ -162,26 +181,21 @@ class Disks:
         """
         assert self._directory is not None
         source, path = self._directory / name, self._directory / target
-        try:
-            async with self._for_callers(target, "copied", is_new=True):
-                for device in await self._devices(source):
-                    await _run("blockdev", "--flushbufs", device)
-                size, taken = await anyio.to_thread.run_sync(_size_and_data, source)
-                grows = not target.startswith(COPY)
-                room = size if grows else taken
-                async with self._turn:
-                    await anyio.to_thread.run_sync(self._promise, path, room)
-                    self._copying[target] = room
-                deadline_s = RUN_S + COPY_S_PER_GB * taken / (1 << 30)
+        async with self._for_callers(target, "copied"):
+            for device in await self._devices(source):
+                await _run("blockdev", "--flushbufs", device)
+            size, taken = await anyio.to_thread.run_sync(_size_and_data, source)
+            grows = not target.startswith(COPY)
+            deadline_s = RUN_S + COPY_S_PER_GB * taken / (1 << 30)
+            async with self._new(target, size if grows else taken):
                 await _run(
                     "cp", "--sparse=always", "--reflink=never", "--", str(source), str(path),
                     deadline_s=deadline_s,
                 )  # fmt: skip
                 if grows:
-                    await anyio.to_thread.run_sync(_give_all_its_room, path, size)
-            return (await anyio.to_thread.run_sync(path.stat)).st_blocks * 512
-        finally:
-            self._copying.pop(target, None)
+                    await self._give_all_its_room(path, size)
+                found = await anyio.to_thread.run_sync(path.stat)
+        return found.st_blocks * 512
 
     async def prepare(self, source: str, new: str) -> None:
         """Make a copy of the disk `source` with the name `new`, and check its file system. The copy
@@ -255,7 +269,7 @@ class Disks:
             except FileNotFoundError:  # removed after it was listed
                 continue
             grows_to = 0 if one.name.startswith(COPY) else found.st_size
-            grows_to = self._copying.get(one.name, grows_to)  # `cp` begins with an empty file
+            grows_to = self._reserved.get(one.name, grows_to)  # it begins as an empty file
             promised += max(0, grows_to - found.st_blocks * 512)
         room = shutil.disk_usage(self._directory).free - promised - SPARED_BYTES
         if room < needed:
@@ -344,7 +358,7 @@ def _cause(error: BaseException) -> str:
     return type(error).__name__
 
 
-def _give_all_its_room(path: Path, size: int) -> None:
+def _allocate(path: Path, size: int) -> None:
     with path.open("r+b") as file:
         os.posix_fallocate(file.fileno(), 0, size)
 

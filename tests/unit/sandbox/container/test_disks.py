@@ -107,6 +107,27 @@ async def test_failed_disk_leaves_nothing_and_its_error_says_what_failed(
     assert listed(tmp_path) == []
 
 
+@pytest.mark.parametrize("how", ["make", "copy"])
+async def test_disk_that_has_the_name_already_is_kept(
+    made: Disks, tmp_path: Path, how: str
+) -> None:
+    await made.make("a", 20)
+    await made.make("b", 20)
+    (tmp_path / "disks/a").write_bytes(b"a session's files")
+    with pytest.raises(SandboxUnavailable, match="File exists"):
+        await (made.make("a", 20) if how == "make" else made.copy("b", "a"))
+    assert (tmp_path / "disks/a").read_bytes() == b"a session's files"
+
+
+async def test_failure_before_the_copy_keeps_the_disk_with_its_name(
+    made: Disks, tmp_path: Path
+) -> None:
+    await made.make("b", 20)
+    with pytest.raises(SandboxUnavailable, match="No such file"):
+        await made.copy("a", "b")
+    assert listed(tmp_path) == ["b"]
+
+
 async def test_sweep_removes_disks_that_nobody_uses(made: Disks, tmp_path: Path) -> None:
     await made.sweep(lambda: ["a"])  # before there is a directory
     for name in "abc":
