@@ -473,7 +473,8 @@ class ContainerSupply:
         return False
 
     async def is_dead(self, name: str) -> bool:
-        """Return True if a container is gone, has ended, or will end as soon as it is thawed.
+        """Return True if a container is gone, has ended, or will end as soon as it is thawed. The
+        last is only detected if Docker is on this host.
 
         Raises:
             DockerError: Docker cannot be queried now.
@@ -482,7 +483,9 @@ class ContainerSupply:
             state = await self._docker.state(name)
         except DockerNotFound:
             return True
-        return not state.get("Running") or is_killed(int(state.get("Pid") or 0))
+        if not state.get("Running"):
+            return True
+        return self._docker.is_local and is_killed(int(state.get("Pid") or 0))
 
     async def pause(self, name: str) -> None:
         """Freeze a container. Raises SandboxUnavailable if Docker fails."""

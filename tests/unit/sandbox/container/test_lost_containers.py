@@ -7,6 +7,7 @@ from typing import Any
 import anyio
 import pytest
 
+from fumehood.core.json_types import JsonObject
 from fumehood.sandbox.container import supply
 from fumehood.sandbox.container.docker_api import DockerNotRunning, Listed
 from fumehood.sandbox.container.supply import AS_USUAL, ContainerSupply
@@ -95,3 +96,21 @@ async def test_stop_succeeds_while_docker_is_unavailable() -> None:
     docker = FakeDocker(None, failing=DockerNotRunning("away"))
     await reaper(docker).stop()
     assert docker.asked == ["list"]
+
+
+@pytest.mark.parametrize("is_local", [True, False])
+async def test_pid_of_a_remote_docker_is_not_looked_up_on_this_machine(
+    monkeypatch: pytest.MonkeyPatch, *, is_local: bool
+) -> None:
+    docker = FakeDocker(None, last_state={"Running": True, "Paused": True, "Pid": 4711})
+    docker.is_local = is_local
+    monkeypatch.setattr(supply, "is_killed", lambda pid: pid == 4711)
+    assert await reaper(docker).is_dead("frozen") is is_local
+
+
+@pytest.mark.parametrize(("state", "is_dead"), [({"Running": True}, False), ({}, True)])
+async def test_docker_says_whether_a_remote_container_has_ended(
+    state: JsonObject, *, is_dead: bool
+) -> None:
+    docker = FakeDocker(None, last_state=state, is_local=False)
+    assert await reaper(docker).is_dead("frozen") is is_dead
