@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import anyio
 import psutil
 import pytest
+from anyio.abc import Process
 
 from fumehood import Config, Engine
+from fumehood.core.limits import MB, Limits
+from fumehood.sandbox.host import Workers
+from fumehood.sandbox.process.channel import GuestProcess
 from support import host_tools
 from support.answers import sandbox_of
 from support.processes import is_gone
@@ -95,6 +101,28 @@ async def test_cancelled_function_is_killed_with_its_child_processes(
         family = await read_when_there(note)
         group.cancel_scope.cancel()
     await anyio.to_thread.run_sync(wait_until, lambda: all(map(is_gone, family)))
+
+
+@pytest.mark.parametrize("is_guest", [False, True], ids=["worker", "guest"])
+async def test_process_whose_start_is_cancelled_is_ended(
+    monkeypatch: pytest.MonkeyPatch, *, is_guest: bool
+) -> None:
+    started: list[Process] = []
+    open_process = anyio.open_process
+
+    async def open_and_cancel(*arguments: Any, **options: Any) -> Process:
+        started.append(await open_process(*arguments, **options))
+        scope.cancel()
+        return started[-1]
+
+    monkeypatch.setattr(anyio, "open_process", open_and_cancel)
+    with anyio.CancelScope() as scope:
+        if is_guest:
+            await GuestProcess.start([sys.executable, "-c", "import time; time.sleep(600)"])
+        else:
+            await Workers().run({}, Limits(30, 30, None, MB), "alice")
+    (process,) = started
+    assert process.returncode is not None
 
 
 @pytest.mark.row("S9")

@@ -235,6 +235,8 @@ class _Worker:
         """
         ours, theirs = socket.socketpair()
         with theirs:
+            # Connected first, so that no process is left if the connection fails or is cancelled.
+            reader, writer = await asyncio.open_connection(sock=ours)
             given = map(str, (theirs.fileno(), os.getpid()))
             try:
                 process = await anyio.open_process(
@@ -245,10 +247,11 @@ class _Worker:
                     start_new_session=True,
                     pass_fds=[theirs.fileno()],
                 )
-            except OSError:
-                ours.close()
-                raise _unavailable() from None
-        reader, writer = await asyncio.open_connection(sock=ours)
+            except BaseException as error:
+                writer.transport.abort()
+                if isinstance(error, OSError):
+                    raise _unavailable() from None
+                raise
         worker = cls(process, reader, writer)
         try:
             with anyio.fail_after(START_DEADLINE_S):

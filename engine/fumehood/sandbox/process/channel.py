@@ -118,17 +118,17 @@ class GuestProcess(asyncio.Protocol):
         handover.setblocking(False)
         guest = (make or cls)(process, handover)
         loop = asyncio.get_running_loop()
-        await loop.create_connection(lambda: guest, sock=channel)
-        loop.add_reader(handover, guest._on_handover)
         try:
+            await loop.create_connection(lambda: guest, sock=channel)
+            loop.add_reader(handover, guest._on_handover)
             with anyio.fail_after(START_DEADLINE_S):
                 await guest._ready.wait()
         except TimeoutError:
             await guest.stop()
             raise GuestFailed("the guest was not ready in time") from None
         except BaseException:
-            with anyio.CancelScope(shield=True):
-                await guest.stop()
+            await guest.stop()
+            channel.close()
             raise
         if guest.dead.is_set():
             await guest.stop()
