@@ -106,7 +106,8 @@ class AgentLoop:
             end += 1
         turn = self.messages[self._last_turn : end]
         results = self._format.results(self._format.calls(turn), self.envelopes, self._max_length)
-        self.messages[end:] = results
+        # The former results were as many. The caller may have added messages after them.
+        self.messages[end : end + len(results)] = results
         if self.waiting:
             self._ended_by = "approval"
         return not self.waiting

@@ -363,6 +363,17 @@ async def test_agent_loop_ends_at_max_turns_and_can_resume(b: Bench) -> None:
         await b.engine.run_agent(Script(), [USER], max_turns=0)
 
 
+async def test_message_added_to_a_run_reaches_the_model(b: Bench) -> None:
+    endless = [message(call("find_city", {"name": "Oslo"}, str(n))) for n in range(2)]
+    run = await b.engine.run_agent(Script(*endless), [USER], max_turns=2)
+    added = {"role": "user", "content": "Answer now."}
+    longer = run.model_copy(update={"messages": (*run.messages, added)})
+    llm = Script(FINAL)
+    again = await b.engine.run_agent(llm, longer)
+    assert llm.asked[0]["messages"] == [*run.messages, added]
+    assert again.messages == (*run.messages, added, FINAL)
+
+
 async def test_tool_choice_none_runs_no_call(b: Bench) -> None:
     llm = Script(message(call("find_city", {"name": "Oslo"})), FINAL)
     run = await b.engine.run_agent(llm, [USER], tool_choice="none")
@@ -405,7 +416,11 @@ async def test_agent_loop_works_in_each_provider_format(b: Bench, format_: Any) 
     assert AgentRun.model_validate_json(run.model_dump_json()) == run
     again = await b.engine.run_agent(Script(final[format_]), run)
     assert list(again.messages[: len(run.messages)]) == list(run.messages)
-    assert len(RAN) == 1
+    cut = await b.engine.run_agent(Script(turns[format_]), [], format=format_, max_turns=1)
+    longer = cut.model_copy(update={"messages": (*cut.messages, USER)})
+    again = await b.engine.run_agent(Script(final[format_]), longer)
+    assert again.messages[: len(longer.messages)] == longer.messages
+    assert len(RAN) == 2
 
 
 def test_option_beside_options_is_told_where_it_belongs() -> None:
