@@ -96,7 +96,7 @@ def _file_of(item: dict[str, Any]) -> ReturnedFile:
     return ReturnedFile(
         filename=item["filename"],
         content_type=item["content_type"],
-        size=size if isinstance(size, int) else len(data or b""),
+        size=size if type(size) is int else len(data or b""),
         data=data,
         url=url if isinstance(url, str) else None,
     )

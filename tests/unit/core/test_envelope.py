@@ -23,6 +23,7 @@ from fumehood.core.envelope import (
     UsageReport,
 )
 from fumehood.core.errors import EndedBy
+from fumehood.core.returned_file import returned_files
 from fumehood.core.usage import EstimatingCounter, TextKind, money
 from fumehood.protocol.messages import decode_envelope, encode_envelope
 from support.answers import error_of
@@ -281,3 +282,10 @@ def test_tokens_are_estimated_by_the_documented_ratios(
 )
 def test_money_has_six_decimal_places_and_no_exponent(amount: str, shown: str) -> None:
     assert money(Decimal(amount)) == shown
+
+
+@pytest.mark.parametrize(("size", "shown"), [(7, 7), (True, 2), ("7", 2), (None, 2)])
+def test_size_of_a_returned_file_is_a_number(size: object, shown: int) -> None:
+    item = {"filename": "a", "content_type": "text/plain", "content_base64": "aGk=", "size": size}
+    (file,) = returned_files([item])
+    assert (file.size, type(file.size)) == (shown, int)

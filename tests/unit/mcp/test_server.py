@@ -191,6 +191,27 @@ async def test_progress_is_sent_in_order_and_redacted(
     assert [(one["progress"], one["message"]) for one in params] == told
 
 
+@pytest.mark.parametrize(("request_id", "is_cancelled"), [(1, True), (True, False), ("1", False)])
+async def test_cancellation_ends_only_the_request_with_its_id(
+    engine: Engine, request_id: Any, is_cancelled: bool
+) -> None:
+    client = replace(NEW, session="s")
+    cancelled = []
+
+    class Cancelling(Sent):
+        async def send(self, message: bytes) -> None:
+            params = {"requestId": request_id}
+            server.take({"method": "notifications/cancelled", "params": params}, client)
+
+        def cancel(self) -> None:
+            cancelled.append(self)
+
+    server = McpServer(engine)
+    meta = {"progressToken": 1}
+    await ask(server, client, "tools/call", Cancelling(), name="count", arguments={}, _meta=meta)
+    assert bool(cancelled) is is_cancelled
+
+
 @pytest.mark.parametrize("ends_first", [False, True])
 async def test_repeated_approved_call_waits_for_its_running_call(ends_first: bool) -> None:
     """A client that gives up meanwhile ends nothing, and finds the answer with its next try."""

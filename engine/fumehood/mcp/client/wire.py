@@ -21,7 +21,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeGuard
 
 import anyio
 
@@ -35,6 +35,7 @@ from fumehood.executors.upstreams import (
     UpstreamRequest,
     Upstreams,
 )
+from fumehood.mcp.server.messages import is_id
 from fumehood.protocol import strict_json
 from fumehood.protocol.framing import MAX_REPORT_CHARACTERS, whole_words
 from fumehood.redaction.secret_values import SecretValues
@@ -213,8 +214,8 @@ class Wire(ABC):
         params = message.get("params")
         params = params if isinstance(params, dict) else {}
         if not isinstance(method, str):
-            _settle(message, waiting.get(number) if isinstance(number, int) else None)
-        elif isinstance(number, str | int):
+            _settle(message, waiting.get(number) if _is_own(number) else None)
+        elif is_id(number):
             # Sampling, elicitation and roots are not supported: a server may not call the engine.
             reply: JsonObject = {"jsonrpc": "2.0", "id": number}
             error = {"code": METHOD_NOT_FOUND, "message": "not offered"}
@@ -223,8 +224,19 @@ class Wire(ABC):
             self.changed.set()
         elif method == "notifications/progress":
             token = params.get("progressToken")
-            _report(params, waiting.get(token) if isinstance(token, int) else None)
+            _report(params, waiting.get(token) if _is_own(token) else None)
         return None
+
+
+def _is_own(value: Any) -> TypeGuard[int]:
+    """Return True if a value can be an id that `Wire` assigned. JSON's `true` equals 1 in Python,
+    but is not an id.
+    """
+    return is_id(value) and isinstance(value, int)
+
+
+def _is_number(value: Any) -> TypeGuard[int | float]:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _settle(message: JsonObject, request: Request | None) -> None:
@@ -249,9 +261,9 @@ def _retrieve(future: asyncio.Future[JsonObject]) -> None:
 
 def _report(params: JsonObject, request: Request | None) -> None:
     done, total = params.get("progress"), params.get("total")
-    if request is None or request.on_progress is None or not isinstance(done, int | float):
+    if request is None or request.on_progress is None or not _is_number(done):
         return
-    whole = total if isinstance(total, int | float) and total > 0 else 100
+    whole = total if _is_number(total) and total > 0 else 100
     percent = float(done / whole * 100) if abs(done) < 1e15 and whole < 1e15 else 100.0
     if math.isfinite(percent):
         text = whole_words(str(params.get("message") or ""), MAX_REPORT_CHARACTERS)

@@ -195,7 +195,7 @@ class McpServer:
         """
         if message.get("method") == "notifications/cancelled":
             request_id = message.get("params", {}).get("requestId")
-            if isinstance(request_id, str | int) and client.session:
+            if is_id(request_id) and client.session:
                 running = self._running.get((client.principal.id, client.session, request_id))
                 if running is not None:
                     running.cancel()

@@ -40,6 +40,7 @@ from fumehood.mcp.server.messages import (
     failed,
     handshake_version,
     initialized,
+    is_id,
     meta_of,
     read_message,
     stamped,
@@ -245,7 +246,7 @@ class Bridge:
         method = notification.get("method")
         if method == "notifications/cancelled":
             request_id = notification.get("params", {}).get("requestId")
-            if isinstance(request_id, str | int):
+            if is_id(request_id):
                 self._cancel(request_id)
         elif method == "notifications/initialized" and not self._listens:
             self._listens = True
