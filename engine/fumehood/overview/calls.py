@@ -131,8 +131,9 @@ class AllCalls:
     async def given(
         self, since: datetime, tools: Collection[str]
     ) -> list[tuple[CallGroup, JsonObject]]:
-        """Return the newest recorded calls of these tools since a moment, at most `MAX_GIVEN`. Each
-        call is returned as a group of one call, with the call's arguments. Raises ReadFailed.
+        """Return the newest recorded calls of these tools among the calls that `groups` counts, at
+        most `MAX_GIVEN`. Each call is returned as a group of one call, with the call's arguments.
+        Raises ReadFailed.
         """
         await self._database.flush()
         return await self._database.read(lambda connection: _given(connection, since, tools))
@@ -183,10 +184,10 @@ def _recent(
     """
     bound = newest_seq(connection) - most
     at = as_kept(since)
-    older = select(CALLS.c.seq).where(CALLS.c.seq <= bound, CALLS.c.at >= at)
-    last = older.order_by(CALLS.c.seq.desc()).limit(1)
-    is_cut = bound > 0 and connection.execute(last).first() is not None
-    return [CALLS.c.seq > bound, CALLS.c.at >= at], is_cut
+    # Calls are in the order of `at`, so the newest of the older calls decides for all of them.
+    older = select(CALLS.c.at).where(CALLS.c.seq <= bound).order_by(CALLS.c.seq.desc()).limit(1)
+    newest = connection.execute(older).scalar()
+    return [CALLS.c.seq > bound, CALLS.c.at >= at], newest is not None and newest >= at
 
 
 def _figures(connection: Connection, since: datetime) -> ToolFiguresList:
@@ -259,7 +260,8 @@ def _given(
     keys = CALLS.c.tool, CALLS.c.version, CALLS.c.principal_id, CALLS.c.agent_id
     both = CALLS.join(RECORDS, RECORDS.c.seq == CALLS.c.seq)
     found = select(*keys, RECORDS.c.document).select_from(both)
-    found = found.where(CALLS.c.at >= as_kept(since), CALLS.c.tool.in_(tools), _WAS_JUDGED)
+    wanted, _ = _recent(connection, since, SCANNED)
+    found = found.where(*wanted, CALLS.c.tool.in_(tools), _WAS_JUDGED)
     rows = connection.execute(found.order_by(CALLS.c.seq.desc()).limit(MAX_GIVEN))
     return [(CallGroup(*row[:4], 1), read_record(row[4]).arguments) for row in rows]
 

@@ -6,6 +6,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
+from sqlalchemy import Connection
 
 from fumehood.core.errors import ResourceNotFound
 from fumehood.overview import calls as all_calls
@@ -67,6 +68,47 @@ async def test_rare_call_is_found_across_bounded_scans(
     assert [one.call_id for one in page.items] == [f"call_{3:024x}"]
     assert asked == 4
     assert not page.has_more
+
+
+async def test_attack_rare_tool_does_not_make_a_trial_of_rules_read_the_whole_log(
+    log: CallLog, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same calls are counted and tried, however long the log is."""
+    monkeypatch.setattr(all_calls, "SCANNED", 10)
+    for number in range(35):
+        record = Record.of({"of": number}, b"{}", ())
+        log.record(call_row(number, tool="rare" if number in (3, 30) else "usual", record=record))
+    groups, is_partial = await AllCalls(database).groups(SINCE)
+    assert {group.tool: group.calls for group in groups} == {"usual": 9, "rare": 1}
+    assert is_partial
+    given = await AllCalls(database).given(SINCE, ["rare"])
+    assert [arguments for _, arguments in given] == [{"of": 30}]
+
+
+@pytest.mark.sqlite  # it counts the steps of SQLite's program
+async def test_question_whether_calls_are_left_out_does_not_read_the_whole_log(
+    log: CallLog, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(all_calls, "SCANNED", 10)
+
+    async def steps(calls: range) -> int:
+        for number in calls:
+            log.record(call_row(number, at="2020-01-01T00:00:00.000Z"))
+        await database.flush()
+        return await database.read(counted)
+
+    def counted(connection: Connection) -> int:
+        found = []
+        driver = connection.connection.driver_connection
+        driver.set_progress_handler(lambda: found.append(1) and None, 1)
+        try:
+            assert all_calls._groups(connection, SINCE) == ([], False)
+        finally:
+            driver.set_progress_handler(None, 0)
+        return len(found)
+
+    short = await steps(range(20))
+    assert await steps(range(20, 500)) == short
 
 
 async def test_unknown_cursor_and_call_are_not_found(database: Database) -> None:
