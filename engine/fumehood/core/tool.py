@@ -141,7 +141,8 @@ SHELL_OUTPUT: JsonObject = {
         "session": SESSION_OUTPUT,
     },
 }
-"""Output schema of tools with the executor `code:shell`: a command has no value."""
+"""Output schema of tools with the executor `code:shell`: a command has no value. The executor
+guarantees this schema."""
 
 
 # -- parameters as a list, a simple alternative to JSON Schema --------------------------------

@@ -15,11 +15,13 @@ from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from enum import StrEnum
 from functools import lru_cache
+from types import MappingProxyType
 from typing import Any, Protocol
 
 from fumehood.core.call import FunctionAddress, HostFunction
 from fumehood.core.errors import InvalidParams, ToolNotFound
 from fumehood.core.json_types import JsonObject
+from fumehood.core.languages import LANGUAGES
 from fumehood.core.names import EXTERNAL, EXTERNAL_NAME_PATTERN, NET_TOOL, did_you_mean
 from fumehood.core.pages import MAX_PAGE
 from fumehood.core.part import imported
@@ -27,6 +29,7 @@ from fumehood.core.tool import (
     CODE_OUTPUT,
     DECISION,
     NET_EXECUTOR,
+    SHELL_OUTPUT,
     ToolDefinition,
     ToolType,
 )
@@ -351,9 +354,17 @@ def _promise_to_check(definition: ToolDefinition) -> CompiledSchema | None:
     return CompiledSchema(promised)
 
 
+_OF_PROGRAMS: Mapping[str, JsonObject] = MappingProxyType(
+    {
+        language.executor: CODE_OUTPUT if language.has_value else SHELL_OUTPUT
+        for language in LANGUAGES.values()
+    }
+)
+
+
 def _guaranteed_by(executor: str) -> JsonObject | None:
-    if executor == "code:python":
-        return CODE_OUTPUT
+    if executor in _OF_PROGRAMS:
+        return _OF_PROGRAMS[executor]
     kind = tool_kinds().get(executor)
     output: JsonObject | None = imported(kind.output, None) if kind is not None else None
     return output

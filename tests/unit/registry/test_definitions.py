@@ -11,8 +11,10 @@ import pytest
 from pydantic import Field
 
 from fumehood.core.arguments import Arguments
+from fumehood.core.json_types import JsonObject
+from fumehood.core.languages import LANGUAGES, Language
 from fumehood.core.part import Part, ToolKind
-from fumehood.core.tool import MAX_SCHEMA_DEPTH
+from fumehood.core.tool import CODE_OUTPUT, MAX_SCHEMA_DEPTH, SHELL_OUTPUT
 from fumehood.pipeline.coerce import coerce
 from fumehood.pipeline.retry import is_of_service
 from fumehood.registry.arguments import all_arguments, argument_faults, argument_schema
@@ -475,6 +477,19 @@ def test_faults_in_a_parameter_list_are_listed() -> None:
 
 
 @pytest.mark.row("P2")
+@pytest.mark.parametrize("language", LANGUAGES.values(), ids=lambda language: language.name)
+def test_only_the_schema_that_programs_guarantee_is_not_checked(language: Language) -> None:
+    own, other = (CODE_OUTPUT, SHELL_OUTPUT) if language.has_value else (SHELL_OUTPUT, CODE_OUTPUT)
+
+    def registered(output_schema: JsonObject) -> RegisteredTool:
+        document = _code(language.source, executor=language.executor, output_schema=output_schema)
+        return ToolIndex().register(parse_definition(document), Source.PROGRAM)
+
+    assert registered(own).output is None
+    assert registered(other).output is not None
+    assert registered({**own, "required": []}).output is not None
+
+
 @pytest.mark.parametrize("where", ["parameters", "output_schema"])
 @pytest.mark.parametrize(
     ("schema", "words"),
