@@ -280,8 +280,9 @@ class Placer:
         """Return a node where the request's domain has an idle container, or None. That container
         no longer counts as idle.
 
-        A node without a free slot is skipped, because it has destroyed the idle container to make
-        room.
+        A node without a free slot is skipped, and its container is forgotten. A full node has
+        destroyed the container to make room. A drained node may keep it, but a record of it would
+        have to be skipped at each later call, and the container is only faster, not needed.
         """
         key = (request.domain, request.kind)
         nodes, found = self._idle.get(key, []), None
