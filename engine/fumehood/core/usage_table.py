@@ -89,8 +89,11 @@ class UsageQuery(Value):
     @field_validator("by", mode="before")
     @classmethod
     def _joined(cls, value: Any) -> Any:
-        """Convert a list of names, which a program may pass, to the text that the field holds."""
-        return ",".join(map(str, value)) if isinstance(value, list | tuple) else value
+        """Convert an iterable of names, which a program may pass, to the text that the field
+        holds.
+        """
+        is_text = isinstance(value, str | bytes)
+        return value if is_text or not isinstance(value, Iterable) else ",".join(map(str, value))
 
     @field_validator("by")
     @classmethod

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
@@ -111,3 +112,16 @@ WRONG = [
 def test_unknown_usage_group_is_refused(by: str) -> None:
     with pytest.raises(ValidationError):
         UsageQuery(by=by)
+
+
+@pytest.mark.parametrize(
+    "by", [["day", "tool"], ("day", "tool"), {"day": 1, "tool": 2}.keys(), iter(["day", "tool"])]
+)
+def test_usage_groups_may_be_any_iterable_of_names(by: Iterable[str]) -> None:
+    assert UsageQuery.model_validate({"by": by}).groups == ("day", "tool")
+
+
+@pytest.mark.parametrize("by", [7, None, [], [1], ["day", None]])
+def test_usage_groups_that_are_no_names_are_refused(by: object) -> None:
+    with pytest.raises(ValidationError):
+        UsageQuery.model_validate({"by": by})
