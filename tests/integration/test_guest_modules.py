@@ -66,7 +66,7 @@ EXPECTED_IN_THE_JAIL = {
     "fumehood.core.arguments", "fumehood.core.call",
     "fumehood.core.errors", "fumehood.core.identity", "fumehood.core.json_types",
     "fumehood.core.languages", "fumehood.core.limits", "fumehood.core.long_text",
-    "fumehood.core.names", "fumehood.core.pages",
+    "fumehood.core.names",
     "fumehood.core.tool", "fumehood.core.value",
     "fumehood.core.workspace_path", "fumehood.executors",
     "fumehood.executors.inside",

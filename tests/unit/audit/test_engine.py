@@ -144,8 +144,11 @@ async def test_tampered_chain_is_reported_at_start(home: Path) -> None:
     async with engine_at(home) as (_, log):  # the twin: nobody has touched it
         assert log.named("audit.broken") == []
     last = rows_of(home)[-1].seq
-    for change in (f"DELETE FROM audit WHERE seq = {last}",
-                   "UPDATE audit SET mac = randomblob(32) WHERE seq = (SELECT max(seq) FROM audit)"):  # fmt: skip
+    other = "(SELECT mac FROM audit ORDER BY seq LIMIT 1)"
+    for change in (
+        f"DELETE FROM audit WHERE seq = {last}",
+        f"UPDATE audit SET mac = {other} WHERE seq = (SELECT max(seq) FROM audit)",
+    ):
         run_sql(home, change)
         async with engine_at(home) as (engine, log):
             (told,) = log.named("audit.broken")
