@@ -84,7 +84,8 @@ PartOfEngine = TypeVar("PartOfEngine", bound=EnginePart)
 
 
 class Engine:
-    """The kernel's engine. Programs use `fumehood.Engine`, which also has the methods of parts.
+    """The engine with the core methods only. Programs use `fumehood.Engine`, which adds those of
+    parts.
 
     `engine_with_parts.py` explains the arguments.
     """

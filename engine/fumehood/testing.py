@@ -260,8 +260,8 @@ class _FakeLease:
 
 @dataclass(eq=False)
 class FakePlace:
-    """The fake container of a session. Runs wait while `may_run` is not set; a test can clear
-    it.
+    """The fake container of a session. While `may_run` is not set, every run waits. Tests clear
+    `may_run` to hold runs back.
     """
 
     wall: FakeWall

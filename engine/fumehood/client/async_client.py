@@ -104,9 +104,9 @@ class AsyncBaseClient(AsyncCommonOperations):
 
 
 class AsyncClient(AsyncBaseClient, AsyncCallerOperations):
-    """The kernel's client of the callers' socket.
+    """A client for the callers' socket, with the core methods only.
 
-    Programs use `fumehood.AsyncClient`, which also has the methods of parts.
+    Programs use `fumehood.AsyncClient`, which adds the methods of parts.
     """
 
     async def call(

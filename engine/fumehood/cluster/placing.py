@@ -120,7 +120,7 @@ class Placer:
         self._numbers = 0
 
     def put(self, node: PlacedNode) -> None:
-        """Add a node, or process changes of a known node. Waiting calls may then get a node."""
+        """Add a node, or apply the changes of a known node. Waiting calls may then get a node."""
         if self.nodes.get(node.id) is not node:
             self.drop(node.id)
             self.nodes[node.id] = node

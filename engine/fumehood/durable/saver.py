@@ -278,7 +278,7 @@ class SessionSaver:
         await self._put(source, changes.files)
 
     async def let_go(self, changes: Changes) -> None:
-        """Delete the stored content of changes that no copy needs."""
+        """Delete the content that was stored for `changes` only."""
         self._held -= changes.names
         with suppress(OSError, EngineError):
             await self._files.delete(set(changes.new))

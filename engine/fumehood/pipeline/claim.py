@@ -225,7 +225,8 @@ class Keys:
     ) -> Callable[[Connection], None]:
         """Return a job that runs `job` and then `let_go`, even if `job` fails.
 
-        Later jobs of the writer then see what `job` wrote, or a lost call if `job` failed.
+        `let_go` releases the call's claim. A later job that finds the claim released therefore
+        finds the stored answer, or no answer if `job` failed, and then treats the call as lost.
         """
 
         def run(connection: Connection) -> None:

@@ -409,9 +409,9 @@ def fill_secrets(request: UpstreamRequest, secrets: Mapping[str, str]) -> Upstre
 def _fill_path(head: str, arguments: JsonObject) -> str:
     """Return scheme, host and path with the placeholders replaced by arguments.
 
-    Some services decode `%2F` and then resolve dots, which would lead to another path. Therefore, a
-    segment is refused if it contains `.` or `..` as a path segment, either unchanged or after it
-    has been decoded once or twice.
+    Some services decode `%2F` and then resolve dots, so an argument such as `..%2Fadmin` could lead
+    to another path. Therefore, the filled-in segment is split at slashes as it is, decoded once,
+    and decoded twice. It is refused if one of the pieces is `.` or `..`.
     """
     if "{" not in head:
         return head

@@ -583,8 +583,8 @@ class SessionWall(Wall, Protocol):
 
     @property
     def host(self) -> HostSize:
-        """The size of the host on which containers run. Both numbers are 0 if the size is not
-        known.
+        """The processors and the memory of the host on which containers run. Both are 0 if they are
+        not known.
         """
 
     async def until_host_is_known(self) -> None:

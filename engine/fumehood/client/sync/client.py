@@ -105,9 +105,9 @@ class BaseClient(CommonOperations):
 
 
 class Client(BaseClient, CallerOperations):
-    """The kernel's client of the callers' socket.
+    """A client for the callers' socket, with the core methods only.
 
-    Programs use `fumehood.Client`, which also has the methods of parts.
+    Programs use `fumehood.Client`, which adds the methods of parts.
     """
 
     def call(

@@ -295,7 +295,8 @@ def _serve_session(request: dict[str, Any], memory_bytes: int) -> None:
     """Run the calls of a session one after the other with the same variables, in this process or in
     a copy of it (see `link`).
 
-    Raises the exceptions that `_serve` handles, which end the chain.
+    Raises the exceptions that `_serve` handles. After one of them, no further call of the session
+    runs, neither in this process nor in a copy of it.
     """
     program = python.Program(memory_bytes, _report)
     while True:

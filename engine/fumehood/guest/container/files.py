@@ -636,8 +636,9 @@ def _survey(arguments: Result) -> Result:
 
 
 def _delete(arguments: Result) -> Result:
-    """Delete paths. With `expected`, delete them only if everything that the deletion affects is
-    still as in the preview; paths that the preview refused are not deleted.
+    """Delete paths. `expected` is the result of an earlier preview. If it is given, nothing is
+    deleted if anything that the deletion affects has changed since the preview. Paths that the
+    preview refused are skipped.
     """
     refused = hold_to(arguments) if "expected" in arguments else {}
     deleted: list[str] = []

@@ -1,10 +1,11 @@
-"""Find and kill the processes of the container's program, and become the programs' user.
+"""Find and kill the processes of the container's programs, and switch to the user that runs
+programs.
 
 Guest side, used by the supervisor, the first process of its PID namespace: all visible processes
-belong to this container. Invariants: a process of a user other than root belongs to the program, or
-to a registered process (see `trees`); a process of the guest belongs to root until the only thing
-left for it to do is to run a program. A process does not count as gone while it may have left
-another in its place. This module is never used on a host.
+belong to this container. Invariants: every process that does not run as root was started by the
+program, or is a registered process (see `trees`). A process of the guest runs as root until
+immediately before it runs a program. A killed process may have forked just before it died, so it
+counts as gone only when a later scan finds no child of it. This module is never used on a host.
 """
 
 from __future__ import annotations

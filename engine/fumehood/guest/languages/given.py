@@ -47,8 +47,8 @@ class GivenModules:
         """Id of the process whose program has given modules now, or 0 if no program has any."""
 
     def give(self, arguments: Mapping[str, Any]) -> None:
-        """Create the modules of the next program. Remove the modules that only the last program
-        had.
+        """Create the modules of the next program from its arguments. Remove the modules that only
+        the previous program had.
         """
         self._writing = threading.Lock()  # a thread of the last program may hold the old lock
         for name, module in _MODULES.items():
