@@ -3,33 +3,31 @@
 The settings of each feature are in its own package, usually in `settings.py`. This module combines
 them with the settings of the engine as a whole.
 
-An environment variable overrides the file (`FUMEHOOD_CONFIG`, otherwise `config.toml` under
-`$XDG_CONFIG_HOME/fumehood`). Invariants: an absent setting has a safe default; an unknown key is an
-error; nothing changes while the engine runs. The table shows the meaning of each setting.
+The file is the one that `FUMEHOOD_CONFIG` names, otherwise `config.toml` under
+`$XDG_CONFIG_HOME/fumehood`. A setting in an environment variable overrides the file. Invariants: an
+absent setting has a safe default; an unknown key is an error; nothing changes while the engine
+runs. The table shows the meaning of each setting.
 
-| setting | absent | empty | filled |
-|---|---|---|---|
-| `parts` | no parts of other packages | the same | also these: they run in the engine |
-| `host_tools` | no function runs on the host | the same | only these functions may |
-| `tcp` | callers use the socket only | the same | also this address, with a token |
-| `tools_directory` | no tools from files | the same | the definitions in this directory |
-| `images_directory` | `images` in the state directory | the same | image recipes of the operator |
-| `result_checkers` | results are not checked | the same | these checkers run |
-| `allow_debug` | no `debug_info` | – | `true`: for calls that request it |
-| `policy_file` | dangerous tools need approval | – | also the rules in this file |
-| `budgets` | no limits on spending | the same | each one limits the calls that it covers |
-| `rest.allowed_hosts` | REST tools reach public addresses | the same | also these hosts |
-| `secrets` | definitions can use no secrets | the same | these, for their tools and hosts |
-| `web.fetch_url` | `fetch_url` is disabled | – | `true`: agents can read the web |
-| `web.only_hosts` | every host with public addresses | no host | only these hosts |
-| `web.search` | `search_web` is disabled | – | `search_web` uses this service |
-| `cache` | 64 MB of results, each for 300 s | the same | these limits; `max_mb = 0`: no cache |
-| `rate_limits` | only those of definitions | the same | each one limits the calls that it covers |
-| `external_tools` | callers' own tools are dangerous | the same | as these settings say |
-| `mcp_servers` | no tools of MCP servers | the same | the tools of these servers |
-| `presets` | there are no presets | the same | sessions can be created from these presets |
-| `state.url` | the state is in a SQLite file | – | it is in this database |
-| `files.url` | blobs and events are in the state directory | – | they are at this address |
+| setting | absent | empty | filled | |---|---|---|---| | `parts` | no parts of other packages | the
+same | also these: they run in the engine | | `host_tools` | no function runs on the host | the same
+| only these functions may | | `tcp` | callers use the socket only | the same | also this address,
+with a token | | `tools_directory` | no tools from files | the same | the definitions in this
+directory | | `images_directory` | `images` in the state directory | the same | image recipes of the
+operator | | `result_checkers` | results are not checked | the same | these checkers run | |
+`allow_debug` | no `debug_info` | – | `true`: for calls that request it | | `policy_file` |
+dangerous tools need approval | – | also the rules in this file | | `budgets` | no limits on
+spending | the same | each one limits the calls that it covers | | `rest.allowed_hosts` | REST tools
+reach public addresses | the same | also these hosts | | `secrets` | definitions can use no secrets
+| the same | these, for their tools and hosts | | `web.fetch_url` | `fetch_url` is disabled | – |
+`true`: agents can read the web | | `web.only_hosts` | every host with public addresses | no host |
+only these hosts | | `web.search` | `search_web` is disabled | – | `search_web` uses this service |
+| `cache` | 64 MB of results, each for 300 s | the same | these limits; `max_mb = 0`: no cache | |
+`rate_limits` | only those of definitions | the same | each one limits the calls that it covers | |
+`external_tools` | callers' own tools are dangerous | the same | as these settings say | |
+`mcp_servers` | no tools of MCP servers | the same | the tools of these servers | | `presets` |
+there are no presets | the same | sessions can be created from these presets | | `state.url` | the
+state is in a SQLite file | – | it is in this database | | `files.url` | blobs and events are in the
+state directory | – | they are at this address |
 """
 
 from __future__ import annotations

@@ -5,8 +5,9 @@ Host side. A trusted function has no wall. At the time limit, an asynchronous fu
 and the worker process of a synchronous function is killed. If a trusted function raises a
 `ToolError`, the caller receives it. Any other exception is logged and hidden from the caller.
 
-The ending of a run in the jail is determined outside the jail's child process. The result, error
-and traceback from the jail are claims. This host's paths are removed from messages and tracebacks.
+In the jail, a child process without rights runs the function. A process outside the child decides
+how the run ended. The result, error and traceback that the child reports are untrusted. Paths of
+this host are removed from messages and tracebacks.
 """
 
 from __future__ import annotations

@@ -358,8 +358,8 @@ def _without_events(frames: list[JsonObject], sinks: RunSinks) -> list[JsonObjec
 
 
 def _import_path() -> list[str]:
-    """Return the import path of this process with absolute paths. The entry '' means the current
-    directory.
+    """Return this process's import path with every entry made absolute. The entry '' becomes the
+    current directory.
     """
     return [str(Path(entry).absolute()) for entry in sys.path]
 

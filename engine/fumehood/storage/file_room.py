@@ -306,7 +306,7 @@ class FileRoom:
             self.submit(partial(self._evict, max(counts, key=counts.__getitem__)))
 
     def restore(self, principal_id: str, name: str, size: int) -> None:
-        """Register an earlier engine's file as kept, even if this exceeds the limit."""
+        """Count a file that an engine before this one has kept, even if the limit is exceeded."""
         with self._lock:
             self.share.add(principal_id, size)
         self.keep(principal_id, name, size)

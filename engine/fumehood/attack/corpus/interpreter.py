@@ -1,7 +1,8 @@
 """Expressions and restricted programs that attack the interpreter wall.
 
-The language's tables refuse such programs before they run. In addition, the process that runs a
-program is sealed, which the attacks' checks confirm from outside.
+The interpreter refuses these programs before they run, because its tables of permitted syntax and
+names do not contain what they use. As a second defence, the process that runs a program is sealed.
+The attacks' checks confirm this from outside the process.
 """
 
 from __future__ import annotations

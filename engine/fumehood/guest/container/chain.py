@@ -98,8 +98,8 @@ class Chain:
 
     @property
     def has_trial(self) -> bool:
-        """Whether the process of a trial is waiting. The next call's process may be a child of this
-        process.
+        """Whether the process of a trial is waiting. If so, the next call's process can be forked
+        from the process of the trial.
         """
         return bool(self._aside)
 

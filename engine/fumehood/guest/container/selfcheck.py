@@ -90,8 +90,8 @@ class SelfCheck:
         return 0 < limit <= 2 * int(self._config["processes"])  # includes the guest's processes
 
     def _limits_disk(self, memory_bytes: int) -> bool:
-        """Return whether the mounts in memory together hold at most half of the memory limit, and a
-        workspace on a disk holds at most the configured `disk_bytes`.
+        """Return whether the disk limits are in force: the mounts in memory have together at most
+        half of the memory limit as capacity, and a workspace on a disk has at most `disk_bytes`.
         """
         found = {path: os.statvfs(path) for path in self._mounts.paths}
         sizes = {path: one.f_blocks * one.f_frsize for path, one in found.items()}

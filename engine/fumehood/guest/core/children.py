@@ -114,10 +114,11 @@ def peak_bytes(pid: int) -> int | None:
 
 
 def is_sealed(pid: int, own_filters: int | None) -> bool:
-    """Return whether the kernel shows that a child has given up its rights.
+    """Return whether a child has sealed itself: the kernel shows that it has dropped its privileges
+    and installed a system-call filter of its own.
 
-    In a container or a hardened service every process starts with a filter, so the child must have
-    more filters than this process, which has `own_filters`.
+    In a container or a hardened service, every process inherits a filter. Therefore the child must
+    have more filters than this process, which has `own_filters`.
     """
     shown = status(pid)
     return field(shown, b"NoNewPrivs") == b"1" and is_filtered(shown, own_filters)

@@ -228,8 +228,8 @@ class _Exchange:
         self._helpers.append(loop.call_later(WATCHED_AFTER_S, self._start, self._watch))
 
     def cancel(self) -> None:
-        """Cancel the running call, whose answer is still sent. If no call is running, cancel the
-        task that answers the request.
+        """Cancel the running call. Its answer is sent nevertheless. If no call is running, cancel
+        the task that answers the request.
         """
         if self.on_cancel is not None and self.on_cancel():
             return

@@ -177,8 +177,8 @@ class ContainerWall(HasImages):
         )
 
     def stand_by(self) -> None:
-        """Do not query Docker before the first use, because another wall manages the engine's
-        containers. Called before the context is entered.
+        """Make this wall passive: it does not query Docker until its first use, because another
+        wall manages the engine's containers. Must be called before the wall's context is entered.
         """
         self._is_in_use = False
 
