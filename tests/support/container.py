@@ -11,6 +11,7 @@ support.container` with `tests` on the path) this is `fumehood serve` with such 
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
 import sys
 import time
@@ -140,7 +141,7 @@ class _Processes:
             piece = {"text": printed[after:], "offset": len(printed), "skipped": 0}
             return {"output": {**piece, "ended": self._all[name]["state"] == "ended"}}
         if do == "write":
-            self._printed[name] += request["text"]
+            self._printed[name] += base64.b64decode(request["data"]).decode()
         if do == "stop":
             self._all[name] |= {"state": "ended", "signal": 15}
         return {"process": dict(self._all[name])}
