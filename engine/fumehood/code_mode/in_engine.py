@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from fumehood.code_mode.calls import ToolCalls
 from fumehood.code_mode.stream import CALLS, CallStream
 from fumehood.code_mode.tools import tools_of
+from fumehood.core.errors import EngineError, ToolDisabled
 from fumehood.core.json_types import JsonObject
 from fumehood.engine_part import EnginePart
 from fumehood.executors.around import Given, Ran, Share, needs_of
@@ -50,7 +51,14 @@ class CodeMode(EnginePart):
             yield None
             return
         assert run.calls is not None
-        tools = tools_of(run.request, run.arguments["tools"], self._services)
+        try:
+            tools = tools_of(run.request, run.arguments["tools"], self._services)
+        except EngineError:
+            # The name may be one that the agent's configuration fixes, which no answer may show.
+            raise ToolDisabled(
+                "A tool that the program may call has changed while the call waited, so nothing "
+                "ran. Repeat the call."
+            ) from None
         calls = ToolCalls(tools, run.calls)
 
         def share(ran: Ran) -> Share:

@@ -324,6 +324,51 @@ async def test_fixed_tools_argument_determines_program_tools_of_agent(
     assert failure(overriding)[2] == ("tools",)
 
 
+class WallWithQueue(FakeWall):
+    """Something happens while a call waits for its place."""
+
+    meanwhile_waiting: Callable[[], Awaitable[None]]
+
+    @asynccontextmanager
+    async def lease(self, *given: Any, **more: Any) -> AsyncIterator[Any]:
+        async with super().lease(*given, **more) as lease:
+            await self.meanwhile_waiting()
+            yield lease
+
+
+@pytest.mark.parametrize("is_disabled", [True, False], ids=["attack", "twin"])
+async def test_attack_fixed_tool_that_changes_while_the_call_waits_is_not_named(
+    home: Path, is_disabled: bool
+) -> None:
+    @tool(sandboxed=False, description="Hidden.")
+    async def hidden_ledger() -> dict[str, str]:
+        return {}
+
+    wall = WallWithQueue(limits=CONTAINER_LIMITS)
+    config = Config(home=home)
+    async with Engine(
+        [hidden_ledger], config=config, interpreter=FakeWall(), container=wall
+    ) as engine:
+
+        async def change() -> None:
+            if is_disabled:
+                await engine.registrations.switch(
+                    "hidden_ledger", "1.0.0", is_active=False, by=engine.owner, now=NOW
+                )
+
+        wall.meanwhile_waiting = change
+        me = engine.owner.id
+        await make_agent(engine.agents, "a", me)
+        await bind(engine.agents, "a", ["hidden_ledger"])
+        await bind(engine.agents, "a", ["run_python"], fixed={"tools": ["hidden_ledger"]})
+        caller = engine.principal_of_uid(int(me.removeprefix("uid:")))
+        body = CallBody(arguments={"code": "1"}, options=CallOptions(agent_id="a"))
+        answer = await engine.run("run_python", body, caller)
+    assert code_of(answer) == ("TOOL_DISABLED" if is_disabled else "OK")
+    assert "hidden" not in answer.model_dump_json()
+    assert len(wall.runs) == (not is_disabled)
+
+
 async def test_policy_is_applied_to_each_program_call(home: Path) -> None:
     file = home / "policy.toml"
     file.write_text(
