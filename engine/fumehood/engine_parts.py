@@ -47,8 +47,8 @@ class EngineParts:
 
     def __init__(self, kernel: Kernel) -> None:
         found = tuple(part for part in parts() if part.in_engine is not None)
-        self._all = tuple(_make(part, kernel) for part in found)
         require_parts(kernel.database, {part.name for part in parts()})
+        self._all = tuple(_make(part, kernel) for part in found)
         self._keys = frozenset(key for part in parts() for key in part.excesses)
         self._kernel = kernel
         kernel.subscribers = Subscribers(self._all, kernel.log)

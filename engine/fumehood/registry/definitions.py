@@ -218,8 +218,8 @@ def _program_faults(
 ) -> list[str]:
     faults = []
     where, least_mb = "a container", MIN_CONTAINER_MB
-    if executor not in EXECUTORS:
-        where, least_mb = f"the {_added()[executor].place}", MIN_MEMORY_MB
+    if executor not in EXECUTORS and (place := _added()[executor].place) != "container":
+        where, least_mb = f"the {place}", MIN_MEMORY_MB
     memory_mb = document.get("memory_limit_mb")
     if isinstance(memory_mb, int) and memory_mb < least_mb:
         faults.append(f"memory_limit_mb: {where} needs at least {least_mb}")

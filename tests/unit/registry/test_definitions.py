@@ -109,6 +109,10 @@ REFUSED: list[tuple[dict[str, Any], str | list[str]]] = [
     ),
     (_code("code", memory_limit_mb=127), "memory_limit_mb: a container needs at least 128"),
     (
+        _code("path", executor="workspace:read", memory_limit_mb=127),
+        "memory_limit_mb: a container needs at least 128",
+    ),
+    (
         expression_document(executor="function", sandboxed=False, memory_limit_mb=64),
         "memory_limit_mb: it could not be enforced on a function in the host",
     ),
