@@ -29,14 +29,13 @@ from fumehood.budgets.settings import BudgetRule
 from fumehood.core.errors import InvalidParams
 from fumehood.core.tool import ToolDefinition
 from fumehood.gateway.authority import Authority
-from fumehood.gateway.in_engine import gateway_of, part_of
 from fumehood.gateway.settings import GatewaySettings, ListedPackages
 from fumehood.identity.model import Agent, Binding
 from fumehood.registry.secrets import SecretSettings
 from fumehood.sandbox.settings import ContainerSettings, LanguageImages
 from fumehood.sight.in_engine import Sight
 from support.asking import ALICE, NO, YES, add_approvers
-from support.gateway import FETCH, names_here
+from support.gateway import FETCH, gateway_part, names_here
 from support.wait import DEADLINE_S
 from support.wheels import write_wheel
 from upstream import Reply, Upstream, packed, running_upstream
@@ -114,7 +113,7 @@ async def engine(
         parameters={"properties": {"code": {"type": "string"}}}, network=(HOST,),
     )  # fmt: skip
     engine = Engine([reads], config=config)
-    part_of(engine._made.parts).tls = ssl.create_default_context(cadata=their_authority.certificate)
+    gateway_part(engine).tls = ssl.create_default_context(cadata=their_authority.certificate)
     async with engine:
         await add_approvers(engine)
         yield engine
@@ -147,7 +146,7 @@ def used(answer: Envelope) -> Any:
 @contextmanager
 def _allowed(engine: Engine, host: str) -> Iterator[None]:
     """Let a host have an address that is not public."""
-    backend = gateway_of(engine._made.parts)._backend
+    backend = gateway_part(engine).gateway._backend
     backend._allowed_hosts |= {host}
     yield
     backend._allowed_hosts -= {host}

@@ -12,12 +12,11 @@ import pytest
 
 from fumehood import Config, Engine, Envelope
 from fumehood.gateway.authority import Authority
-from fumehood.gateway.in_engine import part_of
 from fumehood.gateway.settings import GatewaySettings
 from fumehood.receipts.receipt import Receipt, differences
 from fumehood.registry.secrets import SecretSettings
 from fumehood.sandbox.settings import ContainerSettings, LanguageImages
-from support.gateway import FETCH, names_here
+from support.gateway import FETCH, gateway_part, names_here
 from upstream import Reply, Upstream, running_upstream
 
 pytestmark = [
@@ -58,7 +57,7 @@ async def engine(
         container=ON_PYTHON,
     )
     engine = Engine(config=config)
-    part_of(engine._made.parts).tls = ssl.create_default_context(cadata=their_authority.certificate)
+    gateway_part(engine).tls = ssl.create_default_context(cadata=their_authority.certificate)
     async with engine:
         yield engine
 

@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
+from fumehood import Engine
 from fumehood.executors import addresses
+from fumehood.gateway.in_engine import GatewayPart
 
 FETCH = """
 import json, os, sys, urllib.error, urllib.request
@@ -32,3 +34,9 @@ def names_here(*names: str) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(addresses.socket, "getaddrinfo", resolve)
         yield
+
+
+def gateway_part(engine: Engine) -> GatewayPart:
+    """The part of an embedded engine that gives programs the network."""
+    (found,) = [part for part in engine._made.parts if isinstance(part, GatewayPart)]
+    return found

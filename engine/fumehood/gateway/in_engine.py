@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ssl
 from collections import Counter
-from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
@@ -25,7 +25,6 @@ from fumehood.core.errors import (
 )
 from fumehood.core.json_types import JsonObject
 from fumehood.core.names import NET_TOOL
-from fumehood.core.part import PartError
 from fumehood.engine_part import EnginePart, Kernel
 from fumehood.executors.around import Given, LastingProgram, Ran, Share
 from fumehood.executors.base import HeldAction, Placement, ToolRun
@@ -275,20 +274,3 @@ def _share(ran: Ran, use: NetworkUse, requests: _Requests) -> Share:
         sandbox={"network": use.report()},
         held_back=requests,
     )
-
-
-def part_of(parts: Iterable[EnginePart]) -> GatewayPart:
-    """Return the gateway part from the parts of an engine. Raises PartError if the engine does not
-    have it.
-    """
-    for part in parts:
-        if isinstance(part, GatewayPart):
-            return part
-    raise PartError("This needs the part 'gateway', which is not there.")
-
-
-def gateway_of(parts: Iterable[EnginePart]) -> Gateway:
-    """Return the gateway of a running engine, given the engine's parts. Raises PartError if the
-    engine has no gateway part.
-    """
-    return part_of(parts).gateway

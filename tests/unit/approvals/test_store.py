@@ -10,9 +10,7 @@ import pytest
 from fumehood.approvals.model import ApprovalQuery, ApprovalSettings, ApprovalState
 from fumehood.approvals.store import Step
 from fumehood.approvals.transitions import Transition
-from fumehood.core.errors import (
-    IdempotencyConflict,
-)
+from fumehood.core.errors import IdempotencyConflict
 from fumehood.observe.log import quiet_logger
 from fumehood.observe.subscriber import Subscriber, Subscribers
 from fumehood.testing import ManualClock

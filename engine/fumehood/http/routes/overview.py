@@ -14,9 +14,7 @@ import anyio.to_thread
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from fumehood.core.errors import (
-    ResourceNotFound,
-)
+from fumehood.core.errors import ResourceNotFound
 from fumehood.core.identity import Principal
 from fumehood.core.session import TURN_S, OwnedSession
 from fumehood.core.status import Health, Readiness
