@@ -72,6 +72,10 @@ DENIED_FOR = timedelta(hours=24)
 TAKE_BACK_S = 10.0
 """Maximum seconds for which a cancelled caller waits until its stored call is cancelled as well."""
 
+RECORDED_S = 30.0
+"""How long a decision waits for the record of a human's yes. Nothing runs in this time, so only a
+busy host needs more than a few milliseconds."""
+
 
 @dataclass(frozen=True, slots=True)
 class HumanAsker:
@@ -126,6 +130,9 @@ class HumanAsker:
         """
         wait_s = self.wait_s(call.request.options.wait_for_approval)
         handle, requests = call.handle, self.requests
+        if call.request.tool.startswith(EXTERNAL) and not wait_s:
+            approval = (await requests.table.get(approval_id)).approval
+            wait_s = RECORDED_S if approval.state is not ApprovalState.PENDING else 0.0
         if wait_s:
             handle.begin()
             handle.report(0, f"waits for approval: {approval_id}")

@@ -210,6 +210,16 @@ async def test_viewing_an_approved_answer_does_not_consume_it(tmp_path: Path) ->
         assert (await here.engine.decide("Bash", RM)).decision == "pending"
 
 
+async def test_repeat_right_after_the_yes_is_allowed(tmp_path: Path) -> None:
+    """Regression: until the yes was recorded, the model was told that the call waits for it."""
+    async with deciding(tmp_path) as here:
+        for number in range(10):
+            approval_id = await here.pending({"command": f"make {number}"})
+            await here.engine.approvals.decide(approval_id, YES, ALICE, channel="test")
+            answer = await here.engine.decide("Bash", {"command": f"make {number}"})
+            assert answer.decision == "allow", answer
+
+
 async def test_edit_of_external_call_is_refused(tmp_path: Path) -> None:
     async with deciding(tmp_path) as here:
         approval_id = await here.pending()
