@@ -135,17 +135,25 @@ class EngineWalls:
         self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> EngineWalls:
+        processes = [wall for wall in self._added.values() if isinstance(wall, ProcessWall)]
+        if isinstance(self._jail, JailWall) and self._jailed_paths:
+            processes.append(self._jail)
         async with AsyncExitStack() as started:  # ended if a later wall does not start
+            for process in processes:
+                started.push_async_exit(process)
+                await process.begin()
             if self._own is not None:
                 await started.enter_async_context(self._own)
             for name, wall in self._added.items():
-                if isinstance(wall, ProcessWall) or (
-                    name not in self._given and isinstance(wall, AbstractAsyncContextManager)
+                if (
+                    name not in self._given
+                    and isinstance(wall, AbstractAsyncContextManager)
+                    and not isinstance(wall, ProcessWall)
                 ):
                     with named_faults(f"The wall {name!r} could not be started"):
                         await started.enter_async_context(wall)
-            if isinstance(self._jail, JailWall) and self._jailed_paths:
-                await started.enter_async_context(self._jail)
+            for process in processes:  # their guests start side by side
+                await process.first_guest()
             started.push_async_callback(self._host.stop)
             self._stack = started.pop_all()
         return self

@@ -82,13 +82,21 @@ class ProcessWall:
         self._stopping = False
 
     async def __aenter__(self) -> Self:
+        await self.begin()
+        await self.first_guest()
+        return self
+
+    async def begin(self) -> None:
+        """Start the wall without waiting for its guest. End it by `__aexit__`."""
         group = await self._stack.enter_async_context(anyio.create_task_group())
         self._stack.callback(group.cancel_scope.cancel)
         group.start_soon(self._keep_a_guest)
+
+    async def first_guest(self) -> None:
+        """Wait until a guest is running or has failed, at most `GUEST_PATIENCE_S` seconds."""
         with anyio.move_on_after(GUEST_PATIENCE_S):
             while not self._has_guest() and not self.faults:
                 await self._changed.wait()
-        return self
 
     async def __aexit__(self, *exc: object) -> None:
         self._stopping = True
