@@ -126,11 +126,11 @@ TOGETHER = {
 }
 """Files that share what is expensive to make, or would disturb each other."""
 
-APART = "tests/integration/test_frameworks.py"
-"""Each of its tests makes what it needs, and takes as long as a file of others."""
+APART = ("tests/integration/test_frameworks.py", "tests/integration/test_deleted_parts.py")
+"""Each of their tests makes what it needs, and takes as long as a file of others."""
 
 LONGEST = (
-    APART,
+    *APART,
     "tests/integration/test_cluster.py",
     "tests/integration/test_image_contents.py",  # with all that are of images
     "tests/integration/test_crash_approval.py",
@@ -153,7 +153,7 @@ class FilesOnWorkers(LoadScopeScheduling):
 
     def _split_scope(self, nodeid: str) -> str:
         file = nodeid.partition("::")[0]
-        if file == APART:
+        if file in APART:
             return nodeid
         return next((name for glob, name in TOGETHER.items() if fnmatch(file, glob)), file)
 

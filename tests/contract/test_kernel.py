@@ -78,9 +78,15 @@ async def decided(engine: Engine, approval_id: str, decision: str) -> Envelope:
     return answer
 
 
-async def test_call_answers_in_the_envelope(home: Path) -> None:
-    async with engine_in(home) as engine:
-        envelope = await engine.call("greet", {"name": "Ada"}, trace_id="trace_1")
+@pytest.fixture(scope="module")
+async def engine(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Engine]:
+    """An engine for all tests that need none of their own, because each start takes long."""
+    async with engine_in(tmp_path_factory.mktemp("engine")) as running:
+        yield running
+
+
+async def test_call_answers_in_the_envelope(engine: Engine) -> None:
+    envelope = await engine.call("greet", {"name": "Ada"}, trace_id="trace_1")
     assert (envelope.success, envelope.status, envelope.error) == (True, "success", None)
     assert envelope.data == {"greeting": "Hello, Ada!"}
     assert envelope.metadata.tool_name == "greet"
@@ -88,12 +94,11 @@ async def test_call_answers_in_the_envelope(home: Path) -> None:
     assert envelope.metadata.call_id is not None
 
 
-async def test_unknown_tool_or_argument_is_refused(home: Path) -> None:
-    async with engine_in(home) as engine:
-        assert code_of(await engine.call("great", {"name": "Ada"})) == "TOOL_NOT_FOUND"
-        assert code_of(await engine.call("greet", {"nick": "Ada"})) == "INVALID_PARAMS"
-        assert code_of(await engine.call("greet", {"name": 21 * "a"})) == "INVALID_PARAMS"
-        assert (await engine.call("greet", {"name": 20 * "a"})).success  # twin
+async def test_unknown_tool_or_argument_is_refused(engine: Engine) -> None:
+    assert code_of(await engine.call("great", {"name": "Ada"})) == "TOOL_NOT_FOUND"
+    assert code_of(await engine.call("greet", {"nick": "Ada"})) == "INVALID_PARAMS"
+    assert code_of(await engine.call("greet", {"name": 21 * "a"})) == "INVALID_PARAMS"
+    assert (await engine.call("greet", {"name": 20 * "a"})).success  # twin
 
 
 OF_PARTS: dict[str, dict[str, Any]] = {
@@ -108,36 +113,34 @@ OF_PARTS: dict[str, dict[str, Any]] = {
     ("part", "option"), [(part, option) for part, options in OF_PARTS.items() for option in options]
 )
 async def test_option_of_an_absent_part_is_refused_before_anybody_is_asked(
-    home: Path, part: str, option: str
+    engine: Engine, part: str, option: str
 ) -> None:
     given = {option: OF_PARTS[part][option]}
-    async with engine_in(home) as engine:
-        for more in ({}, {"dry_run": True}):
-            for tool in ("note", "greet"):
-                refused = await engine.call(tool, {}, **{**given, **more})
-                message = refused.error.message if refused.error is not None else ""
-                if part in [one.name for one in parts()]:
-                    assert "The call is wrong" not in message
-                else:
-                    assert code_of(refused) == "INVALID_PARAMS"
-                    assert f"The call is wrong: options.{option}: " in message
-        assert (await engine.approvals.list(ApprovalQuery())).items == ()
+    before = (await engine.approvals.list(ApprovalQuery())).items
+    for more in ({}, {"dry_run": True}):
+        for tool in ("note", "greet"):
+            refused = await engine.call(tool, {}, **{**given, **more})
+            message = refused.error.message if refused.error is not None else ""
+            if part in [one.name for one in parts()]:
+                assert "The call is wrong" not in message
+            else:
+                assert code_of(refused) == "INVALID_PARAMS"
+                assert f"The call is wrong: options.{option}: " in message
+    assert (await engine.approvals.list(ApprovalQuery())).items == before
 
 
-async def test_dangerous_call_runs_once_and_only_after_a_yes(home: Path) -> None:
+async def test_dangerous_call_runs_once_and_only_after_a_yes(engine: Engine, home: Path) -> None:
     file = home / "notes"
-    async with engine_in(home) as engine:
-        approval_id = await asked(engine, text="a", file=str(file))
-        assert not file.exists()
-        assert (await decided(engine, approval_id, "approve")).data == {"noted": "a"}
+    approval_id = await asked(engine, text="a", file=str(file))
+    assert not file.exists()
+    assert (await decided(engine, approval_id, "approve")).data == {"noted": "a"}
     assert file.read_text() == "a\n"
 
 
-async def test_call_that_was_denied_never_runs(home: Path) -> None:
+async def test_call_that_was_denied_never_runs(engine: Engine, home: Path) -> None:
     file = home / "notes"
-    async with engine_in(home) as engine:
-        approval_id = await asked(engine, text="a", file=str(file))
-        assert code_of(await decided(engine, approval_id, "deny")) == "APPROVAL_DENIED"
+    approval_id = await asked(engine, text="a", file=str(file))
+    assert code_of(await decided(engine, approval_id, "deny")) == "APPROVAL_DENIED"
     assert not file.exists()
 
 
@@ -155,24 +158,20 @@ async def test_rule_denies_what_it_names_and_nothing_else(home: Path) -> None:
         assert (await engine.call("greet", {"name": "Ada"})).success  # twin
 
 
-async def test_time_limit_kills_the_process_of_a_function(home: Path) -> None:
-    async with engine_in(home) as engine:
-        pid = (await engine.call("who")).data["pid"]
-        assert (await engine.call("who")).data["pid"] == pid  # twin
-        envelope = await engine.call("block", timeout_seconds=1)
-        assert code_of(envelope) == "TIMEOUT"
-        await anyio.to_thread.run_sync(wait_until, lambda: not psutil.pid_exists(pid))
-        assert (await engine.call("who")).data["pid"] != pid
+async def test_time_limit_kills_the_process_of_a_function(engine: Engine) -> None:
+    pid = (await engine.call("who")).data["pid"]
+    assert (await engine.call("who")).data["pid"] == pid  # twin
+    envelope = await engine.call("block", timeout_seconds=1)
+    assert code_of(envelope) == "TIMEOUT"
+    await anyio.to_thread.run_sync(wait_until, lambda: not psutil.pid_exists(pid))
+    assert (await engine.call("who")).data["pid"] != pid
 
 
-async def test_every_call_has_a_record_with_its_ending(home: Path) -> None:
-    async with engine_in(home) as engine:
-        made = [await engine.call("greet", {"name": name}) for name in ("Ada", 21 * "a")]
-        page = await engine.calls()
-    ids = [envelope.metadata.call_id for envelope in made]
-    assert {record.call_id: record.code for record in page.items} == dict(
-        zip(ids, ("OK", "INVALID_PARAMS"), strict=True)
-    )
+async def test_every_call_has_a_record_with_its_ending(engine: Engine) -> None:
+    made = [await engine.call("greet", {"name": name}) for name in ("Ada", 21 * "a")]
+    page = await engine.calls()
+    codes = {record.call_id: record.code for record in page.items}
+    assert [codes[envelope.metadata.call_id] for envelope in made] == ["OK", "INVALID_PARAMS"]
 
 
 async def test_restart_keeps_records_keys_and_waiting_approvals(home: Path) -> None:
@@ -190,15 +189,14 @@ async def test_restart_keeps_records_keys_and_waiting_approvals(home: Path) -> N
 
 
 @pytest.mark.needs("landlock")
-async def test_jailed_function_reads_no_file_of_the_host(home: Path) -> None:
+async def test_jailed_function_reads_no_file_of_the_host(engine: Engine, home: Path) -> None:
     canary = home / "canary"
     canary.write_text("canary-8b1f")
-    async with engine_in(home) as engine:
-        refused = await engine.call("read", {"file": str(canary)})
-        assert not refused.success
-        assert "canary-8b1f" not in refused.model_dump_json()
-        twin = await engine.call("double", {"number": 21})
-        assert twin.data == {"doubled": 42}, str(twin.error and twin.error.message)
+    refused = await engine.call("read", {"file": str(canary)})
+    assert not refused.success
+    assert "canary-8b1f" not in refused.model_dump_json()
+    twin = await engine.call("double", {"number": 21})
+    assert twin.data == {"doubled": 42}, str(twin.error and twin.error.message)
     assert canary.read_text() == "canary-8b1f"
 
 

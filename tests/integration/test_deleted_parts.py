@@ -46,13 +46,13 @@ def contract() -> list[str]:
     return ["-x", "-q", *([] if AVAILABLE["landlock"]() else ["-k", "not jailed"])]
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Tree:
     """A copy with all parts."""
     return copy_of_checkout(tmp_path_factory.mktemp("checkout"))
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def importer(whole: Tree) -> Iterator[Importer]:
     with importing(whole) as running:
         yield running

@@ -32,6 +32,9 @@ from support.parts import PACKAGE, ROOT, TABLE, Line, Part
 CONTRACT = ROOT / "tests" / "contract"
 """The tests of the kernel. They use no part."""
 
+PLUGIN = "anyio.pytest_plugin"
+"""The only plugin of pytest that these tests need."""
+
 FOLDERS = (PACKAGE, "builtin_tools", "sandbox_images")
 FILES = ("pyproject.toml", TABLE)
 
@@ -162,6 +165,7 @@ def importing(tree: Tree) -> Iterator[Importer]:
         name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")
     }
     environment["PYTHONPATH"] = str(ROOT / "tests")
+    environment["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # each would be loaded for each copy
     with subprocess.Popen(
         [sys.executable, "-m", "support.unplugged", str(tree.root / PACKAGE)],
         env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
@@ -187,7 +191,8 @@ def serve(package: Path) -> None:
 
 def _load_what_others_made(package: Path) -> None:
     """Load the modules of other distributions that the engine's modules begin with."""
-    importlib.import_module("pytest")
+    for plugin in ("pytest", PLUGIN):
+        importlib.import_module(plugin)
     for path in sorted(package.rglob("*.py")):
         for node in ast.parse(path.read_text(encoding="utf-8")).body:
             names = [each.name for each in node.names] if isinstance(node, ast.Import) else []
@@ -255,7 +260,7 @@ def _contract_failures(arguments: list[str]) -> str | None:
     gc.enable()
     status = pytest.main([
         f"--rootdir={ROOT}", f"--config-file={ROOT / 'pyproject.toml'}",
-        f"--confcutdir={CONTRACT}", "-p", "no:cacheprovider", "-p", "no:xdist",
+        f"--confcutdir={CONTRACT}", "-p", "no:cacheprovider", "-p", PLUGIN,
         # Plugins' modules are loaded already.
         "-W", "ignore:Module already imported:pytest.PytestAssertRewriteWarning",
         *arguments, str(CONTRACT),
