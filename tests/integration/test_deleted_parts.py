@@ -7,6 +7,7 @@ its contract (`tests/contract`).
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -1373,6 +1374,24 @@ def test_chain_goes_on_without_audit_unless_anchors_were_promised(tree: Tree, ho
     assert refused.returncode not in (0, 1), refused.stderr
     assert "The state needs the part 'audit'" in refused.stderr
     assert anyio.run(verify_chain, home) == (True, 5)  # and here it is again
+
+
+EARLIER = Path(__file__).parent / "data" / "state-before-packages"
+"""An anchored state of a version that did not record that such a state needs `audit`."""
+
+
+def test_state_that_an_earlier_version_anchored_is_refused_without_audit(
+    tree: Tree, home: Path
+) -> None:
+    """A state that was never anchored is used above."""
+    tree.delete(PARTS["audit"])
+    for file in EARLIER.iterdir():
+        shutil.copyfile(file, home / file.name)
+        (home / file.name).chmod(0o600)
+    refused = serve(tree, home)
+    assert refused.returncode == 4, refused.stderr
+    assert "The state needs the part 'audit', which is not installed." in refused.stderr
+    assert anyio.run(verify_chain, home) == (True, 16)  # nothing was added to its 15 rows
 
 
 def test_anchors_are_not_configured_and_chains_not_verified_without_audit(

@@ -55,7 +55,7 @@ from fumehood.storage.errors import (
     WriteFailed,
     WriteUnavailable,
 )
-from fumehood.storage.schema import CHANGES, SESSIONS, STEPS
+from fumehood.storage.schema import CHANGES, META, SESSIONS, STEPS
 from fumehood.storage.settings import FileSettings
 from support.authority import make_first_approver
 from support.network import own_network
@@ -494,6 +494,25 @@ def test_foreign_newer_or_damaged_state_is_refused_and_stays(
     for use in (opened, read):
         with pytest.raises(DamagedState):
             use()
+
+
+def test_state_that_an_earlier_version_anchored_needs_audit(opened: Any, url: str) -> None:
+    def earlier() -> Any:
+        sql(url, update(FENCE).values(schema=22))
+        database = opened()
+        keys = database.read_now(lambda connection: connection.execute(select(META.c.key)).all())
+        database.close()
+        return [tuple(row) for row in keys]
+
+    database = opened()
+    append, at = database.audit.append, ROW["at"]
+    database.write_now(lambda connection: append(connection, "call.ended", at, {}))
+    database.close()
+    assert earlier() == []
+    database = opened()
+    database.write_now(lambda connection: append(connection, "audit.anchored", at, {}))
+    database.close()
+    assert [earlier() for _ in range(2)] == [[("needs.audit",)]] * 2
 
 
 def test_url_that_leads_nowhere_is_refused_without_showing_it(home: Path) -> None:

@@ -658,5 +658,11 @@ STEPS: tuple[Step, ...] = (
         "ALTER TABLE agents ADD COLUMN presets JSON",
     ),
     _records_of_calls,
+    # A state that was anchored before it could record this needs the part that anchors it.
+    _sql(
+        """INSERT INTO meta (key, value) SELECT 'needs.audit', ''
+        WHERE EXISTS (SELECT 1 FROM audit WHERE substr(body, 1, 24) = '{"kind":"audit.anchored"')
+        AND NOT EXISTS (SELECT 1 FROM meta WHERE key = 'needs.audit')""",
+    ),
 )
 """The migrations in order. A schema's version is the number of steps that created it."""

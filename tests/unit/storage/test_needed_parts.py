@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -14,6 +15,7 @@ from fumehood.core.part import PartError
 from fumehood.storage.database import FILE_NAME, Database, open_database
 from fumehood.storage.needed_parts import need_part, require_parts
 from fumehood.storage.schema import META
+from support.audit import append
 
 pytestmark = pytest.mark.row("A7")
 
@@ -55,6 +57,33 @@ def test_promise_that_is_rolled_back_needs_no_part(database: Database) -> None:
     with pytest.raises(LookupError):
         database.write_now(job)
     require_parts(database, ())
+
+
+BEFORE_NEEDS = 22
+"""The schema of the last version whose anchored states do not record that they need `audit`."""
+
+
+@pytest.mark.parametrize("kind", ["audit.anchored", "call.ended"])
+def test_state_that_an_earlier_version_anchored_is_refused_without_audit(
+    kind: str, home: Path
+) -> None:
+    """The twin was never anchored, although one of its rows has these words."""
+    with closing(open_database(home / FILE_NAME)) as database:
+        append(database, 2)
+        words = {"tool": '"kind":"audit.anchored"', "kind ": "audit.anchored"}
+        append_row, at = database.audit.append, "2026-01-01T00:00:00Z"
+        database.write_now(lambda connection: append_row(connection, kind, at, words))
+    for _ in range(2):
+        with closing(sqlite3.connect(home / FILE_NAME)) as earlier:
+            earlier.execute(f"PRAGMA user_version = {BEFORE_NEEDS}")
+        with closing(open_database(home / FILE_NAME)) as database:
+            assert rows(database) == (kind == "audit.anchored")  # once, even if it is there
+            require_parts(database, {"audit"})
+            if kind == "audit.anchored":
+                with pytest.raises(PartError, match="needs the part 'audit'"):
+                    require_parts(database, ())
+            else:
+                require_parts(database, ())
 
 
 def test_no_engine_is_made_for_a_state_that_needs_a_missing_part(
