@@ -38,9 +38,11 @@ from fumehood.identity.credential_hashes import (
     slow_hash,
 )
 from fumehood.identity.model import ApproverInfo
+from fumehood.parts import parts
 from fumehood.storage.changes import OneChange, recorded, stamp
 from fumehood.storage.database import Database
 from fumehood.storage.errors import StoreError, WriteFailed, understood
+from fumehood.storage.needed_parts import require_parts
 from fumehood.storage.schema import APPROVERS
 
 KIND = "fha"
@@ -265,8 +267,10 @@ def make_first_approver(
         PermissionDenied: an approver exists or has existed.
         DamagedState: the database has invalid rows.
         StoreError: the approver could not be stored, so the credential is not valid.
+        PartError: the state needs a part that is not there.
     """
     _require_name(name)
+    require_parts(database, {part.name for part in parts()})
     if had_approver(database):
         raise PermissionDenied(
             "This state directory already had its first approver. Others are added with "

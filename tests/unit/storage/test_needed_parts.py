@@ -5,13 +5,15 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
-from sqlalchemy import Connection, func, select
+from sqlalchemy import Connection, delete, func, select
 
 from fumehood import Config, Engine, engine_parts
 from fumehood.core.part import PartError
+from fumehood.identity.approvers import make_first_approver
 from fumehood.storage.database import FILE_NAME, Database, open_database
 from fumehood.storage.needed_parts import need_part, require_parts
 from fumehood.storage.schema import META
@@ -95,3 +97,17 @@ def test_no_engine_is_made_for_a_state_that_needs_a_missing_part(
     monkeypatch.setattr(engine_parts, "parts", lambda: others)
     with pytest.raises(PartError, match="needs the part 'audit'"):
         Engine(config=Config(home=home), database=database)
+
+
+def test_first_approver_of_a_state_that_needs_a_missing_part_is_not_made(
+    database: Database,
+) -> None:
+    shown: list[str] = []
+    now = datetime(2026, 1, 1, tzinfo=UTC)
+    database.write_now(lambda connection: need_part(connection, "copies"))
+    with pytest.raises(PartError, match="needs the part 'copies'"):
+        make_first_approver(database, "alice", now, shown.append)
+    assert shown == []
+    database.write_now(lambda connection: connection.execute(delete(META)))
+    make_first_approver(database, "alice", now, shown.append)  # the twin
+    assert len(shown) == 1
