@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -906,6 +907,74 @@ def test_session_keeps_its_project_and_the_rest_is_refused_without_projects(
     assert anyio.run(keep_project, home, wall) == "shop"  # and here it is again
 
 
+KILLED_APPLY = """
+import os, signal, sys
+from pathlib import Path
+import anyio, anyio.to_thread
+from fumehood import Config, Engine
+from fumehood.projects.in_engine import ProjectsPart
+from fumehood.projects.tree import ProjectDirectory
+from fumehood.projects.writing import Change, Writing
+from fumehood.storage.database import FILE_NAME, open_database
+
+def apply(journals, top):
+    os.link = lambda *given, **named: os.kill(os.getpid(), signal.SIGKILL)
+    with ProjectDirectory(top) as project, Writing(project, journals, "call_1") as writing:
+        (old, _), (new, _) = project.entry("old"), project.entry("like-new")
+        with writing.add("new") as file:
+            file.write(b"new")
+        writing.write([Change("old", old, None), Change("new", None, new)], frozenset())
+
+async def main():
+    home, top = Path(sys.argv[1]), Path(sys.argv[2])
+    database = open_database(home / FILE_NAME)
+    async with Engine(config=Config(home=home), database=database) as engine:
+        journals = engine.part(ProjectsPart)._journals
+        await anyio.to_thread.run_sync(apply, journals, top)
+
+anyio.run(main)
+"""
+
+
+async def start_once(home: Path) -> None:
+    database = open_database(home / FILE_NAME)
+    async with Engine(config=Config(home=home), database=database, interpreter=FakeWall()):
+        pass
+    database.close()
+
+
+def test_state_of_an_engine_that_was_killed_while_it_wrote_a_project_needs_projects(
+    tree: Tree, home: Path, tmp_path: Path
+) -> None:
+    """Until one with the part has put the project back."""
+    project = tmp_path / "project"
+    project.mkdir()
+    for name in ("old", "like-new"):
+        (project / name).write_text(name)
+    tree.delete(PARTS["projects"])
+
+    def refused() -> str:
+        """Open the state without the part; why it is refused, or an empty text."""
+        known = {**CLEAN_ENVIRONMENT, "PYTHONPATH": ":".join(tree.import_path)}
+        command = [sys.executable, "-c", CALL_ONCE, str(home)]
+        ran = subprocess.run(command, env=known, capture_output=True, text=True, timeout=600)
+        assert ran.returncode == 0, ran.stderr
+        return json.loads(ran.stdout)["refused"] or ""
+
+    anyio.run(start_once, home)
+    assert refused() == ""  # the twin
+    command = [sys.executable, "-c", KILLED_APPLY, str(home), str(project)]
+    killed = subprocess.run(command, env=CLEAN_ENVIRONMENT, capture_output=True, timeout=600)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    left = sorted(path.name for path in project.iterdir())
+    assert "old" not in left
+    assert "The state needs the part 'projects', which is not installed." in refused()
+    assert sorted(path.name for path in project.iterdir()) == left
+    anyio.run(start_once, home)
+    assert sorted(path.name for path in project.iterdir()) == ["like-new", "old"]
+    assert refused() == ""
+
+
 WITHOUT_SNAPSHOTS = """
 import json, sys
 from pathlib import Path
@@ -1311,7 +1380,7 @@ def test_policy_that_reads_commands_is_refused_without_shell(
     assert "replaced" not in decided
 
 
-WITHOUT_AUDIT = """
+CALL_ONCE = """
 import json, sys
 from pathlib import Path
 import anyio
@@ -1359,7 +1428,7 @@ def test_chain_goes_on_without_audit_unless_anchors_were_promised(tree: Tree, ho
     }  # fmt: skip
 
     def run() -> Any:
-        command = [sys.executable, "-c", WITHOUT_AUDIT, str(home)]
+        command = [sys.executable, "-c", CALL_ONCE, str(home)]
         ran = subprocess.run(command, env=known, capture_output=True, text=True, timeout=600)
         assert ran.returncode == 0, ran.stderr
         return json.loads(ran.stdout)

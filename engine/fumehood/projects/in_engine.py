@@ -1,7 +1,7 @@
 """The projects of one engine.
 
 If the engine is killed while it writes changes into a project, the next engine undoes them before
-any call can start, unless all of them had been written.
+any call can start, unless all of them had been written. Until then, the state needs this part.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from fumehood.projects.home import NAME, ProjectHome
 from fumehood.projects.service import Projects, ProjectStore, SessionProject
 from fumehood.projects.writing import Journals
 from fumehood.sandbox.session_use import KeptValues, SessionAccess
+from fumehood.storage.needed_parts import need_part, needed_parts, release_part
 
 if TYPE_CHECKING:
     from fumehood.compose import Composition
@@ -27,6 +28,9 @@ if TYPE_CHECKING:
 FOLDER = "projects"
 """Name of the folder for the lists of copied files, and of the folder for the journals in the
 engine's own state."""
+
+NEEDED = "projects"
+"""The part's name. The state needs the part while a journal exists."""
 
 
 class ProjectsPart(EnginePart):
@@ -38,7 +42,7 @@ class ProjectsPart(EnginePart):
         super().__init__(kernel)
         state = kernel.database.directory
         self._saved = kernel.files.saved(FOLDER)
-        self._journals = Journals(None if state is None else state / FOLDER)
+        self._journals = Journals(None if state is None else state / FOLDER, self._need)
         self._store = ProjectStore(self._saved, self._journals)
         self.projects: Projects
 
@@ -94,6 +98,13 @@ class ProjectsPart(EnginePart):
     async def recovered(self) -> None:
         """Remove the journals of those writes whose outcomes are now stored."""
         await anyio.to_thread.run_sync(self._journals.forget)
+
+    def _need(self, is_needed: bool) -> None:
+        """Record in the state whether it needs this part. Raises StoreError."""
+        database = self.kernel.database
+        if is_needed != (NEEDED in database.read_now(needed_parts)):
+            change = need_part if is_needed else release_part
+            database.write_now(partial(change, name=NEEDED))
 
     def close(self) -> None:
         if self._saved is not None:

@@ -4,8 +4,9 @@ Host side, in a thread. The new contents are staged in a directory of the projec
 system. Then each old file is moved into the staging directory and checked there. The new file takes
 its place, without overwriting anything. A journal in the engine's own state records the changes. If
 writing fails, all changes are undone. If the engine is killed before the journal is marked as done,
-the next engine undoes them. Invariants: no link is followed; if any file on the host differs from
-the file that was copied, nothing is changed; nothing outside the project is changed.
+the next engine undoes them; until then, the state refuses engines that cannot. Invariants: no link
+is followed; if any file on the host differs from the file that was copied, nothing is changed;
+nothing outside the project is changed.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import json
 import os
 import secrets
 import stat
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, astuple, dataclass, field
 from pathlib import Path
@@ -26,6 +27,7 @@ from fumehood.core.workspace_path import MAX_NAME_BYTES
 from fumehood.projects.rules import STAGING_PREFIX
 from fumehood.projects.tree import Entry, ProjectDirectory, entry_of
 from fumehood.storage.directory import private_directory, write_private
+from fumehood.storage.errors import StoreError
 
 NEW_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -106,13 +108,23 @@ class Recovered(NamedTuple):
 
 
 class Journals:
-    """The journals of one engine. They are stored in a directory of their own."""
+    """The journals of one engine. They are stored in a directory of their own.
 
-    def __init__(self, directory: Path | None) -> None:
-        """If `directory` is None, no journals are written. The changes of a killed engine can then
+    Invariant: `need(True)` was called before the first journal is written, and `need(False)` is
+    called only after the last one was removed.
+    """
+
+    def __init__(
+        self, directory: Path | None, need: Callable[[bool], None] = lambda is_needed: None
+    ) -> None:
+        """`need` records whether an engine must be able to undo changes, to use the state. It may
+        raise StoreError.
+
+        If `directory` is None, no journals are written. The changes of a killed engine can then
         not be undone.
         """
         self._directory = directory
+        self._need = need
         self._recovered: list[Path] = []
 
     def recover(self) -> Recovered:
@@ -150,6 +162,13 @@ class Journals:
         """Remove the journals of the outcomes that `recover` has returned."""
         while self._recovered:
             self._recovered.pop().unlink(missing_ok=True)
+        self._note()
+
+    def begin(self, journal: _Journal) -> None:
+        """Write a new journal to disk. Raises OSError or StoreError."""
+        if self._directory is not None:
+            self._need(True)
+        self.write(journal)
 
     def write(self, journal: _Journal) -> None:
         """Write a journal to disk. Raises OSError."""
@@ -163,6 +182,13 @@ class Journals:
         """Delete a journal whose changes are complete or undone."""
         if self._directory is not None:
             (self._directory / _file_name(journal)).unlink(missing_ok=True)
+            self._note()
+
+    def _note(self) -> None:
+        """Record whether any journal is left."""
+        if self._directory is not None:
+            with suppress(StoreError):  # the next start tries again
+                self._need(any(self._directory.glob("*.json")))
 
 
 def _file_name(journal: _Journal) -> str:
@@ -185,7 +211,7 @@ class Writing:
 
     def __enter__(self) -> Writing:
         with as_told(), self._project.directory("") as top:
-            self._journals.write(self._journal)
+            self._journals.begin(self._journal)
             try:
                 os.mkdir(self._journal.staging, 0o700, dir_fd=top)
             except OSError:

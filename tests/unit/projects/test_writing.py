@@ -22,6 +22,7 @@ from fumehood.projects.changes import patch_of
 from fumehood.projects.rules import STAGING_PREFIX
 from fumehood.projects.tree import Entry, ProjectDirectory
 from fumehood.projects.writing import Change, Conflicts, Journals, Writing
+from fumehood.storage.errors import WriteFailed
 
 File = tuple[bytes, bool] | str
 """Content and whether it can be executed, or a link's target."""
@@ -88,7 +89,19 @@ def apply(top: Path, journals: Journals, before: Files, after: Files) -> None:
 
 @pytest.fixture
 def journals(tmp_path: Path) -> Journals:
-    return Journals(tmp_path / "journals")
+    """Journals that record in a file whether they are needed."""
+
+    def need(is_needed: bool) -> None:
+        if is_needed:
+            needed(tmp_path).touch()
+        else:
+            needed(tmp_path).unlink(missing_ok=True)
+
+    return Journals(tmp_path / "journals", need)
+
+
+def needed(base: Path) -> Path:
+    return base / "needed"
 
 
 @pytest.fixture
@@ -304,20 +317,27 @@ def killed(work: Callable[[], object], number: int, calls: Sequence[str] = STEPS
 
 
 def test_project_is_whole_wherever_the_engine_is_killed(top: Path, journals: Journals) -> None:
+    """And while it is not, the next engine must be one that can put it back."""
     ends = []
     outcomes = []
+    is_needed = needed(top.parent).exists
     for number in range(1, 200):
         shutil.rmtree(top, ignore_errors=True)
         build(top, BEFORE)
         if not killed(lambda: apply(top, journals, BEFORE, AFTER), number):
             break
+        assert is_needed() or found(top) in (BEFORE, AFTER), number
+        assert is_needed() or not list(top.parent.glob("journals/*.json")), number
+        assert is_needed() or not list(top.glob(f"{STAGING_PREFIX}*")), number
         failed, outcome = journals.recover()
         assert failed == []
         assert found(top) in (BEFORE, AFTER), number
         assert not list(top.glob(f"{STAGING_PREFIX}*"))
         assert outcome in ({}, {"call_1": found(top) == AFTER}), number
         assert journals.recover().outcomes == outcome  # until it is stored
+        assert is_needed() or not outcome, number
         journals.forget()
+        assert not is_needed(), number
         outcomes += outcome.values()
         assert not list((top.parent / "journals").glob("*"))
         ends.append(found(top) == AFTER)
@@ -327,6 +347,51 @@ def test_project_is_whole_wherever_the_engine_is_killed(top: Path, journals: Jou
     assert len(outcomes) > len(ends) - 13  # not while there is no journal
     assert {False, True} == set(outcomes)
     assert found(top) == AFTER
+    assert not is_needed()
+
+
+def test_journal_that_cannot_be_followed_stays_needed(top: Path, journals: Journals) -> None:
+    """Also one of an earlier version, which has recorded nothing."""
+    build(top, BEFORE)
+    assert killed(lambda: apply(top, journals, BEFORE, AFTER), 40)
+    top.rename(top.parent / "away")
+    needed(top.parent).unlink()
+    for _ in range(2):
+        assert journals.recover().failed == [str(top)]
+        journals.forget()
+        assert needed(top.parent).exists()
+    (top.parent / "away").rename(top)
+    assert journals.recover() == ([], {"call_1": False})
+    journals.forget()
+    assert not needed(top.parent).exists()
+    assert found(top) == BEFORE
+
+
+def test_nothing_is_written_if_the_need_cannot_be_recorded(top: Path) -> None:
+    def need(is_needed: bool) -> None:
+        raise WriteFailed("full")
+
+    build(top, BEFORE)
+    with pytest.raises(WriteFailed):
+        apply(top, Journals(top.parent / "journals", need), BEFORE, AFTER)
+    assert found(top) == BEFORE
+    assert not list(top.parent.glob("journals/*"))
+
+
+def test_need_that_cannot_be_ended_is_ended_by_the_next_start(top: Path) -> None:
+    build(top, BEFORE)
+    noted: list[bool] = []
+
+    def need(is_needed: bool) -> None:
+        noted.append(is_needed)
+        if not is_needed and len(noted) == 2:
+            raise WriteFailed("full")
+
+    journals = Journals(top.parent / "journals", need)
+    apply(top, journals, BEFORE, AFTER)
+    assert (found(top), noted) == (AFTER, [True, False])
+    journals.forget()
+    assert noted == [True, False, False]
 
 
 def test_edit_of_a_new_file_before_the_next_engine_puts_all_back_is_kept(

@@ -6,6 +6,7 @@ import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from fumehood import Config, Engine, engine_parts
 from fumehood.core.part import PartError
 from fumehood.identity.approvers import make_first_approver
 from fumehood.storage.database import FILE_NAME, Database, open_database
-from fumehood.storage.needed_parts import need_part, require_parts
+from fumehood.storage.needed_parts import need_part, needed_parts, release_part, require_parts
 from fumehood.storage.schema import META
 from support.audit import append
 
@@ -49,6 +50,15 @@ def test_state_is_refused_without_a_part_that_it_needs(database: Database, home:
         pytest.raises(PartError, match="needs the part 'audit'"),
     ):
         require_parts(again, ())
+
+
+def test_part_whose_promise_has_ended_is_not_needed(database: Database) -> None:
+    for name in ("audit", "audit2"):
+        database.write_now(partial(need_part, name=name))
+    database.write_now(partial(release_part, name="audit"))
+    database.write_now(partial(release_part, name="audit"))
+    assert database.read_now(needed_parts) == {"audit2"}
+    require_parts(database, {"audit2"})
 
 
 def test_promise_that_is_rolled_back_needs_no_part(database: Database) -> None:
