@@ -7,6 +7,7 @@ its contract (`tests/contract`).
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import signal
 import subprocess
@@ -1138,6 +1139,76 @@ def test_durable_sessions_are_kept_but_neither_made_nor_used_without_their_part(
     assert refused.returncode == 2, refused.stderr
     assert "ledger.durable is provided by no part of this engine" in refused.stderr
     assert anyio.run(use_durable, home, wall)  # and here it is again
+
+
+END_DURABLE = """
+import sys
+from pathlib import Path
+import anyio
+from fumehood import Config, Engine
+from fumehood.core.identity import TrustDomain
+from fumehood.storage.database import FILE_NAME, open_database
+from fumehood.storage.sessions import SessionTable
+from fumehood.testing import CONTAINER_LIMITS, FakePlace, FakeWall
+
+async def main():
+    home = Path(sys.argv[1])
+    database = open_database(home / FILE_NAME)
+    wall = FakeWall(limits=CONTAINER_LIMITS, keeps_sessions=True)
+    for one in SessionTable(database).all_now():
+        domain = TrustDomain("", None, one.record.id)
+        place = FakePlace(wall, domain, "python", 512, ("python",), lambda: None, name=one.home.container)
+        wall.held.append(place)
+    config = Config(home=home, sessions={"image": "python"})
+    async with Engine(config=config, database=database, container=wall) as engine:
+        ended = await engine.sessions.end(engine.owner, sys.argv[2])
+        assert ended.state == "ended"
+    if len(sys.argv) > 3:  # as a day later
+        await SessionTable(database).change([], [ended.id])
+    database.close()
+
+anyio.run(main)
+"""
+
+
+@pytest.mark.parametrize("is_forgotten", [False, True], ids=["known", "forgotten"])
+def test_files_of_a_session_that_ends_without_durable_are_deleted_with_it_again(
+    is_forgotten: bool, tree: Tree, home: Path
+) -> None:
+    """Also if a day has passed and the ended session is forgotten. The twin has not ended."""
+    wall = FakeWall(limits=CONTAINER_LIMITS, keeps_sessions=True)
+    config = Config.model_validate({"home": home, "sessions": {"image": "python"}})
+
+    def saved() -> list[Path]:
+        return sorted(home.glob("sessions/*"))
+
+    async def run_engine(count: int) -> None:
+        """Make as many durable sessions, or wait until a saved file is deleted."""
+        database = open_database(home / FILE_NAME)
+        async with Engine(config=config, database=database, container=wall) as engine:
+            for _ in range(count):
+                made = await engine.sessions.create(engine.owner, durable=True)
+                file = home / "sessions" / f"{made.id}.{'0' * 8}.{'0' * 64}"
+                file.parent.mkdir(mode=0o700, exist_ok=True)
+                file.touch()
+                os.utime(file, (0, 0))
+            with anyio.fail_after(60):
+                while not count and len(saved()) == 2:
+                    await anyio.sleep(0.01)
+        database.close()
+
+    anyio.run(run_engine, 2)
+    ended, twin = saved()
+    tree.delete(PARTS["durable"])
+    known = {**CLEAN_ENVIRONMENT, "PYTHONPATH": ":".join(tree.import_path)}
+    session_id = ended.name.partition(".")[0]
+    options = ["forgotten"] if is_forgotten else []
+    command = [sys.executable, "-c", END_DURABLE, str(home), session_id, *options]
+    ran = subprocess.run(command, env=known, capture_output=True, text=True, timeout=600)
+    assert ran.returncode == 0, ran.stderr
+    assert saved() == [ended, twin]  # until the part is back
+    anyio.run(run_engine, 0)
+    assert saved() == [twin]
 
 
 WITHOUT_CODE_MODE = """
