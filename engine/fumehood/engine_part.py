@@ -170,10 +170,10 @@ class EnginePart(Subscriber, CallPart):
         """
 
     async def carry_over(self, source: KeptValues, made: KeptValues) -> None:
-        """Keep with a new session what this part keeps with the session that it was made like.
+        """Keep with a new session what this part keeps with the session that it is made like.
 
-        The new session has the files of the other one, and no values yet. If this raises, the new
-        session is ended.
+        The new session gets the files of the other one. It does not exist until all values are
+        kept, and if this raises, it is not created.
         """
 
     async def outcomes(self) -> Mapping[str, EngineError | None]:

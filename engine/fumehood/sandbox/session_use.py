@@ -65,8 +65,8 @@ InNewContainer = Callable[[SessionAccess, SessionContainer], Awaitable[None]]
 """
 
 CarryOver = Callable[[KeptValues, KeptValues], Awaitable[None]]
-"""Keeps one part's values with a new session (the second argument) that was made like an earlier
-one (the first) and has its files."""
+"""Keeps one part's values with a new session (the second argument) that is made like an earlier one
+(the first) and gets its files."""
 
 
 @dataclass(frozen=True, slots=True)

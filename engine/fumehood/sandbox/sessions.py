@@ -294,8 +294,7 @@ class SessionKeeper:
             StoreError: the value could not be stored.
             ValueError: the kernel itself stores something under this name.
         """
-        if name in OWN_NAMES:
-            raise ValueError(f"A part cannot keep the value {name!r}, which is the kernel's.")
+        _require_name_of_part(name)
         session = self._live.get(session_id)
         if session is None:
             raise _unknown()
@@ -478,6 +477,7 @@ class SessionKeeper:
         if self._group is None or source is None or source.home is None:
             raise _unknown()
         home, made = source.home, list[KeptSession]()
+        kept = KeptValues(record.id, home.of_parts, partial(self.keep, record.id))
         with self._named(principal.id, names):
             self._places.take_disks(principal.id, len(names))
             try:
@@ -485,36 +485,29 @@ class SessionKeeper:
                     for name in names:
                         new_id = f"sess_{secrets.token_hex(ID_BYTES)}"
                         place = await stack.enter_async_context(disk(new_id, home))
-                        made.append(_like(source, home, new_id, name, why, place, self._clock))
+                        new_home = replace(
+                            home, container=place, epoch=FIRST_EPOCH, copy=None, restored_at=None,
+                            must_restore=False, of_parts=await self._carried_over(kept, new_id),
+                        )  # fmt: skip
+                        made.append(_like(source, new_home, new_id, name, why, self._clock))
                     await self._store(made)
             finally:
                 self._places.disks.give_back(principal.id, len(names))
             for one in made:
                 self._resume(one)
-        await self._carry_over(principal, record.id, home.of_parts, made)
         return [self.find(principal, one.record.id) for one in made]
 
-    async def _carry_over(
-        self,
-        principal: Principal,
-        source: str,
-        values: Mapping[str, JsonObject],
-        made: Sequence[KeptSession],
-    ) -> None:
-        """Let the parts keep with new sessions what they keep with the session `source`. If that
-        fails, end the new sessions.
-        """
-        before = KeptValues(source, values, partial(self.keep, source))
-        try:
-            for one in made:
-                after = KeptValues(one.record.id, {}, partial(self.keep, one.record.id))
-                for carry in self._carries:
-                    await carry(before, after)
-        except BaseException:
-            with anyio.CancelScope(shield=True), suppress(EngineError):
-                for one in made:
-                    await self.end(principal, one.record.id, "it could not be completed")
-            raise
+    async def _carried_over(self, source: KeptValues, session_id: str) -> dict[str, JsonObject]:
+        """Return the parts' values for a new session that is made like the session `source`."""
+        values: dict[str, JsonObject] = {}
+
+        async def keep(name: str, value: JsonObject) -> None:
+            _require_name_of_part(name)
+            values[name] = value
+
+        for carry in self._carries:
+            await carry(source, KeptValues(session_id, {}, keep))
+        return values
 
     async def _write(self, session: Session) -> None:
         """Store a session's row. Raises StoreError."""
@@ -1332,28 +1325,29 @@ def _require_saver(session: Session) -> None:
         )
 
 
+def _require_name_of_part(name: str) -> None:
+    """Raise ValueError if the kernel itself stores something under this name."""
+    if name in OWN_NAMES:
+        raise ValueError(f"A part cannot keep the value {name!r}, which is the kernel's.")
+
+
 def _like(
     source: KeptSession,
     home: SessionHome,
     session_id: str,
     name: str | None,
     why: str,
-    container: str,
     clock: SessionClock,
 ) -> KeptSession:
-    """Return a new, stopped session with the properties of another one, which has this home."""
+    """Return a new, stopped session with this home, and the properties of another session."""
     now_at = clock.now()
     record = source.record.model_copy(
         update={
             "id": session_id, "name": name, "state": TRANSITIONS["fork"].to, "why": why,
             "created_at": now_at, "last_used_at": now_at, "calls": 0, "is_busy": False,
             "snapshots": (), "durable": False, "saved_at": None, "restored_at": None,
-            **fields_of_parts({}),
+            **fields_of_parts(home.of_parts),
         }
-    )  # fmt: skip
-    home = replace(
-        home, container=container, epoch=FIRST_EPOCH, copy=None, restored_at=None,
-        must_restore=False, of_parts={},
     )  # fmt: skip
     return KeptSession(source.principal_id, record, home=home)
 

@@ -148,7 +148,7 @@ async def test_fork_has_of_a_part_what_the_part_carries_over() -> None:
         assert home.of_parts == {"project": SHOP}
 
 
-async def test_forks_are_ended_if_a_part_cannot_carry_over() -> None:
+async def test_forks_are_not_created_if_a_part_cannot_carry_over() -> None:
     carried: list[str] = []
 
     async def carry(source: KeptValues, made: KeptValues) -> None:
@@ -159,8 +159,19 @@ async def test_forks_are_ended_if_a_part_cannot_carry_over() -> None:
     async with bench(carry) as made:
         session = await made.keeper.create(ALICE, disk_mb=64)
         with pytest.raises(InternalError):
-            await made.snapshots.fork(ALICE, session.id, count=3)
+            await made.snapshots.fork(ALICE, session.id, name="try", count=3)
+        assert [one.id for one in made.keeper.list(ALICE)] == [session.id]
+        assert {*made.rows.kept} == {session.id}
+        forks = await made.snapshots.fork(ALICE, session.id, name="try", count=3)  # names are free
+        assert len(forks) == 3
+
+
+async def test_part_cannot_keep_a_value_of_the_kernel_with_a_fork() -> None:
+    async def carry(source: KeptValues, made: KeptValues) -> None:
+        await made.keep("container", {"name": "another"})
+
+    async with bench(carry) as made:
+        session = await made.keeper.create(ALICE, disk_mb=64)
+        with pytest.raises(ValueError, match="the value 'container', which is the kernel's"):
+            await made.snapshots.fork(ALICE, session.id)
         assert made.alive == [session.id]
-        over = {one.id: one.state.value for one in made.keeper.list(ALICE) if one.state.is_over}
-        assert list(over.values()) == ["ended"] * 3
-        assert {*carried} < {*over}
