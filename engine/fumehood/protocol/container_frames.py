@@ -156,8 +156,8 @@ class ContainerPiece(StrictFrame):
 
     key: ClassVar[str] = "output"
     text: str = Field(max_length=framing.OUTPUT_PIECE_BYTES)
-    offset: int = Field(ge=0, lt=1 << 62)
-    skipped: int = Field(ge=0, lt=1 << 62)
+    offset: int = Field(ge=0, lt=1 << 53)
+    skipped: int = Field(ge=0, lt=1 << 53)
     ended: bool
 
 

@@ -18,8 +18,8 @@ a wrong "needed" a slower start. So the program's text is searched with regular 
 of parsed, and any doubt means "needed".
 
 Requests about a session's registered processes each wait a bounded time by the host's clock. An
-answer without a request, or an impossible number of processes, breaks the protocol. At most
-`MAX_OPEN` requests to a guest are unanswered at the same time.
+answer that does not fit its request, or an impossible number of processes, breaks the protocol. At
+most `MAX_OPEN` requests to a guest are unanswered at the same time.
 """
 
 from __future__ import annotations
@@ -802,6 +802,25 @@ each request is shorter.
 """
 
 
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """A request without an answer: what it does, and the process that it names, or None."""
+
+    do: str
+    name: str | None
+    answer: asyncio.Future[ContainerAnswer]
+
+    def fits(self, frame: ContainerAnswer) -> bool:
+        """Return whether a guest may give this answer. It may refuse any request."""
+        if frame.fault is not None:
+            return True
+        if self.do == "list":
+            return frame.processes is not None
+        if self.do == "read":
+            return frame.output is not None
+        return frame.process is not None and frame.process.name == self.name
+
+
 class ProcessRequests:
     """Sends requests about registered processes to one guest. `send` sends a frame. `on_change` is
     called when the number of running processes has changed.
@@ -813,7 +832,7 @@ class ProcessRequests:
         self._send = send
         self._on_change = on_change
         self._ids = 0
-        self._open: dict[int, asyncio.Future[ContainerAnswer]] = {}
+        self._open: dict[int, _Asked] = {}
 
     async def ask(self, request: JsonObject) -> JsonObject:
         """Send a request to the guest, and return the result in its answer.
@@ -831,22 +850,26 @@ class ProcessRequests:
         frame = framing.encode({**request, "op": "process", "id": number})
         if len(frame) > framing.MAX_REQUEST_BYTES:
             raise InvalidParams("The request about processes is too long.")
-        answered = self._open[number] = asyncio.get_running_loop().create_future()
+        answered = asyncio.get_running_loop().create_future()
+        self._open[number] = _Asked(request["do"], request.get("name"), answered)
         self._send(frame)
         with anyio.move_on_after(ANSWER_S + request.get("grace_s", 0)):
             return _result_of(await answered)
         raise try_later("The session did not answer in time. Repeat the request.")
 
     def on_answer(self, frame: ContainerAnswer) -> None:
-        """Process the guest's answer to a request. Raises FrameError if there is no such
-        request.
+        """Process the guest's answer to a request. Raises FrameError if there is no such request,
+        or if the request was about something else.
         """
-        waiting = self._open.pop(frame.id, None)
-        if waiting is None:
+        asked = self._open.get(frame.id)
+        if asked is None:
             raise FrameError("an answer that nobody asked for")
+        if not asked.fits(frame):
+            raise FrameError("an answer to another request")
+        del self._open[frame.id]
         self._count(frame.running)
-        if not waiting.done():
-            waiting.set_result(frame)
+        if not asked.answer.done():
+            asked.answer.set_result(frame)
 
     def on_count(self, frame: ContainerProcesses) -> None:
         """Process the guest's report that fewer processes are running. Raises FrameError if the
@@ -862,7 +885,7 @@ class ProcessRequests:
     def close(self) -> None:
         """Make all unanswered requests fail, because the guest has ended."""
         self.running = 0
-        for waiting in self._open.values():
+        for waiting in (asked.answer for asked in self._open.values()):
             if not waiting.done():
                 waiting.set_exception(try_later("The session's container has ended."))
                 waiting.exception()  # the caller may have given up
