@@ -1,8 +1,7 @@
 """The policy of a running engine: load, watch, replace and explain it.
 
-Host side, used by `compose` and the faces; it uses the loader and the gate. Invariants: an engine
-whose policy is faulty does not start; a policy that becomes faulty later is ignored, and the old
-rules stay.
+Host side, used by `compose` and the faces; uses the loader and the gate. Invariants: an engine
+with a faulty policy does not start; if the file becomes faulty later, the old rules stay in force.
 """
 
 from __future__ import annotations
@@ -41,16 +40,16 @@ from fumehood.storage.changes import recorded
 from fumehood.storage.database import Database
 from fumehood.storage.errors import StoreError
 
-NO_FILE = "There is no policy file: policy_file in the configuration names one. Do not retry."
+NO_FILE = "No policy file is configured. Set policy_file in the configuration. Do not retry."
 BY_FILE = "file"
 """The recorded author of a change made in the policy file."""
 
 
 class CurrentPolicy:
-    """The policy in force: the policy in a file, or the defaults if there is no file.
+    """The policy in force: the policy file's, or the defaults if no file is configured.
 
-    `facts_of` resolves a call that is to be explained. `use` is called with the policy, or None
-    without a file, and again with each later policy.
+    `facts_of` resolves a call whose decision is to be explained. `use` is called at once with the
+    policy, or None without a file, and again with each new policy.
 
     Raises:
         PolicyError: the file has faults or cannot be read.
@@ -80,13 +79,15 @@ class CurrentPolicy:
         use(self._policy)
 
     async def start(self) -> None:
-        """If there is a policy, record in the audit log which policy the engine starts with."""
+        """Record in the audit log the policy with which the engine starts, if there is one."""
         if self._policy is not None:
             self._log_loaded(self._policy, BY_FILE)
             await self._record_loaded(self._policy, BY_FILE)
 
     async def follow(self) -> None:
-        """Apply changes of the file until cancelled."""
+        """Watch the policy file and apply its changes, until cancelled. Return at once if no file
+        is configured.
+        """
         if self._file is None:
             return
         async with anyio.create_task_group() as group:
@@ -100,11 +101,11 @@ class CurrentPolicy:
             await watch(self._file.poll, take, partial(log_fault, self._log, "policy.failed"))
 
     async def reload(self, by: Principal) -> PolicyStatus:
-        """Read the policy file now instead of at the next poll, and return the status. If the
-        policy has no file, only return the status.
+        """Read the policy file now instead of at the next poll, and return the status. If no file
+        is configured, only return the status.
 
         Raises:
-            InvalidParams: the file is faulty; the old rules stay in force.
+            InvalidParams: the file has faults; the old rules stay in force.
         """
         if self._file is None:
             return self.status()
@@ -113,7 +114,8 @@ class CurrentPolicy:
         except PolicyError as refused:
             self._refuse(refused)
             raise InvalidParams(
-                f"The policy cannot be used, and the old rules stay: {refused.shown[0]}",
+                "The policy has faults, so the old rules stay in force. First fault: "
+                f"{refused.shown[0]}",
                 details={"faults": list(refused.shown)},
             ) from None
         self._use(policy, by.id)
@@ -124,7 +126,7 @@ class CurrentPolicy:
         """Return the text of the policy file and its version.
 
         Raises:
-            ResourceNotFound: there is no policy file, or it cannot be read.
+            ResourceNotFound: no policy file is configured, or it cannot be read.
         """
         if self._file is None:
             raise ResourceNotFound(NO_FILE)
@@ -135,12 +137,12 @@ class CurrentPolicy:
         return PolicyText(text=text, version=version)
 
     async def replace(self, new: NewPolicy, by: Principal) -> PolicyStatus:
-        """Write a new policy file, and put its policy in force. A faulty policy is not written.
+        """Write a new policy file, put its policy in force, and return the status.
 
         Raises:
-            ResourceNotFound: there is no file.
-            InvalidParams: the new rules have faults.
-            IdempotencyConflict: the file has changed since it was read.
+            ResourceNotFound: no policy file is configured.
+            InvalidParams: the new rules have faults, so they were not written.
+            IdempotencyConflict: the file is no longer the version that `new` replaces.
             StateUnavailable: the file cannot be written.
         """
         if self._file is None:
@@ -149,11 +151,12 @@ class CurrentPolicy:
             policy = await anyio.to_thread.run_sync(self._file.replace, new.text, new.version)
         except Outdated:
             raise IdempotencyConflict(
-                "The policy file has changed since you looked. Look at it again."
+                "The policy file has changed since you read it. Read it again."
             ) from None
         except PolicyError as refused:
             raise InvalidParams(
-                f"The rules cannot be used, and the old ones stay: {refused.shown[0]}",
+                "The new rules have faults, so the old rules stay in force. First fault: "
+                f"{refused.shown[0]}",
                 fields=["text"], details={"faults": list(refused.shown)},
             ) from None  # fmt: skip
         except OSError as error:
@@ -174,12 +177,12 @@ class CurrentPolicy:
         )
 
     def explain(self, query: ExplainWish) -> Explanation:
-        """Explain how a call would be decided, without making the call.
+        """Explain the policy's decision on a call, without making the call.
 
-        The call is resolved and validated like a real call; budgets are not considered.
+        The call is resolved and validated like a real call. Budgets are ignored.
 
         Raises:
-            EngineError: the call would be refused before the policy.
+            EngineError: the call would be refused before the policy is evaluated.
         """
         return self.gate.explain(self._facts_of(query))
 
@@ -189,7 +192,7 @@ class CurrentPolicy:
         return [*found, *self._registry.coming]
 
     def _use(self, policy: Policy, by: str) -> bool:
-        """Put a policy in force. Return whether the policy differs from the previous policy."""
+        """Put a policy in force. Return whether it differs from the previous policy."""
         self._refused = ()
         is_other = self._policy is None or policy.version != self._policy.version
         self._policy = policy
@@ -209,8 +212,8 @@ class CurrentPolicy:
         self._log.info("policy.loaded", version=policy.version, rules=len(policy.rules), by=by)
 
     async def _record_loaded(self, policy: Policy, by: str) -> None:
-        """Record in the audit log that a policy was loaded, and by whom. The policy stays in force
-        even if the record cannot be written.
+        """Record in the audit log that a policy was loaded, and by whom. If that fails, log the
+        failure; the policy stays in force.
         """
         details = {"version": policy.version, "rules": len(policy.rules)}
         job = recorded(

@@ -45,8 +45,8 @@ from fumehood.sandbox.trusted_files import (
 from fumehood.storage.directory import write_private
 
 Known = ToolDefinition | tuple[str, str]
-"""A registered tool: its definition, or only its name and version. If the version is empty, the
-name is a prefix of the names of tools that may be registered later."""
+"""A registered tool: its definition, or only its name and version. With an empty version, the name
+is instead a prefix: tools whose names begin with it may be registered later."""
 
 Place = tuple[str | int, ...]
 """The path to a value in a rule: keys of tables and indexes of lists."""
@@ -61,12 +61,12 @@ VERSION_DIGITS = 12
 def load_policy(path: Path, tools: Iterable[Known]) -> Policy:
     """Load the policy from a file.
 
-    The names of arguments in rules are checked only if every tool is given with its definition. A
-    rule that can never decide a call is a fault, because its author relies on it.
+    The names of arguments in rules are checked only if `tools` has a definition for every tool. A
+    rule that can never decide a call is a fault, because its author expects it to.
 
     Raises:
-        PolicyError: the policy has faults, or the file is missing or can be written by other users.
-            The error lists all faults.
+        PolicyError: the policy has faults, or the file is missing or writable for other users. The
+            error lists all faults.
     """
     return parse_policy(path.name, _read(path)[0], tools)
 
@@ -171,7 +171,7 @@ class PolicyFile:
     def poll(self) -> Policy | PolicyError | None:
         """Return the policy, or its faults, if the file has changed, and otherwise None.
 
-        A change is reported once two polls in a row have seen it.
+        A change is reported only after two consecutive polls have found the same new version.
         """
         with self._lock:
             seen = self._look()
@@ -226,27 +226,32 @@ class _Faults:
         self._ids: dict[int, str] = {}
 
     def checked_entries(self, document: dict[str, Any]) -> list[Any]:
-        """Check the document's other top-level keys, and return the rules, which are not parsed
-        yet.
+        """Check all top-level keys, and return the unparsed rules. Add a fault for each invalid
+        key.
+
+        Raises:
+            PolicyError: there are too many rules.
         """
         known_keys = sorted((*OWN_KEYS, *_OF_PARTS))
         for key in document.keys() - set(known_keys):
             known = _known(str(key), known_keys)
-            self._tell((key,), f"unknown key {key[:40]!a}{known}")
+            self._note((key,), f"unknown key {key[:40]!a}{known}")
         if document.get("mode", "enforce") not in ("enforce", "shadow"):
-            self._tell(("mode",), "mode must be 'enforce' or 'shadow'")
+            self._note(("mode",), "mode must be 'enforce' or 'shadow'")
         has_others = any(document.get(key) for key in _OF_PARTS)
         entries = document.get("rules", [] if has_others else None)
         if not isinstance(entries, list) or not (entries or has_others):
-            self._tell(("rules",), "it holds no rules; without rules, leave policy_file out")
+            self._note(("rules",), "it holds no rules; without rules, leave policy_file out")
             return []
         if len(entries) > MAX_RULES:
-            self._tell(("rules",), f"it holds {len(entries)} rules, more than {MAX_RULES}")
+            self._note(("rules",), f"it holds {len(entries)} rules, more than {MAX_RULES}")
             self.raise_if_any()
         return entries
 
     def of_part(self, key: str, value: Any) -> Any:
-        """Parse the value of a part's key. If it is invalid, add its faults and return None."""
+        """Parse the value of a key that a part adds to the policy. If the value is invalid, add
+        its faults and return None.
+        """
         kind = _OF_PARTS[key]
         try:
             return TypeAdapter(kind).validate_python(value)
@@ -257,7 +262,7 @@ class _Faults:
                 number, *inner = fault["loc"] or (None,)
                 of = key if number is None else f"{key.removesuffix('s')} number {int(number) + 1}"
                 where = "".join(f"{part}." for part in inner)[:-1]
-                self._tell((key, *fault["loc"]), f"{of}: {where + ': ' if where else ''}{words}")
+                self._note((key, *fault["loc"]), f"{of}: {where + ': ' if where else ''}{words}")
             return None
 
     def rule(self, number: int, entry: Any) -> Rule | None:
@@ -272,7 +277,7 @@ class _Faults:
             return None
 
     def check_ids(self) -> None:
-        """Report rule ids that are used twice. The ids of invalid rules count as well."""
+        """Add a fault for each rule id that is used twice, also by invalid rules."""
         first: dict[str, int] = {}
         for number, name in self._ids.items():
             if first.setdefault(name, number) != number:
@@ -283,16 +288,16 @@ class _Faults:
         who = self._ids.get(number)
         named = f"rule {one_line(who, 80)!a}" if who is not None else f"rule number {number + 1}"
         where = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in place)[1:]
-        self._tell(("rules", number, *place), f"{named}: {where + ': ' if where else ''}{words}")
+        self._note(("rules", number, *place), f"{named}: {where + ': ' if where else ''}{words}")
 
-    def _tell(self, place: Place, words: str) -> None:
+    def _note(self, place: Place, words: str) -> None:
         fault = PolicyFault(line=line_of(self._lines, place), message=one_line(words))
         number = place[1] if len(place) > 1 else -1
         self._found.append((int(number), fault))
 
     def raise_if_any(self) -> None:
-        """Raise PolicyError if there are faults. The error lists the faults by line, or by rule if
-        lines are unknown.
+        """Raise PolicyError with all faults, if there are any. They are in the order of their
+        lines, or of their rules if lines are unknown.
         """
         if self._found:
             ordered = [
@@ -308,10 +313,10 @@ def _keys(model: type[BaseModel], *more: str) -> tuple[str, ...]:
 
 
 def keys_of(found: Iterable[Part]) -> Mapping[str, Any]:
-    """Return the keys that parts add to a policy file, with the types of their values.
+    """Return the keys that these parts add to a policy file, with the types of their values.
 
     Raises:
-        PartError: a key is the kernel's.
+        PartError: a part adds a key that the kernel defines.
     """
     keys = {key: imported(place) for part in found for key, place in part.policy.items()}
     if taken := keys.keys() & set(OWN_KEYS):
@@ -320,10 +325,10 @@ def keys_of(found: Iterable[Part]) -> Mapping[str, Any]:
 
 
 def condition_of(found: Iterable[Part]) -> type[Condition]:
-    """Return the model of a condition that can have the keys of these parts.
+    """Return a model of conditions that also accepts the keys that these parts add.
 
     Raises:
-        PartError: a key is the kernel's.
+        PartError: a part adds a key that the kernel defines.
     """
     kinds = {key: imported(place) for part in found for key, place in part.conditions.items()}
     if taken := kinds.keys() & {*dir(Condition), *_keys(Condition)}:
@@ -334,11 +339,11 @@ def condition_of(found: Iterable[Part]) -> type[Condition]:
 
 
 def rule_of(found: Collection[Part]) -> type[Rule]:
-    """Return the model of a rule that can test for the excesses of these parts' gates, and has the
-    parts' conditions.
+    """Return a model of rules that also accepts the keys that these parts add: their conditions
+    (`Part.conditions`), and tests whether their gates would refuse the call (`Part.excesses`).
 
     Raises:
-        PartError: a key is the kernel's, or two parts have it.
+        PartError: a part adds a key that the kernel or another part defines.
     """
     condition: Any = condition_of(found)
     keys: dict[str, Any] = {key: (Literal[True] | None, None) for p in found for key in p.excesses}
@@ -355,7 +360,7 @@ def rule_of(found: Collection[Part]) -> type[Rule]:
 
 _OF_PARTS = keys_of(parts())
 RuleOfFile = rule_of(parts())
-"""A rule with the keys that parts add."""
+"""The model of a rule in a policy file, with the keys of all parts."""
 
 _RULE_KEYS = _keys(RuleOfFile, *RuleOfFile.short_keys())
 _CONDITION_KEYS = _keys(condition_of(parts()))
@@ -363,7 +368,7 @@ _PREDICATE_KEYS = _keys(Predicate)
 
 
 def _keys_at(place: Place) -> tuple[str, ...]:
-    """Return the keys that are valid in the table that contains the key at this place."""
+    """Return the valid keys of the table that contains the key at this place."""
     if "not" in place[:-1]:
         return _PREDICATE_KEYS
     return _CONDITION_KEYS if len(place) > 1 else _RULE_KEYS
@@ -389,8 +394,8 @@ _PLAIN: Mapping[str, str] = {
     "invalid_key": "its keys must be strings",
     "missing": "is missing",
     "model_type": "must be a table",
-    "string_pattern_mismatch": "begins with a letter or digit, has only letters, digits and _ . - "
-    "and at most 64 of them",
+    "string_pattern_mismatch": "must begin with a letter or digit, and have at most 64 letters, "
+    "digits and _ . -",
     "string_too_short": "must not be empty",
     "string_type": "must be a string",
     "too_short": "must not be empty",
@@ -410,7 +415,9 @@ _OF_CONTEXT: Mapping[str, Callable[[Context], str]] = {
 
 
 def plain_words(fault: ErrorDetails, known_keys: Collection[str]) -> str:
-    """Describe a validation error. If a key is unknown, list `known_keys`."""
+    """Return a clause that describes a validation error. For an unknown key, it lists
+    `known_keys`.
+    """
     kind, place = fault["type"], fault["loc"]
     if kind == "extra_forbidden":
         return f"unknown key{_known(str(place[-1]), known_keys)}"
@@ -443,8 +450,8 @@ def _check_tools(
     coming: tuple[str, ...],
     found: _Faults,
 ) -> bool:
-    """Report each unknown tool. Returns whether every entry of `tools` matches a registered
-    tool.
+    """Add a fault for each entry of the rule's `tools` that matches neither a registered tool nor
+    a prefix in `coming`. Return whether every entry matches a registered tool.
     """
     unknown = [pattern for pattern in rule.tools or () if not _is_registered(pattern, versions)]
     for pattern in unknown:
@@ -465,13 +472,13 @@ def _is_registered(pattern: str, versions: Mapping[str, Sequence[str]]) -> bool:
     if names_exactly(pattern):
         return any(map(compile_glob(version or "*"), versions.get(name, ())))
     fits = compile_tool(pattern)
-    return any(fits(name, one) for name, all_ in versions.items() for one in all_)
+    return any(fits(name, version) for name, known in versions.items() for version in known)
 
 
 def _check_arguments(
     number: int, rule: Rule, definitions: Collection[ToolDefinition], found: _Faults
 ) -> None:
-    """Report each condition on an argument that none of the rule's tools accepts."""
+    """Add a fault for each condition on an argument that none of the rule's tools accepts."""
     compiled = compile_rule(rule.model_copy(update={"environments": None}), None, "")
     matching = [tool for tool in definitions if compiled.is_about(tool)]
     for key, conditions in (("when", rule.when), ("any", rule.any or ())):
@@ -491,9 +498,7 @@ def _check_arguments(
 
 
 def takes(tool: ToolDefinition, segments: Sequence[str]) -> bool:
-    """Whether the tool accepts an argument at this path. True if the tool's schema does not exclude
-    it.
-    """
+    """Whether the tool may accept an argument at this path: its schema does not exclude it."""
     schema: Any = tool.parameters
     for segment in segments:
         if not isinstance(schema, Mapping) or not _is_complete(schema):
@@ -524,8 +529,8 @@ def _is_complete(schema: Mapping[str, Any]) -> bool:
 
 
 def _check_shadowed(rules: Mapping[int, Rule], found: _Faults) -> None:
-    """Report each rule that never decides, because a stricter rule anywhere, or an earlier rule
-    with the same verdict, decides every call that it matches.
+    """Add a fault for each rule that can never decide a call, because every call that it matches is
+    decided by a stricter rule, or by an earlier rule with the same verdict.
     """
     enforced = {number: rule for number, rule in rules.items() if rule.is_enforced}
     others: dict[str | None, list[tuple[int, Rule]]] = defaultdict(list)
@@ -534,31 +539,33 @@ def _check_shadowed(rules: Mapping[int, Rule], found: _Faults) -> None:
             others[pattern].append((number, rule))
     for number, rule in enforced.items():
         near = others[rule.tools[0]] if rule.tools is not None else []
-        for place, one in (*others[None], *near):
-            excess = _STRICTNESS[one.decision] - _STRICTNESS[rule.decision]
-            if (excess > 0 or (excess == 0 and place < number)) and _takes_all(one, rule):
-                order = f", as {one.decision} wins over {rule.decision} in any order"
-                words = f"it can never decide: the rule {one.id} always decides first"
+        for place, other in (*others[None], *near):
+            excess = _STRICTNESS[other.decision] - _STRICTNESS[rule.decision]
+            if (excess > 0 or (excess == 0 and place < number)) and _takes_all(other, rule):
+                order = f", as {other.decision} wins over {rule.decision} in any order"
+                words = f"it can never decide: the rule {other.id} always decides first"
                 found.add(number, (), words + (order if excess else ""))
                 break
 
 
-def _takes_all(one: Rule, other: Rule) -> bool:
-    """Whether the rule `one`, which is at least as strict as `other`, decides every call that
-    `other` would decide.
+def _takes_all(stricter: Rule, rule: Rule) -> bool:
+    """Whether `stricter`, which is at least as strict as `rule`, matches every call that `rule`
+    matches, so that `rule` never decides one.
     """
-    if not one.is_unconditional and _tests(one) != _tests(other):
+    if not stricter.is_unconditional and _tests(stricter) != _tests(rule):
         return False
-    if other.decision is one.decision is Verdict.ASK and _asks_more(other, one):
+    if rule.decision is stricter.decision is Verdict.ASK and _asks_more(rule, stricter):
         return False
     lists = ("agents", "principals", "environments", "categories", "tags")
     values = ("dangerous", "read_only", "sandboxed", "cost_over")
     return (
-        all(_includes(getattr(one, key), getattr(other, key)) for key in lists)
-        and all(getattr(one, key) in (None, getattr(other, key)) for key in values)
-        and _includes(one.tools, other.tools)
-        # A rule allows a dangerous tool only by its exact name.
-        and not (one.decision is Verdict.ALLOW and one.tools is None and other.tools is not None)
+        all(_includes(getattr(stricter, key), getattr(rule, key)) for key in lists)
+        and all(getattr(stricter, key) in (None, getattr(rule, key)) for key in values)
+        and _includes(stricter.tools, rule.tools)
+        # Only a rule that names a dangerous tool exactly allows it.
+        and not (
+            stricter.decision is Verdict.ALLOW and stricter.tools is None and rule.tools is not None
+        )
     )
 
 
@@ -567,7 +574,9 @@ def _tests(rule: Rule) -> tuple[object, ...]:
 
 
 def _asks_more(rule: Rule, than: Rule) -> bool:
-    """Whether `rule` requires other or more approvers than the rule `than`."""
+    """Whether `rule` requires more approvals than the rule `than`, or other approvers, or lets an
+    approved call pass gates that `than` does not.
+    """
     narrows = rule.approvers is not None and rule.approvers != than.approvers
     more = (rule.quorum or 1) > (than.quorum or 1)
     return narrows or more or not set(rule.exceeds) <= set(than.exceeds)

@@ -1,10 +1,10 @@
 """The policy: rules that allow, ask about or deny calls. Values only.
 
-`policy/rules` evaluates them, `policy/service` decides, and `policy/loader` finds faults in a whole
-document. This module checks each rule by itself.
+`policy/rules` evaluates rules, and `policy/service` combines the results to a decision. This module
+validates each rule by itself; `policy/loader` finds the other faults of a document.
 
-Invariants: deny > ask > allow, and of several rules with the same verdict the first rule is named.
-An absent key means any value; an empty list would never match, and is refused.
+Invariants: deny > ask > allow; if several matching rules have the same verdict, the decision names
+the first. An absent key matches any value; an empty list would never match, so it is a fault.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ class CallFacts(NamedTuple):
     agent_id: str | None
     session_id: str | None
     exceeds: Callable[[str], bool] = _never
-    """Whether a gate with this key has an excess (`pipeline/gate.py`). Called only if a rule tests
-    it."""
+    """Returns whether the gate with this key would refuse the call now (`pipeline/gate.py`). Called
+    only if a rule tests for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,10 +82,10 @@ class Decision:
     asked_by: tuple[str, ...] = ()
     """Ids of all rules that ask; empty if a default asks."""
     may_exceed: tuple[str, ...] = ()
-    """The keys of gates that an approval lets the call pass despite their excesses, because a rule
-    that asks tests for them."""
+    """The keys of the gates that an approved call may pass although they would refuse it, because a
+    rule that asks tests for these keys."""
     may_run_first: bool = False
-    """Whether the call runs before a human is asked, if a part can hold back its effect."""
+    """Whether the call may run before a human decides, if a part can withhold its effect."""
 
 
 MAX_RULES = 5_000
@@ -207,34 +207,38 @@ class Predicate(_Written):
 
 
 class PartCondition(ABC):
-    """The value of a key that a part adds to conditions, and the condition's test.
+    """The value of a key that a part adds to conditions, and the test that it defines.
 
-    Such a condition tests what the part reads from a call's arguments. A subclass is also a model,
-    from which the value is parsed. What it reads is hostile.
+    The test examines items that the part parses from a call's arguments, such as the programs in a
+    shell command. A subclass is also a pydantic model, which validates the value. The arguments are
+    untrusted.
     """
 
     subject: ClassVar[str]
-    """What the condition tests, as a noun for messages."""
+    """A noun for messages: what the condition tests."""
     arguments: ClassVar[tuple[str, ...]]
-    """The names of the arguments that it reads. One of the rule's tools must take one of them."""
+    """The names of the arguments that the test reads. At least one of the rule's tools must accept
+    at least one of them."""
 
     @abstractmethod
     def compiled(self, *, for_every: bool) -> Callable[[JsonObject], Answer]:
-        """Return the test as a function of the arguments.
+        """Return the test as a function of a call's arguments.
 
-        It holds if one of the things that the part reads meets the condition or, with `for_every`,
-        if all do. If anything may be read in two ways, or nothing can be read, it is in doubt.
+        The function returns True if at least one item meets the condition or, with `for_every`, if
+        all items do. It returns None (in doubt) if no item can be parsed, or if the arguments are
+        ambiguous.
         """
 
     @abstractmethod
     def why_in_doubt(self, arguments: JsonObject) -> str:
-        """Return a clause that says why the test of these arguments is in doubt."""
+        """Return, as a clause, why the test of these arguments is in doubt."""
 
 
 class Condition(Predicate):
-    """A test of the argument at a JSON pointer, or of what a part reads from arguments.
+    """A test of the argument at a JSON pointer, or of items that a part parses from arguments.
 
-    A segment `*` stands for every element. *Source*: RFC 6901; `*` is our extension.
+    The pointer's segment `*` matches every element of a list or object. *Source*: RFC 6901; `*` is
+    our extension.
     """
 
     argument: Text = ""
@@ -263,13 +267,13 @@ class Condition(Predicate):
 
     @property
     def of_part(self) -> PartCondition | None:
-        """The value of the part's key that the condition has instead of `argument`."""
+        """The value of a part's key, if the condition has one instead of `argument`."""
         values = (getattr(self, key) for key in self.keys_of_parts())
         return next((value for value in values if value is not None), None)
 
     @property
     def name(self) -> str:
-        """A name for messages of the tested object: an argument, or what a part reads."""
+        """What the condition tests, as a noun for messages: an argument, or a part's subject."""
         return f"argument {self.argument}" if self.of_part is None else self.of_part.subject
 
     @property
@@ -287,7 +291,7 @@ class Condition(Predicate):
 
 
 class Rule(_Written):
-    """One rule. A rule matches the calls for which all its conditions hold."""
+    """One rule. It matches a call if all its keys match and all its conditions hold."""
 
     id: str = Field(pattern=ID_PATTERN)
     decision: Verdict
@@ -306,7 +310,7 @@ class Rule(_Written):
     approvers: Names | None = None
     quorum: Annotated[int, Field(strict=True, ge=1, le=20)] | None = None
     preview: Literal[True] | None = None
-    """A program in a durable session runs as a trial, and the human sees its effect."""
+    """Run a program in a durable session as a trial first, and show its effect to the approver."""
     mode: Mode = "enforce"
     when: Annotated[tuple[Condition, ...], Field(max_length=MAX_CONDITIONS)] = ()
     any: Annotated[tuple[Condition, ...], Field(min_length=1, max_length=MAX_CONDITIONS)] | None = (
@@ -317,7 +321,7 @@ class Rule(_Written):
     @model_validator(mode="before")
     @classmethod
     def _move_conditions(cls, document: Any) -> Any:
-        """Move a rule's own keys that are short for conditions into `when`."""
+        """Move keys that are shorthand for a condition from the rule into its `when`."""
         if not isinstance(document, dict):
             return document
         short = {key: document[key] for key in cls.short_keys() if document.get(key) is not None}
@@ -365,14 +369,18 @@ class Rule(_Written):
 
     @classmethod
     def short_keys(cls) -> list[str]:
-        """Return the keys of conditions that the rule itself may have: those that parts add."""
+        """Return the keys that a rule accepts as shorthand for a condition in `when`: those that
+        parts add to conditions.
+        """
         condition: Any = table_of(cls.model_fields["when"].annotation)
         keys: list[str] = condition.keys_of_parts()
         return keys
 
     @property
     def exceeds(self) -> tuple[str, ...]:
-        """The excesses of gates for which the rule tests: its keys that parts add, sorted."""
+        """The keys of parts' gates in the rule, sorted. The rule matches only if each of these
+        gates would refuse the call.
+        """
         added = type(self).model_fields.keys() - Rule.model_fields.keys()
         return tuple(sorted(key for key in added if getattr(self, key)))
 
@@ -385,12 +393,12 @@ class Rule(_Written):
 
     @property
     def is_unconditional(self) -> bool:
-        """Whether the rule has no conditions and tests for no excess of a gate."""
+        """Whether the rule has no conditions and no keys of gates (`exceeds`)."""
         return not self.when and not self.any and not self.exceeds
 
 
 class Policy(Value):
-    """All rules of one document, in order."""
+    """The parsed policy file: its rules, in order, and the values of parts' keys."""
 
     version: str
     """The first 12 hexadecimal digits of the SHA-256 of the file's bytes."""
@@ -403,20 +411,20 @@ class Policy(Value):
     """The values of the keys that parts add to the document (`Part.policy`)."""
 
     def enforced(self) -> Policy:
-        """Return the same policy with every rule enforced, including rules in shadow mode."""
+        """Return a copy of the policy in which rules in shadow mode are enforced."""
         rules = tuple(rule.model_copy(update={"mode": "enforce"}) for rule in self.rules)
         return self.model_copy(update={"rules": rules})
 
 
 class PolicyFault(Value):
-    """One fault in a document."""
+    """One fault in a policy file. `line` is None if unknown."""
 
     line: int | None
     message: str
 
 
 class PolicyError(FumehoodError):
-    """An unusable policy, with every fault. The message is for the operator."""
+    """The policy is unusable. `faults` has every fault, and the message is for the operator."""
 
     def __init__(self, file: str, faults: tuple[PolicyFault, ...]) -> None:
         self.file = file
@@ -505,18 +513,18 @@ class RuleStatus(Value):
 
 
 class PolicyText(Value):
-    """The text of the policy file, and its version."""
+    """The text of the policy file, and the version of this text."""
 
     text: str
     version: str
 
 
 class NewPolicy(Value):
-    """The new text of the policy file, and the version of the file that it replaces."""
+    """A request to replace the text of the policy file."""
 
     text: str = Field(min_length=1, max_length=MAX_POLICY_CHARACTERS)
     version: str = Field(min_length=1, max_length=64)
-    """Version of the file that this text replaces."""
+    """The version that `text` replaces. If the file has another version, the request fails."""
 
 
 class PolicyStatus(Value):
@@ -527,4 +535,4 @@ class PolicyStatus(Value):
     environment: str
     rules: tuple[RuleStatus, ...]
     refused: tuple[str, ...]
-    """Faults of the current file, if the engine still uses an older version."""
+    """Faults of the current file, because of which the engine still uses an older version."""

@@ -1,11 +1,11 @@
 """Rules and their conditions, compiled to functions.
 
 Host side, used by `policy/service`. Tests of the tool and the engine (`of_tool`) run only once for
-each tool, so they are separate from tests of the call (`of_call`). Every test returns True, False,
-or None, which means in doubt: the argument is missing, has another type than the value it is
-compared with, or can be read in two ways. Invariants: if in doubt, a rule that denies or asks
-matches, and a rule that allows does not; no argument makes a test raise an error, and each test
-takes at most linear time. Text is compared by code points, unchanged.
+each tool, so they are separate from tests of the call (`of_call`). A test of arguments returns
+True, False, or None for "in doubt": the argument is missing, is ambiguous, or has another type than
+the value with which it is compared. Invariants: in doubt, a rule that denies or asks matches, and a
+rule that allows does not; no argument makes a test raise an error; each test takes at most linear
+time. Text is compared by code points, unchanged.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ from fumehood.registry.arguments import arguments_of
 T = TypeVar("T")
 
 MAX_LOOKED_AT = 1_000
-"""Maximum number of elements that a condition with `*` tests. With more, the condition is in
-doubt."""
+"""Maximum number of elements that a condition with `*` tests. If there are more, the condition is
+in doubt."""
 
 MAX_SHOWN = 200
-"""Maximum number of characters of the compared values in an explanation. Longer text is cut."""
+"""Maximum number of characters of the compared values in an explanation; the rest is cut off."""
 
 ABSENT: Final = object()
-"""The value that is tested if a pointer leads to no argument."""
+"""Represents the value at a pointer if the call has no such argument."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ class OfCall:
     says: str
     ask: Callable[[CallFacts], Answer]
     conditions: tuple[Condition, ...] = ()
-    """The conditions that the test evaluates. Empty if the test examines no arguments."""
+    """The conditions on arguments that the test evaluates; empty for other tests."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,16 +76,14 @@ class CompiledRule:
     of_tool: tuple[OfTool, ...]
     of_call: tuple[OfCall, ...]
     in_doubt: bool
-    """The result that a test in doubt counts as: True for deny and ask, False for allow."""
+    """How a test that is in doubt counts: True if the rule denies or asks, False if it allows."""
 
     def is_about(self, tool: ToolDefinition) -> bool:
         """Whether the rule can match calls of this tool."""
         return all(question.ask(tool) for question in self.of_tool)
 
     def matches(self, facts: CallFacts) -> bool:
-        """Whether the rule matches the call. Call this method only if `is_about` returns True for
-        the call's tool.
-        """
+        """Whether the rule matches the call. `is_about` must be True for the call's tool."""
         in_doubt = self.in_doubt
         for question in self.of_call:
             answer = question.ask(facts)
@@ -94,28 +92,28 @@ class CompiledRule:
         return True
 
     def doubt(self, facts: CallFacts) -> str | None:
-        """Return the reason why conditions of this rule, which matches the call, are in doubt.
-        Return None if the rule matches without doubt.
+        """Return why conditions of the rule are in doubt, or None if none is. The rule must match
+        the call.
         """
         for question in self.of_call:
             if question.conditions and question.ask(facts) is None:
                 return "; ".join(
-                    why_in_doubt(one, facts.tool, facts.arguments)
-                    for one in question.conditions
-                    if compile_condition(one, for_every=False)(facts.arguments) is None
+                    why_in_doubt(condition, facts.tool, facts.arguments)
+                    for condition in question.conditions
+                    if compile_condition(condition, for_every=False)(facts.arguments) is None
                 )
         return None
 
     def explained(self, facts: CallFacts) -> ExplainedRule:
-        """Return each test and its result for a call."""
-        parts = [CheckedPart(says=one.says, holds=one.ask(facts.tool)) for one in self.of_tool]
+        """Return whether the rule matches a call, with the result of each test."""
+        parts = [CheckedPart(says=test.says, holds=test.ask(facts.tool)) for test in self.of_tool]
         parts += [
             CheckedPart(
-                says=one.says,
-                holds=one.ask(facts),
-                compared=_compared(one.conditions, facts),
+                says=test.says,
+                holds=test.ask(facts),
+                compared=_compared(test.conditions, facts),
             )
-            for one in self.of_call
+            for test in self.of_call
         ]
         return ExplainedRule(
             id=self.rule.id,
@@ -139,7 +137,7 @@ def compile_rule(rule: Rule, line: int | None, environment: str) -> CompiledRule
 
 
 def names_exactly(pattern: str) -> bool:
-    """Whether this pattern in a rule's `tools` is an exact name."""
+    """Whether this pattern in a rule's `tools` has an exact name. Its version may have a `*`."""
     return "*" not in pattern.partition("@")[0]
 
 
@@ -178,7 +176,7 @@ def _of_tool(rule: Rule, environment: str) -> Iterable[OfTool]:
 
 
 ALSO: Mapping[str, str] = MappingProxyType({"start_process": "run_shell"})
-"""Tool → another tool whose rules also apply to it. Starting a process means running a command."""
+"""Tool → another tool whose rules also apply to it: to start a process is to run a command."""
 
 
 def names_for(tool: ToolDefinition) -> tuple[str, ...]:
@@ -222,20 +220,20 @@ def _exceeds(key: str, facts: CallFacts) -> bool:
 
 
 def _of_arguments(words: str, conditions: tuple[Condition, ...], *, for_every: bool) -> OfCall:
-    """Return a test that holds if at least one of these conditions holds. `words` describes the
-    test.
+    """Return a test that holds if at least one of these conditions holds. `words` introduces the
+    conditions in the test's description.
     """
     asks = [compile_condition(condition, for_every=for_every) for condition in conditions]
-    says = words + "; ".join(f"{one.name} {_words(one)}" for one in conditions)
+    says = words + "; ".join(f"{condition.name} {_words(condition)}" for condition in conditions)
     if len(asks) == 1:
         ask = asks[0]
         return OfCall(says, lambda facts: ask(facts.arguments), conditions)
-    return OfCall(says, lambda facts: any_holds(one(facts.arguments) for one in asks), conditions)
+    return OfCall(says, lambda facts: any_holds(ask(facts.arguments) for ask in asks), conditions)
 
 
 def _compared(conditions: Sequence[Condition], facts: CallFacts) -> str | None:
-    """Return the arguments that the conditions test, with defaults, as text; or None if there are
-    none.
+    """Return the values that the conditions test as shortened JSON. They include defaults. Return
+    None if the call has none of these arguments.
     """
     places = [place for condition in conditions for place in condition.places]
     found = [value for place in places for value in _all(facts.arguments, place) or ()]
@@ -269,10 +267,10 @@ def _listed(names: Iterable[str]) -> str:
 
 
 def compile_condition(condition: Condition, *, for_every: bool) -> Callable[[JsonObject], Answer]:
-    """Compile a condition to a function of the arguments.
+    """Compile a condition to a function of a call's arguments.
 
-    A condition on several elements (`*`) holds if one element meets the condition or, with
-    `for_every`, if all do. If there is no element, the condition is in doubt.
+    A condition on several elements (`*`) holds if at least one element meets it or, with
+    `for_every`, if all elements do. Without elements, it is in doubt.
     """
     if condition.of_part is not None:
         return condition.of_part.compiled(for_every=for_every)
@@ -292,7 +290,7 @@ def compile_condition(condition: Condition, *, for_every: bool) -> Callable[[Jso
 
 
 def why_in_doubt(condition: Condition, tool: ToolDefinition, arguments: JsonObject) -> str:
-    """Describe why a condition is in doubt."""
+    """Return, as a clause, why a condition on these arguments of the tool is in doubt."""
     if condition.of_part is not None:
         return condition.of_part.why_in_doubt(arguments)
     if "*" not in condition.segments:
@@ -300,8 +298,8 @@ def why_in_doubt(condition: Condition, tool: ToolDefinition, arguments: JsonObje
         if value is ABSENT:
             return f"{condition.argument} is absent{_instead(condition, tool, arguments)}"
         if isinstance(value, str) and condition.question <= {"path_inside", "host_in", "not"}:
-            return f"{condition.argument} cannot be read"
-        return f"{condition.argument} is of the type {kind_of(value)}"
+            return f"{condition.argument} cannot be parsed"
+        return f"{condition.argument} has the type {kind_of(value)}"
     found = _all(arguments, condition.segments)
     if found is None:
         return f"{condition.argument} has more than {MAX_LOOKED_AT} elements"
@@ -309,8 +307,8 @@ def why_in_doubt(condition: Condition, tool: ToolDefinition, arguments: JsonObje
 
 
 def _instead(condition: Condition, tool: ToolDefinition, arguments: JsonObject) -> str:
-    """Return a clause that names the argument with which the call replaces the absent argument, or
-    "" if there is no such argument.
+    """If the call has an alternative to the condition's absent argument, return a clause such as
+    ", this call has argv". Otherwise return "".
     """
     model = arguments_of(tool.executor)
     for pair in model.exclusive if model is not None else ():
@@ -321,7 +319,7 @@ def _instead(condition: Condition, tool: ToolDefinition, arguments: JsonObject) 
 
 
 def compile_predicate(predicate: Predicate) -> Callable[[Any], Answer]:
-    """Compile a predicate to a function of one value or ABSENT."""
+    """Compile a predicate to a function of one value, which may be ABSENT."""
     (question,) = predicate.question
     return _COMPILERS[question](predicate)
 
@@ -349,9 +347,7 @@ def kind_of(value: Any) -> str:
 
 
 def _on_text(test: Callable[[str], Answer]) -> Callable[[Any], Answer]:
-    """Extend a test of texts to all values. For a value that is not a text, the new test returns
-    None (in doubt).
-    """
+    """Extend a test of texts to any values. It returns None (in doubt) for other values."""
     return lambda value: test(value) if isinstance(value, str) else None
 
 
@@ -381,7 +377,7 @@ def _among(wanted: Sequence[Any]) -> Callable[[Any], Answer]:
     def asked(value: Any) -> Answer:
         if value is ABSENT or kind_of(value) not in kinds:
             return None
-        return any(same(value, one) for one in wanted)
+        return any(same(value, candidate) for candidate in wanted)
 
     return asked
 
@@ -413,7 +409,7 @@ def _host_in(predicate: Predicate) -> Callable[[Any], Answer]:
 
     def asked(text: str) -> Answer:
         host = host_of(text)
-        return None if host is None else any(host_matches(host, one) for one in patterns)
+        return None if host is None else any(host_matches(host, each) for each in patterns)
 
     return _on_text(asked)
 
@@ -484,8 +480,8 @@ def _one(arguments: Any, segments: Sequence[str]) -> Any:
 def _all(arguments: Any, segments: Sequence[str]) -> list[Any] | None:
     """Return the values at a pointer with `*`, or None if there are more than `MAX_LOOKED_AT`.
 
-    An element without a value at the rest of the pointer gives ABSENT, and so does `*` on a value
-    that is neither a list nor an object.
+    An element in which the rest of the pointer leads to no value gives ABSENT, and so does `*` on a
+    value that is neither a list nor an object.
     """
     values: list[Any] = [arguments]
     for segment in segments:
@@ -510,7 +506,7 @@ def _step(value: Any, segment: str) -> Any:
         return value.get(segment, ABSENT)
     if isinstance(value, list) and segment.isascii() and segment.isdigit():
         is_index = segment == "0" or not segment.startswith("0")
-        # Such an index is beyond any list, and Python refuses to convert very many digits.
+        # A longer index exceeds any list, and Python refuses to convert very many digits.
         if is_index and len(segment) < 10 and int(segment) < len(value):
             return value[int(segment)]
     return ABSENT

@@ -1,9 +1,9 @@
-"""The policy gate: the decision of the operator's rules, or of the defaults, on one call.
+"""The policy gate: decides on one call by the operator's rules, or by the defaults.
 
 Host side, called by `pipeline/authorize` and again before an approved call starts. In memory, no
-I/O. Invariants: deny > ask > allow, whatever the rules' order and detail; a dangerous tool is
-allowed only by a rule with its exact name; all asking rules apply together, so an additional rule
-that denies or asks never permits a call.
+I/O. Invariants: deny > ask > allow, whatever the order and specificity of the rules; only a rule
+with the exact name of a dangerous tool allows it; all matching rules that ask apply together, so
+adding a rule that denies or asks never permits a call.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from fumehood.policy.rules import CompiledRule, compile_rule
 DANGEROUS_ASKS = "default: dangerous tools wait for a human"
 HARMLESS_PASSES = "default: harmless tools are allowed"
 NO_POLICY = "none"
-"""The policy version that is recorded if there is no policy."""
+"""The recorded policy version without a policy."""
 
 MAX_TOOLS_KNOWN = 20_000
-"""Maximum number of tool definitions whose rules are cached."""
+"""Maximum number of tool definitions for which the applicable rules are cached."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class _About:
 
 
 class _Rules:
-    """The rules of one policy version. The rules that apply to a tool are cached."""
+    """The compiled rules of one policy version, with a cache of the rules for each tool."""
 
     def __init__(self, policy: Policy | None, environment: str) -> None:
         self.version = policy.version if policy is not None else NO_POLICY
@@ -61,19 +61,19 @@ class _Rules:
         return made
 
     def _make(self, tool: ToolDefinition) -> _About:
-        found = [one for one in self.all if one.is_about(tool)]
-        enforced = [one for one in found if one.rule.is_enforced]
+        found = [compiled for compiled in self.all if compiled.is_about(tool)]
+        enforced = [compiled for compiled in found if compiled.rule.is_enforced]
         return _About(
             tool,
-            deny=_saying(Verdict.DENY, enforced),
-            ask=_saying(Verdict.ASK, enforced),
-            allow=_saying(Verdict.ALLOW, enforced),
-            shadow=tuple(one for one in found if not one.rule.is_enforced),
+            deny=_with_verdict(Verdict.DENY, enforced),
+            ask=_with_verdict(Verdict.ASK, enforced),
+            allow=_with_verdict(Verdict.ALLOW, enforced),
+            shadow=tuple(compiled for compiled in found if not compiled.rule.is_enforced),
         )
 
 
 class PolicyGate:
-    """Decides on calls by the current policy, or by the defaults if there is no policy."""
+    """Decides on calls by the current policy or, without a policy, by the defaults."""
 
     def __init__(self, policy: Policy | None, environment: str) -> None:
         self.environment = environment
@@ -81,17 +81,17 @@ class PolicyGate:
 
     @property
     def version(self) -> str:
-        """The first 12 digits of the SHA-256 of the policy's file, or `none`."""
+        """The version of the current policy (`Policy.version`), or `none` without a policy."""
         return self._rules.version
 
     def replace(self, policy: Policy | None) -> None:
-        """Replace the whole policy atomically."""
+        """Replace the whole policy atomically, and reset the counts. None means the defaults."""
         self._rules = _Rules(policy, self.environment)
         self._counts: Counter[str] = Counter()
         self._shadow_counts: Counter[str] = Counter()
 
     def decide(self, facts: CallFacts) -> Decision:
-        """Decide one call."""
+        """Return the decision on one call. The decision is not counted."""
         rules = self._rules
         if not rules.all:
             return rules.default[facts.tool.dangerous]
@@ -110,12 +110,12 @@ class PolicyGate:
         return decision
 
     def count(self, decision: Decision) -> None:
-        """Count the deciding rule and the shadow decisions of a call that is made, not only
-        explained.
+        """Count the deciding rule and the shadow decisions. Only for calls that are made, not for
+        explanations.
         """
         self._counts[decision.rule] += 1
         if decision.shadow:
-            self._shadow_counts.update(told.partition(" ")[0] for told in decision.shadow)
+            self._shadow_counts.update(words.partition(" ")[0] for words in decision.shadow)
 
     def explain(self, facts: CallFacts) -> Explanation:
         """Return the decision on a call, and how each rule applies to it."""
@@ -130,12 +130,12 @@ class PolicyGate:
             quorum=decision.quorum,
             policy_version=decision.policy_version,
             shadow=decision.shadow,
-            rules=tuple(one.explained(facts) for one in self._rules.all),
+            rules=tuple(compiled.explained(facts) for compiled in self._rules.all),
         )
 
     def rules(self) -> tuple[RuleStatus, ...]:
         """Return every rule with its counts of decisions and shadow decisions."""
-        return tuple(self._status(one) for one in self._rules.all)
+        return tuple(map(self._status, self._rules.all))
 
     def _status(self, compiled: CompiledRule) -> RuleStatus:
         rule = compiled.rule
@@ -152,13 +152,15 @@ class PolicyGate:
         )
 
 
-def _saying(verdict: Verdict, rules: Iterable[CompiledRule]) -> tuple[CompiledRule, ...]:
-    return tuple(one for one in rules if one.rule.decision is verdict)
+def _with_verdict(verdict: Verdict, rules: Iterable[CompiledRule]) -> tuple[CompiledRule, ...]:
+    return tuple(compiled for compiled in rules if compiled.rule.decision is verdict)
 
 
 def _enforced(about: _About, facts: CallFacts, rules: _Rules) -> Decision:
-    """Return the strictest decision of the matching rules."""
-    denies = next((one for one in about.deny if one.matches(facts)), None)
+    """Return the strictest decision of the matching rules, without those in shadow mode. If none
+    matches, return the default.
+    """
+    denies = next((compiled for compiled in about.deny if compiled.matches(facts)), None)
     if denies is not None:
         return Decision(
             Verdict.DENY,
@@ -166,10 +168,10 @@ def _enforced(about: _About, facts: CallFacts, rules: _Rules) -> Decision:
             reason=_reason(denies, facts),
             policy_version=rules.version,
         )
-    asking = [one for one in about.ask if one.matches(facts)]
+    asking = [compiled for compiled in about.ask if compiled.matches(facts)]
     if asking:
         return _asked(asking, facts, rules.version)
-    allows = next((one.rule for one in about.allow if one.matches(facts)), None)
+    allows = next((compiled.rule for compiled in about.allow if compiled.matches(facts)), None)
     if allows is not None:
         return Decision(
             Verdict.ALLOW, allows.id, reason=allows.reason, policy_version=rules.version
@@ -178,7 +180,7 @@ def _enforced(about: _About, facts: CallFacts, rules: _Rules) -> Decision:
 
 
 def _reason(rule: CompiledRule, facts: CallFacts) -> str | None:
-    """Return the rule's reason. If a condition is in doubt, the result also explains the doubt."""
+    """Return the rule's reason, preceded by an explanation if conditions are in doubt."""
     doubt = rule.doubt(facts)
     if doubt is None:
         return rule.rule.reason
@@ -187,21 +189,23 @@ def _reason(rule: CompiledRule, facts: CallFacts) -> str | None:
 
 
 def _asked(asking: Sequence[CompiledRule], facts: CallFacts, version: str) -> Decision:
-    """Return the combined decision of the rules that ask: the largest quorum of these rules, and
-    the approvers whom all of them accept.
+    """Return the combined decision of the matching rules that ask: the largest of their quorums,
+    and the approvers whom all of them accept. Deny if there are fewer such approvers than the
+    quorum.
     """
     first = asking[0].rule
-    named = [one.rule.approvers for one in asking if one.rule.approvers is not None]
+    rules = [compiled.rule for compiled in asking]
+    named = [rule.approvers for rule in rules if rule.approvers is not None]
     approvers = (
         tuple(name for name in named[0] if all(name in them for them in named)) if named else ()
     )
-    quorum = max(one.rule.quorum or 1 for one in asking)
+    quorum = max(rule.quorum or 1 for rule in rules)
     if named and len(approvers) < quorum:
-        ids = ", ".join(one.rule.id for one in asking)
+        ids = ", ".join(rule.id for rule in rules)
         return Decision(
             Verdict.DENY,
             first.id,
-            reason=f"Too few approvers are named by all of the rules that ask: {ids}",
+            reason=f"These rules ask, but have too few approvers in common: {ids}",
             policy_version=version,
         )
     return Decision(
@@ -211,12 +215,15 @@ def _asked(asking: Sequence[CompiledRule], facts: CallFacts, version: str) -> De
         approvers=approvers,
         quorum=quorum,
         policy_version=version,
-        asked_by=tuple(one.rule.id for one in asking),
-        may_exceed=tuple(sorted({key for one in asking for key in one.rule.exceeds})),
-        may_run_first=all(one.rule.preview for one in asking),
+        asked_by=tuple(rule.id for rule in rules),
+        may_exceed=tuple(sorted({key for rule in rules for key in rule.exceeds})),
+        may_run_first=all(rule.preview for rule in rules),
     )
 
 
 def _with_shadow(decision: Decision, shadow: Sequence[CompiledRule], facts: CallFacts) -> Decision:
-    told = [f"{one.rule.id} would {one.rule.decision}" for one in shadow if one.matches(facts)]
-    return replace(decision, shadow=tuple(told)) if told else decision
+    """Add to a decision what the matching rules in shadow mode would have decided."""
+    rules = [compiled.rule for compiled in shadow if compiled.matches(facts)]
+    if not rules:
+        return decision
+    return replace(decision, shadow=tuple(f"{rule.id} would {rule.decision}" for rule in rules))

@@ -90,7 +90,10 @@ FAULTS: list[tuple[str, str]] = [
     (DENY + 'mode = "shade"', "policy.toml: rule 'r': mode: must be 'enforce' or 'sha"),
     ('[[rules]]\nid = "r"', "policy.toml: rule 'r': decision: is missing"),
     ('[[rules]]\ndecision = "deny"', "policy.toml: rule number 1: id: is missing"),
-    (DENY.replace('"r"', '"r:x"'), "policy.toml: rule 'r:x': id: begins with a letter or digit"),
+    (
+        DENY.replace('"r"', '"r:x"'),
+        "policy.toml: rule 'r:x': id: must begin with a letter or digit",
+    ),
     (HEAD.format("permit"), "policy.toml: rule 'r': decision: must be 'allow', 'ask' or"),
     (DENY + "tools = []", "policy.toml: rule 'r': tools: must not be empty"),
     (DENY + 'tools = "a"', "policy.toml: rule 'r': tools: must be a list"),

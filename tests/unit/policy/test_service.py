@@ -133,11 +133,13 @@ def test_undecidable_rule_explains_the_doubt() -> None:
     for arguments, doubt in (
         ({"argv": ["ls"]}, "/command is absent, this call has argv"),
         ({}, "/command is absent"),
-        ({"command": 5}, "/command is of the type number"),
+        ({"command": 5}, "/command has the type number"),
     ):
         assert told("deny", arguments, **deletes) == f"In doubt: {doubt}. {own}"
     inside = {"when": [{"argument": "/command", "path_inside": "/a"}]}
-    assert told("deny", {"command": "a\0"}, **inside) == f"In doubt: /command cannot be read. {own}"
+    assert (
+        told("deny", {"command": "a\0"}, **inside) == f"In doubt: /command cannot be parsed. {own}"
+    )
     each = {"when": [{"argument": "/files/*", "equals": 1}]}
     assert told("deny", {"files": []}, **each) == (
         f"In doubt: /files/* has no elements, or some that cannot be compared. {own}"
