@@ -87,7 +87,7 @@ def test_every_operation_takes_the_name_of_the_callers_own_session(
         for reference in ("build", session):
             refused = ask(stranger, method, path, reference)
             assert refused.code == "RESOURCE_NOT_FOUND", (method, path)
-            assert "no such session of yours" in refused.body["error"]["message"]
+            assert "You have no such session" in refused.body["error"]["message"]
         assert knows(ask(client, method, path, "build")), (method, path)
         assert not knows(ask(client, method, path, "other")), (method, path)
     assert client.get(f"/v1/sessions/{session}").body["data"]["session"]["state"] == "ended"
@@ -164,4 +164,4 @@ def test_call_in_anothers_session_is_refused_by_name_and_id(
     for reference in ("build", session, "other"):
         refused = stranger.call("run_python", {"code": told()}, session_id=reference)
         assert refused.code == "RESOURCE_NOT_FOUND"
-        assert "no such session of yours" in refused.body["error"]["message"]
+        assert "You have no such session" in refused.body["error"]["message"]

@@ -1,10 +1,10 @@
 """One session: its request, preset, container, expiry, share of the host, and record.
 
 Host side, used by `sessions` and `session_use`. Invariants: one call at a time uses the container;
-waiting calls are limited in number, served in order, and wait for a bounded time. A session of an
-agent that is bound to presets has one of these presets, and nothing beyond it except environment
-variables. Records of ended sessions are kept for a day, up to a limit for each principal, and a
-change stays pending until it is stored.
+waiting calls are limited in number, served in order, and wait for a bounded time. If an agent is
+bound to presets, its sessions use one of them and have only what this preset grants, except for
+environment variables. Records of ended sessions are kept for a day, up to a limit for each
+principal. A changed record is pending until it is stored.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def sentence(clause: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class SessionRequest:
-    """The properties of a session, after the request for it was checked."""
+    """The validated properties of a session."""
 
     name: str | None
     image: str
@@ -95,33 +95,34 @@ class SessionRequest:
 
 
 class Leftovers(Enum):
-    """Unfinished files that may be in a workspace. Programs can see them; the workspace's owner
-    cannot.
+    """Which unfinished files may be in a workspace. Programs can see such files; the session's
+    owner cannot.
     """
 
     NONE = 0
     WRITES = 1
-    """Files of write requests that failed or were cut off."""
+    """Files of failed or interrupted write requests."""
     UPLOADS = 2
-    """Files of write requests that failed or were cut off, and of uploads that were begun under an
-    earlier engine.
+    """Files of failed or interrupted write requests, and of uploads that began under an earlier
+    engine.
     """
 
 
 @dataclass(eq=False, slots=True)
 class Session:
-    """A session, usually one that has not ended. Times are from the monotonic clock, except the
-    fields named `…_at`.
+    """A session. Once it has ended, `finished` is set.
+
+    Times are in seconds of the monotonic clock, except in the fields named `…_at`.
     """
 
     id: str
     principal_id: str
     agent_id: str | None
     spec: SessionRequest
-    """The session's properties. `packages` are all packages of the lock, as NAME==VERSION."""
+    """The session's properties. `packages` lists all locked packages as NAME==VERSION."""
     container: SessionContainer
     state: SessionStatus
-    """The state. It changes only by `change`."""
+    """The state. Only `change` sets it."""
     created_at: datetime
     last_used_at: datetime
     created: float
@@ -129,10 +130,10 @@ class Session:
     epoch: int = FIRST_EPOCH
     calls: int = 0
     preset: str | None = None
-    """Name of the preset with which the session was created."""
+    """Name of the preset with which the session was created, if any."""
     snapshots: tuple[Snapshot, ...] = ()
     copy: SavedCopy | None = None
-    """The saved files, if the session is durable."""
+    """The saved copy of the files, if the session is durable."""
     of_parts: Mapping[str, JsonObject] = field(default_factory=dict, repr=False)
     """The values that parts keep with the session, by name. They may hold secrets."""
     must_restore: bool = False
@@ -140,31 +141,32 @@ class Session:
     container are incomplete, or have changes that may have to be undone."""
     restored_at: datetime | None = None
     copied_at: datetime | None = None
-    """Time of the saved copy from which the files were restored. None again after the next call,
-    which reports the restoration."""
+    """Time of the saved copy from which the files were restored. Set to None once a call has
+    reported the restoration."""
     is_moved: bool = False
     """Whether the session has a new container that is not stored yet."""
     stopped_why: str | None = None
-    """Why the session was stopped, as a sentence. None again after the next call."""
+    """Why the session was stopped, as a sentence. Set to None once a call has reported the
+    restart."""
     has_place: bool = True
     """Whether the session counts as running, in `SessionPlaces`."""
     visits: int = 0
-    """Number of current uses of the session's container beside its calls."""
+    """Number of current uses of the session's container outside of calls."""
     users: int = 0
     """Number of calls that use the session or wait for it."""
     lacks_saver: bool = False
-    """Whether the session is durable, but no part of this engine saves its files. If so, the
-    session cannot be used, and idle time does not end it."""
+    """Whether the session is durable, but no part of this engine saves files. If so, the session
+    cannot be used, and idle time does not end it."""
     is_awaited: bool = False
     """Whether a call in the session waits for a human. If so, idle time does not end the session.
     """
     is_pausing: bool = False
-    """Whether the session was paused or stopped since its last use, or could not be paused. If so,
-    it is not paused automatically."""
+    """Whether the session was paused or stopped since its last use, or an attempt to pause it was
+    made. If so, it is not paused automatically."""
     stop_again: float = 0.0
-    """When to try again to stop the unused session, by the monotonic clock."""
+    """Time of the next attempt to stop the session if it is unused."""
     refused: str | None = None
-    """The last impossible change of the state, which was refused and logged."""
+    """The last logged message about an impossible change of the state."""
     is_outdated: bool = False
     """Whether the session's database row is out of date."""
     leftovers: Leftovers = Leftovers.NONE
@@ -174,7 +176,7 @@ class Session:
 
     @property
     def is_stopped(self) -> bool:
-        """Whether the session has no container, but its files are on a disk or in a saved copy."""
+        """Whether the session has no container, only its files on a disk or in a saved copy."""
         return self.state is SessionStatus.STOPPED
 
     @property
@@ -191,12 +193,12 @@ class Session:
         return self.copy is not None and (place.lost is not None or place.is_away or has_no_disk)
 
     def change(self, name: str) -> None:
-        """Change the state by the row of the table with this name. Raises ImpossibleChange."""
+        """Change the state by the transition with this name. Raises ImpossibleChange."""
         self.state = next_state(name, self.state, self.keeps)
 
     def seen_change(self) -> str | None:
-        """Return the name of the change that the session's container has made since the last change
-        of the state, or None if it has made none. Raises ImpossibleChange.
+        """Return the name of the transition from the session's state to that of its container, or
+        None if the two states agree. Raises ImpossibleChange.
         """
         place = self.container
         now = SessionStatus.PAUSED if place.is_paused else SessionStatus.ACTIVE
@@ -207,7 +209,7 @@ class Session:
         return None if now is self.state else seen_change(self.state, now, self.keeps)
 
     def why_over(self, now: float) -> str | None:
-        """Return why the session has expired at `now`, as a clause, or None if it has not."""
+        """Return, as a clause, why the session has expired at `now`; None if it has not expired."""
         if now >= self.created + self.spec.lifetime_s:
             return "its lifetime is over"
         may_be_idle = self.spec.disk_mb is not None or self.is_awaited or self.lacks_saver
@@ -220,14 +222,14 @@ class Session:
         return not (self.users or self.visits) and now - self.last_used >= self.spec.idle_s
 
     def is_idle(self, now: float, pause_s: float) -> bool:
-        """Whether the session, unused for `pause_s` seconds, must be paused now."""
+        """Whether the session must be paused, because it was not used for `pause_s` seconds."""
         return (
             not (self.users or self.visits or self.is_pausing) and now - self.last_used >= pause_s
         )
 
     def with_env(self, program: str, arguments: JsonObject) -> JsonObject:
-        """Return a run's arguments, with the session's environment variables added if `program`
-        is the name of a language.
+        """Return the arguments of a run. If `program` is the name of a language, the session's
+        environment variables are added.
         """
         return (
             with_env(self.spec.env, arguments)
@@ -236,7 +238,8 @@ class Session:
         )
 
     async def take_turn(self, settings: SessionSettings) -> None:
-        """Wait a bounded time until earlier calls have left the session, and take the turn.
+        """Take the session's turn. Wait until earlier calls have left it, at most
+        `settings.queue_seconds`.
 
         Raises:
             SandboxUnavailable: earlier calls take too long, or too many calls are already waiting.
@@ -255,7 +258,7 @@ class Session:
             raise
 
     def leave_turn(self, now: float, now_at: datetime) -> None:
-        """Pass the turn to the next call."""
+        """Record the end of a use, and pass the turn to the next call."""
         self.users -= 1
         self.note_use(now, now_at)
         self._turn.release()
@@ -268,8 +271,8 @@ class Session:
         self.is_pausing = self.state is not SessionStatus.ACTIVE
 
     def kept(self) -> KeptSession:
-        """Return the session's current record with its owner, or its final record if the session
-        has ended.
+        """Return the session's current record, or its final record if it has ended. The result also
+        has the session's owner, and what the next engine needs to continue the session.
         """
         if self.finished is not None:
             return self.finished
@@ -334,7 +337,7 @@ class Session:
                 "is_busy": False,
             }
         )
-        # Forks of its snapshots need the home, from which the stored record also gets `durable`.
+        # Forks of its snapshots need the home, and a stored record's `durable` is derived from it.
         home = before.home if is_left or self.copy is not None else None
         if home is not None and not is_left:
             home = replace(home, env={})
@@ -366,19 +369,20 @@ def make_request(
 ) -> SessionRequest:
     """Check a request against the operator's limits, and fill in absent values.
 
-    None means the configured value. Memory is rounded down to an available class.
+    `offered` are the limits that the wall enforces, and `host` is the size of its host. None means
+    the configured value. Memory is rounded down to an available class.
 
     Raises:
-        InvalidParams: a value is invalid or over its limit.
+        InvalidParams: a value is invalid or outside its limits.
     """
     chosen = settings.image if image is None else image
     if not re.fullmatch(IMAGE_NAME, chosen):
         raise InvalidParams(
-            "This cannot be the name of an image. fumehood images list shows the names.",
+            "This is not a valid name of an image. See `fumehood images list` for the names.",
             fields=["image"],
         )
     if name is not None and not re.fullmatch(SESSION_NAME, name):
-        raise InvalidParams(f"A session's name matches {SESSION_NAME}.", fields=["name"])
+        raise InvalidParams(f"A session's name must match {SESSION_NAME}.", fields=["name"])
     longest_s = settings.lifetime_seconds if disk_mb is None else settings.disk_lifetime_seconds
     of_calls = offered.max_memory_mb or offered.min_memory_mb
     most_mb = settings.max_memory_mb or max(host.memory_mb // 4, of_calls)
@@ -392,11 +396,11 @@ def make_request(
     ):
         if wish is not None and not least <= wish <= most:
             raise InvalidParams(f"{key} must be from {least:g} to {most:g} here.", fields=[key])
-    for one in network:
+    for host_wish in network:
         try:
-            network_wish(one)
+            network_wish(host_wish)
         except ValueError as error:
-            fault = f"The host {one[:100]!a} of network {error}."
+            fault = f"The entry {host_wish[:100]!a} of network {error}."
             raise InvalidParams(fault, fields=["network"]) from None
     try:
         _VARIABLES.validate_python(dict(env), strict=True)
@@ -426,7 +430,7 @@ _VARIABLES: TypeAdapter[dict[str, str]] = TypeAdapter(Variables)
 def with_env(env: Mapping[str, str], arguments: JsonObject) -> JsonObject:
     """Return a program's arguments with a session's environment variables added.
 
-    If a name is in both, the value in the arguments is used.
+    A variable in the arguments takes precedence over one of the session.
     """
     added = [{"name": name, "value": value} for name, value in env.items()]
     return {**arguments, "env": [*added, *(arguments.get("env") or [])]}
@@ -438,16 +442,16 @@ NO_PRESET = Preset()
 
 
 def find_preset(presets: Mapping[str, Preset], name: str | None) -> Preset:
-    """Return a preset by its name, or an empty preset if `name` is None.
+    """Return the preset with this name. For None, return an empty preset.
 
     Raises:
-        InvalidParams: there is no such preset.
+        InvalidParams: no preset has this name.
     """
     if name is None:
         return NO_PRESET
     if name not in presets:
         raise InvalidParams(
-            f"There is no preset {name[:MAX_NAME_CHARACTERS]!r}. Presets of the configuration: "
+            f"There is no preset {name[:MAX_NAME_CHARACTERS]!r}. Configured presets: "
             f"{listed(sorted(presets)) or 'none'}.",
             fields=["preset"],
         )
@@ -455,7 +459,7 @@ def find_preset(presets: Mapping[str, Preset], name: str | None) -> Preset:
 
 
 def merged(preset: Preset, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a session's fields: the request's values that are not None, otherwise the preset's.
+    """Return a session's fields. A field that is None in the request has the preset's value.
 
     The request's hosts and environment variables are added to those of the preset.
     """
@@ -467,7 +471,11 @@ def merged(preset: Preset, given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def require_bound(agent_id: str | None, bound: Sequence[str], preset: str | None) -> None:
-    """Raise PermissionDenied if an agent is bound to presets, and `preset` is not among them."""
+    """Check the preset of a session for an agent. `bound` are the presets to which it is bound.
+
+    Raises:
+        PermissionDenied: the agent is bound to presets, and `preset` is not one of them.
+    """
     if bound and preset not in bound:
         raise _refusal(agent_id, bound, ["preset"], "Name one of them.")
 
@@ -475,8 +483,8 @@ def require_bound(agent_id: str | None, bound: Sequence[str], preset: str | None
 def require_within(
     agent_id: str | None, bound: Sequence[str], wanted: SessionRequest, granted: SessionRequest
 ) -> None:
-    """Check that a session of a bound agent has no more than its preset grants. `granted` is the
-    request that results from the preset alone.
+    """Check that a session for an agent that is bound to presets has no more than its preset
+    grants. `granted` is the request that results from the preset alone.
 
     Raises:
         PermissionDenied: `wanted` exceeds `granted`; the message names the fields.
@@ -494,7 +502,7 @@ def require_within(
     }
     fields = [name for name, is_more in more.items() if is_more]
     if fields:
-        words = f"Leave out what is more than its preset gives: {', '.join(fields)}."
+        words = f"Leave out the fields that exceed its preset: {', '.join(fields)}."
         raise _refusal(agent_id, bound, fields, words)
 
 
@@ -508,8 +516,8 @@ def _refusal(
 # -- places ----------------------------------------------------------------------------------
 
 PROMISED = 0.75
-"""Fraction of the host's memory that all sessions together may reserve. The sessions of one
-principal may reserve the same fraction of that amount.
+"""Fraction of the host's memory that all running sessions together may reserve. The sessions of one
+principal may reserve this fraction of that amount.
 """
 
 
@@ -517,9 +525,8 @@ class SessionPlaces:
     """Counts sessions, disks, saved files and memory, in total and for each principal, including
     sessions that are being created.
 
-    All running sessions together never reserve more than three quarters of the host's memory, and
-    one principal's sessions never reserve more than three quarters of that amount. Callers must
-    give back each amount exactly once.
+    Running sessions reserve at most the `PROMISED` fraction of the host's memory. Callers must give
+    back each amount that they have taken exactly once.
     """
 
     def __init__(self, settings: SessionSettings) -> None:
@@ -535,8 +542,8 @@ class SessionPlaces:
     def take(
         self, principal_id: str, memory_mb: int, host: HostSize
     ) -> tuple[Lack, QuotaExceeded] | None:
-        """Count one more running session with this memory, and return None. If that would exceed a
-        limit, count nothing, and return the limit and the error for the caller.
+        """Count one more running session with this memory, and return None. If a limit would be
+        exceeded, count nothing, and return the limit and the error for the caller.
         """
         if host.memory_mb:
             self._memory.most = round(host.memory_mb * PROMISED)
@@ -546,41 +553,50 @@ class SessionPlaces:
             if lack is not None:
                 return lack, QuotaExceeded(
                     f"The engine has no room for another session of {memory_mb} MB: {share.total} "
-                    f"of {share.most} {unit} are promised, {share.of(principal_id)} of "
-                    f"{share.most_of_one} to you. End a session, or stop one that has a disk: "
-                    "fumehood sessions end ID, fumehood sessions stop ID.",
+                    f"of {share.most} {unit} are reserved, {share.of(principal_id)} of "
+                    f"{share.most_of_one} for you. End a session, or stop one that has a disk: "
+                    "`fumehood sessions end ID`, `fumehood sessions stop ID`.",
                     retryable=True,
                 )
         self.add(principal_id, memory_mb)
         return None
 
     def add(self, principal_id: str, memory_mb: int) -> None:
-        """Count a session that is already running, even above the limits."""
+        """Count a session that is already running, even if that exceeds the limits."""
         self.running.add(principal_id)
         self._memory.add(principal_id, memory_mb)
 
     def give_back(self, principal_id: str, memory_mb: int) -> None:
-        """Count one running session fewer."""
+        """Count one fewer running session."""
         self.running.give_back(principal_id)
         self._memory.give_back(principal_id, memory_mb)
 
     def take_disks(self, principal_id: str, number: int) -> None:
-        """Count `number` more sessions with a disk. Raises QuotaExceeded, and then counts none."""
+        """Count `number` more sessions with a disk.
+
+        Raises:
+            QuotaExceeded: there would be too many; none is counted.
+        """
         if self.disks.take(principal_id, number) is not None:
             raise QuotaExceeded(
-                f"You have {self.disks.of(principal_id)} sessions with a disk, and this engine "
-                f"{self.disks.total}; it may have {self.disks.most}, and one caller "
-                f"{self.disks.most_of_one}. End one of them first: fumehood sessions end ID."
+                f"There are too many sessions with a disk: {self.disks.total} of at most "
+                f"{self.disks.most}, {self.disks.of(principal_id)} of at most "
+                f"{self.disks.most_of_one} of them yours. End one of yours first: "
+                "`fumehood sessions end ID`."
             )
 
     def take_saved(self, principal_id: str, mb: int) -> None:
-        """Count the workspace of one more durable session, of `mb` MB. Raises QuotaExceeded."""
+        """Count the workspace of one more durable session. `mb` is its size in MB.
+
+        Raises:
+            QuotaExceeded: the workspaces would be too large together; this one is not counted.
+        """
         if self.saved.take(principal_id, mb) is not None:
             raise QuotaExceeded(
-                f"Workspaces of {self.saved.total} MB are saved, {self.saved.of(principal_id)} MB "
-                f"of them yours; {self.saved.most} MB may be, and {self.saved.most_of_one} MB of "
-                f"one caller. This one has {mb} MB. End a durable session first, or make a smaller "
-                "one."
+                f"There is no room for another durable session of {mb} MB: {self.saved.total} of "
+                f"{self.saved.most} MB are reserved, {self.saved.of(principal_id)} of "
+                f"{self.saved.most_of_one} MB for you. End a durable session first, or create a "
+                "smaller one."
             )
 
 
@@ -588,7 +604,7 @@ class SessionPlaces:
 
 
 class NotSaved(Exception):
-    """The files of a session could not be saved. The message is a clause."""
+    """The files of a session could not be saved or replaced. The message says why, as a clause."""
 
 
 class CopyLost(Exception):
@@ -598,14 +614,14 @@ class CopyLost(Exception):
 
 
 class Saver(Protocol):
-    """Keeps copies of workspaces outside their containers. A part has one (`EnginePart.saver`).
+    """Keeps copies of workspaces outside their containers. A part provides it (`EnginePart.saver`).
 
-    Its methods are called one at a time for each session. A stored copy stays complete until the
-    next copy is stored, or until `drop`.
+    Its methods are never called concurrently for one session. A stored copy stays complete until
+    the next copy is stored, or until `drop` is called.
     """
 
     def may_change(self, program: str, arguments: JsonObject) -> bool:
-        """Whether a run of this program with these arguments may have changed files."""
+        """Whether a run of this program with these arguments may change files."""
 
     async def save(
         self,
@@ -614,8 +630,8 @@ class Saver(Protocol):
         now: Callable[[], datetime],
         store: Callable[[SavedCopy], Awaitable[None]],
     ) -> None:
-        """Save the changes since `copy` and pass the new copy to `store`, if there are any. The
-        time of the new copy is from `now`.
+        """Save the files that have changed since `copy`, and pass the new copy to `store`. If no
+        file has changed, do nothing. The new copy has the time that `now` returns.
 
         Raises:
             NotSaved: nothing was stored, and `copy` is still complete.
@@ -631,13 +647,13 @@ class Saver(Protocol):
         """
 
     async def drop(self, session_id: str) -> None:
-        """Delete all copies of an ended session. If that fails, it is done later."""
+        """Delete all copies of an ended session. A failed deletion is repeated later."""
 
 
 @dataclass(frozen=True, slots=True)
 class CopySource:
-    """A session's workspace, for a saver. It is also a lease on the session's container. Unlike a
-    call's lease, it takes no turn and saves no copy after a run.
+    """A session's workspace, as a saver uses it. It implements `Lease`. Unlike the lease of a call,
+    it takes no turn, and does not save the files after a run.
     """
 
     session_id: str
@@ -653,7 +669,7 @@ class CopySource:
         limits: Limits,
         sinks: RunSinks = NO_SINKS,
     ) -> RunEnding:
-        """Run one of the engine's own programs, after the cleanup of the last run."""
+        """Wait for the cleanup after the last run, then run one of the engine's own programs."""
         await self.container.until_free()
         limits = replace(limits, memory_mb=self.memory_mb, disk_mb=self.disk_mb)
         return await self.container.run(program, arguments, limits, sinks)
@@ -665,7 +681,7 @@ class CopySource:
 
 
 def source_of(session: Session) -> CopySource:
-    """Return the workspace of a session."""
+    """Return the workspace of a session, for a saver."""
     return CopySource(session.id, session.spec.memory_mb, session.spec.disk_mb, session.container)
 
 
@@ -679,12 +695,12 @@ class SessionRows(Protocol):
         """Write and delete rows in one transaction, which is durable when this method returns.
 
         Raises:
-            EngineError: the write failed, so nothing is guaranteed to be stored.
+            EngineError: the write failed. The transaction may or may not have been stored.
         """
 
 
 class SessionHistory:
-    """Ended sessions, and changed rows of all sessions that are not yet written."""
+    """The records of ended sessions, and the unwritten changes to the rows of all sessions."""
 
     def __init__(self, rows: SessionRows) -> None:
         self._rows = rows
@@ -695,8 +711,8 @@ class SessionHistory:
         self._undeleted: set[str] = set()
 
     def find(self, principal_id: str, reference: str) -> KeptSession | None:
-        """Return this principal's ended session with this id, or else the last ended session with
-        this name, or None if there is neither.
+        """Return a principal's ended session by its id or name, or None. A name means the last
+        session with this name that has ended.
         """
         found = self._over.get(self._named.get((principal_id, reference), reference))
         return found if found is not None and found.principal_id == principal_id else None
@@ -707,50 +723,52 @@ class SessionHistory:
 
     def of(self, principal_id: str) -> list[KeptSession]:
         """Return this principal's ended sessions, newest first."""
-        mine = [one for one in self._over.values() if one.principal_id == principal_id]
-        return mine[::-1]
+        own = [kept for kept in self._over.values() if kept.principal_id == principal_id]
+        return own[::-1]
 
-    def add(self, one: KeptSession) -> None:
+    def add(self, ended: KeptSession) -> None:
         """Add a session that has ended. The next `write` writes its row."""
-        self.keep(one)
-        self.note(one)
+        self.keep(ended)
+        self.note(ended)
 
-    def note(self, one: KeptSession) -> None:
-        """Register the new or changed row of any session. The next `write` writes it."""
-        self._unwritten[one.record.id] = one
+    def note(self, changed: KeptSession) -> None:
+        """Register the new or changed row of a session, active or ended. The next `write` writes
+        the row.
+        """
+        self._unwritten[changed.record.id] = changed
 
     def prune(self, now: datetime) -> None:
         """Forget sessions that ended more than a day ago. The next `write` deletes their rows."""
         oldest = now - KEPT
         # Sessions are in the order in which they ended, so this stops at the first one to keep.
-        gone = takewhile(lambda one: (one.finished_at or now) < oldest, self._over.values())
-        self.forget([one.record.id for one in gone])
+        gone = takewhile(lambda kept: (kept.finished_at or now) < oldest, self._over.values())
+        self.forget([kept.record.id for kept in gone])
 
     async def write(self) -> None:
         """Write pending changes. If that fails, they stay pending for the next `write`.
 
         Raises:
-            EngineError: the write failed, so nothing is guaranteed to be stored.
+            EngineError: the write failed. The changes may or may not have been stored.
         """
         put, delete = dict(self._unwritten), set(self._undeleted)
         if not put and not delete:
             return
         await self._rows.change(list(put.values()), sorted(delete))
         self._undeleted -= delete
-        for session_id, one in put.items():
-            if self._unwritten.get(session_id) is one:
+        for session_id, written in put.items():
+            if self._unwritten.get(session_id) is written:
                 del self._unwritten[session_id]
 
-    def keep(self, one: KeptSession) -> None:
-        """Add a session that has ended and whose row exists."""
-        self._over[one.record.id] = one
-        if one.record.name is not None:
-            self._named[one.principal_id, one.record.name] = one.record.id
-        mine = self.of(one.principal_id)
-        self.forget([old.record.id for old in mine[MAX_OF_PRINCIPAL:]])
+    def keep(self, ended: KeptSession) -> None:
+        """Add a session that has ended and whose row is already stored."""
+        self._over[ended.record.id] = ended
+        if ended.record.name is not None:
+            self._named[ended.principal_id, ended.record.name] = ended.record.id
+        own = self.of(ended.principal_id)
+        self.forget([old.record.id for old in own[MAX_OF_PRINCIPAL:]])
 
     def forget(self, session_ids: Iterable[str]) -> None:
-        """Forget sessions. The next `write` deletes their rows, if any."""
+        """Forget sessions. The next `write` deletes their rows, if they are stored."""
         for session_id in session_ids:
             gone = self._over.pop(session_id, None)
             own_name = (gone.principal_id, gone.record.name) if gone is not None else ("", None)

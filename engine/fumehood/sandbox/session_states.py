@@ -1,8 +1,8 @@
-"""The transitions of a session: every way in which its state can change.
+"""The transitions of a session: every change of its state that is possible.
 
-Each change in `sessions.py` uses one row of this table. A change that the table lacks is a bug: the
-session's state, files and stored row stay as they are, and the log names the change. The table in
-`docs/explanation/sessions.md` is generated from the table here, and a model-based test covers it.
+Each change in `sessions.py` is one row of the table `TRANSITIONS`. An attempt to make any other
+change is a bug. It is logged, and the session's state, files and stored row stay as they are. A
+model-based test covers the table, from which `docs/explanation/sessions.md` gets its own.
 """
 
 from __future__ import annotations
@@ -24,28 +24,28 @@ class Keeps(StrEnum):
 
 
 class ImpossibleChange(Exception):
-    """The table has no row for a change of a session's state, which is a bug."""
+    """A change of a session's state is not in `TRANSITIONS`, which is a bug."""
 
 
 @dataclass(frozen=True, slots=True)
 class Transition:
-    """One row of the table: a change of the state."""
+    """One row of the table: a possible change of a session's state."""
 
     name: str
     leaves: frozenset[SessionStatus]
-    """The states before the change. Empty if the session did not exist."""
+    """The states before the change. Empty if the change creates the session."""
     to: SessionStatus
     by: str
     """Who makes the change, as text for the documentation."""
     when: str
     """When the change is made, as text for the documentation."""
     needs: frozenset[Keeps] = frozenset()
-    """The session must have at least one of these, unless this is empty."""
+    """The session must keep its files in at least one of these places. Empty if it need not."""
     is_seen: bool = False
-    """Whether the session's container makes the change, and the session's state follows it."""
+    """Whether the state of the container changes first, and that of the session follows."""
 
     def fits(self, state: SessionStatus, keeps: frozenset[Keeps]) -> bool:
-        """Whether a session in this state, which keeps its files in `keeps`, can change so."""
+        """Whether the change is possible for a session in this state with its files in `keeps`."""
         return state in self.leaves and (not self.needs or bool(self.needs & keeps))
 
 
@@ -60,7 +60,7 @@ TRANSITIONS = _rows(
     ),
     Transition(
         "fork", frozenset(), STOPPED, "its owner",
-        "the copy of another session's disk is its disk, and its row is stored",
+        "its disk is copied from another session's, and its row is stored",
     ),
     Transition(
         "pause", frozenset({ACTIVE}), PAUSED, "its owner, or the engine",
@@ -79,7 +79,7 @@ TRANSITIONS = _rows(
     ),
     Transition(
         "start", frozenset({STOPPED}), ACTIVE, "the engine",
-        "it is used: a new container has its disk",
+        "it is used: a new container gets its disk",
         needs=frozenset({Keeps.DISK}), is_seen=True,
     ),
     Transition(
@@ -98,28 +98,30 @@ TRANSITIONS = _rows(
         "its container is gone, and neither a disk nor a complete copy has its files",
     ),
 )  # fmt: skip
-"""Name → row, in the order of a session's life."""
+"""Name → row, in the order in which the changes occur in a session's life."""
 
 
 def next_state(
     name: str, state: SessionStatus, keeps: frozenset[Keeps] = frozenset()
 ) -> SessionStatus:
-    """Return the state after the change with this name. Raises ImpossibleChange."""
+    """Return the state after the transition `name`. Raises ImpossibleChange."""
     row = TRANSITIONS[name]
     if not row.fits(state, keeps):
-        raise ImpossibleChange(f"A session that is {_in_words(state, keeps)} cannot {name}.")
+        raise ImpossibleChange(f"No transition {name!r} from {_in_words(state, keeps)}.")
     return row.to
 
 
 def seen_change(state: SessionStatus, now: SessionStatus, keeps: frozenset[Keeps]) -> str:
-    """Return the name of the change that a container has made. Raises ImpossibleChange."""
+    """Return the name of the transition from a session's state to `now`, the state of its
+    container. Raises ImpossibleChange.
+    """
     for row in TRANSITIONS.values():
         if row.is_seen and row.to is now and row.fits(state, keeps):
             return row.name
     raise ImpossibleChange(
-        f"The container of a session that is {_in_words(state, keeps)} cannot be {now}."
+        f"No transition of the container from {_in_words(state, keeps)} to {now}."
     )
 
 
 def _in_words(state: SessionStatus, keeps: frozenset[Keeps]) -> str:
-    return f"{state}, with {' and '.join(sorted(keeps))}" if keeps else str(state)
+    return f"{state} (with {' and '.join(sorted(keeps))})" if keeps else str(state)

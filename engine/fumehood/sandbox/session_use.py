@@ -1,7 +1,8 @@
-"""The uses of a session: a call's runs, and what parts do with its container beside the calls.
+"""Access to a session: leases for calls, and visits for parts.
 
-Host side. `sessions` creates these objects; executors and parts use them. A call has the session's
-turn during its lease. A visit needs no turn: it keeps the session from being paused or stopped.
+Host side. `sessions` creates these objects; executors and parts use them. A lease holds the
+session's turn, so that there is only one at a time. A visit uses the container without the turn; it
+only keeps the session from being paused or stopped.
 """
 
 from __future__ import annotations
@@ -30,9 +31,10 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class KeptValues:
-    """The values that parts keep with one session, for a caller that has the session's turn.
+    """The values that parts keep with one session, by name.
 
-    `keep` sets and stores a value (`SessionKeeper.keep`).
+    `keep` sets and stores the value with a name (`SessionKeeper.keep`). Given to callers that
+    have the session's turn.
     """
 
     session_id: str
@@ -41,7 +43,8 @@ class KeptValues:
 
 
 Visit = Callable[[], AbstractAsyncContextManager[SessionContainer]]
-"""Keeps a session running during the block, which gets the session's container.
+"""Returns a context manager that keeps a session running, and gives its block the session's
+container.
 
 Raises:
     ResourceNotFound: the session has ended.
@@ -51,32 +54,32 @@ Raises:
 
 @dataclass(frozen=True, slots=True)
 class SessionAccess(KeptValues):
-    """One session for a part that uses its container beside its calls, without a turn."""
+    """One session for a part that uses its container outside of calls, without the turn."""
 
     session: Session
     visit: Visit
 
 
 InSession = Callable[[SessionAccess], object | None]
-"""Returns what one part's executors use during a turn in a session, or None."""
+"""Called for each turn in a session. Returns an object for one part's executors, or None."""
 
 InNewContainer = Callable[[SessionAccess, SessionContainer], Awaitable[None]]
-"""Prepares the new container of a session whose earlier one has ended, before a program runs there.
-"""
+"""Called when a session gets a new container in place of an earlier one, before a program runs in
+the new one."""
 
 CarryOver = Callable[[KeptValues, KeptValues], Awaitable[None]]
-"""Keeps one part's values with a new session (the second argument) that is made like an earlier one
-(the first) and gets its files."""
+"""Copies one part's values from a session, the first argument, to a new session that is made from
+it and not stored yet, the second. The part decides which values it copies."""
 
 
 @dataclass(frozen=True, slots=True)
 class SessionLease:
-    """One call's turn in a session.
+    """The turn in a session, for one call or one operation on files.
 
     `until_ready` waits until the session can run a program, and raises if the session has ended.
-    `save` saves the session's files if the session is durable, and `save_after` does so if a run
-    of this program with these arguments may have changed files. Both return why saving failed, as a
-    clause, or None if it succeeded. `write` stores the session's record.
+    `save` saves the session's files if the session is durable. `save_after` does so only if a run
+    of this program with these arguments may have changed files. Both return None, or a clause that
+    says why saving failed. `write` stores the session's record.
     """
 
     session: Session
@@ -86,12 +89,13 @@ class SessionLease:
     write: Callable[[], Awaitable[None]]
     queue_ms: float
     is_call: bool = True
+    """Whether the lease is for a call, which reports a restoration of the files."""
     of_parts: tuple[object, ...] = ()
-    """What parts give to their own executors (`EnginePart.in_session`)."""
+    """Objects of parts for their own executors (`EnginePart.in_session`)."""
 
     def part(self, kind: type[T]) -> T | None:
-        """Return what a part gives to its executors in this session, by its class."""
-        return next((one for one in self.of_parts if isinstance(one, kind)), None)
+        """Return the object of class `kind` that a part provides for its executors, or None."""
+        return next((given for given in self.of_parts if isinstance(given, kind)), None)
 
     async def run(
         self,
@@ -100,7 +104,7 @@ class SessionLease:
         limits: Limits,
         sinks: RunSinks = NO_SINKS,
     ) -> RunEnding:
-        """Run a program. A lease may have several runs, which share files and variables.
+        """Run a program. Several runs are possible; they share files and variables.
 
         Raises:
             ResourceNotFound: the session ended before this run.
@@ -111,7 +115,7 @@ class SessionLease:
         copied_at, was_stopped = session.copied_at, session.stopped_why is not None
         leftovers = session.leftovers
         if program == "files" and leftovers is Leftovers.NONE:
-            session.leftovers = Leftovers.WRITES  # until it is known to have ended well
+            session.leftovers = Leftovers.WRITES  # until the run has succeeded
         limits = replace(limits, memory_mb=session.spec.memory_mb)
         arguments = session.with_env(program, arguments)
         if session.copy is None:
@@ -133,7 +137,9 @@ class SessionLease:
     def _with_state(
         self, ending: RunEnding, program: str, copied_at: datetime | None, *, was_stopped: bool
     ) -> RunEnding:
-        """Add to the ending, once, that the session was restored from its copy or restarted."""
+        """If the session was restored or restarted before this run, add this to the ending. Only
+        one run reports it.
+        """
         session = self.session
         if copied_at is not None and self.is_call:
             session.copied_at = None
@@ -163,7 +169,7 @@ class SessionLease:
             raise
         if ending.ended_by is EndedBy.SANDBOX_LOST:
             return ending
-        with anyio.CancelScope(shield=True):  # the run is over, so its files are not cut off
+        with anyio.CancelScope(shield=True):  # a cancelled call must not leave its files unsaved
             not_saved = await self.save_after(program, arguments)
         return replace(ending, not_saved=not_saved)
 
@@ -172,7 +178,7 @@ _SWEEP_LIMITS = Limits(wall_s=10.0, cpu_s=10.0, memory_mb=None, output_bytes=MB)
 
 
 async def sweep(session: Session) -> None:
-    """Remove unfinished files of interrupted requests from the workspace. The caller must have the
+    """Remove unfinished files (`Session.leftovers`) from the workspace. The caller must have the
     session's turn.
     """
     uploads = session.leftovers is Leftovers.UPLOADS

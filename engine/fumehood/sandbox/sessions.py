@@ -1,10 +1,10 @@
 """Sessions: containers that a principal keeps from one call to the next.
 
-Host side. `pipeline/execute` and the public interfaces use this module; it uses a wall that offers
-containers for sessions, and database rows that outlive the engine. Invariants: a session belongs to
-one principal and one agent, and other callers cannot find out that it exists; it serves one call at
-a time; its container ends with it; no principal has more than its share of sessions. A session is
-reported only after it was stored.
+Host side, used by `pipeline/execute` and the public interfaces; uses a wall that offers containers
+for sessions, and database rows that outlive the engine. Invariants: a session belongs to one
+principal and one agent, and other callers cannot find out that it exists; it serves one call at a
+time; its container ends with it; no principal has more than its share of sessions; a session is
+stored before it is reported.
 """
 
 from __future__ import annotations
@@ -99,8 +99,7 @@ ID_BYTES = 16
 """Length of the random ids of sessions, in bytes."""
 
 TIDY_S = 1.0
-"""Seconds between checks for expired sessions. Each check also stores the sessions' times of use.
-"""
+"""Seconds between checks for expired and unused sessions, and between writes of changed rows."""
 
 STOP_AGAIN_S = 30.0
 """Seconds between attempts to stop an unused session."""
@@ -109,17 +108,17 @@ PLACE_PAUSE_S = 0.05
 """Seconds between attempts to get a place among the running sessions."""
 
 STOP_DEADLINE_S = 5.0
-"""Maximum seconds for which a stopping engine waits until its sessions' containers are removed. The
+"""Maximum seconds for which a stopping engine waits for the removal of sessions' containers. The
 wall removes the rest."""
 
-OWN_NAMES = frozenset(one.name for one in fields(SessionHome))
-"""Names of what the kernel stores with a session. Values of parts are stored beside them."""
+OWN_NAMES = frozenset(field.name for field in fields(SessionHome))
+"""Names of the values that the kernel stores with a session. Parts cannot use these names."""
 
 Records = list[SessionRecord]
 
 Check = Callable[[Principal, str | None], Sequence[str]]
-"""Raises an error if a principal may not call tools, or may not act for an agent. Returns the
-presets to which the agent is bound; if there are none, its sessions need no preset.
+"""Returns the presets to which an agent is bound. Its sessions need one of them, unless the result
+is empty. Raises an error if the principal may not call tools, or may not act for the agent.
 """
 
 
@@ -132,9 +131,10 @@ class SessionClock:
 
 
 class SessionKeeper:
-    """The sessions of one engine. An asynchronous context manager.
+    """Creates, keeps and ends the sessions of one engine.
 
-    Leaving the context ends all sessions, unless the wall keeps them for the next engine.
+    Use the object as an asynchronous context manager. Leaving the context ends all sessions, unless
+    the wall keeps them for the next engine.
     """
 
     def __init__(
@@ -154,9 +154,9 @@ class SessionKeeper:
         on_event: OnEvent = lambda event, values: None,
     ) -> None:
         """`kept` are the stored sessions of earlier engines. Without a `saver`, no session can be
-        durable. `in_session` are called for each turn in a session, `in_new_container` for each
-        further container of a session, and `carries` for each session that is made like another
-        one. `on_event` receives log events.
+        durable. The functions `in_session` are called for each turn in a session,
+        `in_new_container` when a session's container is replaced by a new one, and `carries` for
+        each session that `make_like` creates. `on_event` receives log events.
         """
         self._wall = wall
         self._settings = settings
@@ -183,17 +183,18 @@ class SessionKeeper:
         wall.spare_copies(self._copies)
         self._left_behind: list[KeptSession] = []
         """Active sessions of an earlier engine, until this engine continues them."""
-        for one in sorted(kept, key=lambda one: one.finished_at or one.record.created_at):
-            self._inherit(one)
+        for stored in sorted(kept, key=lambda row: row.finished_at or row.record.created_at):
+            self._inherit(stored)
 
     async def __aenter__(self) -> SessionKeeper:
         self._group = await self._stack.enter_async_context(anyio.create_task_group())
         self._stack.callback(self._group.cancel_scope.cancel)
-        for one in self._left_behind:  # before any takeover: no later engine may use this epoch
-            self._history.note(one)
+        # Before any takeover, because each later engine must use a higher epoch.
+        for stored in self._left_behind:
+            self._history.note(stored)
         await self._write_changes()
-        for one in self._left_behind:
-            self._resume(one)
+        for stored in self._left_behind:
+            self._resume(stored)
         self._left_behind.clear()
         self._group.start_soon(self._keep_tidy)
         return self
@@ -236,14 +237,15 @@ class SessionKeeper:
         idle_seconds: float | None = None,
         lifetime_seconds: float | None = None,
     ) -> SessionRecord:
-        """Create a session. For an argument that is None, the preset's value is used or, if the
-        preset has none, the configured value.
+        """Create a session. None means the preset's value or, if the preset has none either, the
+        configured value.
 
         Raises:
-            InvalidParams: a value is invalid or outside its limits, the name is taken, there is no
-                such preset, or a package is not allowed or not available.
-            QuotaExceeded: this principal, or the engine, has no room for another session.
-            PermissionDenied: the agent is bound to presets, and the request exceeds them.
+            InvalidParams: a value is invalid or outside its limits, the name is taken, the preset
+                does not exist, or a package is not allowed or not available.
+            QuotaExceeded: the limits of this principal or of the engine allow no other session.
+            PermissionDenied: the agent is bound to presets, and the request names another preset or
+                exceeds the named one.
             ResourceNotFound: this principal may not act for the agent.
             SandboxUnavailable: no container or no disk is available.
             StoreError: the session could not be stored, so it was not created.
@@ -270,7 +272,7 @@ class SessionKeeper:
             words = f"No part of this engine provides the option {missing[0]!r} of sessions."
             raise InvalidParams(words, fields=missing)
         if request.durable and self._saver is None:
-            words = "This engine keeps no files, so no session can be durable: it has no state."
+            words = "Durable sessions need an engine with state, and this one keeps no state."
             raise InvalidParams(words, fields=["durable"])
         with self._named(principal.id, [name]):
             async with self._place_for(principal.id, request):
@@ -279,20 +281,21 @@ class SessionKeeper:
         self._live[session.id] = session
         self._follow(session)
         if session.finished is not None:
-            raise try_later("The session was lost while it was made. Repeat the call.")
+            raise try_later("The session was lost while it was being created. Repeat the call.")
         self._tell("session.created", session)
         return self._record(session)
 
     async def keep(self, session_id: str, name: str, value: JsonObject) -> SessionRecord:
-        """Set and store a value that a part keeps with an active session.
+        """Set and store a value that a part keeps with an active session, and return the session's
+        record.
 
         The value lasts as long as the session, also in later engines and in engines without the
-        part. A session that is made like this one has only what the part carries over.
+        part. A session that `make_like` creates from this one gets only what the part carries over.
 
         Raises:
             ResourceNotFound: the session is not active.
             StoreError: the value could not be stored.
-            ValueError: the kernel itself stores something under this name.
+            ValueError: the kernel uses this name itself.
         """
         _require_name_of_part(name)
         session = self._live.get(session_id)
@@ -304,20 +307,20 @@ class SessionKeeper:
 
     def list(self, principal: Principal) -> Records:
         """Return a principal's sessions: active ones, then recently ended ones, newest first."""
-        live = [one for one in self._live.values() if one.principal_id == principal.id]
-        newest = sorted(live, key=lambda one: one.created_at, reverse=True)
-        return [*map(self._record, newest), *(o.record for o in self._history.of(principal.id))]
+        own = [live for live in self._live.values() if live.principal_id == principal.id]
+        newest = sorted(own, key=lambda live: live.created_at, reverse=True)
+        ended = [kept.record for kept in self._history.of(principal.id)]
+        return [*map(self._record, newest), *ended]
 
     def every(self) -> Sequence[KeptSession]:
         """Return all principals' sessions: active ones, then recently ended ones, newest first."""
-        newest = sorted(self._live.values(), key=lambda one: one.created_at, reverse=True)
-        live = [KeptSession(one.principal_id, self._record(one)) for one in newest]
+        newest = sorted(self._live.values(), key=lambda live: live.created_at, reverse=True)
+        live = [KeptSession(session.principal_id, self._record(session)) for session in newest]
         return [*live, *self._history.every()]
 
     def find(self, principal: Principal, reference: str) -> SessionRecord:
-        """Return one of a principal's sessions by its id or name, even if it has ended. A name
-        refers to the active session with this name, otherwise to the last ended session with this
-        name.
+        """Return a principal's session by its id or name, even if it has ended. A name means the
+        active session with this name or, if there is none, the last ended one.
 
         Raises:
             ResourceNotFound: the principal has no such session.
@@ -333,13 +336,12 @@ class SessionKeeper:
     async def end(
         self, principal: Principal, session_id: str, why: str = "its owner ended it"
     ) -> SessionRecord:
-        """End a principal's session with everything that runs in it, and return its record.
-
-        Nothing is done if the session has already ended.
+        """End a principal's session with everything that runs in it, and return its record. If the
+        session has already ended, only return its record.
 
         Raises:
             ResourceNotFound: this principal has no such session.
-            StoreError: the session was ended, but its end is not yet stored.
+            StoreError: the session has ended, but its end is not stored yet.
         """
         session = self._live_one(principal.id, session_id)
         if session is not None:
@@ -348,8 +350,8 @@ class SessionKeeper:
         return self.find(principal, session.id if session is not None else session_id)
 
     async def pause(self, principal: Principal, session_id: str) -> SessionRecord:
-        """Freeze a principal's session until its next use. Waits for the session's current and
-        waiting calls to finish first.
+        """Freeze a principal's session until its next use. First wait until the session's running
+        and waiting calls have finished.
 
         Raises:
             ResourceNotFound: this principal has no such session, or the session has ended.
@@ -361,21 +363,27 @@ class SessionKeeper:
         return self.find(principal, session.id)
 
     async def stop(self, principal: Principal, session_id: str) -> SessionRecord:
-        """Stop a principal's session: end everything that runs in it, and keep its disk. Waits for
-        the session's current and waiting calls to finish first.
+        """Stop a principal's session: end everything that runs in it, and keep its disk. First wait
+        until the session's running and waiting calls have finished.
 
         Raises:
             InvalidParams: the session has no disk.
-            EngineError: for the same reasons as in `pause`.
+            ResourceNotFound: this principal has no such session, or the session has ended.
+            SandboxUnavailable: the calls take too long, or the container could not be stopped.
         """
         async with self.turn(principal, session_id) as session:
-            require_disk(session, "would be lost. Pause it or end it.")
+            require_disk(session, "would be lost. Pause or end the session instead.")
             await self._stop(session, "its owner stopped it")
         return self.find(principal, session.id)
 
     async def resume(self, principal: Principal, session_id: str) -> SessionRecord:
         """Thaw a principal's session if it is paused, or start it if it is stopped. This counts as
-        a use. Raises the same errors as `pause`, and QuotaExceeded if too many sessions run.
+        a use.
+
+        Raises:
+            ResourceNotFound: this principal has no such session, or the session has ended.
+            SandboxUnavailable: the calls take too long, or the session cannot run now.
+            QuotaExceeded: too many sessions run to start this one again.
         """
         session = self._usable(principal.id, session_id)
         async with self._lease(principal.id, session.id, is_call=False):
@@ -394,8 +402,8 @@ class SessionKeeper:
 
     @asynccontextmanager
     async def turn(self, principal: Principal, reference: str) -> AsyncIterator[Session]:
-        """Wait for a turn in a session and hold it during the block. The session is not started or
-        thawed.
+        """Wait for the turn in a principal's session, and hold it during the block. The session is
+        neither started nor thawed. Its row is stored after the block.
 
         Raises:
             ResourceNotFound: this principal has no such session, or the session has ended.
@@ -408,8 +416,10 @@ class SessionKeeper:
         await self._write_changes()
 
     async def set(self, session: Session, name: str, value: object) -> None:
-        """Set a field of a session and store it. If that fails, the field stays as it was. Raises
-        StoreError.
+        """Set the field `name` of a session, and store the session's row.
+
+        Raises:
+            StoreError: the row could not be stored, so the field has its old value again.
         """
         before = getattr(session, name)
         setattr(session, name, value)
@@ -421,15 +431,15 @@ class SessionKeeper:
             raise
 
     async def continue_with(self, session: Session, why: str) -> str | None:
-        """Continue a stopped session whose disk has other files now. The caller has the session's
-        turn. `why` is a sentence.
+        """Adopt the new files on the disk of a stopped session. The caller has the session's turn.
+        `why` is a sentence that says why the session was stopped.
 
-        The saved copy of a durable session has the earlier files, so the new ones are saved at
-        once. Return why that failed, as a clause, or None if it succeeded. Raises the same errors
-        as `resume`.
+        If the session is durable, it is started, and the new files are saved at once, because its
+        copy has the old ones. Return None, or a clause that says why saving failed. Raises the same
+        errors as `resume`.
         """
         session.stopped_why = why
-        session.leftovers = Leftovers.UPLOADS  # the new files may be from during an upload
+        session.leftovers = Leftovers.UPLOADS  # the disk may have been copied during an upload
         self._leave_place(session)
         if session.copy is None:
             return None
@@ -437,11 +447,11 @@ class SessionKeeper:
         return await self._save(session)
 
     def original(self, principal: Principal, reference: str) -> SessionRecord:
-        """Return a principal's session, even if it is lost, if the principal may create another
-        session with its properties.
+        """Return a principal's session, which may be over, after checking that the principal may
+        create another session with its properties.
 
         Raises:
-            PermissionDenied: the agent is bound to presets, and the session has none of them.
+            PermissionDenied: the agent is bound to presets, and the session uses none of them.
             ResourceNotFound: the principal has no such session, or may not act for the agent.
         """
         record = self.find(principal, reference)
@@ -457,20 +467,20 @@ class SessionKeeper:
         why: str,
         disk: Callable[[str, SessionHome], AbstractAsyncContextManager[str]],
     ) -> Records:
-        """Create stopped sessions with the properties of a principal's session, which may be lost,
-        and with disks of their own: one session for each name. Create all of them, or none if one
-        fails. `why` is a sentence that says why they are stopped.
+        """Create stopped sessions from a principal's session, which may be lost: one for each name,
+        with the properties of that session and with a disk of its own. Create all of them, or none
+        if one fails. `why` is a sentence that says why they are stopped.
 
-        `disk` makes a disk, given the id of the new session and the home of the principal's
-        session. The block gets a name for the new session's container, which does not exist yet.
-        If the block fails, the disk is removed.
+        `disk` makes one disk, given the id of the new session and the home of the principal's
+        session. It returns a context manager, which removes the disk again if its block fails. The
+        block gets a name for the new session's container, which does not exist yet.
 
         Raises:
             InvalidParams: a session already has one of the names.
             QuotaExceeded: there are too many sessions with a disk.
             StoreError: the new sessions could not be stored, so none was created.
-            EngineError: for the same reasons as in `original`, or because a part could not carry
-                over its values.
+            EngineError: for the reasons of `original`, or because a part could not copy its values
+                to the new sessions.
         """
         record = self.original(principal, session_id)
         source = self._kept(principal.id, record.id)
@@ -493,9 +503,9 @@ class SessionKeeper:
                     await self._store(made)
             finally:
                 self._places.disks.give_back(principal.id, len(names))
-            for one in made:
-                self._resume(one)
-        return [self.find(principal, one.record.id) for one in made]
+            for new in made:
+                self._resume(new)
+        return [self.find(principal, new.record.id) for new in made]
 
     async def _carried_over(self, source: KeptValues, session_id: str) -> dict[str, JsonObject]:
         """Return the parts' values for a new session that is made like the session `source`."""
@@ -516,25 +526,25 @@ class SessionKeeper:
 
     async def _store(self, new: Sequence[KeptSession]) -> None:
         """Write the rows of new sessions: all of them, or none if that fails."""
-        for one in new:
-            self._history.note(one)
+        for session in new:
+            self._history.note(session)
         try:
             await self._history.write()
         except BaseException:
-            self._history.forget([one.record.id for one in new])  # the write may have succeeded
+            # The write may have succeeded.
+            self._history.forget([session.record.id for session in new])
             raise
 
     def _copies(self) -> Sequence[str]:
-        """Return the ids of all snapshots, whose copies of disks must be kept."""
-        records = [one.record for one in (*self._left_behind, *self.every())]
-        return [copy.id for record in records for copy in record.snapshots]
+        """Return the ids of all snapshots. The wall keeps the copies of disks with these names."""
+        records = [kept.record for kept in (*self._left_behind, *self.every())]
+        return [snapshot.id for record in records for snapshot in record.snapshots]
 
     # -- for calls -----------------------------------------------------------------
 
     def id_of(self, principal: Principal, reference: str) -> str:
-        """Return the id of a principal's session, given the id or the name of the session, which
-        may have ended. Any other text is returned unchanged, because tools that need no session
-        accept any text.
+        """Return the id of a principal's session, which may have ended, given its id or name. Any
+        other text is returned unchanged, because calls that need no session may name any.
         """
         session = self._live_one(principal.id, reference)
         if session is not None:
@@ -552,9 +562,10 @@ class SessionKeeper:
         memory_mb: int | None = None,
     ) -> SessionRecord:
         """Check that a call may use the session that it names, and return the session's record.
+        This reserves nothing.
 
-        This reserves nothing. Without `language`, the image may support any languages. Without
-        `memory_mb`, any memory size is acceptable.
+        If `language` or `memory_mb` is None, the image's languages or the session's memory size are
+        not checked.
 
         Raises:
             ResourceNotFound: this principal and agent have no such session, or it has ended.
@@ -567,8 +578,8 @@ class SessionKeeper:
         if language is not None and language not in session.container.languages:
             known = ", ".join(session.container.languages)
             raise InvalidParams(
-                f"This session's image {session.spec.image} has no {language}, only {known}. Make "
-                "a session with another image, or call without one.",
+                f"This session's image {session.spec.image} has no {language}, only {known}. "
+                "Create a session with another image, or call without a session.",
                 fields=["options.session_id"],
             )
         if memory_mb is not None and memory_mb != session.spec.memory_mb:
@@ -580,11 +591,11 @@ class SessionKeeper:
         return self._record(session)
 
     def own_env(self, principal: Principal, session_id: str) -> Mapping[str, str]:
-        """Return the environment variables that a principal has chosen for its session: those whose
-        values are not from the session's preset.
+        """Return the environment variables that a principal has set for its session, without those
+        that have the value of the session's preset.
 
-        The result is empty if the principal has no such session. Calls that name this session are
-        refused later.
+        The result is empty if the principal has no such session, because a later stage refuses the
+        call.
         """
         session = self._live.get(session_id)
         if session is None or session.principal_id != principal.id:
@@ -594,8 +605,8 @@ class SessionKeeper:
         return {name: value for name, value in session.spec.env.items() if usual.get(name) != value}
 
     async def facts_of(self, session_id: str) -> JsonObject:
-        """Return the facts of the image that a session's next call uses, in the form that
-        `HasImages.facts_of` returns.
+        """Return the facts of the image that a session's next call uses, as `HasImages.facts_of`
+        does.
 
         Raises:
             ResourceNotFound: the session is not active.
@@ -621,10 +632,12 @@ class SessionKeeper:
         """Lease a session's container for one call. Entering the lease waits for earlier calls.
 
         Raises:
-            ResourceNotFound, InvalidParams: for the same reasons as in `examine`. Entering the
-                lease may also raise ResourceNotFound.
-            SandboxUnavailable: on entering, if the session is too busy or cannot run now.
-            QuotaExceeded: on entering, if too many sessions run to start this session again.
+            ResourceNotFound, InvalidParams: for the reasons of `examine`.
+
+        Entering the lease raises:
+            ResourceNotFound: the session has ended meanwhile.
+            SandboxUnavailable: the session is too busy, or cannot run now.
+            QuotaExceeded: too many sessions run to start this one again.
         """
         self.examine(principal, agent_id, session_id, language=language, memory_mb=memory_mb)
         return self._lease(principal.id, session_id, is_call=True)
@@ -632,14 +645,22 @@ class SessionKeeper:
     async def files(
         self, principal: Principal, session_id: str
     ) -> AbstractAsyncContextManager[Lease]:
-        """Lease a session for file operations outside calls. Raises the same errors as `lease`."""
+        """Lease a principal's session for operations on its files outside of calls.
+
+        Raises:
+            ResourceNotFound: this principal has no such session, or the session has ended.
+
+        Entering the lease raises the same errors as with `lease`.
+        """
         session = self._usable(principal.id, session_id)
         return self._lease(principal.id, session.id, is_call=False)
 
     # -- for the engine -----------------------------------------------------------
 
     def tidy(self) -> None:
-        """End expired sessions, and forget those that ended over a day ago. Called periodically."""
+        """End expired sessions, pause or stop unused ones, and forget those that ended more than a
+        day ago. Called periodically.
+        """
         now = self._clock.monotonic()
         for session in list(self._live.values()):
             self._follow(session)
@@ -656,23 +677,24 @@ class SessionKeeper:
         self._history.prune(self._clock.now())
 
     def is_active(self, session_id: str) -> bool:
-        """Whether an active session with this id exists, whoever owns it."""
+        """Whether an active session with this id exists, of any owner."""
         return session_id in self._live
 
     def last_end(self, session_id: str) -> datetime | None:
-        """Return the end of a session's lifetime, or None if the session is not active."""
+        """Return when a session's lifetime ends, or None if the session is not active."""
         session = self._live.get(session_id)
         return None if session is None else session.last_end
 
     def note_use(self, session_id: str) -> None:
-        """Record that a session, if it is active, was in use until now."""
+        """Record that a session was in use until now. Do nothing if it is not active."""
         if (session := self._live.get(session_id)) is not None:
             session.note_use(self._clock.monotonic(), self._clock.now())
 
     def keep_for_calls(self, session_ids: frozenset[str]) -> None:
-        """Set the sessions that idle time must not end: those with calls that wait for a human.
+        """Set the ids of the sessions with calls that wait for a human. Idle time does not end
+        them.
 
-        The idle time of a session starts again when the session is no longer in this set.
+        When a session is no longer in the set, its idle time starts again.
         """
         before, self._awaited = self._awaited, session_ids
         for session in self._live.values():
@@ -690,37 +712,37 @@ class SessionKeeper:
             "stopped": states.count(SessionStatus.STOPPED),
             "busy": sum(session.users > 0 for session in self._live.values()),
             "creating": self._places.running.total
-            - sum(one.has_place for one in self._live.values()),
+            - sum(session.has_place for session in self._live.values()),
             "leaving": self._leaving,
         }
 
     # -- inside ---------------------------------------------------------------------------
 
-    def _inherit(self, one: KeptSession) -> None:
-        """Add a stored session of an earlier engine. If the session is active, this engine will
-        continue it; if the wall does not keep sessions, an active session is lost.
+    def _inherit(self, stored: KeptSession) -> None:
+        """Add a stored session of an earlier engine. This engine will continue an active session
+        or, if the wall does not keep sessions, count it as lost.
         """
-        if one.record.state.is_over:
-            self._history.keep(one)
+        if stored.record.state.is_over:
+            self._history.keep(stored)
             return
-        if one.home is not None and self._wall.keeps_sessions:
-            self._wall.expect(one.record, one.home)
-            home = replace(one.home, epoch=one.home.epoch + 1)
-            self._left_behind.append(replace(one, home=home))
+        if stored.home is not None and self._wall.keeps_sessions:
+            self._wall.expect(stored.record, stored.home)
+            home = replace(stored.home, epoch=stored.home.epoch + 1)
+            self._left_behind.append(replace(stored, home=home))
             return
         now = self._clock.now()
         lost = {
-            "state": next_state("lose", one.record.state),
-            "why": "The engine was started anew.",
+            "state": next_state("lose", stored.record.state),
+            "why": "The engine was restarted.",
             "expires_at": now,
             "is_busy": False,
         }
-        record = one.record.model_copy(update=lost)
-        self._history.add(KeptSession(one.principal_id, record, now))
+        record = stored.record.model_copy(update=lost)
+        self._history.add(KeptSession(stored.principal_id, record, now))
 
-    def _resume(self, one: KeptSession) -> None:
-        """Continue an active session of an earlier engine."""
-        record, home, wall = one.record, one.home, self._wall
+    def _resume(self, stored: KeptSession) -> None:
+        """Make a stored session active in this engine: one of an earlier engine, or a new fork."""
+        record, home, wall = stored.record, stored.home, self._wall
         assert home is not None
         now, now_at = self._clock.monotonic(), self._clock.now()
 
@@ -729,7 +751,7 @@ class SessionKeeper:
 
         session = Session(
             id=record.id,
-            principal_id=one.principal_id,
+            principal_id=stored.principal_id,
             agent_id=record.agent_id,
             spec=SessionRequest(
                 name=record.name,
@@ -777,13 +799,13 @@ class SessionKeeper:
         self._follow(session)
 
     def _request(self, name: str | None, fields: Mapping[str, Any]) -> SessionRequest:
-        """Return a checked request with these fields. Raises InvalidParams."""
+        """Return a validated request with these fields. Raises InvalidParams."""
         limits, host = self._wall.limits, self._wall.host
         return make_request(self._settings, limits, host, name=name, **fields)
 
     def _require_limits(self) -> None:
-        """Raise SandboxUnavailable if containers lack a required limit. If the wall enforces no
-        limits at all, do nothing, because `hold` then raises an error.
+        """Raise SandboxUnavailable if the wall does not enforce a required limit. If the wall is
+        down, do nothing, because `hold` then raises an error.
         """
         with suppress(WallDown):
             require_enforcing("container", self._wall.status)
@@ -795,7 +817,7 @@ class SessionKeeper:
         preset: str | None,
         request: SessionRequest,
     ) -> Session:
-        """Create a session: take a container and store the row. If this fails, neither remains."""
+        """Create a session: reserve a container, and store the row. If that fails, undo both."""
         session_id = f"sess_{secrets.token_hex(ID_BYTES)}"
         self._require_limits()
         container = await self._wall.hold(
@@ -826,14 +848,14 @@ class SessionKeeper:
             await self._store([session.kept()])
         except BaseException:
             container.end("the session could not be stored")
-            self._see_off(container)
+            self._remove_after_end(container)
             raise
         return session
 
     @asynccontextmanager
     async def _place_for(self, principal_id: str, request: SessionRequest) -> AsyncIterator[None]:
-        """Reserve a principal's share for one more session. If the block fails, release it. Raises
-        QuotaExceeded.
+        """Reserve one more session within a principal's limits. If the block fails, release the
+        reservation. Raises QuotaExceeded.
         """
         with ExitStack() as undo:
             if request.disk_mb is not None:
@@ -848,28 +870,30 @@ class SessionKeeper:
             undo.pop_all()
 
     async def _reserve(self, principal_id: str, memory_mb: int) -> None:
-        """Count one more running session. If too many run, or too little memory is left, first stop
-        unused sessions with a disk, the least recently used first. Raises QuotaExceeded.
+        """Count one more running session. If that would exceed a limit, first stop unused sessions
+        that have a disk, beginning with the least recently used. Raises QuotaExceeded.
         """
         spared: set[str] = set()
         while (refused := self._places.take(principal_id, memory_mb, self._wall.host)) is not None:
             lack, error = refused
             unused = [
-                one
-                for one in self._live.values()
-                if one.spec.disk_mb is not None and not (one.users or one.visits or one.is_stopped)
-                and one.id not in spared
-                and (lack is Lack.TOTAL or one.principal_id == principal_id)
-            ]  # fmt: skip
+                live
+                for live in self._live.values()
+                if live.spec.disk_mb is not None
+                and not (live.users or live.visits or live.is_stopped)
+                and live.id not in spared
+                and (lack is Lack.TOTAL or live.principal_id == principal_id)
+            ]
             if not unused:
                 raise error
-            oldest = min(unused, key=lambda one: one.last_used)
-            spared.add(oldest.id)  # tried once: its node may be away
+            oldest = min(unused, key=lambda live: live.last_used)
+            spared.add(oldest.id)  # tried only once, because its node may be unreachable
             with suppress(SandboxUnavailable):
                 await self._stop(oldest, "another session needed its place", if_unused=True)
 
     async def _until_there_is_room(self) -> None:
-        """Wait a bounded time until enough containers of ended sessions are removed.
+        """Wait until enough containers of ended sessions are removed, at most
+        `sessions.queue_seconds`.
 
         Raises:
             SandboxUnavailable: the removal took too long.
@@ -884,11 +908,10 @@ class SessionKeeper:
         )
 
     def _usable(self, principal_id: str, reference: str) -> Session:
-        """Return an active session by its id or name.
+        """Return a principal's active session by its id or name. If it has expired, end it.
 
         Raises:
-            ResourceNotFound: there is no such session, it has ended, or it has expired. An expired
-                session is ended here.
+            ResourceNotFound: this principal has no such session, or it has ended or expired.
         """
         session = self._live_one(principal_id, reference)
         if session is not None:
@@ -905,8 +928,8 @@ class SessionKeeper:
         raise _over(over.record.state, over.record.why or "", over.record.expires_at)
 
     async def _until_ready(self, session: Session) -> None:
-        """Wait until a session's container can run a program. If necessary, start the session again
-        or restore its files from the copy.
+        """Wait until a session's container can run a program. If necessary, start the session
+        again, or restore its files from the saved copy. On return, the session may have ended.
 
         Raises:
             QuotaExceeded: too many other sessions run.
@@ -914,7 +937,7 @@ class SessionKeeper:
         """
         if not session.has_place:
             await self._wait_for_place(session)
-            if session.finished is not None:  # it has ended, so only this can give the place back
+            if session.finished is not None:  # it ended before it had this place
                 self._places.give_back(session.principal_id, session.spec.memory_mb)
                 return
             session.has_place = True
@@ -924,7 +947,7 @@ class SessionKeeper:
                 await session.container.until_free()
                 self._follow(session)
             if session.needs_copy:
-                with anyio.CancelScope(shield=True):  # the next call would have to begin it again
+                with anyio.CancelScope(shield=True):  # otherwise the next call starts from scratch
                     await self._restore_copy(session)
                 await session.container.until_free()
             if session.leftovers is not Leftovers.NONE and session.container.lost is None:
@@ -935,7 +958,7 @@ class SessionKeeper:
             if session.is_stopped:
                 self._leave_place(session)
         if session.finished is None and (session.is_moved or session.container.name != name):
-            if not session.has_place:  # its old container was found to be gone in the meantime
+            if not session.has_place:  # given back when its old container was found to be gone
                 self._places.add(session.principal_id, session.spec.memory_mb)
                 session.has_place = True
             self._history.note(session.kept())  # the next engine must find the new container
@@ -952,11 +975,11 @@ class SessionKeeper:
             await prepare(self._access(session), session.container)
 
     async def _restore_copy(self, session: Session) -> None:
-        """Give a durable session a new container with the saved files. If files of the copy are
-        missing, the session is lost.
+        """Give a durable session a new container with the files of its saved copy. If the copy is
+        incomplete, the session is lost.
 
         Raises:
-            SandboxUnavailable, StateUnavailable: the files cannot be restored now; the session's
+            SandboxUnavailable, StateUnavailable: the files cannot be restored now. The session's
                 next use tries again.
         """
         old, copy, saver = session.container, session.copy, self._saver
@@ -969,8 +992,8 @@ class SessionKeeper:
                 raise try_later("The session's lost container is still being removed.")
         self._require_limits()
         session.must_restore |= old.lost is not None
-        if session.must_restore:  # if this engine is killed, the next one uses no disk half filled
-            await self._write(session)
+        if session.must_restore:
+            await self._write(session)  # so that after a crash, no half-filled disk is used
         new = await self._wall.hold(
             TrustDomain(session.principal_id, session.agent_id, session.id),
             image=session.spec.image,
@@ -982,13 +1005,13 @@ class SessionKeeper:
         )
         if session.finished is not None:
             new.end("its session has ended")
-            self._see_off(new)
+            self._remove_after_end(new)
             return
         session.container, session.is_moved, session.must_restore = new, True, True
         self._change(session, "restore")
-        old.end("its session is restored elsewhere")  # its node may come back
+        old.end("its session is restored elsewhere")  # in case its node comes back
         if new.node:
-            session.snapshots = ()  # they are on the old node
+            session.snapshots = ()  # their copies are on the old node
         try:
             await saver.restore(source_of(session), copy)
         except CopyLost as error:
@@ -1005,14 +1028,15 @@ class SessionKeeper:
     async def _save_after(
         self, session: Session, program: str, arguments: JsonObject
     ) -> str | None:
+        """Do as `_save`, but only if a run of this program may have changed files."""
         saver = self._saver
         if saver is None or not saver.may_change(program, arguments):
             return None
         return await self._save(session)
 
     async def _save(self, session: Session) -> str | None:
-        """Save the files of a durable session, whose turn the caller must have. Return why saving
-        failed, as a clause, or None if it succeeded.
+        """Save the files of a session, if it is durable. The caller must have the session's turn.
+        Return None, or a clause that says why saving failed.
         """
         if session.finished is not None or session.copy is None or self._saver is None:
             return None
@@ -1029,20 +1053,21 @@ class SessionKeeper:
         return why
 
     async def _wait_for_place(self, session: Session) -> None:
-        """Count a stopped session as running. If too many sessions run, and others that could be
-        stopped are busy, wait a bounded time for their calls. Raises QuotaExceeded.
+        """Count a stopped session as running. If too many sessions run, wait until another one can
+        be stopped, at most `sessions.queue_seconds`. Raises QuotaExceeded.
         """
         last = anyio.current_time() + self._settings.queue_seconds
         while True:
             try:
                 return await self._reserve(session.principal_id, session.spec.memory_mb)
             except QuotaExceeded:
-                busy = any(one.spec.disk_mb and one.has_place for one in self._live.values())
+                busy = any(live.spec.disk_mb and live.has_place for live in self._live.values())
                 if not busy or session.finished or anyio.current_time() >= last:
                     raise
             await anyio.sleep(PLACE_PAUSE_S)
 
     def _leave_place(self, session: Session) -> None:
+        """Do not count a session as running any more."""
         if session.has_place:
             session.has_place = False
             self._places.give_back(session.principal_id, session.spec.memory_mb)
@@ -1052,10 +1077,14 @@ class SessionKeeper:
             await self._stop(
                 session, f"it was not used for {session.spec.idle_s:g} s", if_unused=True
             )
-        except EngineError as error:  # its node may be away
+        except EngineError as error:  # for example, its node is unreachable
             self._on_event("session.not_stopped", {"session": session.id, "why": error.message})
 
     async def _stop(self, session: Session, why: str, *, if_unused: bool = False) -> None:
+        """Stop a session that has a disk. With `if_unused`, do nothing if it is in use. `why` is a
+        clause.
+        """
+
         def is_used() -> bool:
             return if_unused and session.users + session.visits > 0
 
@@ -1068,7 +1097,7 @@ class SessionKeeper:
     async def _lease(
         self, principal_id: str, session_id: str, *, is_call: bool
     ) -> AsyncIterator[SessionLease]:
-        """Wait for a turn in a session, and until the session can run a program. The block holds
+        """Wait for the turn in a session, and until the session can run a program. The block has
         the turn, and counts as a use.
         """
         session = self._usable(principal_id, session_id)
@@ -1095,8 +1124,9 @@ class SessionKeeper:
     def access(
         self, principal: Principal, session_id: str, *, is_use: bool = True
     ) -> SessionAccess:
-        """Return access to a principal's session beside its calls. Without `is_use`, visits work
-        only while the session runs, and do not count as a use of the session.
+        """Return access to a principal's session outside of calls. With `is_use`, a visit starts or
+        thaws the session if necessary, and counts as a use. Otherwise it does neither, so it is
+        only useful while the session runs.
 
         Raises:
             ResourceNotFound: this principal has no such session, or the session has ended.
@@ -1110,9 +1140,9 @@ class SessionKeeper:
 
     @asynccontextmanager
     async def _visit(self, session: Session, *, is_use: bool) -> AsyncIterator[SessionContainer]:
-        """Keep a session from being paused or stopped during the block, beside its calls. The block
-        gets the session's container. With `is_use`, start or thaw the session first if necessary,
-        which takes a turn, and count the block as a use.
+        """Keep a session from being paused or stopped during the block, which gets the session's
+        container. Calls can run at the same time. With `is_use`, first start or thaw the session if
+        necessary, which takes the turn, and count the block as a use.
         """
         self._usable(session.principal_id, session.id)
         if is_use:
@@ -1130,12 +1160,13 @@ class SessionKeeper:
                 session.note_use(self._clock.monotonic(), self._clock.now())
 
     def _of_parts(self, session: Session) -> tuple[object, ...]:
+        """Return the objects that parts provide for their executors in a session."""
         access = self._access(session)
-        return tuple(one for made in self._in_session if (one := made(access)) is not None)
+        return tuple(given for give in self._in_session if (given := give(access)) is not None)
 
     @asynccontextmanager
     async def _entered(self, session: Session) -> AsyncIterator[None]:
-        """Wait for a turn in a session and hold it during the block."""
+        """Wait for the turn in a session, and hold it during the block."""
         _require_saver(session)
         await session.take_turn(self._settings)
         try:
@@ -1146,11 +1177,11 @@ class SessionKeeper:
             self._end_if_over(session)
 
     def _live_one(self, principal_id: str, reference: str) -> Session | None:
-        """Return a principal's active session by its id or name, or None if there is none."""
+        """Return a principal's active session by its id or name, or None."""
         session = self._live.get(reference)
         if session is None:
-            named = (one for one in self._live.values() if one.spec.name == reference)
-            session = next((one for one in named if one.principal_id == principal_id), None)
+            named = (live for live in self._live.values() if live.spec.name == reference)
+            session = next((live for live in named if live.principal_id == principal_id), None)
         return session if session is not None and session.principal_id == principal_id else None
 
     def _kept(self, principal_id: str, session_id: str) -> KeptSession | None:
@@ -1159,31 +1190,31 @@ class SessionKeeper:
 
     @contextmanager
     def _named(self, principal_id: str, names: Sequence[str | None]) -> Iterator[None]:
-        """Reserve these names during the block, which creates the sessions. Raises InvalidParams
+        """Reserve names for new sessions during the block, which creates them. Raises InvalidParams
         if a name is taken.
         """
         for name in names:
             self._check_name(principal_id, name)
-        mine = [(principal_id, name) for name in names]
-        self._names += mine
+        reserved = [(principal_id, name) for name in names]
+        self._names += reserved
         try:
             yield
         finally:
-            for one in mine:
-                self._names.remove(one)
+            for pair in reserved:
+                self._names.remove(pair)
 
     def _check_name(self, principal_id: str, name: str | None) -> None:
         if name is None:
             return
         if name == "new":
             raise InvalidParams(
-                "A session cannot have the name 'new': `--session new` and `?session_id=new` make "
-                "one. Choose another name.",
+                "A session cannot have the name 'new', because `--session new` and "
+                "`?session_id=new` create a session. Choose another name.",
                 fields=["name"],
             )
         if (principal_id, name) in self._names or self._live_one(principal_id, name) is not None:
             raise InvalidParams(
-                f"You have a session {name!r} already: use it, or choose another name.",
+                f"You already have a session {name!r}. Use it, or choose another name.",
                 fields=["name"],
             )
 
@@ -1205,9 +1236,9 @@ class SessionKeeper:
             self._finish(session, "end", why)
 
     def _follow(self, session: Session | None) -> None:
-        """Change a session's state if its container has changed. Called when the container was
-        stopped or has ended, after each operation that changes it, and regularly. Does nothing
-        once the engine stops, which leaves the container to the next one.
+        """Adjust a session's state to that of its container. Called when the container was stopped
+        or has ended, after each operation that may change it, and regularly. Does nothing once the
+        engine stops, because the next engine takes the container over.
         """
         if session is None or session.finished is not None or self._group is None:
             return
@@ -1228,7 +1259,9 @@ class SessionKeeper:
                 self._tell(f"session.{session.state.value}", session)
 
     def _change(self, session: Session, name: str) -> bool:
-        """Change a session's state by a row of the table, and return whether the row fits."""
+        """Change a session's state by the transition `name`, and return whether this was possible.
+        If not, log it.
+        """
         try:
             session.change(name)
         except ImpossibleChange as error:
@@ -1237,16 +1270,17 @@ class SessionKeeper:
         return True
 
     def _refuse(self, session: Session, error: ImpossibleChange) -> None:
-        """Log an impossible change once. The session stays as it is, with its files and its row: it
-        can still be used if its container can, and a container that cannot refuses its runs. In
-        tests, the error is raised.
+        """Log an impossible change, once. The session, its files and its row stay as they are. It
+        remains usable as long as its container does. Tests replace this method to raise the error.
         """
         if session.refused != str(error):
             session.refused = str(error)
             self._tell("session.change_refused", session, why=str(error))
 
     def _finish(self, session: Session, name: str, why: str) -> None:
-        """End a session by this row of the table, or do nothing if the row does not fit."""
+        """End a session by the transition `name`. Do nothing if this is impossible. `why` is a
+        clause.
+        """
         if not self._change(session, name):
             return
         del self._live[session.id]
@@ -1257,10 +1291,14 @@ class SessionKeeper:
         kept = session.finish(why, self._clock.now())
         session.container.end(why)
         self._history.add(kept)
-        self._see_off(session.container, session.id if session.copy is not None else None)
+        saved_as = session.id if session.copy is not None else None
+        self._remove_after_end(session.container, saved_as)
         self._tell(f"session.{session.state.value}", session, why=why)
 
-    def _see_off(self, container: SessionContainer, saved_as: str | None = None) -> None:
+    def _remove_after_end(self, container: SessionContainer, saved_as: str | None = None) -> None:
+        """In the background, wait until an ended container is removed. Then delete the saved files
+        of the session with the id `saved_as`, if this is given.
+        """
         if self._group is None:
             return
         self._leaving += 1
@@ -1268,7 +1306,7 @@ class SessionKeeper:
 
     async def _until_gone(self, container: SessionContainer, saved_as: str | None) -> None:
         try:
-            await self._write_changes()  # the next engine must know that the session has ended
+            await self._write_changes()  # before the removal: the next engine must know of the end
             await container.until_gone()
             if saved_as is not None and self._saver is not None:
                 await self._saver.drop(saved_as)
@@ -1288,7 +1326,7 @@ class SessionKeeper:
             await anyio.sleep(TIDY_S)
 
     async def _write_changes(self) -> None:
-        """Write pending changes. A failure is logged, and the next write tries again."""
+        """Write pending changes. If that fails, log it; the next write tries again."""
         try:
             await self._history.write()
         except EngineError as error:
@@ -1308,7 +1346,9 @@ class SessionKeeper:
 
 
 def require_disk(session: Session, fault: str) -> None:
-    """Raise InvalidParams if a session has no disk. `fault` ends a sentence about its files."""
+    """Raise InvalidParams if a session has no disk. `fault` completes "The files … are in memory,
+    and", and says what to do.
+    """
     if session.spec.disk_mb is None:
         raise InvalidParams(
             f"The files of this session are in memory, and {fault}", fields=["session_id"]
@@ -1316,11 +1356,11 @@ def require_disk(session: Session, fault: str) -> None:
 
 
 def _require_saver(session: Session) -> None:
-    """Raise SandboxUnavailable if the session is durable, and its files would not be saved."""
+    """Raise SandboxUnavailable if the session is durable, but no part saves its files."""
     if session.lacks_saver:
         raise SandboxUnavailable(
-            "This session is durable, and the part of the engine that saves and restores its files "
-            "is missing. Nothing of the session is lost.",
+            "This session is durable, but the part of the engine that saves and restores its files "
+            "is missing. The session's data is not lost.",
             retryable=False,
         )
 
@@ -1339,7 +1379,7 @@ def _like(
     why: str,
     clock: SessionClock,
 ) -> KeptSession:
-    """Return a new, stopped session with this home, and the properties of another session."""
+    """Return a new, stopped session in `home`, with the properties of the session `source`."""
     now_at = clock.now()
     record = source.record.model_copy(
         update={
@@ -1353,15 +1393,15 @@ def _like(
 
 
 def _unknown() -> ResourceNotFound:
-    words = "There is no such session of yours. Do not retry."
+    words = "You have no such session. Do not retry."
     return ResourceNotFound(words, fields=["session_id"])
 
 
 def _over(status: SessionStatus, why: str, at: datetime) -> ResourceNotFound:
-    said = f"{why[:1].lower()}{why[1:]}".rstrip(".") + f" ({at:%Y-%m-%d %H:%M:%S} UTC)"
+    clause = f"{why[:1].lower()}{why[1:]}".rstrip(".") + f" ({at:%Y-%m-%d %H:%M:%S} UTC)"
     if status is SessionStatus.LOST:
-        words = f"The session is lost: {said}. Its files and variables are gone."
+        words = f"The session is lost: {clause}. Its files and variables are gone."
     else:
-        words = f"The session has ended: {said}. Its files and variables are gone."
+        words = f"The session has ended: {clause}. Its files and variables are gone."
     details = {"state": status.value}
-    return ResourceNotFound(f"{words} Make a new one.", fields=["session_id"], details=details)
+    return ResourceNotFound(f"{words} Create a new one.", fields=["session_id"], details=details)

@@ -1,8 +1,8 @@
-"""Rows of sessions: active sessions, and ended sessions until a day after their end.
+"""The database table of sessions. Ended sessions stay in it for a day.
 
-Host side. `sandbox/sessions` keeps the active sessions in memory; the rows are for the next start.
-The rows are written with `Database.write`, so that a row is durable before its session is reported.
-The cost is small: starting a container takes a hundred times as long.
+Host side. `sandbox/sessions` has the active sessions in memory; the next engine reads them from
+this table. Rows are written with `Database.write`, so that a row is durable before its session is
+reported. Compared with starting a container, this takes a hundredth of the time.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from fumehood.storage.files import SavedFiles
 from fumehood.storage.retention import retention
 from fumehood.storage.schema import SESSIONS
 
-_OF_HOME = frozenset(one.name for one in fields(SessionHome)) - {"of_parts"}
+_OF_HOME = frozenset(field.name for field in fields(SessionHome)) - {"of_parts"}
 
 _SAME_NAME = (
     "id", "name", "why", "image", "agent_id", "memory_mb", "disk_mb", "cpus", "calls",
@@ -42,25 +42,24 @@ _SAME_NAME = (
 
 
 class SessionTable:
-    """The table of sessions. `on_over` is called after the end of a session has been stored."""
+    """The table of sessions. `on_over` is called each time that the end of a session is stored."""
 
     def __init__(self, database: Database, on_over: Callable[[], None] = lambda: None) -> None:
         self._database = database
         self._on_over = on_over
 
     def all_now(self) -> list[KeptSession]:
-        """Return every row. This method blocks its thread, so it is only for the engine's start.
+        """Return every row. Blocks the thread, so this is only for the engine's start.
 
         Raises:
             ReadFailed: the database cannot be read.
-            DamagedState: a row is not a session.
+            DamagedState: a row is invalid.
         """
         with understood("sessions"):
             return self._database.read_now(_all)
 
     async def ids(self) -> tuple[set[str], set[str]]:
-        """Return the ids of the sessions that have not ended, and the ids of the sessions that have
-        ended.
+        """Return two sets of ids: of active sessions, and of sessions that have ended or are lost.
 
         Raises:
             ReadFailed: the database cannot be read.
@@ -71,11 +70,12 @@ class SessionTable:
         return {session_id for session_id, _ in rows} - over, over
 
     async def sweep(self, files: SavedFiles, now: datetime) -> int:
-        """Delete the files of sessions that are over. Return the number of files.
+        """Delete the saved files of sessions that are over or unknown (`SavedFiles.sweep`). Return
+        the number of files.
 
         Raises:
             ReadFailed: the database cannot be read.
-            OSError: the files cannot be used.
+            OSError: the files cannot be listed or deleted.
         """
         live, over = await self.ids()
         return await files.sweep(live, over, now)
@@ -83,7 +83,9 @@ class SessionTable:
     def sweeping(
         self, files: SavedFiles, now: Callable[[], datetime], on_fault: Callable[[Exception], None]
     ) -> AbstractAsyncContextManager[None]:
-        """Delete the files of sessions that are over, while the context lasts (`retention`)."""
+        """Return a context manager, during whose block `sweep` is called regularly (`retention`).
+        `on_fault` receives its errors.
+        """
         return retention(partial(self.sweep, files), now, on_fault, overdue=files.overdue)
 
     async def change(self, put: list[KeptSession], delete: list[str]) -> None:
@@ -91,7 +93,7 @@ class SessionTable:
         returns.
 
         Raises:
-            WriteFailed: none of the changes is guaranteed to be stored.
+            WriteFailed: the changes may or may not have been stored.
         """
         rows = [_row(one) for one in put]
         await self._database.write(lambda connection: _change(connection, rows, delete))
@@ -155,7 +157,7 @@ def _kept(row: RowMapping) -> KeptSession:
 
 
 def _stored(home: SessionHome) -> dict[str, Any]:
-    """Return an object with the kernel's fields and, beside them, the values of parts."""
+    """Return a home as JSON. The values of parts are fields next to the kernel's fields."""
     own = asdict(home)
     of_parts = own.pop("of_parts")
     return {**of_parts, **own}
@@ -171,7 +173,7 @@ def _home(stored: dict[str, Any] | None) -> SessionHome | None:
     return SessionHome(
         **{
             **own,
-            **earlier,  # the name that earlier versions used
+            **earlier,  # earlier versions stored `must_restore` as `in_trial`
             "copy": SavedCopy(**copy) if copy is not None else None,
             # Earlier versions stored null for a missing value.
             "of_parts": {name: value for name, value in of_parts.items() if value is not None},

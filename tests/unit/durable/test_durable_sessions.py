@@ -511,7 +511,7 @@ async def test_engine_without_the_saver_keeps_durable_sessions_and_does_not_use_
     async with without.keeper as keeper:
         found = keeper.find(ALICE, session.id)
         assert (found.state, found.durable) == ("active", True)
-        with pytest.raises(InvalidParams, match="no session can be durable"):
+        with pytest.raises(InvalidParams, match="Durable sessions need an engine with state"):
             await keeper.create(ALICE, durable=True)
         for use in (
             without.run(session),
@@ -576,7 +576,7 @@ async def test_saved_workspaces_have_a_quota_for_each_principal_and_in_total(
 ) -> None:
     async with bench(tmp_path, max_saved_mb=300) as made:
         first = await made.keeper.create(ALICE, durable=True, memory_mb=512)
-        with pytest.raises(QuotaExceeded, match="300 MB may be"):
+        with pytest.raises(QuotaExceeded, match="of 300 MB are reserved"):
             await made.keeper.create(ALICE, durable=True, memory_mb=512)
         await made.keeper.create(ALICE, memory_mb=512)
         await made.keeper.create(Principal("bob"), durable=True, memory_mb=512)

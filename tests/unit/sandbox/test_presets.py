@@ -76,7 +76,7 @@ async def test_only_variables_that_differ_from_the_preset_count_as_the_owners() 
 @pytest.mark.parametrize(
     ("wishes", "field", "said"),
     [
-        ({"preset": "smal"}, "preset", "There is no preset 'smal'. Presets of the configuration: "),
+        ({"preset": "smal"}, "preset", "There is no preset 'smal'. Configured presets: "),
         ({"preset": "x" * 1000}, "preset", f"There is no preset '{'x' * 80}'. "),
         ({"preset": "huge"}, "memory_mb", "memory_mb must be from 128 to"),
         ({"preset": "small", "env": {"D": "x" * 70_000}}, "env", "env has more than 65536 bytes"),

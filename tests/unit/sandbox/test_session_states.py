@@ -72,7 +72,7 @@ def test_stopped_session_has_no_way_back_but_with_its_files() -> None:
     back = {name: needs for name, needs in ways.items() if TRANSITIONS[name].to is ACTIVE}
     assert back == {"start": DISK, "restore": COPY}
     assert seen_change(STOPPED, ACTIVE, DISK) == "start"
-    with pytest.raises(ImpossibleChange, match="stopped, with a saved copy cannot be active"):
+    with pytest.raises(ImpossibleChange, match=r"from stopped \(with a saved copy\) to active"):
         seen_change(STOPPED, ACTIVE, COPY)
 
 
@@ -276,7 +276,7 @@ async def test_impossible_change_of_a_container_is_refused_and_logged_once(
         assert world.rows.kept[session.id] == before
         refused = [values for event, values in world.events if event == "session.change_refused"]
         assert [values["why"] for values in refused] == [
-            "The container of a session that is stopped, with a disk cannot be paused."
+            "No transition of the container from stopped (with a disk) to paused."
         ]
         assert await world.call(session.id) == 2  # its files are there
         assert world.state(session.id) is ACTIVE

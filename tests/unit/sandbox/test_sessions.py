@@ -440,12 +440,12 @@ async def test_sessions_are_promised_three_quarters_of_the_hosts_memory() -> Non
         first = await made.keeper.create(ALICE, memory_mb=2048)
         await made.keeper.create(ALICE, memory_mb=2048)
         on_disk = await made.keeper.create(BOB, memory_mb=2048, disk_mb=100)
-        with pytest.raises(QuotaExceeded, match="4096 of 4608 to you"):
+        with pytest.raises(QuotaExceeded, match="4096 of 4608 for you"):
             await made.keeper.create(ALICE, memory_mb=1024)
         assert made.state(on_disk, BOB)[0] == "active"  # it would not have helped
         await made.keeper.create(BOB, memory_mb=2048)
         assert made.state(on_disk, BOB)[0] == "stopped"
-        with pytest.raises(QuotaExceeded, match="6144 of 6144 MB are promised"):
+        with pytest.raises(QuotaExceeded, match="6144 of 6144 MB are reserved"):
             await made.keeper.create(BOB, memory_mb=128)
         await made.keeper.end(ALICE, first.id)
         assert (await made.keeper.resume(BOB, on_disk.id)).state.value == "active"
@@ -668,7 +668,7 @@ async def test_container_lost_while_its_session_is_stored_fails_the_creation() -
             made.wall.held[0].lose()
 
         made.rows.change = lose  # type: ignore[method-assign]
-        with pytest.raises(SandboxUnavailable, match="lost while it was made"):
+        with pytest.raises(SandboxUnavailable, match="lost while it was being created"):
             await made.keeper.create(ALICE)
         (record,) = made.keeper.list(ALICE)
         assert record.state is SessionStatus.LOST
@@ -863,9 +863,9 @@ async def test_engine_that_keeps_no_sessions_reports_those_left_active_as_lost()
         left = dict(rows.kept)
     rows.kept = left  # as if it had been killed
     async with bench(rows) as again:
-        assert again.state(record) == ("lost", "The engine was started anew.")
+        assert again.state(record) == ("lost", "The engine was restarted.")
         assert again.rows.kept[record.id].record.state is SessionStatus.LOST
-        with pytest.raises(ResourceNotFound, match="is lost: the engine was started anew"):
+        with pytest.raises(ResourceNotFound, match="is lost: the engine was restarted"):
             again.keeper.examine(ALICE, None, record.id)
         with pytest.raises(ResourceNotFound, match="no such session"):
             again.keeper.find(BOB, record.id)

@@ -95,7 +95,7 @@ async def test_sessions_of_others_are_unknown_and_those_without_a_disk_have_no_c
             made.snapshots.fork(BOB, session.id),
             made.snapshots.fork(BOB, session.id, snapshot_id=found.id),
         ):
-            with pytest.raises(ResourceNotFound, match="no such session of yours"):
+            with pytest.raises(ResourceNotFound, match="You have no such session"):
                 await asked
         memory = await made.keeper.create(ALICE)
         for asked in (made.snapshots.take(ALICE, memory.id), made.snapshots.fork(ALICE, memory.id)):
