@@ -106,7 +106,7 @@ def test_restore_brings_back_the_files_of_the_snapshot(copies: Copies) -> None:
     restored = copies.client.restore_session(copies.id, "before")
     assert (restored.state.value, restored.why) == (
         "stopped",
-        "Its files are those of before again.",
+        "Its files were restored from the snapshot before.",
     )
     answer = copies.client.call(
         "run_python", {"code": "import os; print(open('a').read(), os.path.exists('b'))"},

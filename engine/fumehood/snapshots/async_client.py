@@ -1,4 +1,4 @@
-"""The method of `AsyncClient` that calls a tool in forks of a session.
+"""The method of `AsyncClient` that calls a tool in several forks of a session.
 
 Client side: this module uses the protocol and values, but not the engine.
 """
@@ -19,7 +19,7 @@ from fumehood.snapshots.model import MAX_FORKS, ForkedCalls
 
 
 class AsyncClientWithForks(AsyncClient):
-    """A client that can also try several calls in forks of a session."""
+    """A client that can also make calls in forks of a session."""
 
     async def map_forks(
         self,
@@ -31,23 +31,25 @@ class AsyncClientWithForks(AsyncClient):
         best: Callable[[Envelope], Any] | None = None,
         **options: Unpack[CallKeywords],
     ) -> ForkedCalls:
-        """Call a tool with each of the inputs concurrently, each in its own fork of a session.
+        """Call a tool concurrently with each of the inputs, each in its own fork of a session.
 
-        The session must have a disk. The forks begin with the session's files, or with the files of
-        the snapshot with the id or name `snapshot_id`. If `best` is given, it computes a value from
-        each successful answer, and the fork whose answer has the highest value is kept. All other
-        forks are ended, which also ends their calls that wait for approval.
+        The session must have a disk. The forks begin with the session's current files, or with
+        those of one of its snapshots; `snapshot_id` is the snapshot's id or name. If `best` is
+        given, it computes a value from each successful answer, and the fork whose answer has the
+        highest value is kept. All other forks are ended, with their calls that wait for approval.
 
         Raises:
-            TypeError: there is no such option.
+            TypeError: an option is unknown, or is `session_id`.
             ValueError: there are no inputs or too many, or they are not JSON.
-            Refused: the session cannot be forked. Exceptions that `best` raises are passed on.
+            Refused: the session cannot be forked.
+
+        Exceptions that `best` raises are passed on.
         """
         if not 0 < len(inputs) <= MAX_FORKS:
-            raise ValueError(f"map_forks needs at least one input, and takes {MAX_FORKS} at most.")
+            raise ValueError(f"map_forks needs from 1 to {MAX_FORKS} inputs.")
         chosen = checked_keywords(CallKeywords, "map_forks", options)
         if "session_id" in chosen:
-            raise TypeError("map_forks calls in forks of `session`, not in `session_id`.")
+            raise TypeError("map_forks sets the option session_id to the forks of `session`.")
         forks = await self.fork_session(session, snapshot_id, count=len(inputs))
         kept = None
         try:

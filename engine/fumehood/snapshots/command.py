@@ -1,4 +1,4 @@
-"""Commands of snapshots and forks: `fumehood sessions snapshot`, `restore`, `fork` and others."""
+"""Commands for snapshots and forks: `fumehood sessions snapshot`, `restore`, `fork` and others."""
 
 from __future__ import annotations
 
@@ -43,14 +43,19 @@ fork = plain_command(
     arguments=SESSION
     | {
         "snapshot_id": (
-            Annotated[str | None, typer.Option("--snapshot", help="Default: as it is now.")],
+            Annotated[
+                str | None,
+                typer.Option(
+                    "--snapshot", help="A snapshot. Default: the session's current files."
+                ),
+            ],
             None,
         ),
         "name": (
-            Annotated[str | None, typer.Option(help="A name; several are numbered: NAME-1.")],
+            Annotated[str | None, typer.Option(help="A name. Several forks are numbered: NAME-1.")],
             None,
         ),
-        "count": (Annotated[int, typer.Option(min=1, max=MAX_FORKS, help="How many.")], 1),
+        "count": (Annotated[int, typer.Option(min=1, max=MAX_FORKS, help="Number of forks.")], 1),
     },
     scope=None,
 )

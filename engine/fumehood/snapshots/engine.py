@@ -1,6 +1,6 @@
 """The snapshots of `fumehood.Engine`.
 
-Host side, above the kernel's engine, of which only public members are used.
+Host side, above the kernel's engine. Uses only the engine's public members.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ class EngineWithSnapshots(Engine):
 
     @property
     def snapshots(self) -> Snapshots:
-        """The snapshots and forks of this engine's sessions. Only for an engine that was
-        entered.
+        """Makes and restores snapshots and forks of this engine's sessions. Available once the
+        engine was entered.
         """
         return self.part(SnapshotsPart).snapshots

@@ -1,4 +1,4 @@
-"""The snapshots of one engine."""
+"""Snapshots and forks in one engine."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class SnapshotsPart(EnginePart):
 
     @asynccontextmanager
     async def running(self, made: Composition) -> AsyncIterator[None]:
-        """Use the sessions of the engine, which have started."""
+        """Create the service. The engine's sessions have already started."""
         now = self.kernel.clock.now
         self.snapshots = Snapshots(made.services.sessions, made.walls.container, now)
         yield

@@ -1,4 +1,4 @@
-"""Values of snapshots and forks: bodies of requests, their limits, and answers."""
+"""Values for snapshots and forks: request bodies, limits and answers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MAX_SNAPSHOTS = 50
 """Maximum number of snapshots of one session."""
 
 MAX_FORKS = 50
-"""Maximum number of forks that one request makes."""
+"""Maximum number of forks that one request creates."""
 
 
 class NewSnapshot(StrictValue):
@@ -53,10 +53,11 @@ class ForkWish(StrictValue):
 
 @dataclass(frozen=True, slots=True)
 class ForkedCalls:
-    """The answers of calls in forks of one session, in the order of the inputs."""
+    """The result of calls in forks of one session."""
 
     answers: tuple[Envelope, ...]
+    """One answer for each input, in the order of the inputs."""
     best: int | None
-    """The index of the best answer, or None if none was requested or found."""
+    """The index of the best answer, or None if `best` was not given or no call succeeded."""
     session: SessionRecord | None
-    """The fork with the best answer, which is kept."""
+    """The fork with the best answer, which was kept, or None."""

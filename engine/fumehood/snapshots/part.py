@@ -1,4 +1,4 @@
-"""Snapshots and forks as a part of the product."""
+"""The part that adds snapshots and forks of sessions to the product."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ PART = Part(
     name="snapshots",
     commands={
         "sessions snapshot": Command(
-            "Copy the files of a session with a disk, after its calls. It stays until the session "
+            "Copy a session's disk once its calls have finished. The copy lasts until the session "
             "ends.",
             "fumehood.snapshots.command:take",
             after="end",
@@ -24,14 +24,14 @@ PART = Part(
             after="snapshots",
         ),
         "sessions restore": Command(
-            "Give a session the files of a snapshot again. What runs in it ends, its variables are "
-            "gone.",
+            "Restore a session's files from a snapshot. Everything that runs in the session ends, "
+            "and its variables are lost.",
             "fumehood.snapshots.command:restore",
             after="delete-snapshot",
         ),
         "sessions fork": Command(
-            "Make sessions with the files of a session, or of its snapshot. Prints a name or id "
-            "for each.",
+            "Create sessions with the files of a session or of its snapshot. Prints the name or id "
+            "of each.",
             "fumehood.snapshots.command:fork",
             after="restore",
         ),

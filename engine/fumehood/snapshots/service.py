@@ -1,8 +1,8 @@
-"""Snapshots and forks: copies of the disks of sessions, made when their owner asks for them.
+"""Snapshots and forks: copies of sessions' disks, made at the request of the sessions' owners.
 
-Host side, above the sessions. The kernel keeps the list of a session's snapshots in the session's
-record, and the wall keeps their copies of the disk as long as they are in a list. Invariants: a
-snapshot is reported only after it was stored; a copy that is in no list is removed.
+Host side, above the sessions. A session's record lists its snapshots; the wall keeps the disk copy
+of each listed snapshot. Invariants: a snapshot is stored before it is reported; copies that are not
+listed are removed.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ class Snapshots:
     async def take(
         self, principal: Principal, session_id: str, name: str | None = None
     ) -> Snapshot:
-        """Copy the files of a principal's session. Waits for the session's current and waiting
-        calls to finish first.
+        """Copy the files of a principal's session. First wait until the session's running and
+        waiting calls have finished.
 
         Raises:
             InvalidParams: the session has no disk, or already has a snapshot with this name.
-            QuotaExceeded: the session has the maximum number of snapshots.
+            QuotaExceeded: the session already has the maximum number of snapshots.
             ResourceNotFound: this principal has no such session, or the session has ended.
             SandboxUnavailable: the calls take too long, or the disk could not be copied.
-            StoreError: the snapshot could not be stored, so it was not made.
+            StoreError: the snapshot could not be stored, so it does not exist.
         """
         async with self._sessions.turn(principal, session_id) as session:
             require_disk(session, NO_COPIES)
@@ -51,8 +51,9 @@ class Snapshots:
                 raise QuotaExceeded(
                     f"This session has {MAX_SNAPSHOTS} snapshots, the maximum. Delete one first."
                 )
-            if name is not None and name in [one.name for one in session.snapshots]:
-                raise InvalidParams(f"It has a snapshot {name!r} already.", fields=["name"])
+            if name is not None and name in [snapshot.name for snapshot in session.snapshots]:
+                words = f"This session already has a snapshot {name!r}. Choose another name."
+                raise InvalidParams(words, fields=["name"])
             snapshot_id = _new_id()
             async with session.container.copy_disk(snapshot_id) as size:
                 self._sessions.usable(principal, session_id)
@@ -61,15 +62,16 @@ class Snapshots:
         return made
 
     async def delete(self, principal: Principal, session_id: str, snapshot_id: str) -> Snapshot:
-        """Delete a snapshot of a principal's session.
+        """Delete a snapshot of a principal's session, and return the snapshot's record.
 
         Raises:
-            ResourceNotFound: there is no such session or snapshot, or the session has ended.
+            ResourceNotFound: this principal has no such session or snapshot, or the session has
+                ended.
             StoreError: the deletion could not be stored, so the snapshot was not deleted.
         """
         session = self._sessions.usable(principal, session_id)
         found = _found(session.snapshots, snapshot_id)
-        left = tuple(one for one in session.snapshots if one != found)
+        left = tuple(snapshot for snapshot in session.snapshots if snapshot != found)
         await self._sessions.set(session, "snapshots", left)
         self._wall.sweep_soon()
         return found
@@ -77,26 +79,27 @@ class Snapshots:
     async def restore(
         self, principal: Principal, session_id: str, snapshot_id: str
     ) -> SessionRecord:
-        """Restore the files of a principal's session from one of its snapshots. Waits for the
-        session's current and waiting calls to finish, and then ends everything else that runs in
-        the session. The session's variables are lost.
+        """Restore the files of a principal's session from one of its snapshots.
+
+        First wait until the session's running and waiting calls have finished, then end everything
+        else that runs in the session. The session's variables are lost.
 
         Raises:
-            ResourceNotFound: there is no such snapshot.
-            SandboxUnavailable: the new files of a durable session could not be saved.
-            EngineError: for the same reasons as in `SessionKeeper.resume`.
+            ResourceNotFound: the session has no such snapshot.
+            SandboxUnavailable: the session is durable, and its new files could not be saved.
+            EngineError: for the reasons of `SessionKeeper.resume`.
         """
         async with self._sessions.turn(principal, session_id) as session:
             found = _found(session.snapshots, snapshot_id)
             await session.container.restore(found.id)
             not_saved = await self._sessions.continue_with(
-                session, f"Its files are those of {found.name or found.id} again."
+                session, f"Its files were restored from the snapshot {found.name or found.id}."
             )
             if not_saved is not None:
                 raise try_later(
                     f"The snapshot was restored, but its files could not be saved: {not_saved}."
-                    " If the container is lost before they are, the earlier files come back. "
-                    "Repeat the call."
+                    " If its container is lost before they are saved, the session has the earlier "
+                    "files again. Repeat the call."
                 )
         return self._sessions.find(principal, session.id)
 
@@ -109,19 +112,21 @@ class Snapshots:
         name: str | None = None,
         count: int = 1,
     ) -> list[SessionRecord]:
-        """Create `count` stopped sessions from the files of a principal's session, or from one of
-        its snapshots. The session may be lost if `snapshot_id` is given. Return the records of the
-        new sessions. If `count` is above 1, numbers are appended to `name`.
+        """Create `count` stopped sessions with the files of a principal's session, or of the
+        snapshot with the id or name `snapshot_id`. Return the records of the new sessions.
+
+        If a snapshot is given, the session may be lost. If `count` is above 1, numbers are appended
+        to `name`.
 
         Raises:
-            ResourceNotFound: there is no such session or snapshot.
-            EngineError: for the same reasons as in `take` and `SessionKeeper.make_like`.
+            ResourceNotFound: this principal has no such session or snapshot.
+            EngineError: for the reasons of `take` and `SessionKeeper.make_like`.
         """
         record = self._sessions.original(principal, session_id)
         names = [name] * count
         if name is not None and count > 1:
             names = [f"{name}-{number}" for number in range(1, count + 1)]
-        why = f"It is a fork of {record.id}, and was not used yet."
+        why = f"It is a fork of {record.id} and has not been used yet."
         async with AsyncExitStack() as stack:
             if snapshot_id is not None:
                 copy = _found(record.snapshots, snapshot_id).id
@@ -143,8 +148,8 @@ def _new_id() -> str:
 
 def _found(snapshots: Sequence[Snapshot], reference: str) -> Snapshot:
     """Return a snapshot by its id or name. Raises ResourceNotFound."""
-    found = [one for one in snapshots if reference in (one.id, one.name)]
+    found = [snapshot for snapshot in snapshots if reference in (snapshot.id, snapshot.name)]
     if not found:
-        words = "This session has no such snapshot. `fumehood sessions show ID` shows those it has."
+        words = "This session has no such snapshot. List them: `fumehood sessions snapshots ID`."
         raise ResourceNotFound(words, fields=["snapshot_id"])
     return found[0]

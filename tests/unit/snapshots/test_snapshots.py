@@ -58,7 +58,7 @@ async def test_copies_that_a_session_lists_are_spared_until_it_ends() -> None:
         second = await made.snapshots.take(ALICE, session.id)
         assert list(made.wall.copies()) == [first.id, second.id]
         assert made.keeper.find(ALICE, session.id).snapshots == (first, second)
-        with pytest.raises(InvalidParams, match="a snapshot 'first' already"):
+        with pytest.raises(InvalidParams, match="already has a snapshot 'first'"):
             await made.snapshots.take(ALICE, session.id, "first")
         assert await made.snapshots.delete(ALICE, session.id, "first") == first
         assert list(made.wall.copies()) == [second.id]
