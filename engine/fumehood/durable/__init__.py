@@ -1,1 +1,1 @@
-"""Durable sessions: copies of their files, made after each call: a part."""
+"""A part: durable sessions, whose files are copied after each call."""

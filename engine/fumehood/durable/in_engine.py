@@ -1,4 +1,4 @@
-"""The saved files of durable sessions of one engine."""
+"""Durable sessions in one engine: their saver, and the deletion of old saved files."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from fumehood.compose import Composition
 
 FOLDER = "sessions"
-"""Folder of the saved files."""
+"""Name of the folder of the saved files."""
 
 
 class DurablePart(EnginePart):
@@ -32,12 +32,12 @@ class DurablePart(EnginePart):
         return self._saver
 
     def in_session(self, kept: KeptValues) -> SessionSaver | None:
-        """Return the saver, by which trials undo their changes."""
+        """Return the saver, which trials use to undo and apply changes; or None."""
         return self._saver
 
     @asynccontextmanager
     async def running(self, made: Composition) -> AsyncIterator[None]:
-        """Delete the saved files of sessions that are over, until the engine ends."""
+        """Regularly delete the saved files of sessions that are over, until the engine stops."""
         if self._saved is None:
             yield
             return

@@ -1,4 +1,4 @@
-"""Durable sessions as a part of the product."""
+"""The part that adds durable sessions to the product."""
 
 from __future__ import annotations
 

@@ -1,10 +1,11 @@
-"""The saver of durable sessions: copies their workspaces to the engine's files, and back.
+"""The saver of durable sessions: copies their workspaces to the engine's file store, and back.
 
-Host side, below the sessions that call it, above the guest's program `files` and `storage/files`.
-The guest's answers are untrusted, but can only harm its own session: names of stored files are
-digests that the engine computes, and numbers and sizes are limited. Invariants: a manifest is
-stored after all files that it names; these files are deleted only after the next manifest is
-stored; if a workspace is unchanged, saving it takes only one scan.
+Host side, called by the sessions; uses the guest's program `files` and `storage/files`. The guest's
+answers are untrusted, but can only harm its own session: names of stored files contain digests that
+the engine computes, and numbers and sizes are limited. The content of a file is stored in pieces,
+and a manifest lists the pieces of each file. Invariants: a manifest is stored after all pieces that
+it names; a piece is deleted only once a manifest without it is stored; saving an unchanged
+workspace takes only one scan.
 """
 
 from __future__ import annotations
@@ -48,84 +49,87 @@ from fumehood.sandbox.wall import try_later
 from fumehood.storage.files import Missing, SavedFiles
 
 BATCH_BYTES = 16 << 20
-"""Total size of the pieces that are in memory at the same time, in bytes."""
+"""Total size of the pieces that one save or restoration has in memory at a time, in bytes."""
 
 BATCH_PIECES = 256
-"""Number of pieces that are stored or fetched together."""
+"""Maximum number of pieces that are stored or fetched together."""
 
 FILL_BYTES = 2 << 20
-"""Size of the file contents in one request to the guest, in bytes before base64."""
+"""Maximum size of the file contents in one request to the guest, in bytes before base64."""
 
 SETTLED_S = 0.05
-"""Seconds after a write until the guest can report the file's version."""
+"""Seconds after a write until the guest reports a version for the file."""
 
 SAVE_S = 60.0
 """Maximum seconds to save a workspace after a call."""
 
 RESTORED_BYTES_PER_S = 5 << 20
-"""Minimum speed of restoring, in bytes per second. The deadline is `SAVE_S` plus the time that the
-files take at this speed."""
+"""Minimum speed of a restoration, in bytes per second. Its deadline is `SAVE_S` plus the time that
+the files take at this speed."""
 
 CHANGES = frozenset({"write", "finish", "unpack", "delete"})
-"""Requests to the guest's program `files` that change the result of a scan."""
+"""Requests to the guest's program `files` that may change files."""
 
 
 @dataclass(frozen=True, slots=True)
 class SavedFile:
-    """A saved file, or a saved directory if the size is -1. `pieces` are the names of the stored
-    pieces of its content.
+    """A saved file or, if the size is -1, a saved directory. `pieces` are the names of the stored
+    pieces of its content, in order.
     """
 
     size: int
     can_run: bool
     pieces: tuple[str, ...]
     version: str = field(default="", compare=False)
-    """The file's version in the workspace when it was read, or "" if the version is unknown."""
+    """The file's version in the workspace when it was read, or "" if unknown. While its version is
+    the same, the file is unchanged."""
 
 
 Tree = dict[str, SavedFile]
+"""Path in the workspace → file or directory."""
 
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """The changes of a trial. `files` maps each changed path to the file before and after the
-    trial, each None if it did not exist.
-    """
+    """The changes that a trial made to a workspace."""
 
     files: Mapping[str, tuple[SavedFile | None, SavedFile | None]]
+    """Changed path → the file before and after the trial, or None if there was no file."""
     new: frozenset[str]
-    """Names of the stored pieces that only these changes need."""
+    """Names of the pieces that were stored only for these changes."""
     others: tuple[str, ...]
     """Paths of links and special files that the trial created."""
 
     @property
     def names(self) -> set[str]:
-        """Names of all stored pieces with the content after the trial."""
+        """Names of all stored pieces with the contents of changed files after the trial."""
         kept = (file for _, file in self.files.values() if file is not None)
         return {*self.new, *(name for file in kept for name in file.pieces)}
 
 
 @dataclass(slots=True)
 class _Known:
-    """The engine's knowledge of a session's last copy."""
+    """The last copy of a session's files, cached in memory."""
 
     copy: SavedCopy
     tree: Tree
     others: tuple[str, ...] | None = None
-    """Paths of links and special files in the workspace, which the copy does not include. None if
-    the workspace may differ from the copy."""
+    """Paths of links and special files in the workspace, which copies do not include. None if the
+    workspace may differ from the copy."""
     garbage: set[str] | None = None
-    """Names of stored files that the copy does not need, or None until they are listed."""
+    """Names of the session's stored files that the copy does not need, or None if they have not
+    been listed yet."""
 
 
 class SessionSaver:
-    """Saves workspaces, and restores them. Implements `Saver`, and undoes the changes of trials."""
+    """Implements `Saver`. Can also undo the changes of a trial, and apply them later."""
 
     def __init__(self, files: SavedFiles) -> None:
         self._files = files
         self._known: OrderedDict[str, _Known] = OrderedDict()
         self._held: set[str] = set()
-        """Names of stored pieces that the effects of trials need."""
+        """Names of stored pieces that the changes of undecided trials need, so that `save` keeps
+        them."""
 
     def may_change(self, program: str, arguments: JsonObject) -> bool:
         return program != "files" or arguments.get("do") in CHANGES
@@ -145,7 +149,7 @@ class SessionSaver:
                 copied_at = now().isoformat()
                 tree = await attempt.copy(known.tree)
                 if tree == known.tree:
-                    known.tree = tree  # with the current versions
+                    known.tree = tree  # equal files, but with their current versions
                     known.others = tuple(attempt.others)
                     return
                 if known.garbage is None:
@@ -156,7 +160,7 @@ class SessionSaver:
             if known is not None:
                 known.others = None
             if known is not None and known.garbage is not None:
-                known.garbage |= attempt.new  # some of which could not be deleted
+                known.garbage |= attempt.new  # `undo` may have failed to delete some of them
             if isinstance(error, asyncio.CancelledError):
                 raise
             raise NotSaved(_why(error)) from error
@@ -165,8 +169,8 @@ class SessionSaver:
         await store(saved)
         known.copy, known.tree, known.others = saved, tree, tuple(attempt.others)
         known.garbage -= {name} | _names(tree)
-        with suppress(OSError):  # otherwise deleted after the next call
-            await self._files.delete({one for one in known.garbage - self._held if one})
+        with suppress(OSError):  # after a failure, the next save tries again
+            await self._files.delete({name for name in known.garbage - self._held if name})
             known.garbage &= self._held
 
     async def restore(self, target: CopySource, copy: SavedCopy) -> None:
@@ -186,29 +190,29 @@ class SessionSaver:
         except Missing:
             if not await self._has_any(target.session_id):
                 raise StateUnavailable(
-                    "The engine's files have nothing of this session. They may not be mounted.",
+                    "The engine's file store has no files of this session. It may not be mounted.",
                 ) from None
             raise CopyLost("its list of files is missing or damaged") from None
         except StateUnavailable:
             raise
         except (TimeoutError, EngineError, OSError, NotSaved) as error:
-            raise try_later(f"The session's files were not restored: {_why(error)}.") from error
+            raise try_later(f"The session's files could not be restored: {_why(error)}.") from error
 
     # -- trials ----------------------------------------------------------------------------
 
     def others(self, session_id: str, copy: SavedCopy) -> tuple[str, ...] | None:
         """Return the paths of links and special files in the workspace, which copies do not
-        include. Return None if the workspace may differ from `copy`.
+        include, or None if the workspace may differ from `copy`.
         """
         known = self._known.get(session_id)
         return known.others if known is not None and known.copy == copy else None
 
     async def hold(self, source: CopySource, copy: SavedCopy) -> tuple[Changes, JsonObject]:
-        """Store the content of the changes since `copy`. Return the changes, and a description of
-        them for people.
+        """Store the contents of the files that have changed since `copy`, until `let_go`. Return
+        the changes, and their description for people, in the form of a preview.
 
         Raises:
-            NotSaved: the changes could not be read or stored.
+            NotSaved: the files could not be read or stored.
         """
         known = await self._know(source.session_id, copy)
         attempt = _Attempt(self._files, source)
@@ -234,10 +238,10 @@ class SessionSaver:
         return changes, shown
 
     async def put_back(self, source: CopySource, copy: SavedCopy, changes: Changes) -> None:
-        """Undo these changes, so that the workspace is as in `copy` again.
+        """Undo the changes, so that the workspace is equal to `copy` again.
 
         Raises:
-            NotSaved: the workspace could not be made equal to the copy.
+            NotSaved: the workspace is not equal to the copy.
         """
         if not changes.files and not changes.others:
             return
@@ -247,14 +251,14 @@ class SessionSaver:
         if others or {row[0]: (row[1], row[2]) for row in rows} != {
             path: (file.size, file.can_run) for path, file in known.tree.items()
         }:
-            raise NotSaved("they could not be put back")
+            raise NotSaved("the workspace still differs from the last copy")
         versions = {row[0]: row[3] for row in rows}
         for path in changes.files.keys() & known.tree.keys():
             known.tree[path] = replace(known.tree[path], version=versions[path])
 
     def touched(self, session_id: str, changes: Changes) -> list[str]:
-        """Return those paths affected by `changes` whose state in the last copy differs from the
-        state before the changes.
+        """Return the paths that `changes` would overwrite or delete, but that have changed since
+        the trial: in the last copy, they differ from their state before the trial.
         """
         known = self._known.get(session_id)
         tree = known.tree if known is not None else {}
@@ -273,12 +277,12 @@ class SessionSaver:
         """Apply the changes to the workspace.
 
         Raises:
-            NotSaved: the changes could not be applied, or only some of them.
+            NotSaved: the changes could not be applied completely.
         """
         await self._put(source, changes.files)
 
     async def let_go(self, changes: Changes) -> None:
-        """Delete the content that was stored for `changes` only."""
+        """Delete the contents that were stored only for `changes`, which are no longer needed."""
         self._held -= changes.names
         with suppress(OSError, EngineError):
             await self._files.delete(set(changes.new))
@@ -286,8 +290,8 @@ class SessionSaver:
     async def _put(
         self, target: CopySource, wanted: Mapping[str, tuple[SavedFile | None, SavedFile | None]]
     ) -> None:
-        """Replace files in the workspace: `wanted` maps paths to the current and the wanted file.
-        Raises NotSaved.
+        """Replace files in the workspace. `wanted` maps each path to its current and its wanted
+        file, or None for no file. Raises NotSaved.
         """
         going = [path for path, (present, _) in wanted.items() if present is not None]
         tree = {path: file for path, (_, file) in wanted.items() if file is not None}
@@ -301,7 +305,9 @@ class SessionSaver:
     async def _scanned(
         self, source: CopySource, going: Sequence[str]
     ) -> tuple[list[Row], list[str]]:
-        """Delete the paths in `going`, then return the result of a scan. Raises NotSaved."""
+        """Delete the paths in `going`, then scan the workspace and return the result (`scan`).
+        Raises NotSaved.
+        """
         try:
             await _delete(source, list(going))
             return await scan(source)
@@ -309,7 +315,7 @@ class SessionSaver:
             raise NotSaved(_why(error)) from error
 
     async def _shown(self, changes: Changes) -> JsonObject:
-        """Return the changes in the form of previews, for people."""
+        """Return a description of the changes for people, in the form of a preview."""
         added: list[JsonObject] = []
         changed: list[JsonObject] = []
         removed: list[JsonObject] = []
@@ -319,11 +325,11 @@ class SessionSaver:
                 assert before is not None
                 removed.append({"path": path, **_facts(before)})
                 continue
-            sizes = [max(0, one.size) for one in (before, after) if one is not None]
+            sizes = [max(0, file.size) for file in (before, after) if file is not None]
             diff: JsonObject = {}
             if after.size >= 0 and sum(sizes) <= room:
                 room -= sum(sizes)
-                texts = [await self._text(one) for one in (before, after)]
+                texts = [await self._text(file) for file in (before, after)]
                 diff = await diff_of(*texts)
             elif after.size >= 0:
                 diff = {"too_large": True}
@@ -338,7 +344,7 @@ class SessionSaver:
         gone = [before for before, after in changes.files.values() if before and not after]
         shown = shown_changes(
             added=added, changed=changed, removed=removed, count=len(gone),
-            size=sum(max(0, one.size) for one in gone),
+            size=sum(max(0, file.size) for file in gone),
             truncated=len(changes.files) > MAX_LISTED,
         )  # fmt: skip
         is_new = [before is None for before, after in changes.files.values() if after is not None]
@@ -366,8 +372,8 @@ class SessionSaver:
             return False
 
     async def _know(self, session_id: str, copy: SavedCopy) -> _Known:
-        """Return the engine's knowledge of a session's last copy. Read the stored manifest if
-        necessary. Raises Missing, OSError.
+        """Return a session's last copy from the cache. If it is not there, read its manifest.
+        Raises Missing, OSError.
         """
         known = self._known.pop(session_id, None)
         if known is None or known.copy != copy:
@@ -380,12 +386,12 @@ class SessionSaver:
                 }
             known = _Known(copy, tree)
         self._known[session_id] = known
-        while sum(len(one.tree) for one in self._known.values()) > 10 * MAX_FILES:
-            self._known.popitem(last=False)  # read from its manifest again if needed
+        while sum(len(cached.tree) for cached in self._known.values()) > 10 * MAX_FILES:
+            self._known.popitem(last=False)  # the least recently used one
         return known
 
     async def _fill(self, target: CopySource, tree: Tree) -> None:
-        """Write the files and directories of a tree into a workspace that lacks them."""
+        """Write the files and directories of a tree into a workspace, where none of them exists."""
         directories = [path for path, file in tree.items() if file.size < 0]
         for at in range(0, len(directories), MAX_LISTED):
             await answer_of(target, _filling(directories[at : at + MAX_LISTED], []), Written)
@@ -429,7 +435,7 @@ class SessionSaver:
 
 
 class _Attempt:
-    """One attempt to save a workspace."""
+    """One attempt to save a workspace. It records what it has stored, so that it can be undone."""
 
     def __init__(self, files: SavedFiles, source: CopySource) -> None:
         self.new: set[str] = set()
@@ -441,7 +447,11 @@ class _Attempt:
         self._prefix = f"{source.session_id}.{secrets.token_hex(4)}."
 
     async def copy(self, old: Tree) -> Tree:
-        """Store the content that an earlier copy lacks, and return the workspace's tree."""
+        """Store the contents that the earlier copy `old` lacks, and return the workspace's tree.
+
+        Raises:
+            NotSaved: the files are larger than the workspace.
+        """
         tree: Tree = {}
         changed: list[Row] = []
         rows, self.others = await scan(self._source)
@@ -489,7 +499,7 @@ class _Attempt:
         return name, content
 
     async def undo(self) -> None:
-        """Delete the pieces that this attempt has stored, which no manifest names."""
+        """Delete the pieces that this attempt has stored. No stored manifest names them."""
         with anyio.CancelScope(shield=True), suppress(OSError, EngineError):
             await self._files.delete(self.new)
 
@@ -499,17 +509,19 @@ class _Attempt:
 
 
 def _why(error: Exception) -> str:
+    """Return, as a clause, why an operation failed. An unexpected error is raised again."""
     match error:
         case NotSaved() | NotRead():
             return str(error)
         case TimeoutError():
             return f"it took longer than {SAVE_S:g} s"
         case Missing():
-            return "the engine's files lack the last copy"
+            return "the engine's file store lacks files of the last copy"
         case EngineError():
             return f"{error.message[:1].lower()}{error.message[1:]}".rstrip(".")
         case OSError():
-            return f"the engine's files cannot be used ({error.strerror or type(error).__name__})"
+            reason = error.strerror or type(error).__name__
+            return f"the engine's file store cannot be used ({reason})"
         case _:
             raise error
 
@@ -523,7 +535,7 @@ def _piece_size(file: SavedFile, number: int) -> int:
 
 
 def _content(file: SavedFile | None) -> tuple[object, ...] | None:
-    """Return a value that is the same for identical files, whatever names their pieces have."""
+    """Return a value that is equal for identical files, even if their pieces have other names."""
     if file is None:
         return None
     return file.size, file.can_run, *(name.rpartition(".")[2] for name in file.pieces)
