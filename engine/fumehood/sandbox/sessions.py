@@ -238,7 +238,7 @@ class SessionKeeper:
         lifetime_seconds: float | None = None,
     ) -> SessionRecord:
         """Create a session. None means the preset's value or, if the preset has none either, the
-        configured value.
+        configured value. Without `preset`, the first preset to which the agent is bound is used.
 
         Raises:
             InvalidParams: a value is invalid or outside its limits, the name is taken, the preset
