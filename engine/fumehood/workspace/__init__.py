@@ -1,1 +1,1 @@
-"""The files of sessions: tools for them, and their way in and out."""
+"""Session files: the tools that work on them, and their upload and download."""

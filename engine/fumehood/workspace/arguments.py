@@ -1,4 +1,4 @@
-"""The arguments of the tools for a session's files."""
+"""The arguments of the tools for session files."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ def _offset(value: int) -> int:
 class ReadArguments(Arguments):
     path: Path = Field(description="Relative path, such as 'data/output.csv'.")
     offset: Annotated[int, Field(ge=0), AfterValidator(_offset)] | None = Field(
-        None, description="The byte to begin at; absent: 0."
+        None, description="First byte to read; absent: 0."
     )
     limit: int | None = Field(
         None, ge=1, le=MAX_READ_BYTES, description="Bytes to read at most; absent: 10240."
     )
     encoding: Literal["text", "base64"] | None = Field(
-        None, description="Absent: text, or base64 where it is no text."
+        None, description="Absent: text, or base64 if it is not text."
     )
 
 
@@ -51,7 +51,7 @@ class WriteArguments(Arguments):
         None, description="Or the content as base64; one of the two."
     )
     mode: Literal["create", "replace", "append"] | None = Field(
-        None, description="create (the default) refuses where there is one already."
+        None, description="create (the default) fails if the file exists."
     )
 
     def further_faults(self) -> Iterator[tuple[str, str]]:
@@ -68,18 +68,18 @@ class ListArguments(Arguments):
         None, description="A relative path; absent: the working directory itself."
     )
     recursive: bool | None = Field(
-        None, description="Whether to list what is in its directories, too; absent: false."
+        None, description="Whether to include subdirectories' contents; absent: false."
     )
     limit: int | None = Field(
         None, ge=1, le=MAX_PAGE, description="Entries of this page; absent: 10."
     )
     cursor: str | None = Field(
-        None, description="next_cursor of the page before; absent: from the beginning."
+        None, description="next_cursor of the previous page; absent: the first page."
     )
 
 
 class DeleteArguments(Arguments):
     paths: list[Path] = Field(min_length=1, max_length=MAX_FILES, description="Relative paths.")
     recursive: bool | None = Field(
-        None, description="Whether directories go with all that is in them; absent: false."
+        None, description="Whether to delete directories with their contents; absent: false."
     )

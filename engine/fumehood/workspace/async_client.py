@@ -1,4 +1,4 @@
-"""The methods of `AsyncClient` for files of sessions.
+"""The methods of `AsyncClient` for session files.
 
 Client side: this module uses the protocol and values, but not the engine.
 """
@@ -28,7 +28,7 @@ UPLOAD_S = 900.0
 
 
 class AsyncClientWithFiles(AsyncClient):
-    """A client that can also copy files into sessions and out of them."""
+    """A client that can also copy files to and from sessions."""
 
     async def put_file(
         self, session_id: str, path: str, source: Source, *, mode: str = "replace"

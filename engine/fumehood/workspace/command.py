@@ -1,8 +1,8 @@
-"""Commands of sessions' files: `fumehood sessions files`, `get`, `put` and `rm`.
+"""Commands for session files: `fumehood sessions files`, `get`, `put` and `rm`.
 
-Names and bytes in a session are untrusted. Files are saved in the same way as by `fumehood run`
-(see `Saving`). Without `--force`, no existing file is replaced. Only regular files are sent, never
-the targets of links.
+The names and contents of a session's files are untrusted. Files are saved in the same way as by
+`fumehood run` (see `Saving`). Without `--force`, no existing file is replaced. Only regular files
+are sent, never the targets of links.
 """
 
 from __future__ import annotations
@@ -153,13 +153,13 @@ def _save_directory(client: Client, session_id: str, path: str, target: str | No
     path = path.rstrip("/")
     inner = "" if path == "." else path
     if target == "-" or (target is None and not inner):
-        fail("Name the directory to make.", ExitCode.USAGE)
+        fail("Name the local directory to create.", ExitCode.USAGE)
     made = Path(target if target is not None else inner.rpartition("/")[2])
     try:
         client.get_directory(session_id, inner, made)
     except (OSError, TarError) as error:
-        why = error.strerror if isinstance(error, OSError) else "the archive is not plain"
-        fail(f"{printable(str(made))} was not made: {why}.", ExitCode.TOOL_FAILED)
+        why = error.strerror if isinstance(error, OSError) else "the archive is invalid"
+        fail(f"{printable(str(made))} was not created: {why}.", ExitCode.TOOL_FAILED)
 
 
 def _show_file(client: Client, session_id: str, path: str) -> None:

@@ -1,7 +1,7 @@
-"""Local directories that a client copies into a session or makes of a session's files.
+"""Local directories that a client copies into a session, or creates from a session's files.
 
-Client side. Invariants: a directory that is made here is complete or absent, and no file is written
-outside it; no file is written or read through a link.
+Client side. Invariants: a directory that is created here is complete or absent, and no file is
+written outside it; no file is written or read through a link.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def new_directory(path: Path) -> Iterator[BinaryIO]:
     import tempfile
 
     if os.path.lexists(path) and (path.is_symlink() or not path.is_dir() or any(path.iterdir())):
-        raise FileExistsError(errno.EEXIST, "it exists, and is no empty directory", str(path))
+        raise FileExistsError(errno.EEXIST, "it exists and is not an empty directory", str(path))
     made = path.with_name(f".fumehood-{secrets.token_hex(8)}")
     made.mkdir()
     try:
@@ -83,8 +83,8 @@ def new_directory(path: Path) -> Iterator[BinaryIO]:
             with tarfile.open(fileobj=file, mode="r:") as archive:
                 for member in archive:
                     if path_fault(member.name) is not None:
-                        raise tarfile.ReadError(f"{member.name[:200]!r} is no plain path")
-                    target = made / member.name  # no component is a link: none is unpacked
+                        raise tarfile.ReadError(f"{member.name[:200]!r} is not a plain path")
+                    target = made / member.name  # no component is a link: links are not unpacked
                     if member.isdir():
                         target.mkdir(parents=True, exist_ok=True)
                     elif member.isreg():

@@ -1,6 +1,6 @@
-"""The files of the sessions of `fumehood.Engine`.
+"""Access to session files in `fumehood.Engine`.
 
-Host side, above the kernel's engine, of which only public members are used.
+Host side, above the kernel's `Engine`. Only that class's public members are used.
 """
 
 from __future__ import annotations
@@ -12,10 +12,12 @@ from fumehood.workspace.session_files import SessionFiles
 
 
 class EngineWithFiles(Engine):
-    """An engine that also gives access to the files of sessions."""
+    """An engine that also gives access to session files."""
 
     def session_files(self, session_id: str, principal: Principal | None = None) -> SessionFiles:
-        """Return the files of a session of this process's owner, or of another principal. Only for
-        an engine that was entered.
+        """Return the files of a session, given the session's id or name.
+
+        `principal` is the session's owner. By default, it is the user who runs this process. The
+        engine's context must have been entered.
         """
         return self.part(WorkspacePart).files(session_id, principal or self.owner)

@@ -1,8 +1,8 @@
-"""The executors of tools for a session's files.
+"""The executors of the tools for session files.
 
-Host side, between `pipeline/execute` and the lease on a session. A call on files is one request to
-the guest's program `files`; no code of the caller runs. Invariants: paths are validated before they
-are sent; an answer that does not have the expected form is an error.
+Host side, between `pipeline/execute` and the lease on a session. Each call is one request to the
+guest's program `files` and runs none of the caller's code. Invariants: paths are validated before
+they are sent; an answer that does not have the expected form is an error.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ of the content.
 
 @dataclass(slots=True)
 class _Place:
-    """The session's container in which an action is done, and the caller for whom it is done."""
+    """The session's container in which an action is performed, and the action's caller."""
 
     lease: Lease
     limits: Limits
@@ -84,13 +84,13 @@ class _Place:
         return self.taken(await ask(self.lease, request, self.limits, model))
 
     def taken(self, said: Said[T]) -> T:
-        """Keep the ending of a request, and return the value in its answer. Raises EngineError."""
+        """Store the ending of a request, and return the value in its answer. Raises EngineError."""
         self.ending = said.ending
         return said.required
 
 
 class WorkspaceExecutor(Executor):
-    """One action on the files of a session, by the executor in the tool's definition."""
+    """Performs an action on a session's files. The tool's field `executor` names the action."""
 
     place = in_session(
         "executors 'workspace:…' always run in the guest, in the container of the call's session, "
@@ -110,7 +110,7 @@ class WorkspaceExecutor(Executor):
 
 
 class PreviewedExecutor(WorkspaceExecutor):
-    """An action that changes files, which a human can see before it is done."""
+    """Performs an action that changes files and that can be previewed by an approver."""
 
     has_preview = True
 
@@ -130,7 +130,7 @@ async def run_workspace(
     *,
     expected: str | None = None,
 ) -> Outcome:
-    """Carry out the tool's action in the workspace of the call's session.
+    """Perform the tool's action in the workspace of the call's session.
 
     `expected` is the `base` of an approved `effects.Effect`. If it is given, the guest acts only if
     everything that the action reads or changes is still the same. The guest compares and acts in
@@ -141,7 +141,7 @@ async def run_workspace(
     """
     assert domain.session_id is not None  # the placement requires a session
     if expected is not None and tool.executor not in PREVIEWS:
-        raise InternalError("A tool without a preview was to be held to one.")
+        raise InternalError("A tool without previews cannot be compared with one.")
     guard: JsonObject = {} if expected is None else {"expected": expected}
     place = _Place(lease, limits, domain, cursors, guard)
     data: JsonObject | None = None

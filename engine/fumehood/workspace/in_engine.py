@@ -1,4 +1,4 @@
-"""The files of the sessions of one engine."""
+"""Access to the session files of one engine."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ if TYPE_CHECKING:
 
 
 class WorkspacePart(EnginePart):
-    """Gives owners the files of their sessions."""
+    """Gives principals access to the files of their sessions."""
 
     _sessions: SessionKeeper
     _cursors: Cursors
 
     @asynccontextmanager
     async def running(self, made: Composition) -> AsyncIterator[None]:
-        """Use the sessions of the engine, which have started."""
+        """Store references to the engine's sessions and cursors, which exist only while it runs."""
         self._sessions, self._cursors = made.services.sessions, made.services.cursors
         yield
 

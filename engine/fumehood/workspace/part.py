@@ -1,4 +1,4 @@
-"""The files of sessions as a part of the product."""
+"""Declaration of the part `workspace`: the files of sessions."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
-"""Previews of the tools that change a session's files, for the human who decides on the call.
+"""Previews of calls that change a session's files, for the human who decides on the call.
 
-Host side. When the approved call runs, the guest surveys the paths again and refuses the request if
-their hash is no longer `base`. The guest's program `files` makes the surveys; this module validates
-their form. The host does not recompute the guest's hash, because a lying guest can lie
-consistently. Invariants: `base` is the hash of everything that was surveyed; `effect` is the hash
-of the expected state of the paths that the call changes or must not change; a write is refused if
-its survey does not fit into one answer. `PREVIEWS` has a row for each executor with a preview.
+Host side. A preview is based on a survey: the guest's program `files` reports the state of the
+paths, and this module validates the report's form. When the approved call runs, the guest surveys
+the paths again, and refuses the request if their hash is no longer `base`. The host does not
+recompute the hash, because a hostile guest could forge the whole survey. Invariants: `base` is the
+hash of everything that was surveyed; `effect` is the hash of the expected state of the paths that
+the call changes or must not change; a write is refused if its survey does not fit into one answer.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ T = TypeVar("T")
 
 NEW_FILE_MODE = 0o644
 NEW_DIRECTORY_MODE = 0o755
-"""The modes of new files and directories that the guest creates."""
+"""The guest creates files and directories with these modes."""
 
 MAX_FILE_MODE = 0o7777
 """The largest file mode: all permission bits, set-user-ID, set-group-ID and sticky."""
@@ -120,11 +120,11 @@ async def _effect_of_write(arguments: JsonObject, place: _Place) -> Effect:
 
 async def _effect_of_new_file(path: str, content: bytes, survey: Survey) -> Effect:
     made = [
-        {"path": one, "kind": "directory", "mode": NEW_DIRECTORY_MODE}
-        for one in _lacking_above(path, survey)
+        {"path": parent, "kind": "directory", "mode": NEW_DIRECTORY_MODE}
+        for parent in _lacking_above(path, survey)
     ]
     file = {"path": path, "kind": "file", "mode": NEW_FILE_MODE, **_figures(content)}
-    added = [{**one, "mode": _mode(NEW_DIRECTORY_MODE)} for one in made]
+    added = [{**directory, "mode": _mode(NEW_DIRECTORY_MODE)} for directory in made]
     added.append({**file, "mode": _mode(NEW_FILE_MODE), **await diff_of(b"", content)})
     return Effect(shown_changes(added=added), survey.claim.base, _hash([*made, file]))
 
@@ -169,8 +169,8 @@ def _lacking_above(path: str, survey: Survey) -> list[str]:
     """Return the missing parent directories that the call would create, topmost first."""
     parts = path.split("/")
     above = ["/".join(parts[:end]) for end in range(1, len(parts))]
-    for number, one in enumerate(above):
-        seen = survey.at(one)
+    for number, parent in enumerate(above):
+        seen = survey.at(parent)
         if seen is None or seen.kind == "absent":
             return above[number:]
     return []
@@ -197,7 +197,7 @@ async def _effect_of_deletion(arguments: JsonObject, place: _Place) -> Effect:
     shown = shown_changes(
         removed=[_removed(entry) for entry in survey.going],
         missing=foreseen.missing,
-        kept=[one.model_dump() for one in foreseen.failed],
+        kept=[entry.model_dump() for entry in foreseen.failed],
         count=survey.claim.count,
         size=survey.claim.size,
         truncated=survey.claim.has_more,
@@ -211,17 +211,14 @@ async def _effect_of_deletion(arguments: JsonObject, place: _Place) -> Effect:
 
 
 def _removed(entry: Seen) -> JsonObject:
-    """Return an entry that would be removed, in the form of the preview."""
+    """Convert an entry that would be removed to the preview's JSON."""
     shown = entry.model_dump(exclude_none=True, exclude={"version"})
     if entry.mode is not None:
         shown["mode"] = _mode(entry.mode)
     return {**shown, "unread": True} if entry.version is not None else shown
 
 
-# -- both --------------------------------------------------------------------------------
-
-
-# -- both --------------------------------------------------------------------------------
+# -- shared by write and delete -----------------------------------------------------------
 
 
 def _figures(content: bytes) -> JsonObject:
@@ -241,8 +238,8 @@ def _agreed(value: T | None) -> T:
 
 def _hash(manifest: list[JsonObject]) -> str:
     total = hashlib.sha256(b"fumehood.effect.1\n")
-    for one in manifest:
-        text = json.dumps(one, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+    for entry in manifest:
+        text = json.dumps(entry, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
         total.update(text.encode("ascii") + b"\n")
     return total.hexdigest()
 

@@ -1,7 +1,7 @@
-"""Requests of the tools for a session's files, and pages of listings.
+"""Requests to the guest's program `files` for the tools on session files, and pages of listings.
 
 Host side. Invariants: the survey before an approval and the action after it are built from the same
-request; each page of a listing begins after the previous page, so no listing is endless.
+request; each page of a listing begins after the previous page, so every listing ends.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from fumehood.sandbox.wall import Lease
 
 
 class Dropped(Claim):
-    """The guest's answer once it has removed an upload."""
+    """The guest's answer after it has removed an upload. It has no fields."""
 
 
 def write_request(arguments: JsonObject) -> JsonObject:
@@ -46,7 +46,7 @@ def write_request(arguments: JsonObject) -> JsonObject:
 
 
 def content_of(arguments: JsonObject) -> bytes:
-    """Return the content that a call of `write_file` would write, decoded."""
+    """Return the bytes that a call of `write_file` would write."""
     text = arguments.get("content")
     return base64.b64decode(arguments["content_base64"]) if text is None else text.encode()
 
@@ -60,9 +60,9 @@ def delete_request(arguments: JsonObject) -> JsonObject:
 def deletion_error(done: Deletion) -> EngineError | None:
     """Return the error of a deletion that failed completely or in part, or None if it succeeded."""
     if done.failed:
-        names = "; ".join(one.path for one in done.failed[:5])[:300]
+        names = "; ".join(entry.path for entry in done.failed[:5])[:300]
         rest = "" if done.deleted else " Nothing was deleted."
-        words = f"Not all of it could be deleted: {names}.{rest}"
+        words = f"These paths could not be deleted: {names}.{rest}"
         return ExecutionError(words, details=done.model_dump())
     if not done.deleted:
         words = FAULT_WORDS["not_found"]
@@ -88,7 +88,7 @@ class ListingQuery:
 
     @property
     def listing(self) -> str:
-        """The name of the list to which a cursor belongs."""
+        """The name of this listing. A cursor is valid only for the listing that it names."""
         return f"files:{self.session_id}:{self.recursive}:{self.path}"
 
 

@@ -1,7 +1,7 @@
-"""HTTP routes of sessions' files: the caller's own sessions, and all of them on the control socket.
+"""HTTP routes for session files: of the caller's own sessions, or on the control socket of any.
 
-On the control socket only `admin` may see files, which gives administrators no additional access:
-they could create a token for the session's owner.
+On the control socket, only `admin` may see files. This gives administrators no additional access,
+because they could create a token for the session's owner.
 
 Invariant: a file's path is taken from the address as it was sent, and is decoded once and strictly.
 An ambiguous path is refused.
@@ -270,7 +270,7 @@ async def delete_session_file(files: Files, path: FilePath, query: DeleteQuery) 
 
 
 def _require_room_for(request: Request, files: SessionFiles) -> None:
-    files.require_room(int(request.headers.get("content-length", "0")))  # digits, by h11
+    files.require_room(int(request.headers.get("content-length", "0")))  # h11 accepts only digits
 
 
 def _log_break(engine: Engine, why: str) -> None:

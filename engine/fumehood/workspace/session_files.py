@@ -54,7 +54,7 @@ from fumehood.workspace.requests import (
 )
 
 REQUEST_S = 30.0
-"""Maximum seconds for one request to the guest, to copy up to 1 MB or list names."""
+"""Maximum seconds for one request to the guest, such as to copy up to 1 MB or to list names."""
 
 DROP_S = 40.0
 """Maximum seconds to remove an unfinished upload: slightly more than the longest wait for another
@@ -108,7 +108,7 @@ class SessionFiles:
         if size > self.most_bytes:
             more = "more memory" if self._record.disk_mb is None else "a larger disk"
             raise RequestTooLarge(
-                "The file is larger than what this session's workspace holds "
+                "The file is larger than this session's workspace "
                 f"({self.most_bytes // MB} MB). Send less, or start a session with {more}."
             )
 
@@ -186,13 +186,14 @@ class SessionFiles:
             found = await self.ask({**request, **({"after": after} if after else {})}, Listing)
             if not goes_forward(found.entries, after) or found.has_more > len(found.entries):
                 raise not_as_agreed()
-            if path and [one.path for one in found.entries[:1]] == [path]:
-                raise InvalidParams("It is no directory. Download it as a file.", fields=["path"])
-            room -= sum(one.size for one in found.entries)
+            if path and [entry.path for entry in found.entries[:1]] == [path]:
+                words = "The path is not a directory. Download it as a file."
+                raise InvalidParams(words, fields=["path"])
+            room -= sum(entry.size for entry in found.entries)
             if room < 0:
                 raise InvalidParams(
-                    "Its files are together larger than the workspace: they have holes, or several "
-                    "names. Download them one by one.",
+                    "The directory's files are larger in total than the workspace: some are sparse "
+                    "or hard-linked. Download them one by one.",
                     fields=["path"],
                 )
             async for piece in self._packed(found.entries, f"{path}/" if path else ""):
@@ -204,33 +205,33 @@ class SessionFiles:
 
     async def _packed(self, entries: Sequence[Entry], prefix: str) -> AsyncIterator[bytes]:
         """Yield the members of an archive for the entries of one page."""
-        files = deque(one for one in entries if one.kind == "file")
-        for one in entries:
-            if one.kind == "directory":
-                yield _header(one, prefix, tarfile.DIRTYPE, 0, is_executable=True)
+        files = deque(entry for entry in entries if entry.kind == "file")
+        for entry in entries:
+            if entry.kind == "directory":
+                yield _header(entry, prefix, tarfile.DIRTYPE, 0, is_executable=True)
         while files:
             asked = [files[n].path for n in range(min(len(files), MAX_LISTED))]
             request = {"do": "read_many", "paths": asked, "length": MAX_READ_BYTES}
-            told = (await self.ask(request, Pieces)).pieces[: len(asked)]
-            for piece in told:
-                one = files.popleft()
+            pieces = (await self.ask(request, Pieces)).pieces[: len(asked)]
+            for piece in pieces:
+                file = files.popleft()
                 if piece is None:
-                    words = f"{visible(one.path)[:SHOWN_CHARACTERS]} cannot be read."
+                    words = f"{visible(file.path)[:SHOWN_CHARACTERS]} cannot be read."
                     raise InvalidParams(words, fields=["path"])
-                _require_as_listed(one, piece.size)
+                _require_as_listed(file, piece.size)
                 content = piece.content
                 if len(content) != piece.size:
                     raise not_as_agreed()
                 yield _header(
-                    one, prefix, tarfile.REGTYPE, piece.size, is_executable=piece.executable
+                    file, prefix, tarfile.REGTYPE, piece.size, is_executable=piece.executable
                 )
                 yield content + _padding(piece.size)
-            if not told:
-                one = files.popleft()  # larger than one answer
-                download = await self.download(one.path)
-                _require_as_listed(one, download.size)
+            if not pieces:
+                file = files.popleft()  # larger than one answer
+                download = await self.download(file.path)
+                _require_as_listed(file, download.size)
                 yield _header(
-                    one, prefix, tarfile.REGTYPE, download.size,
+                    file, prefix, tarfile.REGTYPE, download.size,
                     is_executable=download.is_executable,
                 )  # fmt: skip
                 async for data in download.pieces():
@@ -268,7 +269,7 @@ class SessionFiles:
         if said.failed:
             why = "".join(c for c in said.failed[0].why if c.isprintable())[:SHOWN_CHARACTERS]
             raise InvalidParams(
-                f"It could not be deleted ({why}). A directory that is not empty goes with "
+                f"The deletion failed ({why}). To delete a directory that is not empty, use "
                 "recursive=true.",
                 fields=["path"],
             )
@@ -288,8 +289,8 @@ class SessionFiles:
 
 
 class Download:
-    """A download of a file. `size` is the size of the whole file in bytes, which every piece must
-    confirm.
+    """A download of a file. `size` is the size of the whole file in bytes. If a later piece reports
+    another size, the download fails.
     """
 
     def __init__(self, files: SessionFiles, path: str) -> None:
@@ -324,7 +325,7 @@ class Download:
             except EngineError as error:
                 raise FileChanged(error.message) from None
             if (piece.size, piece.version) != (self.size, self._version):
-                raise FileChanged("it was changed meanwhile")
+                raise FileChanged("it changed during the download")
 
     async def _piece(self, offset: int) -> tuple[Piece, bytes]:
         request = {"do": "read", "path": self.path, "offset": offset, "length": MAX_READ_BYTES}
@@ -413,10 +414,11 @@ class Upload:
         return written.size
 
 
-def _require_as_listed(one: Entry, size: int) -> None:
+def _require_as_listed(entry: Entry, size: int) -> None:
     """Raise FileChanged if a file has grown since it was listed."""
-    if size > one.size:
-        raise FileChanged(f"{visible(one.path)[:SHOWN_CHARACTERS]} has grown meanwhile")
+    if size > entry.size:
+        name = visible(entry.path)[:SHOWN_CHARACTERS]
+        raise FileChanged(f"{name} has grown since it was listed")
 
 
 def _header(entry: Entry, prefix: str, kind: bytes, size: int, *, is_executable: bool) -> bytes:
