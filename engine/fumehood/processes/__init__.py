@@ -1,1 +1,1 @@
-"""Processes: programs that run in a session beside its calls."""
+"""Background processes: programs that run in a session, independently of its calls."""

@@ -1,4 +1,4 @@
-"""The arguments of the tools for a session's processes, and the requests that they become.
+"""The arguments of the tools for a session's processes, which are also the requests to the guest.
 
 Invariant: a request that is sent to a guest is valid.
 """
@@ -32,7 +32,7 @@ from fumehood.core.json_types import JsonObject
 from fumehood.protocol.framing import MAX_INPUT_BYTES
 
 DEFAULT_GRACE_S = 5.0
-"""Default number of seconds between SIGTERM and SIGKILL for a process that is stopped."""
+"""Default number of seconds between SIGTERM and SIGKILL when a process is stopped."""
 
 ProcessName = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9.-]{0,62}$")]
 _NAME = Field(description="The process's name in its session.")
@@ -44,22 +44,22 @@ class StartArguments(Arguments):
     exclusive: ClassVar[tuple[tuple[str, str], ...]] = (COMMAND_OR_ARGV,)
 
     name: ProcessName = Field(description="A name for it, such as 'server'.")
-    command: Source | None = Field(None, description="What bash is to run.")
+    command: Source | None = Field(None, description="A command for bash.")
     argv: list[Word] | None = Field(
         None,
         max_length=MAX_WORDS,
-        description="Or a program and its arguments, which run without a shell; one of the two.",
+        description="Or a program and its arguments, run without a shell; give one of the two.",
         json_schema_extra=HIDDEN,
     )
     env: list[Variable] | None = Field(
-        None, max_length=MAX_VARIABLES, description="Environment variables to set for it."
+        None, max_length=MAX_VARIABLES, description="Its environment variables."
     )
     working_directory: PathOrRoot | None = Field(
-        None, description="A directory of the working directory to start it in."
+        None, description="The directory to start it in, relative to the workspace."
     )
     restart: bool | None = Field(
         None,
-        description="Whether to start it again when the session was stopped in between; absent: "
+        description="Whether to restart it whenever a stopped session is started again; absent: "
         "false.",
     )
 
@@ -81,12 +81,12 @@ class WriteArguments(Arguments):
     exclusive: ClassVar[tuple[tuple[str, str], ...]] = (("text", "text_base64"),)
 
     name: ProcessName = _NAME
-    text: Text | None = Field(None, description="What it reads next from standard input.")
+    text: Text | None = Field(None, description="The text to write to its standard input.")
     text_base64: Base64 | None = Field(
         None, description="Or the input as base64.", json_schema_extra=HIDDEN
     )
     close: bool | None = Field(
-        None, description="Whether its standard input ends there; absent: false."
+        None, description="Whether to close its standard input afterwards; absent: false."
     )
 
     def further_faults(self) -> Iterator[tuple[str, str]]:
@@ -110,11 +110,15 @@ ACTIONS: Mapping[str, type[Arguments]] = MappingProxyType(
         "stop": StopArguments,
     }
 )
-"""What a request does → the model of its arguments."""
+"""The value of a request's field `do` → the model of the request's other fields."""
 
 
 def checked(request: JsonObject) -> JsonObject:
-    """Return a request as guests expect it, with defaults. Raises InvalidParams."""
+    """Validate a request, and return it in the form that guests expect, with defaults filled in.
+
+    Raises:
+        InvalidParams: the request is invalid.
+    """
     given = {name: value for name, value in request.items() if value is not None}
     do = given.pop("do")
     model = ACTIONS[do]
@@ -122,7 +126,7 @@ def checked(request: JsonObject) -> JsonObject:
     if faults:
         words = "; ".join(f"{path}: {why}" for path, why in faults)
         raise InvalidParams(
-            f"The request about processes is not valid: {words}.",
+            f"The request about processes is invalid: {words}.",
             fields=[path for path, _ in faults],
         )
     given = model.model_validate(given).model_dump(exclude_none=True)
@@ -135,7 +139,7 @@ def checked(request: JsonObject) -> JsonObject:
             text, encoded = given.pop("text", ""), given.pop("text_base64", "")
             data = text.encode() or base64.b64decode(encoded)
             if len(data) > MAX_INPUT_BYTES:
-                raise InvalidParams(f"A process takes {MAX_INPUT_BYTES} bytes of input at once.")
+                raise InvalidParams(f"One write can have at most {MAX_INPUT_BYTES} bytes.")
             given |= {
                 "data": base64.b64encode(data).decode("ascii"), "close": given.get("close", False),
             }  # fmt: skip

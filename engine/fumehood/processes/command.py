@@ -1,4 +1,4 @@
-"""Commands of processes: `fumehood sessions start`, `ps`, `logs` and `stop-process`.
+"""Commands for background processes: `fumehood sessions start`, `ps`, `logs` and `stop-process`.
 
 The output of a process is untrusted.
 """
@@ -32,12 +32,12 @@ def start_process(
     name: Annotated[str, typer.Option(help="A name for it.")] = "main",
     env: Env = None,
     restart: Annotated[
-        bool, typer.Option("--restart", help="Start it again when the session was stopped.")
+        bool, typer.Option("--restart", help="Restart it whenever the session is restarted.")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="The whole envelope as JSON.")] = False,
     socket: SocketPath = None,
 ) -> None:
-    """Start a program that runs beside the calls of a session, by a call of start_process."""
+    """Start a background process in a session, with the tool start_process."""
     arguments: JsonObject = {"name": name, "argv": command}
     if env:
         pairs = pairs_of(env).items()
@@ -49,7 +49,7 @@ def start_process(
     if wants_json(as_json) or not answer["success"]:
         show_envelope(answer, as_json=wants_json(as_json))
     elif sys.stdout.isatty():
-        say(f"{name} runs. What it prints: fumehood sessions logs {session} {name}", to_stderr=True)
+        say(f"{name} runs. Its output: fumehood sessions logs {session} {name}", to_stderr=True)
     say_how_to_approve(answer)
     raise typer.Exit(exit_code_of(answer))
 
@@ -71,18 +71,18 @@ def show_output(
     session: SessionId,
     process: Annotated[str, typer.Argument(metavar="NAME", help="The process's name.")] = "main",
     follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Go on until it ends, or Ctrl-C.")
+        bool, typer.Option("--follow", "-f", help="Continue until it ends, or Ctrl-C.")
     ] = False,
     socket: SocketPath = None,
 ) -> None:
-    """Show what a process of a session has printed: the last megabyte is kept."""
+    """Show the output of a session's process, of which the last megabyte is kept."""
     after = 0
     with calling(socket, is_payload=True) as client:
         while True:
             wait_s = FOLLOW_S if follow and after else 0
             piece = client.process_output(session, process, after=after, wait_seconds=wait_s)
             if piece.skipped and piece.text:
-                say(f"… {piece.skipped} bytes before this are gone", to_stderr=True)
+                say(f"… {piece.skipped} earlier bytes are not kept", to_stderr=True)
             write(sys.stdout, piece.text)
             sys.stdout.flush()
             is_over = piece.ended if follow else not piece.text

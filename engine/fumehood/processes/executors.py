@@ -1,7 +1,7 @@
-"""The executors of the tools for a session's processes. No code of the caller runs in the engine.
+"""The executors of the tools for a session's background processes.
 
-Host side. The guest starts a process as the same user as the session's programs, with the same
-system call filter and limits.
+Host side. The guest starts the processes, as the same user and with the same system call filter and
+limits as the session's programs. None of the caller's code runs in the engine.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class StartExecutor(ProcessExecutor):
 
 
 class ListExecutor(ProcessExecutor):
-    """Lists the running processes, and the last ended ones."""
+    """Lists the running processes and those that ended most recently."""
 
     action = "list"
 

@@ -1,4 +1,4 @@
-"""The processes of the sessions of one engine."""
+"""The part object of one engine for background processes in its sessions."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from fumehood.storage.changes import recorded
 
 
 class ProcessesPart(EnginePart):
-    """Gives the tools of a session its processes, and starts these again in a new container."""
+    """Gives access to sessions' processes, and restarts them in each new container of a session."""
 
     def in_session(self, access: SessionAccess) -> SessionProcesses:
         """Return the session's processes."""
         return SessionProcesses(access)
 
     async def in_new_container(self, access: SessionAccess, container: SessionContainer) -> None:
-        """Start the processes that start again with their session."""
+        """Start the processes that were started with the option `restart`."""
         tell = partial(self._tell_not_started, access)
         await SessionProcesses(access).start_again(container, tell)
 
@@ -31,7 +31,7 @@ class ProcessesPart(EnginePart):
         self, processes: SessionProcesses, session: OwnedSession, name: str, grace_s: float,
         by: Principal,
     ) -> JsonObject:  # fmt: skip
-        """End a process of any principal's session and return it.
+        """End a process in a session of any principal, and return its final state.
 
         This is recorded in the audit log as an administrative change. If the process has already
         ended, it is only returned.
@@ -41,10 +41,10 @@ class ProcessesPart(EnginePart):
             SandboxUnavailable: the session cannot run now.
             WriteFailed: the change could not be recorded, and the process continues.
         """
-        for one in (await processes.ask({"do": "list"}))["processes"]:
-            if one["name"] == name and one["state"] == "ended":
-                return dict(one)
-            if one["name"] == name:
+        for process in (await processes.ask({"do": "list"}))["processes"]:
+            if process["name"] == name and process["state"] == "ended":
+                return dict(process)
+            if process["name"] == name:
                 break
         else:
             raise ResourceNotFound("This session has no such process.", fields=["process"])

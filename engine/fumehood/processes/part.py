@@ -1,4 +1,4 @@
-"""Processes of sessions as a part of the product."""
+"""Declaration of the part `processes`: background processes in sessions."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ PART = Part(
     name="processes",
     commands={
         "sessions start": Command(
-            "Start a program that runs beside the calls of a session, by a call of start_process.",
+            "Start a background process in a session, with the tool start_process.",
             "fumehood.processes.command:start_process",
             after="fork",
             takes_options=True,
         ),
         "sessions ps": Command(
-            "List the processes that run in a session beside its calls, and the last ended ones.",
+            "List the background processes of a session: running ones, and the last ended ones.",
             "fumehood.processes.command:list_processes",
             after="start",
         ),
         "sessions logs": Command(
-            "Show what a process of a session has printed: the last megabyte is kept.",
+            "Show the output of a session's process, of which the last megabyte is kept.",
             "fumehood.processes.command:show_output",
             after="ps",
         ),

@@ -1,9 +1,9 @@
-"""HTTP routes of processes: those of the caller's own sessions, and on the control socket of all.
+"""HTTP routes for processes: of the caller's own sessions, or on the control socket of any.
 
 To start a process or write to it, clients call a tool (`start_process`, `write_process`), so that
-gates decide on it and the call log records it. On the control socket only `admin` may see the
-output of a process or end it, which gives administrators no additional access: they could create a
-token for the session's owner.
+gates decide on it and the call log records it. On the control socket, only `admin` may see the
+output of a process or end it. This gives administrators no additional access, because they could
+create a token for the session's owner.
 """
 
 from __future__ import annotations
@@ -67,8 +67,11 @@ def _processes(engine: Engine, caller: Principal, session_id: str) -> SessionPro
 
 
 def _any_processes(engine: Engine, session_id: str) -> tuple[OwnedSession, SessionProcesses]:
-    """Return any principal's session and its processes, whose requests do not count as a use of the
-    session. Raises ResourceNotFound.
+    """Return a session of any principal, and its processes. Requests to these processes do not
+    extend the session's idle time.
+
+    Raises:
+        ResourceNotFound: the session does not exist.
     """
     session = engine.overview.session(session_id)
     owner = Principal(session.principal_id)

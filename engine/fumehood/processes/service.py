@@ -1,8 +1,8 @@
-"""The processes of one session: requests to its guest, and starts in each new container.
+"""The background processes of one session: requests to its guest, and restarts in new containers.
 
 Host side. Above it are the executors and the public interfaces, below it the session's container.
-Processes are used beside the session's calls, without a turn. Invariant: the request for a process
-that starts again with the session is stored before the process's start is reported.
+Requests about processes do not wait for the session's running call. Invariant: the start request of
+a process with the option `restart` is stored before the start is reported to the caller.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from fumehood.sandbox.session_use import SessionAccess
 from fumehood.sandbox.wall import SessionContainer
 
 NAME = "processes"
-"""The name under which the start requests are kept with the session: process name → request, for
-the processes that are started again in each new container."""
+"""The key under which the session stores the start requests of the processes with the option
+`restart`: process name → request."""
 
 _BEHIND_ALL = (1 << 53) - 1
 """An offset beyond all output. The answer to a read at this offset contains the offset at which the
@@ -37,7 +37,7 @@ MAX_KEPT_BYTES = 256 * 1024
 
 @dataclass(frozen=True, slots=True)
 class SessionProcesses:
-    """The processes of one session."""
+    """The background processes of one session."""
 
     access: SessionAccess
 
@@ -46,15 +46,17 @@ class SessionProcesses:
         return self.access.session.of_parts.get(NAME, {})
 
     async def ask(self, request: JsonObject) -> JsonObject:
-        """Carry out a request about the processes (`SessionContainer.processes`). If a `start`
-        request contains `restart`, the process is started again in each new container of the
-        session, until it is stopped.
+        """Carry out a request about the processes, and return the guest's answer (see
+        `SessionContainer.processes`).
+
+        If a `start` request contains `restart`, the process is also started in each new container
+        of the session, until it is stopped.
 
         Raises:
             ResourceNotFound: the session has ended, or there is no such process.
-            InvalidParams: the request is not valid, or cannot be carried out.
+            InvalidParams: the request is invalid, or cannot be carried out.
             SandboxUnavailable: the session cannot run now.
-            StoreError: the process was started, but may not be started again with the session.
+            StoreError: the process was started, but it may not be restarted in new containers.
         """
         asked = {key: value for key, value in request.items() if key != "restart"}
         name, restart = str(asked.get("name")), bool(request.get("restart"))
@@ -80,8 +82,8 @@ class SessionProcesses:
         return self._with_kept(answer) if asked["do"] == "list" else answer
 
     async def read_end(self, name: str) -> JsonObject:
-        """Read the end of a process's output. In the result, `skipped` is the number of bytes
-        before this end. Raises the same errors as `ask`.
+        """Return the end of a process's output. The result's field `skipped` is the number of bytes
+        before it. Raises the same errors as `ask`.
         """
         asked: JsonObject = {"do": "read", "name": name, "after": _BEHIND_ALL}
         end = (await self.ask(asked))["output"]["offset"]
@@ -92,8 +94,9 @@ class SessionProcesses:
     async def start_again(
         self, container: SessionContainer, tell: Callable[[str, str], None]
     ) -> None:
-        """Start the processes again in the session's new container. `tell` receives the name of
-        each process that cannot be started, and the reason.
+        """Start the processes with the option `restart` in the session's new container.
+
+        `tell` is called with the name of each process that cannot be started, and the reason.
         """
         for name, kept in self._kept.items():
             asked = {key: value for key, value in kept.items() if key != STARTED_AT}
@@ -103,44 +106,44 @@ class SessionProcesses:
                 tell(name, error.message)
 
     def _require_room(self, asked: JsonObject) -> None:
-        """Raise InvalidParams if the start request of one more process cannot be stored."""
+        """Raise InvalidParams if the start request `asked` cannot be stored in addition."""
         kept = {**self._kept, str(asked["name"]): asked}
         if len(kept) > MAX_PROCESSES:
             raise InvalidParams(
-                f"{MAX_PROCESSES} processes of this session start again with it already. Stop one.",
+                f"This session already has {MAX_PROCESSES} processes with restart. Stop one.",
                 fields=["restart"],
             )
         if len(dumps(dict(kept))) > MAX_KEPT_BYTES:
             raise InvalidParams(
-                "The commands of the processes that start again with this session take more than "
-                f"{MAX_KEPT_BYTES >> 10} KB. Put this one into a file.",
+                "The commands of this session's processes with restart take more than "
+                f"{MAX_KEPT_BYTES >> 10} KB. Put this command into a file.",
                 fields=["restart"],
             )
 
     async def _forget(self, name: str) -> None:
-        """Store that a process is not to be started again."""
-        kept = {key: one for key, one in self._kept.items() if key != name}
+        """Delete a process's stored start request, so that it is no longer restarted."""
+        kept = {key: request for key, request in self._kept.items() if key != name}
         await self.access.keep(NAME, kept)
 
     def _with_kept(self, answer: JsonObject) -> JsonObject:
-        """Return a list of processes with additional entries: for processes that start again with
-        the session, but ended so long ago that the guest no longer lists them.
+        """Return the guest's list of processes, extended by the processes that have a stored start
+        request but ended so long ago that the guest no longer lists them.
         """
-        known = {one["name"] for one in answer["processes"]}
+        known = {process["name"] for process in answer["processes"]}
         unknown = [_ended(name, asked) for name, asked in self._kept.items() if name not in known]
         return {**answer, "processes": [*unknown, *answer["processes"]]}
 
 
 def _sent(access: SessionAccess, asked: JsonObject) -> JsonObject:
-    """Return a request as it is sent, with the session's environment if it starts a process. Raises
-    InvalidParams.
+    """Return the request to send to the guest. A `start` request also gets the session's
+    environment variables. Raises InvalidParams.
     """
     return checked(with_env(access.session.spec.env, asked) if asked["do"] == "start" else asked)
 
 
 def _ended(name: str, kept: JsonObject) -> JsonObject:
-    """Return the description of an ended process, built from its stored start request, because the
-    guest no longer lists the process.
+    """Describe an ended process by its stored start request `kept`, because the guest no longer
+    lists the process.
     """
     return {
         "name": name, "state": "ended", "exit_code": None, "signal": None, "lost": False,
