@@ -1,5 +1,5 @@
-"""The part with which operators see everybody's calls: lists, details, searches, figures over time.
+"""The operators' view of all principals' calls: lists, details, searches, and metrics over time.
 
-Host side. It also shows the engine's state, and tries rules of a policy on past calls. The console
-asks for all of this.
+Host side. The view also shows the engine's state, and tries policy rules on past calls. The console
+uses all of it.
 """

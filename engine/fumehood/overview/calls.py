@@ -54,7 +54,7 @@ MAX_GIVEN = 20_000
 """Maximum number of recorded calls on which rules are tried."""
 
 MAX_BELOW = 500
-"""Maximum number of calls listed below the call whose program made them."""
+"""Maximum number of calls that are listed below a call, because its program made them."""
 
 
 class CallGroup(NamedTuple):
@@ -90,7 +90,7 @@ class AllCalls:
         If the filters match few calls, a page may have fewer than `limit` although more follow.
 
         Raises:
-            ResourceNotFound: the cursor is not a kept call.
+            ResourceNotFound: the cursor names a call that is not stored.
             ReadFailed: the database cannot be read.
         """
         await all_found(self._database, query)
@@ -102,7 +102,7 @@ class AllCalls:
         Calls recorded by early versions have no stages and no audit row.
 
         Raises:
-            ResourceNotFound: no such call is kept.
+            ResourceNotFound: the call is not stored.
             ReadFailed: the database cannot be read.
         """
         found = await find_row(self._database, call_id)
@@ -165,7 +165,7 @@ def _below(connection: Connection, call_id: str) -> tuple[CallRecord, ...]:
         wanted = [CALLS.c.parent_id.in_(parents)]
         level, _ = newest_first(connection, wanted, MAX_BELOW - len(found))
         found += level
-        parents = [one.call_id for one in level]
+        parents = [call.call_id for call in level]
     return tuple(found)
 
 
@@ -184,7 +184,7 @@ def _recent(
     """
     bound = newest_seq(connection) - most
     at = as_kept(since)
-    # Calls are in the order of `at`, so the newest of the older calls decides for all of them.
+    # Rows are in the order of `at`: if the newest row that is left out is too old, all are.
     older = select(CALLS.c.at).where(CALLS.c.seq <= bound).order_by(CALLS.c.seq.desc()).limit(1)
     newest = connection.execute(older).scalar()
     return [CALLS.c.seq > bound, CALLS.c.at >= at], newest is not None and newest >= at
@@ -223,7 +223,7 @@ def _series(connection: Connection, query: SeriesQuery, since: datetime) -> Call
 
 
 def _summed(step: ColumnElement[str], wanted: list[ColumnElement[bool]]) -> Select[Any]:
-    """Select the statistics of the matching calls for each value of `step`."""
+    """Select the statistics of the matching calls, grouped by `step`."""
     # `part` is the share of the step's calls that took at most as long as the row's call.
     waited_ms = func.coalesce(CALLS.c.stages[APPROVAL_WAIT].as_float(), 0.0)
     own_ms = case((CALLS.c.total_ms > waited_ms, CALLS.c.total_ms - waited_ms), else_=0.0)
@@ -251,7 +251,7 @@ def _summed(step: ColumnElement[str], wanted: list[ColumnElement[bool]]) -> Sele
 
 
 _WAS_JUDGED = CALLS.c.code != InvalidParams.code
-"""SQL condition that the rules were applied to a call, because its arguments were valid."""
+"""SQL condition: the call's arguments were valid, so that policy rules were applied to the call."""
 
 
 def _given(

@@ -20,6 +20,6 @@ class EngineOverview(EnginePart):
 
     @asynccontextmanager
     async def running(self, made: Composition) -> AsyncIterator[None]:
-        """Create the view."""
+        """Create the view of the started engine."""
         self.view = OperatorView(made)
         yield

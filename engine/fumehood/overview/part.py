@@ -1,4 +1,4 @@
-"""The operators' view of an engine as a part of the product."""
+"""Declaration of the part `overview`: the operators' view of an engine."""
 
 from __future__ import annotations
 

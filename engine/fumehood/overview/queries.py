@@ -1,4 +1,4 @@
-"""What operators ask about all principals' calls."""
+"""Queries of operators about all principals' calls."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class FiguresQuery(Value):
 
 
 class SeriesQuery(Value):
-    """The calls whose metrics are shown over time, and the length of a step (`by`)."""
+    """The calls whose metrics are shown over time, and the length of one step (`by`)."""
 
     hours: int = Field(default=24, ge=1, le=24 * 31)
     by: Literal["hour", "day"] = "hour"

@@ -1,7 +1,7 @@
-"""HTTP routes of all principals' calls, of the engine's state, and of tries of rules.
+"""HTTP routes for all principals' calls, the engine's state, and tries of policy rules.
 
-On the control socket. Requests need `approve` or `admin`. These rights give administrators no
-additional access, because they could create a token for the caller.
+On the control socket. Each request needs the scope `approve` or `admin`. The routes give
+administrators no additional access, because they could create a token for each caller.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ async def list_all_calls(engine: Engine, caller: Principal, query: AllCallsQuery
     client="calls.show",
 )
 async def show_any_call(engine: Engine, caller: Principal, call_id: CallId) -> CallDetails:
-    """Show one call of any principal, with everything that is kept of it.
+    """Show one call of any principal, with everything that is stored about it.
 
     Needs the scope `approve` or `admin`. If the call needed no approval, its arguments and answer
     are shown only with `admin`.

@@ -1,4 +1,4 @@
-"""What operators see of an engine: all principals' calls, the engine's state, and tries of rules.
+"""The operators' view of an engine: all principals' calls, the engine's state, and tries of rules.
 
 Host side. Invariant: nothing here runs a tool; a dry run only describes a call. Only administrators
 see the answers of other principals, for whom they could create a token anyway. Approvers see the
@@ -53,11 +53,11 @@ T = TypeVar("T")
 SHOWN_GROUPS = 20
 
 NOTED_FOR_S = 300.0
-"""Seconds in which an access to the same data by the same reader is recorded only once."""
+"""Seconds in which repeated access to the same data by the same reader is recorded only once."""
 
 
 class OperatorView:
-    """The view over one engine's calls, state and rules."""
+    """The view of one engine's calls, state and rules."""
 
     def __init__(self, made: Composition) -> None:
         self._made = made
@@ -90,7 +90,7 @@ class OperatorView:
             return page.model_copy(update={"items": items})
         if query.text is not None:
             if Scope.ADMIN not in reader.scopes:
-                raise PermissionDenied("A search in what calls were given needs admin.")
+                raise PermissionDenied("A text search in calls needs the scope admin.")
             await self._note_reading("calls.searched", reader, {"text": query.text})
         return await self._calls.page(query)
 
@@ -120,8 +120,8 @@ class OperatorView:
         arguments = found.record.arguments if found.record is not None else None
         may_read = approval is not None or Scope.ADMIN in reader.scopes
         if approval is None and may_read and (arguments is not None or envelope is not None):
-            told = {"call_id": call_id, "principal_id": found.call.principal_id}
-            await self._note_reading("call.read", reader, told)
+            subject = {"call_id": call_id, "principal_id": found.call.principal_id}
+            await self._note_reading("call.read", reader, subject)
         children = await self._calls.below(call_id) if running is None else ()
         return CallDetails(
             call=found.call,
@@ -160,12 +160,12 @@ class OperatorView:
         """Open a blob of a call's answer for a reader who may see it. The caller closes the file.
 
         Raises:
-            ResourceNotFound: the call or blob is unknown or no longer kept.
+            ResourceNotFound: the call or blob is unknown or no longer stored.
             PermissionDenied: only administrators may read the answer.
         """
         details = await self.call(call_id, reader)
         if details.answer == "needs_admin":
-            raise PermissionDenied("The answers of calls without approval need admin.")
+            raise PermissionDenied("Answers of calls without approval need the scope admin.")
         if details.answer == "not_kept":
             raise ResourceNotFound("The answer of this call is not kept. Do not retry.")
         owner = details.call.principal_id
@@ -188,7 +188,7 @@ class OperatorView:
         requests = self._made.approvals.requests
         principal = requests.eligibility.caller_of(stored)
         if principal is None:
-            raise PermissionDenied("The caller of this call may not make it any more.")
+            raise PermissionDenied("The caller of this call may no longer make calls.")
         require_known_options(stored.request.options)
         given, _ = read_stored(stored.request.options)
         whose = given.model_dump(include={"agent_id", "session_id"})
@@ -205,17 +205,18 @@ class OperatorView:
         """Return counts, failures, latency and cost of calls over time. Raises ReadFailed."""
         return await self._calls.series(query, self._clock.now() - timedelta(hours=query.hours))
 
-    async def _note_reading(self, event: str, by: Principal, told: JsonObject) -> None:
-        """Record in the audit chain that an operator read data of other principals.
+    async def _note_reading(self, event: str, by: Principal, subject: JsonObject) -> None:
+        """Record in the audit chain that an operator read data of other principals. `subject`
+        describes the data.
 
         Repeated access is recorded only once in `NOTED_FOR_S`, because the page of a running call
         reloads often. Raises WriteFailed.
         """
-        key, now = (event, by.id, *told.values()), self._clock.monotonic()
+        key, now = (event, by.id, *subject.values()), self._clock.monotonic()
         if now - self._noted.get(key, -math.inf) < NOTED_FOR_S:
             return
-        await self._kernel.record(event, {"by": by.id, **self._redactor.value(told)[0]})
-        recent = {one: at for one, at in self._noted.items() if now - at < NOTED_FOR_S}
+        await self._kernel.record(event, {"by": by.id, **self._redactor.value(subject)[0]})
+        recent = {noted: at for noted, at in self._noted.items() if now - at < NOTED_FOR_S}
         self._noted = {**recent, key: now}
 
     # -- the engine ------------------------------------------------------------------------
@@ -261,7 +262,7 @@ class OperatorView:
             given = await self._calls.given(since, {group.tool for group, _ in found})
 
         def tried() -> tuple[TriedRule, ...]:
-            calls = [(one, tools[one[:2]], arguments) for one, arguments in given]
+            calls = [(group, tools[group[:2]], arguments) for group, arguments in given]
             return tuple(_tried(rule, environment, found, calls) for rule in rules)
 
         items = await self._in_thread(tried)
@@ -303,7 +304,13 @@ def _tried(
     groups: Sequence[tuple[CallGroup, ToolDefinition]],
     given: Sequence[tuple[CallGroup, ToolDefinition | None, JsonObject]],
 ) -> TriedRule:
-    conditions = [one.name for one in (*rule.when, *(rule.any or ()))]
+    """Apply one rule to past calls. `groups` counts all of them; `given` are those whose arguments
+    are known, each with its group.
+
+    The result counts the calls that the rule matches for certain (`at_least`), and those that it
+    matches if every condition that cannot be tested holds (`calls`).
+    """
+    conditions = [condition.name for condition in (*rule.when, *(rule.any or ()))]
     excesses = list(rule.exceeds)
     rule = rule.model_copy(update=dict.fromkeys(excesses))
     plain = rule.model_copy(update={"when": (), "any": None})
@@ -342,9 +349,8 @@ def _tried(
 
 
 def _for_reader(record: CallRecord, reader: Principal) -> CallRecord:
-    """Return a running call as the reader may see it.
-
-    Only administrators see the call's message and output.
+    """Return a running call without its message and output, unless the reader is an
+    administrator.
     """
     if Scope.ADMIN in reader.scopes or record.running is None:
         return record

@@ -430,7 +430,7 @@ class ControlCalls:
         return found.page
 
     def show(self, call_id: str) -> CallDetails:
-        """Show one call of any principal, with everything that is kept of it.
+        """Show one call of any principal, with everything that is stored about it.
 
         Needs the scope `approve` or `admin`. If the call needed no approval, its arguments and answer
         are shown only with `admin`.
