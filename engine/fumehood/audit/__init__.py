@@ -1,6 +1,6 @@
-"""The part that shows tampering: it anchors the audit chain, verifies it and rotates its key.
+"""Detects tampering with the audit chain: anchors and verifies the chain, and rotates its key.
 
-Host side. `storage/audit_chain` appends rows in the transaction of the change that they record, and
-`storage/audit_keys` keeps the keys outside the database, also without this part. `verify.py` checks
-a chain using only the standard library.
+Host side. The chain itself does not depend on this part: `storage/audit_chain` appends each row in
+the transaction of the change that it records, and `storage/audit_keys` keeps the keys outside the
+database. `verify.py` checks a chain using only the standard library.
 """

@@ -150,8 +150,8 @@ def _verdict(anchor: list[Path], export: Path | None, key: list[Path], *, part: 
 
 
 def _some(anchors: list[Anchor], path: Path) -> list[Anchor]:
-    """Return the anchors. End the command if there are none, because a check against an empty file
-    would prove nothing.
+    """Return `anchors`, or end the command if the list is empty, because a check against an empty
+    file would prove nothing.
     """
     if not anchors:
         fail(f"There are no anchors in {path}.", ExitCode.USAGE)

@@ -1,6 +1,6 @@
 """The audit chain of `fumehood.Engine`.
 
-Host side, above the kernel's engine, of which only public members are used.
+Host side, above the kernel's `Engine`. Only that class's public members are used.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The audit chain of one engine: anchored while the engine runs."""
+"""The part object of one engine for the audit chain, which is anchored while the engine runs."""
 
 from __future__ import annotations
 

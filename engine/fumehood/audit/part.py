@@ -1,4 +1,4 @@
-"""Anchors and verification of the audit chain as a part of the product."""
+"""Declaration of the part `audit`: anchors and verification of the audit chain."""
 
 from __future__ import annotations
 

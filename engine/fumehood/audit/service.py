@@ -1,9 +1,10 @@
 """The audit chain of an engine: anchor it, and verify it or rotate its key on request.
 
 Host side, used by the part's object and routes; it uses the chain, its keys, and the database.
-Anchors are appended to a file next to the database, one line each. Whoever can write to the state
-directory can also change that file, so keep copies of anchors elsewhere to detect such a person's
-changes. The functions at the end only read a state directory, with or without a running engine.
+Anchors are appended to a file next to the database, one line each. Anyone who can write to the
+state directory can also change that file, so copies of the anchors must be kept elsewhere to detect
+such changes. The functions at the end only read a state directory, with or without a running
+engine.
 Invariant: an anchor is written after the row that it names is on disk, so a power failure never
 leaves an anchor beyond the end of the chain.
 """
@@ -40,7 +41,7 @@ from fumehood.storage.errors import AuditKeyLost, ReadFailed, StoreError, WriteF
 from fumehood.storage.needed_parts import need_part
 
 NAME = "audit"
-"""The part's name. A state that was anchored once is refused by an engine without the part."""
+"""The part's name. An engine without this part refuses a state whose chain was ever anchored."""
 
 ANCHORED = "audit.anchored"
 
@@ -49,7 +50,7 @@ ANCHORS_NAME = "audit-anchors.jsonl"
 
 TAIL_LINES = 20
 """The number of lines at the end of the file that are searched for the newest anchor. The last line
-alone is not enough, because a crash may have cut it off."""
+alone is not enough, because a crash may have truncated it."""
 
 
 class AuditService:
@@ -205,7 +206,8 @@ class AuditService:
         if not found or (found[0].seq, found[0].mac) != (seq, anchor.mac):
             self._log.error(
                 "audit.broken",
-                reason=f"row {seq} is not what it was at {anchor.at}: see fumehood audit verify",
+                reason=f"row {seq} does not match its anchor of {anchor.at}: "
+                "see fumehood audit verify",
             )
 
     async def _anchor_when_due(self) -> None:
@@ -320,8 +322,8 @@ def exported(
     until: datetime | None = None,
     url: str | None = None,
 ) -> Iterator[Iterator[AuditRow]]:
-    """Yield an iterator over rows. The first row that it returns is the first at or after `since`.
-    It ends before the first row at or after `until`.
+    """Open the database, and yield an iterator over the rows from the first row at or after `since`
+    up to, but not including, the first row at or after `until`.
 
     The rows are contiguous even if the clock jumped, so that they can be verified as a part of the
     chain.

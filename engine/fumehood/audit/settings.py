@@ -1,4 +1,4 @@
-"""The operator's settings of anchors."""
+"""The operator's settings for anchors of the audit chain."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Verify an audit chain: check that every row follows from the row before it.
 
-This module and `storage/audit_rows.py` need only Python's standard library, on purpose: the engine
-uses them, and one file with the text of both can check an export without an engine
+This module and `storage/audit_rows.py` deliberately use only Python's standard library. So they can
+be combined into one file that checks an export without an engine
 (`audit export --with-verifier`):
 
     python3 audit_verify.py audit.jsonl --key audit.key --anchors audit-anchors.jsonl
@@ -39,7 +39,7 @@ MAX_FINDINGS = 100
 
 @dataclass(frozen=True, slots=True)
 class Anchor:
-    """The mac of a row, recorded outside the chain at the time `at`."""
+    """A copy of a row's mac, recorded outside the chain at the time `at`."""
 
     seq: int
     key_id: str
@@ -185,7 +185,7 @@ class _Walk:
             self._lack_key(row)
             return
         if self._before is None:
-            return  # the row before is missing, which was reported, or is in another part
+            return  # the previous row is missing, which was reported, or is in another part
         expected = mac_of(secret, self._before, row.seq, row.body)
         if expected != row.mac or (row.before is not None and row.before != self._before):
             message = f"row {row.seq} does not follow from row {row.seq - 1}"
@@ -311,9 +311,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Verify an export of an audit chain.")
     parser.add_argument("export", type=Path, help="JSON Lines of `fumehood audit export`")
     several: dict[str, Any] = {"type": Path, "action": "extend", "nargs": "+"}
-    parser.add_argument("--key", **several, required=True, help="files of keys")
+    parser.add_argument("--key", **several, required=True, help="key files")
     parser.add_argument("--anchors", **several, default=[], help="anchors, or a JSON log")
-    parser.add_argument("--part", action="store_true", help="it is a part of a chain")
+    parser.add_argument("--part", action="store_true", help="the export is part of a chain")
     given = parser.parse_args(arguments)
     try:
         keys = [read_key(path.read_text("ascii")) for path in given.key]
