@@ -1,5 +1,5 @@
-"""The programs that shell commands run, for rules of the policy: the condition `runs`.
+"""The policy condition `runs`, which tests the programs that a call's shell command runs.
 
-Host side. `condition.py` is the condition, `reading.py` reads a call's command, `syntax.py` the
-text, and `runners.py` has the tables of programs that run others.
+Host side. `condition.py` defines the condition, `reading.py` finds the programs of a command,
+`syntax.py` parses the command's text, and `runners.py` lists programs that run other programs.
 """

@@ -1,4 +1,4 @@
-"""The condition `runs` of the policy: which programs a call's shell command runs.
+"""The policy condition `runs`, which tests the programs that a call's shell command runs.
 
 Host side. The parser of commands is imported only if a rule has this condition.
 """
@@ -20,8 +20,8 @@ PROGRAM_PATTERN = re.compile(r"[A-Za-z0-9_.+:@%-]+( +[A-Za-z0-9_.,+:@%=/^-]+)*",
 
 
 class Runs(RootModel[Names], PartCondition):
-    """Programs, each a name and optional words after it. The call's `command` or `argv` is
-    searched.
+    """A list of programs, each with optional words after its name. The condition holds if the
+    call's `command` or `argv` runs one of them.
     """
 
     model_config = ConfigDict(frozen=True, defer_build=True)
@@ -41,7 +41,9 @@ class Runs(RootModel[Names], PartCondition):
         return value
 
     def compiled(self, *, for_every: bool) -> Callable[[JsonObject], Answer]:
-        """Return the test. With `for_every`, it holds if the command runs only these programs."""
+        """Return the test of a call's arguments. With `for_every`, it is true only if the command
+        runs no other programs.
+        """
         from fumehood.shell.reading import runs
 
         return partial(runs, [pattern.split() for pattern in self.root], for_every=for_every)
@@ -50,4 +52,4 @@ class Runs(RootModel[Names], PartCondition):
         """Return the reason why the command may also run other programs."""
         from fumehood.shell.reading import read_call
 
-        return read_call(arguments).doubt or "an argument of the command is not written out"
+        return read_call(arguments).doubt or "an argument of the command is not literal"

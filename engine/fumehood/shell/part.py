@@ -1,4 +1,4 @@
-"""Conditions on the programs of shell commands, as a part of the product."""
+"""Declaration of the part `shell`: policy conditions on the programs of shell commands."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""The programs that a shell command runs, as far as the command's text shows them.
+"""Finds the programs that a shell command runs, as far as the command's text shows them.
 
 Host side, used by `condition`, which imports this module only for rules with `runs`. It uses
-`syntax`, which reads a text, and the tables in `runners`. The text is hostile. Invariants: anything
-unknown makes the reading doubtful; each reading is bounded in size and time; no text makes a
-function of this module raise an error.
+`syntax`, which parses a text, and the tables in `runners`. The text is hostile. Invariants:
+anything unknown makes the result doubtful; each analysis is bounded in size and time; no text makes
+a function of this module raise an error.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ from fumehood.shell.syntax import (
 )
 
 MAX_CHARACTERS = 16 * 1024
-"""Maximum number of characters of one command. A command over this limit, or over one of the
-following limits, is in doubt."""
+"""Maximum number of characters of one command. If a command exceeds this limit, or one of the
+following limits, the result is doubtful."""
 
 MAX_PARSE_S = 0.1
 """Maximum seconds of processor time for parsing a command and its nested texts."""
@@ -60,15 +60,15 @@ MAX_TEXTS = 20
 such as the argument of `bash -c`."""
 
 MAX_DEPTH = 8
-"""Maximum levels of programs that run each other. `sudo nice rm` has three."""
+"""Maximum depth to which programs may run each other. In `sudo nice rm`, it is three."""
 
 MAX_WORDS = 50_000
 """Maximum number of words of all programs of one command together."""
 
-EVALUATED = "bash may run a text of it while it evaluates a variable"
+EVALUATED = "bash may run quoted text in it when it evaluates a variable"
 KEPT = 64
-"""Number of cached readings. Several rules read the same command, and a call is decided several
-times."""
+"""Number of cached results. Several rules test the same command, and the policy is applied to each
+call several times."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,8 +91,7 @@ class Reading:
 def runs(
     patterns: Iterable[Sequence[str]], arguments: JsonObject, *, for_every: bool
 ) -> bool | None:
-    """Whether a call runs one of these programs; with `for_every`, whether it runs only these
-    programs.
+    """Whether a call runs at least one of these programs or, with `for_every`, only these programs.
 
     Returns None if in doubt. A pattern is a program's name and the words after it.
     """
@@ -111,7 +110,7 @@ def runs(
 
 def read_call(arguments: JsonObject) -> Reading:
     """Return the programs that a call's `command` or `argv` runs. If the call has neither argument,
-    or both, the reading is in doubt.
+    or both, the result is doubtful.
     """
     given = [arguments[name] for name in ("command", "argv") if arguments.get(name)]
     if len(given) != 1:
@@ -122,7 +121,9 @@ def read_call(arguments: JsonObject) -> Reading:
 
 
 def _doubt_of_variables(env: Any, reading: Reading) -> str | None:
-    """Return the reason why variables that the call sets may run other programs, or None."""
+    """Return the reason why the variables in the call's argument `env` may make the command run
+    other programs, or None.
+    """
     if isinstance(env, Mapping):
         env = [{"name": name, "value": value} for name, value in env.items()]
     for one in env if isinstance(env, list | tuple) else []:
@@ -138,16 +139,16 @@ def _doubt_of_variables(env: Any, reading: Reading) -> str | None:
 
 
 def _doubt_of_variable(name: str, value: Word) -> str | None:
-    """Return the reason why setting this variable may run a text or turn a word into an option, or
-    None.
+    """Return the reason why setting this variable may make bash run a text, or turn a word of the
+    command into an option. Return None if it cannot.
     """
     if name in DIRECTORIES:
         is_path = value.text.startswith(("/", "~")) or value == Word("")
-        return None if is_path else f"{name} may make an option of a word that begins with ~"
+        return None if is_path else f"{name} may turn a word that begins with ~ into an option"
     if name not in VARIABLES and not name.startswith("BASH_FUNC_"):
         return None
     is_plain = not value.text or (name in EXPANDED and PLAIN_VALUE.fullmatch(value.text))
-    return None if value.whole and is_plain else f"bash may run the text of {name}"
+    return None if value.whole and is_plain else f"bash may run the value of {name}"
 
 
 def _read(value: Any) -> Reading:
@@ -256,7 +257,7 @@ _BASH_ONLY = re.compile(r"""\$['"[]|(?<!\$)\(\(|\[\[|&>""")
 
 
 class _Reader:
-    """Collects the programs of one command."""
+    """Collects the programs that one command runs, and the first doubt."""
 
     def __init__(self) -> None:
         self._programs: list[Program] = []
@@ -285,7 +286,7 @@ class _Reader:
         root = (
             parsed(text, begun + self._parse_s)
             if self._texts <= MAX_TEXTS
-            else "it has too many commands inside"
+            else "it has too many nested commands"
         )
         self._parse_s -= time.thread_time() - begun
         if isinstance(root, str):
@@ -302,7 +303,7 @@ class _Reader:
         if not words:
             return
         if not words[0].whole:
-            self.doubt("the name of a program is not written out")
+            self.doubt("the name of a program is not literal")
             return
         if basename(tuple(words)) == "[":
             words = [Word(words[0].text[:-1] + "test"), *words[1:]]
@@ -311,7 +312,7 @@ class _Reader:
             self.doubt(OTHERWISE)
         self._words += len(words)
         if self._words > MAX_WORDS or self._depth == MAX_DEPTH:
-            self.doubt("too many programs run each other")
+            self.doubt("it runs too many programs, or too deeply nested ones")
             return
         program = tuple(words)
         self._programs.append(program)
@@ -340,7 +341,7 @@ class _Reader:
                 self._cannot_read(name)
 
     def _cannot_read(self, name: str) -> None:
-        self.doubt(f"{name} runs what cannot be read")
+        self.doubt(f"{name} runs text that is not analysed")
 
     def _shell(self, name: str, words: Program) -> None:
         """Read the text after a shell's `-c`. Without `-c`, record a doubt, because the shell runs
@@ -374,7 +375,7 @@ class _Reader:
         begins: list[int] = []
         for position, word in enumerate(words):
             if word.several:
-                self.doubt("an argument of find is not written out")
+                self.doubt("an argument of find is not literal")
             elif any(word.may_be(one) for one in ("-exec", "-execdir", "-ok", "-okdir")):
                 begins.append(position + 1)
         for begin in begins:
@@ -388,9 +389,10 @@ class _Reader:
                 break
 
     def _ends_of(self, name: str, after: Sequence[str], words: Program) -> set[int]:
-        """Return the positions at which the words after the operands `after` may begin. Several
-        positions are possible, because a word after an option may be the option's value. Operands
-        may be abbreviated, as for `ip`.
+        """Return the positions in `words` that may directly follow the operands `after`.
+
+        There may be several, because a word after an option may be the option's value. Operands may
+        be abbreviated, as for `ip`.
         """
         ends = {0}
         for operand in after:
@@ -410,7 +412,7 @@ class _Reader:
                 if operand.startswith(word.text) and word != Word(""):
                     ends.add(at + 1)
                     if word.several:
-                        self.doubt(f"an argument of {name} is not written out")
+                        self.doubt(f"an argument of {name} is not literal")
         return ends
 
     def _wrapped(self, name: str, wrapper: Wrapper, words: Program, starts: Iterable[int]) -> None:
@@ -439,8 +441,8 @@ class _Reader:
     def _places(
         self, name: str, wrapper: Wrapper, words: Program, starts: Iterable[int]
     ) -> Iterator[tuple[int, str]]:
-        """Yield each position at which the program may begin, with the placeholder that `xargs`
-        replaces. The position after the last word means that there may be no program.
+        """Yield each position at which the wrapped program may begin, with the placeholder that
+        `xargs` replaces. The position after the last word means that there may be no program.
         """
         counts = range(wrapper.operands, wrapper.operands + wrapper.may_have + 1)
         waiting = [(start, count, "") for start in starts for count in counts]
@@ -456,7 +458,7 @@ class _Reader:
             word, text = words[at], words[at].text
             is_variable = wrapper.takes_variables and "=" in text
             if not word.whole and (word.several or not is_variable):
-                self.doubt(f"an argument of {name} is not written out")
+                self.doubt(f"an argument of {name} is not literal")
                 continue
             if name == "command" and text[:1] == "-" and set(text) & set("vV"):
                 return  # `command -v` only prints what it would run
@@ -478,8 +480,8 @@ class _Reader:
     def _option(
         self, name: str, wrapper: Wrapper, text: str, following: Program
     ) -> tuple[str, bool, bool]:
-        """Read one option. Returns the placeholder that `xargs` replaces (or an empty text),
-        whether the next word is the option's value, and whether it may be the value.
+        """Read one option of a wrapper. Return the placeholder that `xargs` replaces (or an empty
+        text), whether the next word is the option's value, and whether it may be the value.
         """
         if text.startswith("--"):
             long, equals, value = text[2:].partition("=")
@@ -495,7 +497,7 @@ class _Reader:
             if wrapper.valued is not None and letter in wrapper.valued:
                 value = text[position:] or "".join(word.text for word in following)
                 if not text[position:] and not all(word.whole for word in following):
-                    self.doubt(f"an argument of {name} is not written out")
+                    self.doubt(f"an argument of {name} is not literal")
                 is_replacing = name == "xargs" and letter == "I"
                 return value if is_replacing else "", not text[position:], False
         return "", False, wrapper.valued is None
@@ -503,14 +505,14 @@ class _Reader:
     # -- builtins of bash ------------------------------------------------------------------
 
     def holds(self, text: str, *, is_sure: bool = False) -> None:
-        """Remember a text if bash would run parts of the text when it evaluates the text. With
-        `is_sure`, remember any text.
+        """Record a text in the command if bash would run commands in it when it evaluates it. With
+        `is_sure`, record any text.
         """
         if is_sure or _RUNS_LATER.search(text):
             self._held.add(text)
 
     def sets(self, name: str, value: Word = UNKNOWN) -> None:
-        """Record the commands that bash may run when a variable, or one of its elements, is set."""
+        """Record that a variable or an element of it is set, which may make bash run commands."""
         base, subscript, _ = name.partition("[")
         self.evaluates |= bool(subscript) or base in NUMBERS
         is_used = base not in DIRECTORIES or any("~" in text for text in self._read)
@@ -518,25 +520,25 @@ class _Reader:
             self.doubt(why)
 
     def _sets_one_of(self, word: Word) -> None:
-        """Record the commands that bash may run when the variable that an argument names is set."""
+        """Record that the variable is set that an argument `NAME` or `NAME=value` names."""
         name, equals, value = word.text.partition("=")
         if word.whole or equals:
             self.sets(name.removesuffix("+"), Word(value, word.whole))
         else:
-            self.doubt("the name of a variable is not written out")
+            self.doubt("the name of a variable is not literal")
 
     def declare(self, name: str, words: Program) -> None:
         for word in words:
             if word.whole and word.text[:1] in ("-", "+"):
                 self.evaluates |= "i" in word.text
                 if "n" in word.text and name != "export":
-                    self.doubt("it sets variables by another name")
+                    self.doubt("it sets variables through references to their names")
             else:
                 self._sets_one_of(word)
 
     def read_line(self, name: str, words: Program) -> None:
-        """Record the variables that `read` sets, which its arguments name. The value of the option
-        `-a` is such a variable; the values of other options are not.
+        """Record the variables that `read` sets: its operands, and the value of its option `-a`.
+        The values of its other options are skipped.
         """
         is_value = False
         for word in words:
@@ -575,11 +577,11 @@ class _Reader:
         self.evaluates |= name == "let" or not is_plain
 
     def set_options(self, name: str, words: Program) -> None:
-        """Record a doubt if an option of `set` may make bash read words in another way."""
+        """Record a doubt if an option of `set` may change how bash parses the command."""
         named, is_off = 0, False
         for word in words:
             if not word.whole:
-                self.doubt(f"an argument of {name} is not written out")
+                self.doubt(f"an argument of {name} is not literal")
             if word.text in ("-", "--", ""):
                 return
             if word.text[0] in ("-", "+"):
@@ -594,9 +596,9 @@ class _Reader:
                 return
 
     def set_shopts(self, name: str, words: Program) -> None:
-        """Record a doubt if an option of `shopt` may make bash read words in another way."""
+        """Record a doubt if an option of `shopt` may change how bash parses the command."""
         if not all(word.whole for word in words):
-            self.doubt(f"an argument of {name} is not written out")
+            self.doubt(f"an argument of {name} is not literal")
         options = [word.text for word in words if word.text.startswith("-")]
         if any(set(option) & set("su") for option in options):
             for word in words:
@@ -635,7 +637,7 @@ def _is_harmless_option(text: str) -> bool:
 
 
 def _replaced(word: Word, holder: str) -> Word:
-    """Return the word after the wrapper replaced the placeholder `holder` by an unknown text."""
+    """Return a word after `xargs` or `find` has replaced `holder` in it by unknown text."""
     if not holder or holder not in word.text:
         return word
     return Word(word.text.partition(holder)[0], whole=False, several=word.several)

@@ -1,8 +1,8 @@
-"""Programs that run other programs, and the other ways in which bash runs a text.
+"""Tables of programs that run other programs, and of other features with which bash runs a text.
 
 Host side, used by `reading`. The tables are for GNU bash 5 and the programs of Linux distributions.
-Invariant: if bash may run a text that `reading` does not read, one of these tables makes the
-command doubtful; bash options that are not known to be harmless also make it doubtful.
+Invariant: if bash may run a text that `reading` does not analyse, one of these tables makes the
+result doubtful; bash options that are not known to be harmless also make it doubtful.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ class Wrapper:
     """
 
     valued: str | None = ""
-    """Letters of the options that take a value. None means that any option may take a value, so the
-    arguments are read both ways."""
+    """Letters of the options that take a value. If None, any option may take a value, so `reading`
+    considers both cases."""
     operands: int = 0
     """Number of operands before the name of the program to run."""
     opaque: tuple[str, ...] = ()
@@ -178,7 +178,7 @@ GNU = {
     f"g{name}": name
     for name in ("chroot", "env", "find", "nice", "nohup", "stdbuf", "timeout", "xargs")
 }
-"""Names of GNU programs on macOS → their usual names."""
+"""Names of GNU programs on macOS → their names on Linux."""
 
 
 def _by_name() -> Mapping[str, Sequence[tuple[tuple[str, ...], Wrapper | None]]]:
@@ -206,7 +206,7 @@ disagrees with bash."""
 
 # -- options of bash -----------------------------------------------------------------------
 # Other options change the meaning of words: `histexpand` and `expand_aliases` replace words, and
-# `keyword` takes away assignments after a program's name.
+# with `keyword`, assignments after a program's name are no longer arguments.
 
 HARMLESS_LETTERS = frozenset("abefhmnuvxBCEPT")
 """Harmless option letters of `set` and of bash itself."""

@@ -1,10 +1,10 @@
 """The syntax of a shell command: its tree, its words, and the differences between the grammar and
 bash.
 
-Host side, used by `reading`, which collects the programs that are found here. The text is hostile,
-and its parser is a C library whose grammar is not bash's own. Invariants: anything that the grammar
-or this module does not know makes the reading doubtful; the parser gets only ASCII text of a
-bounded size, and is stopped at a deadline.
+Host side, used by `reading`, which collects the programs that this module finds. The text is
+hostile, and it is parsed by a C library whose grammar differs from bash's own. Invariants: anything
+that the grammar or this module does not know makes the result doubtful; the parser gets only ASCII
+text of a bounded size, and is stopped at a deadline.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ OPERATORS = "|&;()<>`$[{"
 MAX_HEREDOCS = 20
 """Maximum number of here-documents (`<<EOF`) in one text."""
 
-OTHERWISE = "bash may read it in another way"
-UNREADABLE = "it cannot be read as a shell command"
-TOO_LONG = "it is too long to be read"
+OTHERWISE = "bash may parse it differently"
+UNREADABLE = "it cannot be parsed as a shell command"
+TOO_LONG = "it is too long"
 
 _LANGUAGE = Language(tree_sitter_bash.language())
 
@@ -47,7 +47,7 @@ class Word:
     several: bool = False
 
     def may_be(self, text: str) -> bool:
-        """Whether the word may be this text once expanded."""
+        """Whether the word may become this text when it is expanded."""
         return self.text == text if self.whole else self.several or text.startswith(self.text)
 
 
@@ -87,7 +87,7 @@ _KNOWN = frozenset({
     "variable_assignment", "variable_assignments", "variable_name", "while_statement", "word",
     "ansi_c_string", "raw_string",
 })  # fmt: skip
-"""The node types of the grammar that this module knows. Any other node is a doubt."""
+"""The node types of the grammar that this module knows. Any other type causes a doubt."""
 
 _INERT = frozenset({"raw_string", "ansi_c_string", "comment", "heredoc_start", "heredoc_end"})
 """Nodes whose text bash does not expand."""
@@ -144,7 +144,7 @@ _HIDDEN = re.compile(r"\\[`$]|\$'.*\\", re.DOTALL)
 
 _EVALUATING = ("arithmetic_expansion", "c_style_for_statement", "subscript")
 _BARE = frozenset({"extglob_pattern", "heredoc_body", "regex", "string_content", "word"})
-"""Nodes in which the grammar may take `$[x]` for text."""
+"""Nodes in which the grammar may parse `$[x]` as plain text."""
 
 _EVALUATING_TEST = re.compile(r"-(v|eq|ne|lt|le|gt|ge)(?![A-Za-z])")
 """Operators of `[[ … ]]` that evaluate variables."""
@@ -156,7 +156,7 @@ _DELIMITER = re.compile(r"""(\w[\w.-]*)|'(\w[\w.-]*)'|"(\w[\w.-]*)"|\\(\w[\w.-]*
 _ANSI = re.compile(r"\$'(\\.|[^'\\])*'", re.DOTALL)
 _ANSI_ESCAPE = re.compile(r"\\(.)", re.DOTALL)
 _ANSI_LETTERS = {"n": "\n", "t": "\t", "\\": "\\", "'": "'", '"': '"'}
-"""The supported escapes in `$'…'`. Any other escape is a doubt."""
+"""The supported escapes in `$'…'`. Any other escape causes a doubt."""
 
 
 class Text:
@@ -167,7 +167,7 @@ class Text:
         self._reader = reader
         self._heredocs = 0
         self._tests: set[int] = set()
-        """Ids of the nodes that contain the words of a test `[ … ]`."""
+        """Ids of the nodes between the brackets of a test `[ … ]`."""
 
     def walk(self, root: Node) -> None:
         """Add the programs of every command below a node, and record doubts."""
@@ -263,7 +263,7 @@ class Text:
     def _joined(self, node: Node) -> Word:
         bare = "".join(self._of(part) for part in node.children if part.type in ("word", "number"))
         if ("{" in bare and ("," in bare or ".." in bare)) or '$"' in self._of(node):
-            return SEVERAL  # the grammar takes the `$` of `r$"m"` for a character
+            return SEVERAL  # the grammar parses the `$` of `r$"m"` as a character
         text, whole, several = "", True, False
         for part in map(self._word, node.children):
             text += part.text if whole else ""
@@ -286,7 +286,9 @@ class Text:
     # -- values of variables ---------------------------------------------------------------
 
     def _look_at_values(self, node: Node) -> None:
-        """Record everything at this node that may turn the value of a variable into a command."""
+        """Record the variables that this node sets or evaluates, and texts that bash may run
+        then.
+        """
         kind, text, reader = node.type, self._of(node), self._reader
         if kind == "variable_assignment":
             value = node.children[-1]
@@ -320,7 +322,7 @@ class Text:
                 if child.type in ("variable_name", "subscript")
             ]
             if is_by_name or not named:
-                self._reader.doubt("the name of a variable is not written out")
+                self._reader.doubt("the name of a variable is not literal")
             else:
                 self._reader.sets(self._of(named[0]))
 
@@ -351,9 +353,9 @@ class Text:
     def _is_redirect(self, node: Node) -> bool:
         """Whether the redirection has at most one target, which bash expands only once.
 
-        The grammar reads arguments after a redirection, including `>&-`, as further targets, and
-        the rest of `>& -rm` as a target. Bash expands the target of `>&` twice unless it is a
-        number.
+        The grammar wrongly parses arguments after a redirection, including `>&-`, as further
+        targets, and the rest of `>& -rm` as a target. Bash expands the target of `>&` twice unless
+        it is a number.
         """
         targets = node.children_by_field_name("destination")
         operators = {child.type for child in node.children}
@@ -388,8 +390,8 @@ class Text:
         return bool(_ANSI.fullmatch(self._of(node))) and self._expands_nothing_else(node)
 
     def _is_comparison(self, node: Node) -> bool:
-        """Whether bash also reads a comparison at this node. The grammar finds a comparison in `[[
-        a >(rm) ]]`, but bash does not.
+        """Whether bash also parses this node as a comparison. For example, the grammar finds a
+        comparison in `[[ a >(rm) ]]`, but bash does not.
         """
         ends = [child.end_byte for child in node.children if child.type in ("<", ">")]
         return all(self._text[end : end + 1] != "(" for end in ends) and (
@@ -401,15 +403,15 @@ class Text:
         return all(one.end_byte == other.start_byte for one, other in pairs)
 
     def _is_variable(self, node: Node) -> bool:
-        """Whether bash also reads a variable at this node. The grammar reads a variable in `x=$
-        rm`, but bash does not.
+        """Whether bash also parses this node as a variable. For example, the grammar finds the
+        variable `rm` in `x=$ rm`, but bash does not.
         """
         is_quoted = node.parent is not None and node.parent.type in ("heredoc_body", "string")
         return is_quoted or self._is_joined(node)
 
     def _is_test(self, node: Node) -> bool:
-        """Whether the `[ … ]` contains no operator or line break, at which bash ends it but the
-        grammar does not.
+        """Whether the test `[ … ]` contains no operator or line break. There bash would end the
+        test, but the grammar does not.
         """
         if self._of(node).startswith("[["):
             return self._has_no_gaps(node, " \t\n")
@@ -444,9 +446,8 @@ class Text:
         return not is_word
 
     def _is_heredoc(self, node: Node) -> bool:
-        """Whether the here-document ends at the first line that equals its delimiter, and the
-        grammar adds no arguments to it. Such arguments belong to the program before the
-        here-document.
+        """Whether the here-document ends at the first line that equals its delimiter, and has no
+        arguments. The grammar may add arguments to it that belong to the program before it.
         """
         if node.children_by_field_name("argument"):
             return False
@@ -553,7 +554,7 @@ def parsed(text: str, deadline: float) -> Node | str:
         return "it joins two lines within a word"
     # The grammar's scanner looks up characters in an ASCII table. Replace each other character by
     # one byte, so that byte offsets equal character offsets.
-    source = "".join(one if one <= "~" else "Z" for one in text).encode("ascii")
+    source = "".join(char if char <= "~" else "Z" for char in text).encode("ascii")
 
     def ends(_: int, has_error: bool) -> bool:
         return has_error or time.thread_time() > deadline

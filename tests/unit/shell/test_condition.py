@@ -82,8 +82,8 @@ def test_condition_matches_first_operands_and_any_options(
 @pytest.mark.parametrize(
     ("arguments", "doubt"),
     [
-        ({"command": "eval x"}, "eval runs what cannot be read"),
-        ({"command": "git $X"}, "an argument of the command is not written out"),
+        ({"command": "eval x"}, "eval runs text that is not analysed"),
+        ({"command": "git $X"}, "an argument of the command is not literal"),
         ({}, "there is no command"),
     ],
 )
