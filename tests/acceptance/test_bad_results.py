@@ -110,8 +110,8 @@ def give_in_jail(what: str):
 tools = [give_here, give_in_worker, give_in_jail]
 '''
 
-UNFIT = "The tool's result cannot be given as JSON"
-DETAILS_UNFIT = "The details of the tool's own error cannot be given as JSON"
+UNFIT = "The tool's result cannot be represented in JSON"
+DETAILS_UNFIT = "The details of the tool's own error cannot be represented in JSON"
 HIDDEN = "The tool failed internally. Its owner can find the reason in the log"
 
 

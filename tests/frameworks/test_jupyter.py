@@ -209,7 +209,7 @@ def test_files_on_a_disk_remain_and_the_loss_of_variables_is_reported(
         warning, value = run(front, code)[1]
         assert value["data"]["text/plain"] == "b'ran\\n'"
         assert warning["name"] == "stderr"
-        assert "variables from before are gone" in warning["text"]
+        assert "earlier variables are gone" in warning["text"]
         assert run(front, "x")[0]["ename"] == "NameError"
 
 

@@ -254,7 +254,7 @@ def test_programs_that_want_hosts_are_refused_without_the_gateway(tree: Tree, ho
         return json.loads(ran.stdout)
 
     found = python("-c", WITHOUT_GATEWAY, str(home))
-    assert all("what the call asks for (network)" in words for words in found.pop("words"))
+    assert all("what the call needs (network)" in words for words in found.pop("words"))
     assert found == {
         "codes": {
             "option": "SANDBOX_UNAVAILABLE", "session": "SANDBOX_UNAVAILABLE", "twin": None,
@@ -1289,7 +1289,7 @@ def test_programs_with_tools_are_refused_without_code_mode_also_after_a_yes(
     ran = subprocess.run(command, env=known, capture_output=True, text=True, timeout=600)
     assert ran.returncode == 0, ran.stderr
     found = json.loads(ran.stdout)
-    assert all("what the call asks for (tools)" in message for message in found.pop("messages"))
+    assert all("what the call needs (tools)" in message for message in found.pop("messages"))
     assert found == {
         "approved": "SANDBOX_UNAVAILABLE", "called": ["SANDBOX_UNAVAILABLE"] * 2,
         "retryable": [False] * 2, "twin": True, "stored": 1, "runs": ["twin"],

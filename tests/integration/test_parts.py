@@ -203,7 +203,7 @@ async def test_failed_attempt_is_not_retried_after_a_part_was_streamed(
 @pytest.mark.parametrize("tool", FUNCTIONS)
 async def test_non_json_part_and_returned_value_are_errors(engine: Engine, tool: str) -> None:
     unfit = await engine.call(tool, {"kind": "unfit"})
-    assert "cannot be given as JSON" in error_of(unfit).message
+    assert "cannot be represented in JSON" in error_of(unfit).message
     if tool in ("jailed", "worked"):
         returned = await engine.call(tool, {"kind": "returns"})
         assert code_of(returned) == "EXECUTION_ERROR"

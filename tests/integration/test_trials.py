@@ -203,8 +203,8 @@ async def test_effect_that_is_put_in_but_not_saved_has_the_warning_of_a_call(
     async with trial(engine, session, "open('a', 'w').write('a')") as tried:
         answer = await tried.decide(YES)
     warning = (
-        "session: its files were not saved after this call (the bucket is away); a restored "
-        "session has those of an earlier copy"
+        "session: its files were not saved after this call (the bucket is away); if the session "
+        "is restored, it gets the files of an earlier copy"
     )
     assert (answer.success, answer.metadata.warnings) == (True, (warning,))
     call = await engine.call("run_python", {"code": "open('b', 'w')"}, session_id=session)

@@ -1,10 +1,9 @@
-"""Hooks of parts around a run: parts contribute to the run of a program and to its outcome.
+"""Parts' hooks around a program's run, with which parts contribute to the run and its outcome.
 
-Host side, between `ProgramExecutor` and the parts. Before the run, the parts' hooks are entered in
-the parts' order. After the run, the hooks are left in reverse order. Invariants: a part can only
-make a run stricter. It cannot replace contributions of the kernel or of earlier parts. It can turn
-a success into a failure, but never the reverse. If a run needs a feature that no part provides, it
-does not begin.
+Host side, between `ProgramExecutor` and the parts. The hooks are entered before the run in the
+parts' order, and left after it in reverse order. Invariants: a part can only make a run stricter.
+It cannot replace contributions of the kernel or of earlier parts. It can turn a success into a
+failure, but never the reverse. If a run needs a feature that no part provides, it does not begin.
 """
 
 from __future__ import annotations
@@ -32,11 +31,11 @@ T = TypeVar("T")
 
 
 class HeldBack(Protocol):
-    """Actions of a program that a part holds back until a human has approved the actions."""
+    """Actions of a program that a part holds back until a human approves them."""
 
     @property
     def shown(self) -> JsonObject:
-        """The actions as approvers see them: field → value. Empty if there are no actions."""
+        """Return the actions as approvers see them: field → value. Empty if there are none."""
 
     async def apply(self, run: ToolRun) -> EngineError | None:
         """Perform the actions. Return None if all were performed, otherwise the reason why some
@@ -46,7 +45,7 @@ class HeldBack(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Ran:
-    """A finished run, in the form in which parts receive it."""
+    """A finished run, as parts receive it."""
 
     ending: RunEnding
     digests: Mapping[tuple[str, str], str]
@@ -113,9 +112,7 @@ class Given:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LastingProgram:
-    """A program that the operator configured and that serves many calls, in the form in which parts
-    receive it.
-    """
+    """A program that the operator configured and that serves many calls, as parts receive it."""
 
     id: str
     """The program's name in the audit log, where it takes the place of both the call and the
@@ -150,8 +147,8 @@ def not_given(needs: frozenset[str]) -> SandboxUnavailable:
     are the names of these features.
     """
     return SandboxUnavailable(
-        f"This engine has no part that gives programs what the call asks for "
-        f"({', '.join(sorted(needs))}), so nothing ran.",
+        f"This engine has no part that provides what the call needs ({', '.join(sorted(needs))}). "
+        "Nothing ran.",
         retryable=False,
     )
 
@@ -192,7 +189,7 @@ class Surroundings:
         arguments = dict(own)
         for one in self._given:
             if "env" in one.arguments:
-                raise InternalError("A part gives variables as an argument.")
+                raise InternalError("A part gives environment variables as an argument.")
             arguments = {**one.arguments, **arguments}
         named = [{"name": name, "value": value} for name, value in environment.items()]
         return {**arguments, "env": [*named, *own.get("env", [])]}
@@ -205,7 +202,7 @@ class Surroundings:
         """
         streams = [*own.streams, *self.streams]
         if len({stream.kind.name for stream in streams}) < len(streams):
-            raise InternalError("Two parts give a program streams of the same kind.")
+            raise InternalError("Two parts give the program streams of the same kind.")
         return replace(own, streams=tuple(streams))
 
     async def run(
@@ -264,10 +261,11 @@ def _holds_back(one: Given) -> bool:
     return one.holds_back and one.lease is not None and one.conclude is not None
 
 
-def _only(given: Iterable[T | None]) -> T | None:
-    found = [one for one in given if one is not None]
+def _only(values: Iterable[T | None]) -> T | None:
+    """Return the only value that is not None, or None. Raises InternalError if there are more."""
+    found = [value for value in values if value is not None]
     if len(found) > 1:
-        raise InternalError("Two parts give the same to a program.")
+        raise InternalError("Two parts replace the program's lease, or conclude its call.")
     return found[0] if found else None
 
 
@@ -300,6 +298,7 @@ async def _entered(run: ToolRun, stack: AsyncExitStack) -> Surroundings:
             needs -= one.needs
     if needs:
         raise not_given(needs)
-    if run.calls is not None:  # closed before the parts are left, because they answer its requests
+    if run.calls is not None:
+        # Closed before the parts' hooks are left, because parts answer the calls.
         stack.push_async_callback(run.calls.close)
     return Surroundings(given)

@@ -1,10 +1,10 @@
 """The base class `Executor`: how one kind of tool is placed, previewed and run.
 
-Host side, above the walls, below the pipeline. To add a kind, write a file in this package with an
-`Executor`, and add a row to `EXECUTORS` in `kinds.py`. The engine makes one `CallHandle` for each
-call, and the pipeline passes this handle to the executor. Invariants: a placement never has a
-weaker wall than the tool's definition requires; a run uses only the contents of its `ToolRun`; a
-call is cancelled at most once, and only while it is running.
+Host side, above the walls, below the pipeline. To add a kind of tool, write a file in this package
+with an `Executor`, and add a row to `EXECUTORS` in `kinds.py`. The engine creates one `CallHandle`
+for each call, and the pipeline passes this handle to the executor. Invariants: a placement never
+has a weaker wall than the tool's definition requires; a run uses only the contents of its
+`ToolRun`; a call is cancelled at most once, and only while it is running.
 """
 
 from __future__ import annotations
@@ -238,7 +238,7 @@ class HeldAction(Executor):
     needs: ClassVar[Need]
     always_asks: ClassVar[bool] = False
     gone: ClassVar[str]
-    """The error message for when the program or trial that the action needs has ended."""
+    """The error message if the program or trial to which the action belongs has ended."""
 
     def __init__(self) -> None:
         self.has_begun = False
@@ -367,8 +367,8 @@ class CallHandle:
         self._cancelling_before = self._task.cancelling() if self._task is not None else 0
 
     def begin(self) -> None:
-        """Notify the listener that the call has passed every gate. Only the first call of this
-        method has an effect. The tool call may still wait for a sandbox.
+        """Notify the listener that the call has passed every gate, although it may still wait for a
+        sandbox. Only the first call of this method has an effect.
         """
         on_begun, self._on_begun = self._on_begun, None
         if on_begun is not None:
@@ -386,8 +386,8 @@ class CallHandle:
 
     @contextlib.contextmanager
     def waiting_for_human(self) -> Iterator[None]:
-        """Notify the listener when the block is entered that the call waits for a human, and when
-        the block is left that the wait is over.
+        """Notify the listener that the call waits for a human while the block runs: once when the
+        block is entered, and once when it is left.
         """
         tell = self._on_waiting or (lambda is_waiting: None)
         self.is_waiting = True
@@ -435,8 +435,8 @@ class CallHandle:
         output: OnOutput | None = None,
         ending: OnEnding | None = None,
     ) -> RunSinks:
-        """Return the sinks for a run behind a wall: those in the arguments, and this call's
-        progress listener.
+        """Return the sinks for a run behind a wall: the given ones, and one that passes progress
+        reports to this call's listener.
         """
         return RunSinks(
             progress=self.report,

@@ -1,4 +1,4 @@
-"""Validation of claims: the reports of functions and programs about their results and failures.
+"""Validation of claims, which are the reports of untrusted code about its results and failures.
 
 Host side, between the executors and the guests. Untrusted code can write anything in place of its
 result. Therefore, a claim is ignored if it does not match a model in this module. A claim never
@@ -29,14 +29,14 @@ from fumehood.protocol.framing import whole_words
 
 
 def unfit(*, is_result: bool) -> ExecutionError:
-    """Return the error for data from a tool that JSON cannot represent. If `is_result` is True, the
-    data is the tool's result. Otherwise, it is the details of a `ToolError`.
+    """Return the error for data from a tool that JSON cannot represent: the tool's result if
+    `is_result` is True, otherwise the details of a `ToolError`.
     """
     what = "The tool's result" if is_result else "The details of the tool's own error"
     return ExecutionError(
-        f"{what} cannot be given as JSON: there is NaN in it, an object of a class, bytes that "
-        "are no text, itself, or too many levels. Do not retry; the tool's author must return "
-        "plain data."
+        f"{what} cannot be represented in JSON. It may contain NaN, instances of other classes, "
+        "bytes that are not UTF-8, a reference to itself, or too many levels. Do not retry; the "
+        "tool's author must return plain data."
     )
 
 
@@ -104,7 +104,7 @@ def read_result(result: JsonObject | None) -> ToolResult:
         claim = _Result.model_validate(result)
         return ToolResult(claim.data, claim.tokens_used, Decimal(claim.cost))
     except (ValidationError, ArithmeticError, ValueError):
-        raise Unreadable("the reply of a function's process has no known form") from None
+        raise Unreadable("the reply of a function's process is invalid") from None
 
 
 def read_error(claim: JsonObject) -> EngineError | None:

@@ -104,7 +104,7 @@ MAX_STEPS = 4_000_000
 """Maximum number of line comparisons for one diff: about 0.15 s with the slowest test texts."""
 
 PART_STEPS = 500
-"""Number of steps that each compared part of two texts counts in addition, for its fixed costs."""
+"""Number of steps that are added for each compared part of two texts, for its fixed costs."""
 
 NO_NEWLINE = "\\ No newline at end of file\n"
 """The line that follows a last line without a newline. *Source*: POSIX diff, its output format."""
@@ -290,10 +290,11 @@ def _runs(
 
 
 def _cut(runs: Iterable[_Run], room: int) -> tuple[str, bool]:
-    """Return the lines of a diff that fit into `room` bytes, and whether any were left out. If the
-    removed and added lines of a change do not fit, each side gets half of the room, or the room
-    that the other side leaves, so that neither hides the other. Notes at the end count the lines
-    that were left out.
+    """Return the lines of a diff that fit into `room` bytes, and whether any were left out. Notes
+    at the end count the lines that were left out.
+
+    If a change does not fit, its removed and its added lines each get half of the room, or more if
+    the other side needs less, so that neither hides the other.
     """
     parts: list[str] = []
     left_out: Counter[str] = Counter()

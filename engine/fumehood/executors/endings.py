@@ -63,8 +63,9 @@ def error_of(
 ) -> EngineError | None:
     """Return the error of a run, or None if it succeeded.
 
-    `values` are the values of the other placeholders in the templates. If a limit ended the run,
-    `details.limit` becomes an object with the limit's name, its value and the fields of `measured`.
+    `values` are the values of the placeholders other than `{limit}` in the templates. If a limit
+    ended the run, `details.limit` becomes an object with the limit's name, its value and the fields
+    of `measured`.
     """
     error_class = ENDING_ERRORS[ending.ended_by]
     if error_class is None:
@@ -97,7 +98,7 @@ def container_lost(
     of_node = f" of the node {node}" if node is not None else ""
     return SandboxUnavailable(
         f"The container{of_node} was lost while the program ran; the next call gets another one. "
-        + ("Repeat the call." if tool.idempotent else "It is not known how far it came."),
+        + ("Repeat the call." if tool.idempotent else "It may or may not have taken effect."),
         details=details,
         retryable=tool.idempotent,
         retry_after_ms=100 if tool.idempotent else None,
@@ -114,19 +115,19 @@ def session_lost(details: JsonObject, ending: RunEnding, *, has_disk: bool) -> S
     if ending.copied_at is not None:
         return SandboxUnavailable(
             f"The session's container was lost{f' on the node {node}' if node else ''}, with its "
-            "variables and what this call did. Its next use restores its files as they were at "
-            f"{timestamp(ending.copied_at)}: go on in it.",
+            "variables and the effects of this call. The next call in the session restores its "
+            f"files as they were at {timestamp(ending.copied_at)}.",
             details=details, retryable=False,
         )  # fmt: skip
     if node is not None:
         return SandboxUnavailable(
-            f"The session was lost on the node {node} while the program ran. If the node comes "
-            "back soon, the session goes on; `fumehood sessions show` says whether it has.",
+            f"The session was lost on the node {node} while the program ran. If the node returns "
+            "soon, the session continues; `fumehood sessions show` shows its state.",
             details=details, retryable=False,
         )  # fmt: skip
     words = "with its files and variables. Start another session."
     if has_disk:
-        words = "with its variables. Its files are on its disk: look at them, and go on in it."
+        words = "with its variables. Its files are still on its disk: check them, then continue."
     return SandboxUnavailable(
         f"The session's container was lost, {words}", details=details, retryable=False
     )
@@ -139,8 +140,8 @@ MUCH_HELD = 0.4
 mentions them."""
 
 IDLE_SHARE = 0.05
-"""If a run used less CPU time than this fraction of its time limit, it counts as having waited most
-of the time."""
+"""If a run used less CPU time than this fraction of its time limit, it is assumed to have waited
+most of the time."""
 
 NO_TERMINAL = "no terminal is available, and nobody can answer prompts"
 
@@ -172,16 +173,16 @@ _NO_TERMINAL = re.compile(
 
 _HINTS: Mapping[re.Pattern[str], str] = MappingProxyType(
     {
-        _CARRIAGE_RETURN: "Lines of the script end with CR LF, and the CR counts as a part of each "
-        "command: write it with LF alone (sed -i 's/\\r$//' FILE changes a file).",
+        _CARRIAGE_RETURN: "The script's lines end with CR LF, and the CR becomes part of each "
+        "command: use LF only (sed -i 's/\\r$//' FILE converts a file).",
         _NO_NETWORK: "Programs have no network: get the data with another tool, and pass it in as "
-        "files or stdin; or ask for the host with the option network, if the operator allows it.",
+        "files or stdin; or request the host with the option network, if the operator allows it.",
         _NO_SCIENCE: "Programs have no network and cannot install packages; the image "
         "python-science has this one, and the operator can choose it for a session or for all "
         "programs.",
-        _NO_PACKAGE: "Programs have no network and cannot install packages: ask for them with the "
-        "option packages, or when a session is made (--package), if the operator allows it; or for "
-        "an image that has them (fumehood images new).",
+        _NO_PACKAGE: "Programs have no network and cannot install packages: if the operator allows "
+        "it, request them with the option packages, or when a session is created (--package); or "
+        "request an image that contains them (fumehood images new).",
         _NO_TERMINAL: f"It probably looked for a terminal: {NO_TERMINAL}.",
     }
 )
@@ -189,13 +190,13 @@ _HINTS: Mapping[re.Pattern[str], str] = MappingProxyType(
 pattern is used."""
 
 LOOKED_AT_CHARACTERS = 4000
-"""Number of characters in which the patterns of `_HINTS` are searched for: the last ones of the
-stderr, of the traceback and of the message."""
+"""The patterns of `_HINTS` are searched for in this many last characters of each of stderr, the
+traceback and the exception's message."""
 
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """What a message is about: the program's language, and whether the program ran in a session."""
+    """The program that a message describes: its language, and whether it ran in a session."""
 
     language: Language = LANGUAGES["python"]
     in_session: bool = False
@@ -297,7 +298,7 @@ def refused_by(names: Iterable[str], limits: Limits, subject: Subject = PROGRAM)
         else "allow more memory (memory_limit_mb)"
     )
     workspace_mb, *others = container_writable_mb(limits.memory_mb or 0).values()
-    more_room, larger = more_memory, f"{more_memory}, of which they are a part"
+    more_room, larger = more_memory, f"{more_memory}, which includes them"
     if limits.disk_mb is not None:
         workspace_mb = limits.disk_mb
         more_room = larger = "start a session with a larger disk"
@@ -307,7 +308,7 @@ def refused_by(names: Iterable[str], limits: Limits, subject: Subject = PROGRAM)
         Limit.OPEN_FILES: f"open_files: more than {CONTAINER_OPEN_FILES} open files of a process "
         "were refused; close files when done",
         Limit.DISK: f"disk: more files were refused; the working directory holds {workspace_mb} "
-        f"MB, /tmp {others[0]} MB and /dev/shm {others[1]} MB, each in a limited number of files; "
+        f"MB, /tmp {others[0]} MB and /dev/shm {others[1]} MB, each for a limited number of files; "
         f"write less or fewer, or {larger}",
         Limit.FILE_SIZE: f"file_size: a file of more than {workspace_mb} MB was refused; write "
         f"smaller ones, or {more_room}",
@@ -376,7 +377,7 @@ def _hint(ending: RunEnding, claim: FailureClaim | None, subject: Subject) -> st
 _STATES = {
     "rolled_back": "session: call stopped; variables restored; files are not rolled back",
     "reset": "session: the variables are lost; files are not rolled back",
-    "restarted": "session: it was stopped before this call; the variables from before are gone",
+    "restarted": "session: it was stopped before this call; its earlier variables are gone",
 }
 
 
@@ -387,8 +388,8 @@ def state_words(ending: RunEnding) -> tuple[str, ...]:
     words = []
     if ending.state == "restored" and ending.copied_at is not None:
         words.append(
-            f"session: its container was lost; its files are those of "
-            f"{timestamp(ending.copied_at)}, and the variables from before are gone"
+            f"session: its container was lost; its files were restored to their state at "
+            f"{timestamp(ending.copied_at)}, and its earlier variables are gone"
         )
     elif ending.state in _STATES:
         words.append(_STATES[ending.state])
@@ -402,8 +403,8 @@ def unsaved_words(not_saved: str | None) -> tuple[str, ...]:
     if not_saved is None:
         return ()
     words = (
-        f"session: its files were not saved after this call ({not_saved}); a "
-        "restored session has those of an earlier copy"
+        f"session: its files were not saved after this call ({not_saved}); if the session is "
+        "restored, it gets the files of an earlier copy"
     )
     return (words,)
 

@@ -1,9 +1,9 @@
-"""Functions: trusted functions run in the engine or a worker process, sandboxed functions in the
-jail.
+"""Executor of Python functions: trusted ones run on the host, sandboxed ones in the jail.
 
-Host side. A trusted function has no wall. At the time limit, an asynchronous function is cancelled,
-and the worker process of a synchronous function is killed. If a trusted function raises a
-`ToolError`, the caller receives it. Any other exception is logged and hidden from the caller.
+Host side. A trusted function has no wall. An asynchronous one runs in the engine's process, and is
+cancelled at the time limit. A synchronous one runs in a worker process, which is killed at the time
+limit. If a trusted function raises a `ToolError`, the caller receives it. Any other exception is
+logged and hidden from the caller.
 
 In the jail, a child process without rights runs the function. A process outside the child decides
 how the run ended. The result, error and traceback that the child reports are untrusted. Paths of
@@ -59,8 +59,8 @@ from fumehood.sandbox.wall import OnOutput, RunEnding
 _ON_THE_HOST = Placement(
     "host",
     "host",
-    "the executor 'function' with sandboxed=false is trusted code in the engine's process, or in "
-    "a worker process of its own where it is synchronous",
+    "the executor 'function' with sandboxed=false runs trusted code in the engine's process or, "
+    "if the function is synchronous, in a separate worker process",
 )
 _IN_THE_JAIL = Placement(
     "jail",
@@ -306,8 +306,8 @@ async def _run_jailed(
 
 _MESSAGES: Messages = MappingProxyType(
     {
-        EndedBy.WALL_TIME: "The function was stopped after {limit:g} s. It would take as long "
-        "again: ask for less, or allow more with timeout_seconds.",
+        EndedBy.WALL_TIME: "The function was stopped after {limit:g} s. A retry would take as "
+        "long: ask for less, or allow more with timeout_seconds.",
         EndedBy.CPU_TIME: "The function was stopped after {limit:g} s of CPU time, the most that "
         "this engine allows. Ask for less.",
         EndedBy.MEMORY: "The function needed more than its {limit} MB of memory. Ask for less, or "

@@ -1,4 +1,4 @@
-"""Inside: import and call a tool's function in the process where it runs.
+"""Imports and calls a tool's function, in the process in which the function runs.
 
 The jail's child process and the worker process load this module. The engine never does. The input
 is a module, a name and JSON arguments. The reply is JSON: `{"result": {data, tokens_used, cost}}`
@@ -71,8 +71,8 @@ def answer(
 
 @cache
 def _unpickled(pickled: str) -> FunctionTool:
-    """Return the pickled function. Each process unpickles it only once, so that the function's
-    globals live as long as the process.
+    """Unpickle and return a function. The result is cached, so that the function's globals live as
+    long as the process.
     """
     found: FunctionTool = pickle.loads(base64.b64decode(pickled))  # noqa: S301  # pickled by the host
     return found

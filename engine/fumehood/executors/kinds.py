@@ -1,6 +1,6 @@
 """The table of executors: one row for each kind of tool that this version can run.
 
-Host side. Very short executors are defined in this module.
+Host side. This module also defines executors that are too short for a file of their own.
 """
 
 from __future__ import annotations
@@ -40,7 +40,9 @@ def with_parts(own: Mapping[str, Executor]) -> Mapping[str, Executor]:
     added, types = tool_kinds(), {"BUILTIN", "NATIVE"}
     for name, kind in added.items():
         if name in own or kind.type in types:
-            raise PartError(f"A part adds the executor {name!r}, but it or its type exists.")
+            raise PartError(
+                f"A part adds the executor {name!r}, but it or its type already exists."
+            )
         types |= {kind.type} if kind.type is not None else set()
     made = {name: imported(kind.executor)() for name, kind in added.items()}
     return MappingProxyType({**own, **made})

@@ -1,5 +1,5 @@
-"""The outcome of one run. The pipeline's stage `execute` returns it, and the stage `result` turns
-it into an envelope.
+"""The outcome of one run of a tool. The pipeline's stage `execute` returns it, and the stage
+`result` converts it to an envelope.
 """
 
 from __future__ import annotations

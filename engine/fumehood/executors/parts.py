@@ -1,5 +1,4 @@
-"""Parts of a result: the values that a streaming tool yields, as one result and as text for
-listeners.
+"""Parts of a result: collects the values that a streaming tool yields, and passes them on as text.
 
 This module runs on both sides of the wall: in the jail's child process, in a worker process, and in
 the engine for asynchronous functions of the host. Invariant: the total JSON of one call's parts

@@ -57,16 +57,16 @@ _PLACEMENT = Placement(
     "container",
     "container",
     "executors 'code:…' always run in a container without network, with a read-only root and an "
-    "unprivileged user: one that only this caller's calls of the same agent have used, reset "
-    "after each of them, or with isolation=container_per_call one made for this call",
+    "unprivileged user. Only calls of the same caller and agent use it, and it is reset after each "
+    "of them. With isolation=container_per_call, it is created for this call",
     isolations=MappingProxyType({"call": False, "container_per_call": True}),
 )
 IN_A_SESSION = Placement(
     "container",
     "container",
     "executors 'code:…' always run in a container without network, with a read-only root and an "
-    "unprivileged user: with a session_id in the session's own, which no other call ever used and "
-    "which keeps the files of its workspace from call to call",
+    "unprivileged user. With a session_id, it is the session's own container, which only calls of "
+    "that session use, and which keeps its workspace's files between calls",
     isolations=A_SESSION,
     is_of_session=True,
 )
@@ -142,8 +142,8 @@ class _Results:
         self._cut = ending
 
     async def discard(self) -> None:
-        """Discard the files and output of a run that ended with an exception. But if the caller
-        cancelled the run, use the output for the handle's partial outcome.
+        """Discard the files and output of a run that ended with an exception. If the caller
+        cancelled the run, first set the handle's partial outcome, which contains the output.
         """
         handle = self._run.handle
         self._files.discard()
@@ -159,7 +159,7 @@ class _Results:
 
     async def of(self, ending: RunEnding) -> tuple[Outcome, list[HeldBack]]:
         """Return the outcome of a run, given its ending, and the actions that parts hold back."""
-        with anyio.CancelScope(shield=True):  # short: it waits for the disk only
+        with anyio.CancelScope(shield=True):  # short, because it only waits for the disk
             await self._files.entries()
             kept = await self._streams.finish(is_cut=ending.ended_by is EndedBy.OUTPUT)
         return self._outcome(ending, kept)
@@ -339,7 +339,7 @@ more memory than their text."""
 @dataclass(frozen=True, slots=True)
 class KeptText:
     """A complete stream. If it is in memory, `text` contains it. If it is on disk, `text` is empty
-    and `cut` describes it.
+    and `cut` contains its beginning, its end and a link.
     """
 
     text: str

@@ -1,6 +1,6 @@
-"""Requests to the guest's program `files`, and its validated answers: files, and whole workspaces.
+"""Requests to the guest's program `files`, about single files or whole workspaces.
 
-Host side, below the saver and the parts that work on a session's files. The program `files` runs no
+Host side, below the parts that work on a session's files or save them. The program `files` runs no
 user code, but shares a container with user code. Invariants: an answer is valid for its model and
 fits its request, or it is an error; a path in an answer is plain and relative. The error for a
 refused request contains the engine's text; the guest's own text is quoted only about an archive.
@@ -80,7 +80,7 @@ class Entry(Claim):
     @classmethod
     def _is_plain(cls, value: str) -> str:
         if path_fault(value) is not None:
-            raise ValueError("no plain path")
+            raise ValueError("not a plain path")
         return value
 
 
@@ -177,12 +177,12 @@ FAULT_WORDS = {
     "exists": "The file already exists. Replace it with mode 'replace', or choose another path.",
     "no_room": "The workspace is full. Delete something, or start a session with more room (a "
     "disk, or more memory).",
-    "not_empty": "The directory is not empty. Use recursive to delete its content, too.",
+    "not_empty": "The directory is not empty. Use recursive to delete it with its contents.",
     "changed": "The file changed in the meantime. Start again.",
     "invalid": "This is not possible in a workspace.",
-    "no_right": "Permission denied: the session's programs may not change this, nor may this call.",
-    "unseen": "The changes cannot be previewed: something there cannot be read, or is nested "
-    "too deeply.",
+    "no_right": "Permission denied: neither the session's programs nor this call may change this.",
+    "unseen": "The changes cannot be previewed: a file or directory there cannot be read, or is "
+    "nested too deeply.",
     "not_as_seen": "The workspace has changed since the approval.",
     "archive": "Not an uncompressed tar archive of plain files and directories with relative "
     "paths. Links, devices, absolute paths and '..' are refused.",
@@ -258,7 +258,7 @@ def _ended(ending: RunEnding, limits: Limits) -> EngineError:
     error_class = ENDING_ERRORS[ending.ended_by] or ExecutionError
     why: Any = " ".join(refused_by(ending.limits_hit, limits, Subject(in_session=True)))
     return error_class(
-        f"The work on the files was ended ({ending.ended_by.value}). Ask for less at a time."
+        f"The request about files was stopped ({ending.ended_by.value}). Ask for less at a time."
         + (f" {why}" if why else "")
     )
 
@@ -266,7 +266,7 @@ def _ended(ending: RunEnding, limits: Limits) -> EngineError:
 # -- whole workspaces -----------------------------------------------------------------------
 
 MAX_FILES = 20_000
-"""Maximum number of files and directories of a workspace in a scan."""
+"""Maximum number of files and directories in a workspace that can be scanned."""
 
 PIECE_BYTES = 4 << 20
 """Size of the pieces into which a large file is divided, in bytes."""
@@ -379,7 +379,7 @@ async def _read_many(source: Lease, rows: list[Row]) -> list[tuple[str, bytes]]:
     told = (await answer_of(source, asked, Pieces)).pieces
     if len(told) > len(rows):
         raise not_as_agreed()
-    if len(told) < len(rows):  # the next file has grown and does not fit any more
+    if len(told) < len(rows):  # the next file has grown, and no longer fits into the answer
         raise _changed(rows[len(told)][0])
     read = []
     for (path, size, _, _), piece in zip(rows, told, strict=True):

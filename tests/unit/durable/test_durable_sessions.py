@@ -430,8 +430,8 @@ async def test_call_whose_container_is_lost_while_its_files_are_saved_kept_its_v
         assert ending.state == ("restored" if lost_before else "kept")
         assert ending.not_saved == "its container was lost meanwhile"
         (words,) = state_words(replace(ending, state="kept"))
-        assert words.endswith("(its container was lost meanwhile); a restored session has those of "
-                              "an earlier copy")  # fmt: skip
+        assert words.endswith("(its container was lost meanwhile); if the session is restored, it "
+                              "gets the files of an earlier copy")  # fmt: skip
         found = made.keeper.find(ALICE, session.id)
         assert (found.state.value, found.why) == ("stopped", "Its container is gone.")
         made.wall.meanwhile = None

@@ -44,5 +44,5 @@ def test_part_cannot_replace_an_executor_or_a_type(
     monkeypatch: pytest.MonkeyPatch, added: dict[str, ToolKind]
 ) -> None:
     add(monkeypatch, **added)
-    with pytest.raises(PartError, match="it or its type exists"):
+    with pytest.raises(PartError, match="it or its type already exists"):
         with_parts(OWN)
