@@ -65,7 +65,7 @@ def test_failure_details_hold_the_same_fields_as_success_data(http: SocketClient
 def test_limits_and_isolation_options_are_applied_or_refused(http: SocketClient) -> None:
     small = run(http, options={"memory_limit_mb": 300, "timeout_seconds": 600}).body["metadata"]
     assert small["sandbox"]["limits"] == {"timeout_seconds": 600, "memory_mb": 256}
-    assert "next size" in small["warnings"][0]
+    assert "next smaller size" in small["warnings"][0]
     assert run(http, options={"memory_limit_mb": 64}).code == "INVALID_PARAMS"
     fresh = run(http, options={"isolation": "container_per_call"})
     assert fresh.body["metadata"]["sandbox"]["isolation"] == "container_per_call"

@@ -49,9 +49,7 @@ class Consent:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """The facts about a stored call that waited for a decision, as the call's envelope reports
-    them.
-    """
+    """What the envelope of a call reports about its wait for a decision."""
 
     tool: str
     tool_version: str
@@ -96,8 +94,8 @@ class Asker(Protocol):
         """
 
     def wait_s(self, wanted: bool | float | None) -> float:
-        """Return how many seconds a call with the option `wait_for_approval=wanted` may wait for
-        its approval.
+        """Return the maximum number of seconds that a call with the option
+        `wait_for_approval=wanted` waits for its approval.
         """
 
     async def same_call(self, repeat_key: str, tool: str) -> str | None:
@@ -145,7 +143,7 @@ def require_readable(permitted: PermittedCall) -> None:
         count += 1
         if count + len(left) > MAX_READ_VALUES:
             raise InvalidParams(
-                f"A human has to read this call, and it has over {MAX_READ_VALUES:,} values. Send "
+                f"A human must read this call, but it has over {MAX_READ_VALUES:,} values. Send "
                 "fewer.",
                 fields=["arguments"],
             )

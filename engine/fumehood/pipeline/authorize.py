@@ -110,7 +110,7 @@ def facts_of(
     exceeds: Callable[[str], bool],
     session_env: Mapping[str, str] | None = None,
 ) -> CallFacts:
-    """Return the facts of a call that policy rules and explanations use."""
+    """Return the facts about a call that policy rules test and that explanations show."""
     resolved = validated.resolved
     options = resolved.request.options
     arguments = validated.arguments
@@ -129,8 +129,8 @@ def facts_of(
 def facts_to_explain(
     query: ExplainWish, registry: ToolIndex, agents: Agents, now: Callable[[], datetime]
 ) -> CallFacts:
-    """Return the facts of the hypothetical call in a query about the policy. The facts assume that
-    no budget or other gate would refuse the call.
+    """Return the facts about the hypothetical call that a policy query describes, on the assumption
+    that no budget or other gate refuses it.
 
     Raises:
         EngineError: a real call would be refused with this error before the policy decides on it.

@@ -47,7 +47,9 @@ class ResultCheckers:
         """
         for checker in checkers:
             if not inspect.iscoroutinefunction(checker):
-                raise TypeError(f"the result checker {_name(checker)} is no asynchronous function")
+                raise TypeError(
+                    f"the result checker {_name(checker)} is not an asynchronous function"
+                )
         self._checkers = tuple(checkers)
         self._log = log
 

@@ -185,11 +185,11 @@ class Keys:
         return await self._database.repeat(lambda connection: rows.forget_old(connection, now))
 
     async def end(self, call: KeyedCall, job: Callable[[Connection], None]) -> bool:
-        """Write the ending of a call that holds a key.
+        """Run `job`, which stores the ending of a call that holds a key. Return whether the ending
+        is on disk. Used by `Claim`.
 
-        Return whether it is on disk. Used by `Claim`.
-
-        The write is queued before the first wait, and cancelling the wait does not stop it.
+        The job is queued before this method first waits. If the method is cancelled later, the job
+        still runs.
         """
         try:
             await self._database.write(self._last(call, job))
@@ -409,9 +409,8 @@ def _action(permitted: PermittedCall) -> JsonObject:
 
 
 def context_of(request: CallRequest) -> JsonObject:
-    """Return the field `context` as a JSON object, which is empty for a call without a context.
-
-    So a call without a context has the same digest as in versions that had no contexts.
+    """Return the field `context` as a JSON object. It is empty for a call without a context, whose
+    digest is then the same as in versions that had no contexts.
     """
     return {} if request.context is None else {"context": request.context}
 

@@ -268,7 +268,7 @@ class PipelineServices:
 
 
 def context_of(request: CallRequest, services: PipelineServices) -> CallContext:
-    """Return a context for a call that gets an answer without running."""
+    """Create a context for a call that is answered without running."""
     name = request.tool.partition("@")[0]
     trace = CallTrace(name, request.call_id, request.trace_id, services.clock, services.log)
     return CallContext(request, trace, CallHandle())

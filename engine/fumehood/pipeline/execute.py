@@ -72,7 +72,7 @@ class AdmittedCall:
 async def plan_admission(
     approved: ApprovedCall, services: PipelineServices
 ) -> AbstractAsyncContextManager[AdmittedCall]:
-    """Plan where a call runs, and return the context manager `admit`. Entering it waits for the
+    """Plan where a call runs, and return `admit` as a context manager. Entering it waits for a
     place.
 
     Raises:

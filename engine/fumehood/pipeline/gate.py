@@ -1,11 +1,10 @@
 """Gates: a part's conditions for a permitted call, and what the part reserves while the call runs.
 
 Host side. `pass_gates` calls the gates of an engine in the order of their parts. Invariants: a gate
-receives a call only after `authorize`. It can only refuse the call, delay it, or answer it with the
-result of an identical call. The latter is possible only if the policy allows the call without
-approval. Gates receive immutable values. If a gate raises an exception, the call ends. A gate never
-receives a refused call, so it cannot undo a refusal. Each hold ends exactly once, whatever happens
-to the call.
+receives a call only after `authorize` has permitted it, so a gate cannot undo a refusal. It can
+only refuse the call, delay it, or, if the policy allows the call without approval, answer it with
+the result of an identical call. Gates receive immutable values. If a gate raises an exception, the
+call ends. Each hold ends exactly once, whatever happens to the call.
 """
 
 from __future__ import annotations
@@ -74,8 +73,8 @@ class Hold:
     """Fields that the gate's part adds to the answer's `Metadata`."""
 
     def begin(self) -> None:
-        """Handle the start of the call, which may have an effect from now on. If this method
-        raises, nothing runs.
+        """Called when the call starts, before it can have an effect. If this method raises, nothing
+        runs.
         """
 
     def take(self, *, requests: int, passed_bytes: int) -> bool:

@@ -91,7 +91,7 @@ def parse_call_body(document: Any) -> CallBody:
         return replaced(_NO_ARGUMENTS, arguments=arguments)  # fast path for most calls
     for where in (given, given.get("options"), arguments):
         if isinstance(where, dict) and len(where) > MAX_KEYS:
-            raise InvalidParams(f"The call has more than {MAX_KEYS} keys in one object of its own.")
+            raise InvalidParams(f"An object in the call has more than {MAX_KEYS} keys.")
     return parsed(CallBody, document, "call")
 
 

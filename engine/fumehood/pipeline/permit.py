@@ -28,7 +28,9 @@ def permit(call: CallContext, services: PipelineServices) -> PermittedCall:
 
 
 async def permit_apart(call: CallContext, services: PipelineServices) -> PermittedCall:
-    """Do the same as `permit`. If the arguments are long, validate them in a thread."""
+    """Resolve, validate and authorize a call, as `permit` does, but validate long arguments in a
+    thread. Raises the same errors.
+    """
     resolved = _resolved(call, services)
     if not is_long(call.request.arguments):
         return _authorized(call, validate(resolved), services)

@@ -82,7 +82,7 @@ async def _with_additions(plan: Plan, permitted: PermittedCall) -> Plan:
         return plan
     if plan.image is None or plan.placement.is_of_session or not isinstance(plan.wall, HasImages):
         raise InvalidParams(
-            "Something can be added only to the image of a call's own container.",
+            "Images can be extended only for calls that run in a container of their own.",
             fields=[f"options.{option.name}" for option in adding],
         )
     wanted = [wish for option in adding for wish in option.of(options)]
@@ -97,7 +97,7 @@ def _check_options(permitted: PermittedCall, executor: Executor) -> None:
     wishes = permitted.request.options.network or ()
     if wishes and executor.language is None:
         raise InvalidParams(
-            "Network is for programs that run in containers.", fields=["options.network"]
+            "Only programs in containers can have network access.", fields=["options.network"]
         )
     for host in wishes:
         try:
@@ -123,8 +123,8 @@ def _check_plan(permitted: PermittedCall, plan: Plan) -> None:
 def with_options(
     permitted: PermittedCall, plan: Plan, options: Mapping[str, Any]
 ) -> PermittedCall | None:
-    """Return the call with `options` changed. Return None if the call already has these options, or
-    if they are invalid for the call or its plan.
+    """Return the call with the given options replaced. Return None if the call already has these
+    options, or if they are invalid for the call or its plan.
     """
     request = permitted.request
     changed = request.options.model_copy(update=dict(options))
@@ -283,7 +283,7 @@ def _session(
     offered: WallLimits,
     sessions: SessionKeeper | None,
 ) -> SessionRecord | None:
-    """Return the session that the call names, or None if it names none.
+    """Return the session that the call names, or None if it names no session.
 
     Raises EngineError if the session does not fit the call. For example, a call cannot change the
     memory size of its session.
@@ -347,7 +347,7 @@ def _lowered(options: CallOptions, limits: Limits, allowed_mb: int | None) -> tu
     )
     return tuple(
         f"{name}: {asked:g} was asked for, {given:g} is "
-        + ("the most that is allowed" if asked > allowed else "the next size that there is")
+        + ("the most that is allowed" if asked > allowed else "the next smaller size")
         for name, asked, given, allowed in asked_and_given
         if asked is not None and given is not None and allowed is not None and asked > given
     )

@@ -27,7 +27,7 @@ from fumehood.sandbox.streams import RunClock
 
 
 class CallsOfProgram:
-    """The calls of one program, from its start to its end."""
+    """Makes calls on behalf of one program, from the program's start to its end."""
 
     def __init__(self, parent: CallContext, services: PipelineServices, run_call: RunCall) -> None:
         self._parent = parent
@@ -57,19 +57,23 @@ class CallsOfProgram:
     async def ask(
         self, tool: str, arguments: JsonObject, action: HeldAction, clock: RunClock
     ) -> EngineError | None:
-        """Request approval of an action, and wait until the action has been done or refused.
+        """Request approval of an action, and wait until the action has been performed or refused.
 
-        The request is a call of `tool`. Return None if the action was done, otherwise the error.
+        The request is a call of `tool`. Return None if the action was performed, otherwise the
+        error.
         """
         if len(self._open) >= MAX_OPEN_CALLS:
             return RateLimited(
-                f"{MAX_OPEN_CALLS} requests of the program wait already.", retry_after_ms=1000
+                f"{MAX_OPEN_CALLS} requests of the program are already waiting.",
+                retry_after_ms=1000,
             )
         if self._is_over:
-            return PermissionDenied("Its program has ended.")
+            return PermissionDenied("The program has ended.")
         patience_s = self._patience_s(wanted=True)
         if patience_s <= 0:
-            return PermissionDenied("It needs a human's approval, and its call waits for none.")
+            return PermissionDenied(
+                "This needs a human's approval, but the program's call does not wait for approvals."
+            )
         request = self._request(tool, arguments)
         # Every action is a new call, even if an earlier action was identical.
         own: JsonObject = {"new_call": True, "wait_for_approval": patience_s}
@@ -94,8 +98,10 @@ class CallsOfProgram:
             del self._open[task]
             action.withdraw()
         if wait.is_given_up:
-            return PermissionDenied("Nobody has decided about it in time.")
-        return PermissionDenied(answer.error.message if answer.error else "It was not done.")
+            return PermissionDenied("No human decided in time.")
+        return PermissionDenied(
+            answer.error.message if answer.error else "The action was not performed."
+        )
 
     def spend(self, *, requests: int = 0, passed_bytes: int = 0) -> bool:
         """Charge requests and bytes of the program to the gates. Return False if a gate does not
@@ -146,7 +152,7 @@ class CallsOfProgram:
         )
 
     def _patience_s(self, *, wanted: bool | None = None) -> float:
-        """Return how many more seconds the program's calls may wait for approvals.
+        """Return for how many more seconds the program's calls may wait for approvals.
 
         `wanted` is used as the option `wait_for_approval` if the caller did not send it.
         """
@@ -204,8 +210,8 @@ class _Wait:
             self.is_given_up = handle.cancel()
 
     def on_waiting(self, is_waiting: bool) -> None:
-        """Pause the program's clock while the approval is awaited, but no longer once the action
-        has begun.
+        """Pause the program's clock while the request waits for approval. Resume the clock when the
+        action begins.
         """
         is_waiting = is_waiting and not self._action.has_begun
         if is_waiting is not self._is_waiting:

@@ -158,7 +158,7 @@ def _trace(
 ) -> EndedTrace:
     """Return the data for a call's trace spans.
 
-    The span of a call that a program made is a child of the span of the program's call.
+    If a program made the call, the call's span is a child of the span of the program's own call.
     """
     request, now = call.request, services.clock.now().timestamp()
     stages = [

@@ -52,8 +52,8 @@ def resolve(
     if (
         is_external and request.context is None
     ):  # a key or the call log could return the decision again
-        ask = " Ask POST /v1/decisions." if reference.startswith(EXTERNAL) else ""
-        raise ToolNotFound(f"{reference[:80]} is called by nobody here.{ask}")
+        ask = " Use POST /v1/decisions." if reference.startswith(EXTERNAL) else ""
+        raise ToolNotFound(f"The engine cannot run {reference[:80]}.{ask}")
     if agent_id is not None and is_external:
         require_agent(request.principal, agent_id, agents.find(agent_id))
     elif agent_id is not None:
@@ -90,7 +90,9 @@ def _bound_reference(request: CallRequest, binding: Binding) -> str:
     if "@" not in binding.tool:
         return request.tool
     if "@" in request.tool and request.tool != binding.tool:
-        raise PermissionDenied(f"This agent has {binding.tool}, no other version. Do not retry.")
+        raise PermissionDenied(
+            f"This agent has only {binding.tool}, no other version. Do not retry."
+        )
     return binding.tool
 
 

@@ -443,7 +443,7 @@ def _what_is_here(shown: str | None) -> str:
     if shown is None:
         return "and is left out"
     is_both = " characters left out …" in shown
-    return "of which both ends are here" if is_both else "of which the beginning is here"
+    return f"of which the beginning{' and end are' if is_both else ' is'} here"
 
 
 # -- usage and cost ------------------------------------------------------------------------

@@ -88,15 +88,14 @@ async def _claim(
 ) -> Claim | Replay | Waiting | None:
     """Claim the call's idempotency key, or return the earlier call that this call repeats.
 
-    Return None if there is nothing to claim and no earlier call.
-
-    A call without a key counts as a repeat of an identical stored call if it needs approval. A
-    fallback's call has no key of its own, because the first tool's call holds the key for both.
+    Return None if the call has no key and repeats no earlier call. A call that needs approval
+    repeats an identical stored call even without a key. A fallback's call never claims a key,
+    because the first tool's call holds the key for both.
     """
     if permitted.request.is_fallback:
         if permitted.decision.verdict is Verdict.ASK:
             raise RequiresHumanApproval(
-                "The fallback needs approval, and a fallback waits for nobody. It was not called."
+                "The fallback needs approval. Fallbacks never wait, so it was not called."
             )
         return None
     if permitted.decision.verdict is Verdict.ASK:

@@ -132,8 +132,8 @@ def _code_plan(fields: Any = None, **options: Any) -> Plan:
         (None, None, 512, None),
         (None, 128, 128, None),
         (200, None, 128, None),
-        (None, 200, 128, "200 was asked for, 128 is the next size"),
-        (None, 1023, 512, "next size"),
+        (None, 200, 128, "200 was asked for, 128 is the next smaller size"),
+        (None, 1023, 512, "next smaller size"),
         (256, 1024, 256, "256 is the most that is allowed"),
         (300, 1024, 256, "256 is the most that is allowed"),
         (None, 9999, 2048, "2048 is the most that is allowed"),
@@ -227,7 +227,7 @@ async def test_option_adds_to_the_image_of_a_call_or_the_call_is_refused(
 
     assert await image("code:python", packages=["a", "b"]) == "python+2"
     assert await image("code:python") == await image("code:python", packages=[]) == "python"
-    with pytest.raises(InvalidParams, match=r"Packages|Something") as refused:
+    with pytest.raises(InvalidParams, match=r"Packages|Images can be") as refused:
         await image("restricted_python", packages=["a"])
     assert refused.value.fields == ("options.packages",)
 

@@ -118,7 +118,7 @@ async def test_checkers_are_not_called_for_failures_and_dry_runs(home: Path) -> 
 
 def test_synchronous_checker_is_refused(home: Path) -> None:
     wrong: Any = print
-    with pytest.raises(TypeError, match="print is no asynchronous function"):
+    with pytest.raises(TypeError, match="print is not an asynchronous function"):
         Engine(config=Config(home=home), result_checkers=[wrong])
 
 

@@ -173,7 +173,7 @@ async def test_call_too_large_for_review_is_refused(tmp_path: Path, where: str) 
     """Regression: hashing a call of a few megabytes blocked all other calls for half a minute."""
     async with deciding(tmp_path) as here:
         many = {"deep": [{"a": [0] * 100} for _ in range(200)]}
-        with pytest.raises(CallFailed, match="A human has to read this call"):
+        with pytest.raises(CallFailed, match="A human must read this call"):
             await here.engine.decide("Write", **{where: many})
         del many["deep"][196:]  # the twin: 19,996 values
         assert (await here.engine.decide("Write", **{where: many})).decision == "pending"

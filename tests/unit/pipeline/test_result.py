@@ -201,7 +201,10 @@ async def test_long_text_is_truncated_in_the_middle_with_a_blob_link(
     assert data["truncated"] is True
     info = data["truncation_info"]
     assert (info["original_length"], info["returned_length"]) == (len(LONG), len(data["stdout"]))
-    assert info["summary"] == f"stdout has {len(LONG)} characters, of which both ends are here."
+    assert (
+        info["summary"]
+        == f"stdout has {len(LONG)} characters, of which the beginning and end are here."
+    )
     assert await _whole(store, data["resource_url"]) == LONG
     (field,) = info["fields"]
     assert (field["field"], field["resource_url"]) == ("stdout", data["resource_url"])
