@@ -1,3 +1,3 @@
-"""The gateway: the only way from a sandbox to the network. It judges each request of a program."""
+"""The gateway: the only way from a sandbox to the network. It decides on each program's request."""
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The gateway's certificate authority, and the host certificates that it issues for programs.
 
-Host side. The authority is made once for each state directory and stored there; its key never
-enters a sandbox, and only sandboxes trust its certificate. Certificates for hosts are issued when
-they are needed.
+Host side. The authority is created once for each state directory and stored there. Its key never
+enters a sandbox, and only sandboxes trust its certificate. Certificates for hosts are issued on
+demand.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ SKEW = timedelta(days=2)
 
 
 class Authority:
-    """Issues the certificates with which one engine's gateway answers programs. `certificate` is
-    the authority's own certificate, as PEM text.
+    """Issues the host certificates that the gateway presents to programs. `certificate` is the
+    authority's own certificate, as PEM text.
     """
 
     def __init__(self, file: Path | None) -> None:
-        """Read the authority from `file`. If the file does not exist, make a new authority and
-        store it there. If `file` is None, the new authority is kept only in memory.
+        """Read the authority from `file`. If the file does not exist, create a new authority and
+        store it there. If `file` is None, create an authority that exists only in memory.
 
         Raises:
             ValueError: the file contains no authority.

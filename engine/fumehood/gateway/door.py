@@ -1,4 +1,4 @@
-"""The door of one call: decides which requests the call's program may send, and counts them.
+"""A door decides which requests the program of one call may send, and counts them.
 
 Host side, in the event loop. Invariants: nothing is sent to a host that the call did not name or
 the operator does not allow; a request that needs approval is sent at most once, after the approval,
@@ -38,11 +38,11 @@ from fumehood.sandbox.streams import RunClock
 from fumehood.storage.errors import StoreError
 
 Send = Callable[[], Awaitable[EngineError | None]]
-"""Sends a held request. Returns the error, or None on success."""
+"""Sends a request that was waiting for approval. Returns the error, or None on success."""
 
 Ask = Callable[[JsonObject, Send, RunClock], Awaitable[EngineError | None]]
-"""Requests a human's approval, then calls `Send`. Returns why the request was not sent or failed,
-or None if it succeeded.
+"""Requests a human's approval, then calls `Send`. Returns the reason why the request was not sent
+or failed, or None if it succeeded.
 """
 
 
@@ -60,7 +60,7 @@ def free(*, requests: int = 0, passed_bytes: int = 0) -> bool:
 
 
 Record = Callable[[str, JsonObject], Awaitable[None]]
-"""Enters an event into the audit log."""
+"""Writes an event to the audit log."""
 
 Lists = tuple[tuple[tuple[str, ...], ListedPackages], ...]
 """For each index with a package list: its hosts, and its listed packages."""
@@ -130,7 +130,7 @@ class NetworkUse:
 
 
 class Door:
-    """Judges and counts the requests of one call's program."""
+    """Decides on and counts the requests of one call's program."""
 
     def __init__(
         self,
@@ -211,7 +211,9 @@ class Door:
     def require_short(self, length: int) -> None:
         """Raise Refusal if a body of `length` bytes is too long to be shown to an approver."""
         if length > self._settings.max_held_kb * 1024:
-            raise self.refused(413, "REQUEST_TOO_LARGE", "Its body is too long to be shown.")
+            raise self.refused(
+                413, "REQUEST_TOO_LARGE", "Its body is too long to be shown to an approver."
+            )
 
     def judge(self, request: ProgramRequest) -> bool:
         """Count a request, and decide whether it may be sent. Return True if it may be sent now, or
@@ -225,7 +227,7 @@ class Door:
         if not network_matches(place.host, place.port, self._hosts):
             raise self.refused(
                 403, "PERMISSION_DENIED",
-                f"The call did not ask for {place.authority}: its argument network names the hosts "
+                f"The call did not ask for {place.authority}: its option network names the hosts "
                 "that its program may reach.",
             )  # fmt: skip
         if not network_matches(place.host, place.port, self._settings.hosts):
@@ -288,7 +290,9 @@ class Door:
         """
         if self._held_now >= MAX_OPEN_CALLS:
             raise self.refused(
-                429, "RATE_LIMITED", f"{MAX_OPEN_CALLS} requests of the program wait already."
+                429,
+                "RATE_LIMITED",
+                f"{MAX_OPEN_CALLS} of the program's requests are already waiting.",
             )
         self._held_now += 1
         try:
@@ -315,7 +319,9 @@ class Door:
         assert self.held_back is not None
         if request.is_upgrade or request.method == TUNNEL:
             return self.refused(
-                403, "PERMISSION_DENIED", "A trial holds requests back, and cannot hold this one."
+                403,
+                "PERMISSION_DENIED",
+                "A trial holds requests back, but cannot hold back this one.",
             )
         if len(self.held_back) >= MAX_HELD_BACK:
             return self.refused(
@@ -397,7 +403,7 @@ class Door:
             raise self.refused(
                 429,
                 "QUOTA_EXCEEDED",
-                f"This call may pass no more than {self._settings.max_mb} MB.",
+                f"This call may send and receive at most {self._settings.max_mb} MB.",
             )
         if not self.is_answered and not self._spend(passed_bytes=count):
             raise self.refused(429, "QUOTA_EXCEEDED", "A budget has too few bytes left.")

@@ -65,10 +65,10 @@ class GatewayPart(EnginePart):
     def figures(self) -> Iterator[Figure]:
         """Yield the metrics of the network use of all programs."""
         for name, words in (
-            ("requests", "Requests of programs, refused ones, too."),
+            ("requests", "Requests of programs, including refused ones."),
             ("denied", "Requests of programs that the gateway refused."),
             ("held", "Requests of programs that waited for a human."),
-            ("misused", "Requests with the placeholder of a secret where it must not be."),
+            ("misused", "Requests that misused the placeholder of a secret."),
         ):
             yield Figure(f"gateway_{name}", words, self._sums[name], kind="counter")
         passed = {"in": float(self._sums["bytes_in"]), "out": float(self._sums["bytes_out"])}
@@ -149,7 +149,7 @@ class GatewayPart(EnginePart):
             yield None
             return
         if not self.gateway.is_open:
-            raise PermissionDenied("it needs a network, and gateway.hosts names no host")
+            raise PermissionDenied("it needs network access, but gateway.hosts names no host")
         kept = self._lasting.setdefault(program.id, _LastingUse())
         async with self.gateway.door(
             program.hosts, _refuse, program.redactor, tool=program.tool, call_id=program.id,
@@ -168,9 +168,7 @@ class GatewayPart(EnginePart):
                 finally:
                     kept.door, kept.use = None, replace(door.use, ended_for=None)
         if scope.cancelled_caught:
-            raise SandboxViolation(
-                "it put the placeholder of a secret where it must not be, and was ended"
-            )
+            raise SandboxViolation("it misused the placeholder of a secret, so it was ended")
 
     async def send(self, run: ToolRun, requests: Sequence[HeldRequest]) -> EngineError | None:
         """Send the requests of a trial in their original order, and stop at the first that fails.
@@ -222,7 +220,7 @@ class _LastingUse:
     door: Door | None = None
     """The program's door while it runs."""
     use: NetworkUse = field(default_factory=NetworkUse)
-    """The network use since the last call ended, by starts of the program that are over."""
+    """The network use of earlier starts of the program, since the last call ended."""
 
     def share(self) -> Share:
         """Return the network use since the last call ended, as the share of the next call. Reset
@@ -237,8 +235,8 @@ class _LastingUse:
 
 async def _refuse(arguments: JsonObject, send: Send, clock: RunClock) -> EngineError | None:
     return PermissionDenied(
-        "A request of a server belongs to no call, so no human can be asked. A rule of the policy "
-        "for net can allow it."
+        "A request of a server belongs to no call, so no human can be asked. A policy rule for "
+        "net can allow it."
     )
 
 
@@ -262,8 +260,8 @@ class _Requests:
 def _share(ran: Ran, use: NetworkUse, requests: _Requests) -> Share:
     def violation(fields: JsonObject) -> EngineError:
         return SandboxViolation(
-            f"The program put the placeholder of the secret {use.ended_for!r} where it must not "
-            "be, so it was ended.",
+            f"The program misused the placeholder of the secret {use.ended_for!r}, so it was "
+            "ended.",
             details=fields,
         )
 

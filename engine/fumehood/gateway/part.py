@@ -1,4 +1,4 @@
-"""The gateway as a part of the product."""
+"""Declaration of the part `gateway`: programs' access to the network."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from fumehood.core.part import Part
 
 PART = Part(
     name="gateway",
-    after=("receipts", "trials"),  # which offer a tape, and say that requests are held back
+    after=("receipts", "trials"),  # they offer a tape, and decide that requests are held back
     gives=frozenset({"network"}),
     settings="fumehood.gateway.settings:SETTINGS",
     in_engine="fumehood.gateway.in_engine:GatewayPart",

@@ -1,5 +1,5 @@
-"""Secrets of programs: the program has only a placeholder, and the gateway sends the secret's value
-in its place.
+"""Secrets for programs: a program has only a placeholder, which the gateway replaces by the
+secret's value in requests.
 
 Host side. Each call has its own placeholders, which cannot be guessed. Invariants: a secret's value
 is sent only in the headers that the operator names for it, only to the hosts that the operator has
@@ -99,13 +99,13 @@ class Placeholders:
         if request.is_upgrade:
             raise Refusal(
                 403, "PERMISSION_DENIED", f"A secret is bound to {host}, so no WebSocket is opened "
-                "to it: what the host sends could not be searched for the secret.",
+                "to it: the host's messages could not be searched for the secret.",
             )  # fmt: skip
         for header, _ in request.headers:
             if _RANGES & set(re.split(rb"[^a-z0-9]+", header)):
                 raise Refusal(
                     403, "PERMISSION_DENIED", f"A secret is bound to {host}, so its answers must "
-                    f"be whole, to be searched for the secret. Leave out {header.decode()}.",
+                    f"be complete to be searched for the secret. Omit {header.decode()}.",
                 )  # fmt: skip
 
     def within(self, data: bytes) -> str | None:
@@ -166,12 +166,12 @@ class Placeholders:
             return f"the operator has not bound it to {place.authority}"
         if place.scheme != "https" and not origin.is_in(self._plain_hosts):
             return (
-                "without TLS it only goes to hosts that gateway.allowed_hosts names, from the "
+                "without TLS it is sent only to hosts in gateway.allowed_hosts, and only from the "
                 "engine's own machine"
             )
         if header.decode("latin-1") not in settings.headers_of_programs:
             allowed = ", ".join(settings.headers_of_programs)
-            return f"its headers are {allowed} (secrets.{name}.headers)"
+            return f"it may only be in these headers: {allowed} (secrets.{name}.headers)"
         return None
 
 

@@ -251,7 +251,7 @@ class Proxy:
         if self._door.is_tunnel(place):
             if self._door.is_answered:
                 raise self._door.refused(
-                    502, "NETWORK_ERROR", "What passes unopened is in no receipt."
+                    502, "NETWORK_ERROR", "Receipts do not record undecrypted connections."
                 )
             if self._door.tape is not None:
                 self._door.tape.skip()
@@ -285,8 +285,8 @@ class Proxy:
         try:
             if not door.judge(request) or door.held_back is not None:
                 raise door.refused(
-                    403, "PERMISSION_DENIED", f"What passes {place.authority} unopened cannot be "
-                    "shown to a human.",
+                    403, "PERMISSION_DENIED", f"Connections to {place.authority} are not "
+                    "decrypted, so an approver could not see their content.",
                 )  # fmt: skip
             await door.note(SENT, request)
             peer.has_answered = True
@@ -300,7 +300,8 @@ class Proxy:
             if name != place.host:
                 raise door.refused(
                     403, "PERMISSION_DENIED",
-                    f"What passes {place.authority} unopened must be TLS for this name.",
+                    f"Connections to {place.authority} are not decrypted, so they must use TLS for "
+                    "this name.",
                 )  # fmt: skip
             try:
                 upstream = await self._backend.connect_tcp(place.host, place.port, CONNECT_S)
@@ -448,7 +449,7 @@ class Proxy:
         if request.is_upgrade:
             headers += [(b"connection", b"upgrade"), (b"upgrade", b"websocket")]
         if content is not None:
-            # If a server reads the body as another request, it must not answer that request.
+            # If a server parses the body as another request, it must not answer that request.
             headers.append((b"connection", b"close"))
         if content is not None and length is None:
             headers.append((b"transfer-encoding", b"chunked"))
@@ -475,9 +476,7 @@ class Proxy:
                 "name?"
             ) from None
         except (httpcore2.NetworkError, httpcore2.ProtocolError):
-            raise self._door.failed(
-                "The host broke off its answer, or gave none that is HTTP."
-            ) from None
+            raise self._door.failed("The host's answer is incomplete, or is not HTTP.") from None
 
     async def _answer(
         self,
@@ -496,8 +495,8 @@ class Proxy:
         self._door.received(sum(len(name) + len(value) for name, value in headers))
         if values.longest and (fault := _unsearchable(answer.status, headers)) is not None:
             raise self._door.refused(
-                502, "NETWORK_ERROR", f"A secret is bound to the host, and {fault}, so it could "
-                "not be searched for the secret.",
+                502, "NETWORK_ERROR", f"A secret is bound to the host, and {fault}, so the answer "
+                "cannot be searched for the secret.",
             )  # fmt: skip
         if values.longest:
             headers = [

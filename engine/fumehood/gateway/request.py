@@ -74,11 +74,11 @@ class Place:
         text in different ways, or if the port is invalid.
         """
         if not authority or set("/?#@") & set(authority):
-            raise malformed("it names no host that all clients read alike")
+            raise malformed("its host is missing or ambiguous")
         host = host_of(f"{scheme}://{authority}/")
         _, _, port = authority.rpartition("]")[2].rpartition(":") if ":" in authority else ("",) * 3
         if host is None or (port and not 0 < int(port) <= MAX_PORT):
-            raise malformed("it names no host that all clients read alike")
+            raise malformed("its host is ambiguous, or its port is invalid")
         return cls(scheme, host, int(port) if port else _USUAL_PORTS[scheme])
 
     @property
@@ -150,10 +150,10 @@ def read_request(
     rows = tuple((name.lower(), value) for name, value in headers)
     name, where = method.decode("ascii"), target.decode("ascii", "replace")
     if name not in METHODS:
-        raise Refusal(405, "METHOD_NOT_ALLOWED", f"The gateway passes no {name[:20]} on.")
+        raise Refusal(405, "METHOD_NOT_ALLOWED", f"The gateway does not pass {name[:20]} on.")
     place, path = (inside, where) if inside is not None else _absolute(where)
     if not path.startswith("/") and not (path == "*" and name == "OPTIONS"):
-        raise malformed("its target is no path")
+        raise malformed("its target is not a path")
     if not path.isascii() or any(character <= " " for character in path):
         raise malformed("its target has characters that must be escaped")
     if "#" in path:
@@ -167,10 +167,10 @@ def read_request(
     ):
         raise malformed("its Host header names another host than its connection or target")
     if b"content-length" in given and b"transfer-encoding" in given:
-        raise malformed("it has two lengths")
+        raise malformed("it has both Content-Length and Transfer-Encoding")
     is_upgrade = b"upgrade" in given
     if is_upgrade and (given[b"upgrade"].lower() != b"websocket" or name != "GET"):
-        raise Refusal(501, "NOT_IMPLEMENTED", "Of upgrades, the gateway passes only WebSocket on.")
+        raise Refusal(501, "NOT_IMPLEMENTED", "The gateway passes no upgrade on but WebSocket.")
     named = {one.strip().lower() for one in given.get(b"connection", b"").split(b",")}
     dropped = _OF_A_CONNECTION | {b"host", b"content-length"}
     return ProgramRequest(
@@ -197,9 +197,7 @@ def passed_on(headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes
 def _absolute(target: str) -> tuple[Place, str]:
     scheme, slashes, rest = target.partition("://")
     if not slashes or scheme.lower() != "http":
-        raise malformed(
-            "to a proxy the target is an absolute http URL; https needs the method CONNECT"
-        )
+        raise malformed("a proxy needs an absolute http URL as the target, or CONNECT for https")
     end = min((at for at in map(rest.find, "/?") if at >= 0), default=len(rest))
     path = rest[end:]
     return Place.of("http", rest[:end]), path if path.startswith("/") else f"/{path}"

@@ -67,8 +67,8 @@ for all clients: each library and each program reads its own."""
 
 
 MAX_UNREAD = 2 * MAX_CONNECTIONS * WINDOW_BYTES + MAX_UNREAD_BYTES
-"""Bytes that may be sent to a guest before it reads any: the windows of all connections that the
-host accepts, and what else is under way."""
+"""Maximum number of bytes that a guest may leave unread: the windows of all connections that the
+host accepts, and the usual maximum for other frames."""
 
 
 def network_kind(trust: str) -> StreamKind:
@@ -79,7 +79,7 @@ def network_kind(trust: str) -> StreamKind:
 
 
 class Gateway:
-    """Opens the doors of calls, and creates the connections from the engine to hosts."""
+    """Opens doors for calls, and creates the connections from the engine to hosts."""
 
     def __init__(
         self,
@@ -127,7 +127,7 @@ class Gateway:
         agent_id: str | None,
         session_id: str | None,
     ) -> AsyncIterator[tuple[Door, Stream[Connections]]]:
-        """Open the door of one call, and yield it with the stream that connects the call's program
+        """Open a door for one call. Yield the door, and the stream that connects the call's program
         to the gateway.
 
         `hosts` are the hosts and package indexes that the call names. `cancel` cancels the approval
@@ -216,8 +216,8 @@ class Gateway:
                 patterns.append(wish)
             elif (found := self._settings.indexes.get(name)) is None:
                 raise PermissionDenied(
-                    f"The operator has named no package index {wish} (gateway.indexes). Do not "
-                    "retry."
+                    f"The operator has not configured the package index {wish} (gateway.indexes). "
+                    "Do not retry."
                 )
             elif (packages := self._settings.packages.get(name)) is not None:
                 patterns += found

@@ -1,4 +1,4 @@
-"""The operator's gateway settings, with the index packages that programs may download.
+"""The operator's gateway settings, including lists of packages that programs may download.
 
 Values only. Invariant: if a path does not name exactly one package, it matches no package in a
 list.
@@ -45,7 +45,7 @@ class ListedPackages(BaseModel):
     @model_validator(mode="after")
     def _is_of_one_kind(self) -> Self:
         if bool(self.python) is bool(self.npm):
-            raise ValueError("needs one of `python` and `npm`, with names of packages")
+            raise ValueError("needs one of `python` and `npm`, with package names")
         return self
 
     def has(self, target: str) -> bool:
@@ -118,7 +118,7 @@ class GatewaySettings(BaseModel):
     @model_validator(mode="after")
     def _lists_are_of_indexes(self) -> Self:
         if unknown := self.packages.keys() - self.indexes.keys():
-            raise ValueError(f"packages: {min(unknown)} is no index (gateway.indexes)")
+            raise ValueError(f"packages: {min(unknown)} is not an index in gateway.indexes")
         return self
 
 

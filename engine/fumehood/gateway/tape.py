@@ -1,4 +1,4 @@
-"""Tapes record one program's requests and answers, or answer the requests instead of the hosts.
+"""A tape records one program's requests and answers, or answers the requests itself.
 
 Host side, in the event loop. Another part offers a tape for a run (`Given.offer`). Invariants: a
 tape receives only what the program sees, so it never receives the value of a secret; if a tape

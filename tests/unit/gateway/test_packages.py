@@ -61,7 +61,7 @@ def test_attack_path_that_means_something_else_in_another_kind_of_index_passes(p
 @pytest.mark.parametrize(
     ("packages", "fault"),
     [
-        ({"other": {"npm": ["x"]}}, "other is no index"),
+        ({"other": {"npm": ["x"]}}, "other is not an index"),
         ({"own": {}}, "needs one of"),
         ({"own": {"npm": ["x"], "python": ["x"]}}, "needs one of"),
     ],
