@@ -310,7 +310,9 @@ def test_attack_caller_without_the_token_or_with_another_reaches_no_cluster(
         assert refused["error"]["code"] == "SANDBOX_UNAVAILABLE"
         stranger.stop()
     done = _node(cluster.address, {**CLEAN_ENVIRONMENT, **without})
-    assert (done.returncode, "has another token" in done.stderr) == (4, True), done.stderr
+    assert (done.returncode, "refused this machine's token" in done.stderr) == (4, True), (
+        done.stderr
+    )
 
 
 def _node(address: str, environment: dict[str, str]) -> subprocess.CompletedProcess[str]:

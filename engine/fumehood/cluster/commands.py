@@ -20,7 +20,7 @@ from fumehood.cli.show import (
 from fumehood.cluster.ray_membership import TOKEN_FILE, probe
 from fumehood.core.errors import SandboxUnavailable
 
-nodes = typer.Typer(help="The cluster's machines with containers.", no_args_is_help=True)
+nodes = typer.Typer(help="The cluster's nodes: machines that run containers.", no_args_is_help=True)
 
 MB_OF_SLOT = 1024
 """MB of a machine's memory per slot, for computing the default number of slots."""
@@ -53,14 +53,14 @@ plain(
 plain(
     nodes,
     "nodes.drain",
-    "Let a node take no new calls and sessions. What runs there goes on.",
+    "Place no new calls and sessions on a node. Running ones continue.",
     as_fields,
     arguments={"node": Name},
 )
 plain(
     nodes,
     "nodes.resume",
-    "Let a drained node take calls and sessions again.",
+    "Place calls and sessions on a drained node again.",
     as_fields,
     arguments={"node": Name},
 )
@@ -84,7 +84,7 @@ def node(
     ] = None,
     port: Annotated[int, typer.Option(min=1, max=65_535, help="The head's port.")] = PORT,
 ) -> None:
-    """Let this machine be a node of a cluster, until Ctrl-C.
+    """Run a node of a cluster on this machine, until Ctrl-C.
 
     Needs Docker and the images, and the cluster's token.
     """
@@ -103,9 +103,9 @@ def node(
     if address is not None:
         _require_membership(address)
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # by default Ray reports its usage
-    # By default Ray waits for its actors to end first, which the node does not.
+    # By default, Ray first waits for its actors to end, but a node does not end by itself.
     os.environ.setdefault("RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S", "0")
-    from ray.scripts.scripts import main as ray  # only on import it reads how to authenticate
+    from ray.scripts.scripts import main as ray  # reads the authentication mode when imported
 
     slots = _usual_slots() if slots is None else slots
     where = ["--head", f"--port={port}", f"--system-config={HEALTH}"]
@@ -157,7 +157,7 @@ def _usual_slots() -> int:
 def _use_token(*, may_make: bool) -> None:
     """Configure Ray so that it requires the cluster's token.
 
-    A missing token is created if `may_make` is True; otherwise the command ends.
+    If the token is missing, create it if `may_make` is True. Otherwise, end the command.
     """
     os.environ.setdefault("RAY_AUTH_MODE", "token")
     if os.environ["RAY_AUTH_MODE"] != "token" or os.environ.get("RAY_AUTH_TOKEN"):
@@ -167,7 +167,8 @@ def _use_token(*, may_make: bool) -> None:
         return
     if not may_make:
         fail(
-            f"The cluster's token is not here. Copy {path} from its head, or set RAY_AUTH_TOKEN.",
+            f"This machine has no token of the cluster. Copy {path} from the head, or set "
+            "RAY_AUTH_TOKEN.",
             ExitCode.UNAVAILABLE,
         )
     import secrets

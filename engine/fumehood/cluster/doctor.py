@@ -20,7 +20,7 @@ def check(config: Config) -> Iterator[Finding]:
     if settings is None or settings.address is None:
         return
     if find_spec("ray") is None:
-        found = "Ray is not installed, and no engine starts without it"
+        found = "Ray is not installed, and the engine cannot start without it"
         yield Finding("cluster", "missing", found, "pip install 'PATH_OF_THE_CHECKOUT[cluster]'")
         return
     try:
@@ -30,8 +30,8 @@ def check(config: Config) -> Iterator[Finding]:
         yield Finding("cluster", "warning", found, f"{remedy}.")
         return
     if not asks and settings.allow_unauthenticated:
-        words = f"{found} asks for no token: whoever reaches it can run code on every node"
+        words = f"{found} requires no token: anyone who can reach it can run code on every node"
         yield Finding("cluster", "warning", words, "Start all of Ray with RAY_AUTH_MODE=token.")
     else:
-        means = "asks for its token" if asks else "has no token, and listens on loopback only"
+        means = "requires its token" if asks else "has no token, and listens on loopback only"
         yield Finding("cluster", "ok", f"{found} answers, and {means}")

@@ -1,4 +1,4 @@
-"""The cluster part of one engine, which runs the engine's containers on the cluster's nodes."""
+"""The part object of one engine for a cluster, on whose nodes the engine's containers run."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ NODE_WARNINGS = frozenset(
 
 
 class Cluster(EnginePart):
-    """The cluster part of one engine. `wall` is None if no cluster address is configured."""
+    """Runs an engine's containers on nodes. `wall` is None if no cluster address is configured."""
 
     def __init__(self, kernel: Kernel) -> None:
         super().__init__(kernel)
@@ -53,7 +53,7 @@ class Cluster(EnginePart):
             raise ConfigError(
                 "cluster.address needs Ray: pip install 'PATH_OF_THE_CHECKOUT[cluster]'."
             )
-        # An engine without a cluster does without all of this.
+        # Imported here, because an engine without a cluster does not need these modules.
         from fumehood.cluster.model import Terms
         from fumehood.cluster.ray_membership import RayMembership
         from fumehood.cluster.starts import count_start
@@ -94,9 +94,7 @@ class Cluster(EnginePart):
         return node
 
     def figures(self) -> Iterable[Figure]:
-        """Return the metrics of the cluster's nodes. Without a configured cluster, there are
-        none.
-        """
+        """Return the metrics of the cluster's nodes. Empty if no cluster is configured."""
         return node_figures(self.wall.nodes()) if self.wall is not None else ()
 
 
@@ -104,10 +102,10 @@ def node_figures(nodes: Iterable[NodeRecord]) -> Iterator[Figure]:
     """Yield the metrics of a cluster's nodes."""
     shown, well = list(nodes), (NodeState.JOINED, NodeState.DRAINED)
     up = {node.name: float(node.state in well) for node in shown}
-    yield Figure("node_up", "1 while a node serves, or is drained.", up, "node")
+    yield Figure("node_up", "1 while a node is ready or drained.", up, "node")
     for name, words in (
         ("slots", "Calls that a node can take at once."),
-        ("used", "Slots of a node in use, also by other engines."),
+        ("used", "Slots of a node in use, by this and other engines."),
         ("sessions", "Sessions on a node that are not stopped."),
     ):
         values = {node.name: float(getattr(node, name)) for node in shown}

@@ -115,9 +115,7 @@ class NodeReport:
 
 @dataclass(frozen=True, slots=True)
 class RunOrder:
-    """An order to run one program: the program, its container, and the events that the engine
-    wants.
-    """
+    """An order to run a program: the program, its container, and the events to send back."""
 
     id: str
     program: str

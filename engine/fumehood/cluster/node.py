@@ -1,11 +1,11 @@
 """A node: the containers of one machine, used by engines on other machines.
 
 A node runs in a separate process, as a Ray actor (`ray_nodes`), and has one container wall for each
-engine that joined it. Invariants: the node obeys only the commands with an engine's highest number;
-when an engine joins again, the node ends everything that it ran for the engine, except sessions; an
-engine that is silent for `SILENCE_S` is treated as if it had stopped. The node's wall checks
-everything that a program sends, as in an engine without a cluster. So the engine receives only
-checked values, and frames of streams, which the streams' owners in the engine check.
+engine that joined it. Invariants: of an engine's commands, the node obeys only those with the
+engine's highest ticket number; when an engine joins again, the node ends everything that it ran for
+the engine, except sessions; an engine that is silent for `SILENCE_S` is treated as if it had
+stopped. The node's wall checks everything that a program sends, as in an engine without a cluster,
+except the frames of streams. These are checked in the engine, by the owners of the streams.
 """
 
 from __future__ import annotations
@@ -63,8 +63,8 @@ REPORT_S = 1.0
 """Maximum seconds that a report waits for a change."""
 
 PIECE_BYTES = 1 << 20
-"""Size in bytes of one piece of an image. Also the limit for a run's events that the engine has not
-fetched: beyond this limit, the program's stream is not read."""
+"""Size in bytes of one piece of an image. Also the maximum size of a run's events that the engine
+has not fetched: beyond this size, the program's stream is not read."""
 
 EVENT_BYTES = 256
 """Approximate size of an event in bytes, without its content."""
@@ -88,7 +88,9 @@ class Fenced(SandboxUnavailable):
     """
 
     def __init__(self) -> None:
-        super().__init__("The node obeys a newer engine.", retryable=True)
+        super().__init__(
+            "This engine is not joined to the node; a newer start may be.", retryable=True
+        )
 
     def __reduce__(self) -> tuple[type[Fenced], tuple[()]]:
         return Fenced, ()
@@ -99,7 +101,7 @@ LAST = ("ending", "refused")
 
 
 class Events:
-    """The events of one run that have not been sent to the engine yet."""
+    """A queue of the events of one run that have not been sent to the engine yet."""
 
     def __init__(self) -> None:
         self.brake = Brake()
@@ -205,7 +207,7 @@ class _Run:
     """The number of connections for the run that are being opened."""
     ended: float | None = None
     """When the run ended, by the monotonic clock, or None."""
-    told: int = 0
+    processed: int = 0
     """The number of messages from the engine that the run has processed."""
     early: dict[int, tuple[str, tuple[Any, ...]]] = field(default_factory=dict)
     """Messages from the engine, by number, that wait because an earlier message has not arrived
@@ -332,10 +334,9 @@ class Node:
         )  # fmt: skip
 
     async def join(self, ticket: Ticket, terms: Terms) -> None:
-        """Let an engine join. First, end everything that the node ran for this engine, except
-        sessions.
+        """Let an engine join, after ending everything that the node ran for it, except sessions.
 
-        From now on, the node obeys only this engine's commands with this ticket.
+        From now on, the node obeys only those of the engine's commands that have this ticket.
 
         Raises:
             Fenced: a newer start of the same engine has joined.
@@ -370,7 +371,7 @@ class Node:
             task.add_done_callback(self._tasks.discard)
             await is_open.wait()
             if joined.ended.is_set():
-                raise SandboxUnavailable("The node could not start what holds its containers.")
+                raise SandboxUnavailable("The node could not start its container wall.")
             self._joined[ticket.owner] = joined
 
     async def leave(self, ticket: Ticket) -> None:
@@ -504,7 +505,7 @@ class Node:
     def _transfer(self, ticket: Ticket, transfer: str) -> IO[bytes]:
         file = self._of(ticket).transfers.get(transfer)
         if file is None:
-            raise try_later("The image is not on its way any more.")
+            raise try_later("The image is no longer being copied.")
         return file
 
     # -- runs ------------------------------------------------------------------------------
@@ -536,7 +537,7 @@ class Node:
         joined = self._of(ticket)
         run = joined.runs.get(run_id)
         if run is None:
-            raise try_later("The node does not know this run any more.")
+            raise try_later("The node no longer knows this run.")
         piece = await run.events.next()
         if piece[-1][0] in LAST:
             joined.runs.pop(run_id, None)
@@ -564,8 +565,8 @@ class Node:
         if run is None:
             return
         run.early[number] = name, values
-        while (next_one := run.early.pop(run.told, None)) is not None:
-            run.told += 1
+        while (next_one := run.early.pop(run.processed, None)) is not None:
+            run.processed += 1
             name, values = next_one
             getattr(run, name)(*values)
 
@@ -584,7 +585,7 @@ class Node:
             with anyio.fail_after(DIAL_S):
                 stream = await anyio.connect_tcp(address, port)
         except (OSError, TimeoutError):
-            raise NetworkError("It cannot be reached from the node.") from None
+            raise NetworkError("The address cannot be reached from the node.") from None
         finally:
             run.dialling -= 1
         if run.ended is not None:
@@ -630,7 +631,7 @@ class Node:
         except anyio.EndOfStream:
             return b""
         except (anyio.BrokenResourceError, anyio.ClosedResourceError):
-            raise NetworkError("The connection broke off.") from None
+            raise NetworkError("The connection was lost.") from None
 
     def close_dialled(self, ticket: Ticket, run_id: str, number: int) -> None:
         """Close a connection of a run or session. A connection that is still being opened is
@@ -682,15 +683,14 @@ class Node:
             if is_wanted:
                 del joined.holding[session_id]
         if not is_wanted:  # no longer wanted
-            held.end("nobody waits for it")
+            held.end("it is no longer wanted")
             return _state_of(held)
         joined.hold(session_id, held)
         return _state_of(held)
 
     async def drop(self, ticket: Ticket, session_id: str, why: str) -> None:
-        """End the container of a session that the engine does not know.
-
-        A container that is still being created is also ended.
+        """End the container of a session that the engine has given up, even if the container is
+        still being created.
         """
         joined = self._of(ticket)
         joined.holding.pop(session_id, None)
@@ -700,8 +700,7 @@ class Node:
             await self.in_session(ticket, session_id, "until_gone")
 
     async def resume(self, ticket: Ticket, record: SessionRecord, home: SessionHome) -> HeldState:
-        """Begin to take over the container of an earlier session. Return the container's state.
-
+        """Begin to take over the container of an earlier session, and return the container's state.
         The container is not used before the takeover is complete.
         """
         joined = self._of(ticket)
@@ -722,7 +721,7 @@ class Node:
             joined = self._of(ticket)
             if (
                 joined.held.get(session_id) is held
-            ):  # the session may have been restored here meanwhile
+            ):  # the session may have been restored on this node meanwhile
                 del joined.held[session_id]
                 joined.ports.pop(session_id, None)
                 joined.changes.pop(session_id, None)
@@ -861,7 +860,7 @@ class Node:
 
 
 def _not_yet() -> SandboxUnavailable:
-    return try_later("The session's node has only just come back. Repeat the call.")
+    return try_later("The session's node has only just returned. Repeat the call.")
 
 
 def _cut_off(joined: _Joined, order: RunOrder) -> RunEnding:

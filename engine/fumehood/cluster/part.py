@@ -1,4 +1,4 @@
-"""The product's part `cluster`: nodes, which are other machines that run containers."""
+"""Declaration of the part `cluster`: nodes, which are other machines that run containers."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ PART = Part(
     settings="fumehood.cluster.settings:SETTINGS",
     commands={
         "node": Command(
-            "Let this machine be a node of a cluster, until Ctrl-C.",
+            "Run a node of a cluster on this machine, until Ctrl-C.",
             "fumehood.cluster.commands:node",
             after="images",
         ),
         "nodes": Command(
-            "The cluster's machines with containers.",
+            "The cluster's nodes: machines that run containers.",
             "fumehood.cluster.commands:nodes",
             after="node",
         ),

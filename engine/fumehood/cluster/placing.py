@@ -1,4 +1,4 @@
-"""Placing: choose the node for each waiting call, and the order of the calls.
+"""Chooses a node for each waiting call, and the order of the calls.
 
 Host side, without input or output. `wall` uses it, and `benchmarks/simulate.py` runs it with
 simulated nodes. Invariants: a node never runs more calls at once than it has slots; calls take
@@ -26,13 +26,12 @@ MAX_COMPARED = 16
 loaded."""
 
 DRAWN = 3
-"""If other engines also use the nodes, the maximum number of randomly drawn nodes to choose
-from."""
+"""If other engines also use the nodes, a node is chosen from at most this many nodes that are drawn
+at random."""
 
 RESERVED = 16
-"""An engine that uses its fair share of shared nodes leaves one in this many slots free. If there
-are fewer slots in total, the engine leaves none free, because one slot would be too large a
-share."""
+"""An engine that uses its fair share of shared nodes leaves one of this many slots free. If there
+are fewer slots in total, it leaves none free, because one slot would be too large a share."""
 
 MAX_REMEMBERED = 100_000
 """Maximum number of idle containers that are remembered."""
@@ -49,7 +48,8 @@ class PlacedNode:
     """Image name → digest, for the images that calls may use on this node. The mapping is replaced,
     never changed."""
     warm: Counter[Kind] = field(default_factory=Counter)
-    """The unused containers in the node's last report, minus those that were taken since."""
+    """The number of warm containers of each kind: those in the node's last report, minus those that
+    were taken since."""
     others: int = 0
     """Slots that other engines use."""
     engines: int = 1

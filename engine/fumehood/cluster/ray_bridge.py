@@ -49,7 +49,7 @@ class Bridge:
         try:
             asked, keys = getattr(self, name)(*arguments)
         except KeyError:
-            self._answer(number, ("gone", "its actor is gone"))
+            self._answer(number, ("gone", "its actor has ended"))
             return
         except RayError as error:
             self._answer(number, ("gone", _in_words(error)))

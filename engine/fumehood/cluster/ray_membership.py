@@ -129,7 +129,7 @@ def _opened(result: bytes) -> Any:
     try:
         answer = _Values(io.BytesIO(result)).load()
     except Exception as error:  # hostile bytes can raise anything
-        raise NodeGone(f"it sent what it must not: {error}") from None
+        raise NodeGone(f"it sent invalid data: {error}") from None
     if isinstance(answer, Refused):
         raise answer.error
     return answer
@@ -298,12 +298,12 @@ def probe(
     """
     found, asks = _probed(address, mode="disabled", on_start=on_start)
     if asks and not has_token():
-        raise SandboxUnavailable(f"Ray's cluster asks for its token. {COPY_TOKEN}")
+        raise SandboxUnavailable(f"Ray's cluster requires its token. {COPY_TOKEN}")
     if asks and _probed(address, mode="token", on_start=on_start)[1]:
-        raise SandboxUnavailable(f"Ray's cluster has another token than this machine. {COPY_TOKEN}")
+        raise SandboxUnavailable(f"Ray's cluster refused this machine's token. {COPY_TOKEN}")
     if not (asks or allow_unauthenticated or _is_private(found)):
         raise SandboxUnavailable(
-            "Ray's cluster has no token authentication, so whoever reaches it could run code "
+            "Ray's cluster has no token authentication, so anyone who can reach it could run code "
             "on every node. Start all of it with RAY_AUTH_MODE=token, or set "
             "cluster.allow_unauthenticated"
         )
@@ -347,8 +347,8 @@ def _probed(
         found, *refused = _ran(address, mode, on_start).split()
     except (OSError, ValueError, subprocess.SubprocessError):
         raise SandboxUnavailable(
-            f"Ray's cluster at {address} cannot be reached. Start it with fumehood node, here too, "
-            "or correct its address"
+            f"Ray's cluster at {address} cannot be reached. Start it with fumehood node, also on "
+            "this machine, or correct its address"
         ) from None
     return found, bool(refused)
 

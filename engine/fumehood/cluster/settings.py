@@ -16,7 +16,7 @@ class ClusterSettings(BaseModel):
     """Address of the cluster's head (`HOST:PORT`), or `auto` for a head on this machine. None:
     there is no cluster, and the containers are on this machine."""
     lost_seconds: float = Field(default=60, ge=0, le=3600)
-    """How long the sessions of a lost node wait for the node to return."""
+    """Seconds for which the sessions of a lost node wait for the node to return."""
     allow_unauthenticated: bool = False
     """Whether to use a cluster that others can reach but that lacks Ray's token authentication.
     Anyone who can reach its ports can run code on every node."""

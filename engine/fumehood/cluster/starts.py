@@ -1,6 +1,4 @@
-"""Counts the starts of an engine on its state, so that nodes can recognize the engine's latest
-start.
-"""
+"""Counts how often engines have started on a state, so that nodes can recognize the last start."""
 
 from __future__ import annotations
 

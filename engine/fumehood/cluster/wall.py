@@ -279,7 +279,9 @@ class ClusterWall(HasImages):
             found.append(NodeRecord(name=name, state=NodeState.REFUSED, why=why))
         # A machine that is back with an empty directory has its old name and a new id.
         gone = set(self._names.values()) - {node.name for node in found}
-        found += [NodeRecord(name=name, state=NodeState.GONE, why="It is lost.") for name in gone]
+        found += [
+            NodeRecord(name=name, state=NodeState.GONE, why="The node is lost.") for name in gone
+        ]
         for node_id in self._waits:
             if self.is_away(node_id) and node_id not in self._names:
                 found.append(NodeRecord(name=node_id, state=NodeState.GONE, why=_NEVER_CAME))
@@ -298,7 +300,7 @@ class ClusterWall(HasImages):
         """
         called = [one for one in self._links.values() if name in (one.placed.name, one.placed.id)]
         if len(called) > 1:
-            ids = " or ".join(one.placed.id for one in called)
+            ids = " or ".join(link.placed.id for link in called)
             raise InvalidParams(f"Several nodes have this name: use {ids}.", fields=["node"])
         link = called[0] if called else None
         if link is None or link.report is None:
@@ -392,8 +394,8 @@ class ClusterWall(HasImages):
             raise _image_missing(name)
         if found is not None and language not in found.languages:
             raise SandboxUnavailable(
-                f"The image {name} has no {language}. Set container.images.{language} to one that "
-                "has it.",
+                f"The image {name} has no {language}. Set container.images.{language} to an image "
+                "that has it.",
                 retryable=False,
             )
         return name
@@ -537,7 +539,7 @@ class ClusterWall(HasImages):
             )  # fmt: skip
         except BaseException:  # the node may have created the container
             link.promised_mb.pop(session_id, None)
-            link.port.tell("drop", link.ticket, session_id, "nobody waits for it")
+            link.port.tell("drop", link.ticket, session_id, "it is no longer wanted")
             raise
         record = SessionRecord.model_construct(
             id=session_id, image=image, memory_mb=memory_mb, cpus=cpus, disk_mb=disk_mb,
@@ -707,7 +709,7 @@ class ClusterWall(HasImages):
             return await link.unless_gone(asked)
         except NodeGone:
             raise try_later(
-                f"The node {link.placed.name} was lost. It is not known what it still did."
+                f"The node {link.placed.name} was lost. The request may or may not have been done."
             ) from None
 
     # -- joining -----------------------------------------------------------------------------
@@ -769,11 +771,11 @@ class ClusterWall(HasImages):
         """Join a node, and let the node take over its sessions."""
         join = self._joins[node_id] = self._joins.get(node_id, 0) + 1
         ticket = Ticket(self._owner, self._epoch * JOINS + join)
-        mine = self._sessions_of(node_id)
-        expected = [one for one in self._expected.values() if one[1].node == node_id]
+        containers = self._sessions_of(node_id)
+        expected = [pair for pair in self._expected.values() if pair[1].node == node_id]
         terms = replace(
             self._terms,
-            sessions=(*(one.stored() for one in mine), *expected),
+            sessions=(*(held.stored() for held in containers), *expected),
             copies=self._needed,
         )
         await _in_time(port.call("join", ticket, terms), JOIN_S)
@@ -785,24 +787,24 @@ class ClusterWall(HasImages):
         self._newest = None
         try:
             # Include the sessions that were resumed or ended meanwhile.
-            mine = list(dict.fromkeys((*mine, *self._sessions_of(node_id))))
-            for held in mine:
+            containers = list(dict.fromkeys((*containers, *self._sessions_of(node_id))))
+            for held in containers:
                 await _in_time(self._resume(link, held), SILENT_S)
         except BaseException:
             self._on_gone(link)
             raise
         self._waits.pop(node_id, None)
-        self._on_event("node.joined", {"node": name, "slots": slots, "sessions": len(mine)})
+        self._on_event("node.joined", {"node": name, "slots": slots, "sessions": len(containers)})
         return link
 
     def _sessions_of(self, node_id: str) -> list[RemoteContainer]:
-        return [one for one in self._held.values() if one.node == node_id and one.lost is None]
+        return [held for held in self._held.values() if held.node == node_id and held.lost is None]
 
     async def _resume(self, link: _Link, held: RemoteContainer) -> None:
         record, home = held.stored(self._joins[link.placed.id])
         held.apply(await self._ask(link, "resume", record, home))
         if held.lost is not None:  # the session ended before its node had taken it over
-            link.port.tell("drop", link.ticket, held.session_id, "its session is over")
+            link.port.tell("drop", link.ticket, held.session_id, "its session has ended")
             return
         held.is_known.set()
         self.count(held)
@@ -1340,8 +1342,8 @@ class _Dialled(anyio.abc.ByteStream):
 
 
 _NEVER_CAME = (
-    "Sessions of an earlier start wait for it, and it is not in this cluster. Start it here, or "
-    "start the engine with the cluster of before."
+    "Sessions of an earlier start wait for this node, but it has not joined this cluster. Start it "
+    "in this cluster, or start the engine with the previous cluster."
 )
 
 _NO_LIMITS = Limits(0, 0, None, 0)
@@ -1360,10 +1362,10 @@ async def _in_time(asked: Coroutine[Any, Any, Any], seconds: float) -> Any:
 
 def _why_refused(its_version: str, clock: float) -> str | None:
     if its_version != VERSION:
-        return f"it has fumehood {its_version}, and the engine {VERSION}"
+        return f"it runs fumehood {its_version}, but the engine runs {VERSION}"
     skew = clock - time.time()
     if abs(skew) > MAX_SKEW_S:
-        return f"its clock is {skew:+.0f} s off"
+        return f"its clock differs from the engine's by {skew:+.0f} s"
     return None
 
 
@@ -1373,7 +1375,7 @@ def _offer(report: NodeReport) -> tuple[bool, dict[str, ImageFacts]]:
 
 def _image_missing(name: str) -> ImageMissing:
     remedy = f"Build it on one: fumehood images build {name}."
-    return ImageMissing.of(name, "is on no node", remedy)
+    return ImageMissing.of(name, "is not on any node", remedy)
 
 
 def _record(link: _Link) -> NodeRecord:
@@ -1385,10 +1387,10 @@ def _record(link: _Link) -> NodeRecord:
         state = NodeState.UNREADY
         why = "; ".join(report.faults if report else ()) or "it has not reported yet"
     elif other := report.images.keys() - placed.images.keys():
-        why = f"Not the newest images: {', '.join(sorted(other))}."
+        why = f"Outdated images: {', '.join(sorted(other))}."
     elif placed.slots < link.said_slots:
         memory_mb = report.host.memory_mb
-        why = f"It said {link.said_slots} slots, and its {memory_mb} MB hold {placed.slots}."
+        why = f"Its {memory_mb} MB are enough for {placed.slots} of {link.said_slots} slots."
     return NodeRecord(
         name=placed.name,
         state=state,

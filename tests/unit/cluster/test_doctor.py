@@ -19,7 +19,7 @@ HEAD = "10.0.0.1:6379"
 @pytest.mark.parametrize(
     ("refused", "token", "address", "allows", "verdict", "words"),
     [
-        (("disabled",), "secret", HEAD, False, "ok", "asks for its token"),
+        (("disabled",), "secret", HEAD, False, "ok", "requires its token"),
         (("disabled",), "", HEAD, False, "warning", "Copy it from the head"),
         (("disabled", "token"), "wrong", HEAD, False, "warning", "Copy it from the head"),
         ((), "", HEAD, False, "warning", "RAY_AUTH_MODE=token"),

@@ -894,11 +894,11 @@ def test_administrator_drains_and_resumes_nodes(browser: Browser, told: SimpleNa
     told.nodes = (
         NodeRecord(name="worker-1", state=NodeState.JOINED, slots=4, used=3, memory_mb=2048),
         NodeRecord(name="worker-2", state=NodeState.DRAINED, slots=4),
-        NodeRecord(name="worker-3", state=NodeState.GONE, why="It is lost."),
+        NodeRecord(name="worker-3", state=NodeState.GONE, why="The node is lost."),
     )
     text = browser.get("/nodes").text
     assert "3 of 4" in text
-    assert "It is lost." in text
+    assert "The node is lost." in text
     actions = re.findall(r'action="/nodes/([^"]+)"', text)
     assert actions == ["worker-1/drain", "worker-2/resume"]
     for action in actions:
