@@ -140,8 +140,8 @@ def _verdict(anchor: list[Path], export: Path | None, key: list[Path], *, part: 
     if export is None or not key:
         _require_readable(state)
     given = [read_key(path.read_text("ascii", "replace")) for path in key]
-    keys = {one.id: one.secret for one in given} if given else None
-    anchors: list[Anchor] = [one for path in anchor for one in _some(load_anchors(path), path)]
+    keys = {entry.id: entry.secret for entry in given} if given else None
+    anchors: list[Anchor] = [found for path in anchor for found in _some(load_anchors(path), path)]
     if export is None:
         return verify_state(state, [*own_anchors(state), *anchors], keys, url)
     with export.open(encoding="utf-8") as lines:

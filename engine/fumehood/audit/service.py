@@ -113,8 +113,8 @@ class AuditService:
                 assert head is not None
                 anchor = Anchor(head.seq, head.key_id, head.mac, stamp(now))
                 need_part(connection, NAME)
-                for one in self._kernel.subscribers:
-                    one.on_anchor(connection, shown(anchor), now)
+                for subscriber in self._kernel.subscribers:
+                    subscriber.on_anchor(connection, shown(anchor), now)
                 return anchor
 
             try:

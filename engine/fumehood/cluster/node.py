@@ -402,8 +402,8 @@ class Node:
             raise Fenced
         joined.forget_old()
         wall, status = joined.wall, joined.wall.status
-        others = [one for one in self._joined.values() if one is not joined]
-        changed = [one for one, number in joined.changes.items() if number > seen]
+        others = [engine for engine in self._joined.values() if engine is not joined]
+        changed = [key for key, number in joined.changes.items() if number > seen]
         return NodeReport(
             number=joined.number,
             is_ready=status.is_ready,
@@ -417,9 +417,9 @@ class Node:
             },
             warm=dict(wall.warm),
             counts=wall.counts,
-            others=sum(one.running for one in others),
+            others=sum(engine.running for engine in others),
             engines=len(others) + 1,
-            changed={one: _state_of(joined.held[one]) for one in changed if one in joined.held},
+            changed={key: _state_of(joined.held[key]) for key in changed if key in joined.held},
         )
 
     async def drain(self, ticket: Ticket, *, is_drained: bool) -> None:
@@ -672,14 +672,14 @@ class Node:
         Raises the same errors as the wall's `hold`.
         """
         joined, session_id = self._of(ticket), domain.session_id or ""
-        mine = joined.holding[session_id] = object()
+        request = joined.holding[session_id] = object()
         try:
             held = await joined.wall.hold(
                 domain, image=image, memory_mb=memory_mb, cpus=cpus, disk_mb=disk_mb,
                 additions=additions, lock=lock, on_lost=lambda: joined.on_change(session_id),
             )  # fmt: skip
         finally:
-            is_wanted = joined.holding.get(session_id) is mine
+            is_wanted = joined.holding.get(session_id) is request
             if is_wanted:
                 del joined.holding[session_id]
         if not is_wanted:  # no longer wanted

@@ -298,8 +298,8 @@ class Placer:
         """Return the least loaded node that has this image and a free slot, or None."""
         heap = self._by_load.get(image)
         if heap is None:
-            nodes = [one for one in self.nodes.values() if one.free and image in one.images]
-            heap = self._by_load[image] = [(one.load, one.number, one) for one in nodes]
+            nodes = [node for node in self.nodes.values() if node.free and image in node.images]
+            heap = self._by_load[image] = [(node.load, node.number, node) for node in nodes]
             heapq.heapify(heap)
         while heap and heap[0][1] != heap[0][2].number:
             heapq.heappop(heap)

@@ -99,8 +99,8 @@ class RayPort:
 Probe = subprocess.Popen[bytes]
 
 _SENT = {
-    (one.__module__, one.__qualname__): one
-    for one in (
+    (cls.__module__, cls.__qualname__): cls
+    for cls in (
         EndedBy, Fenced, HeldState, HostSize, ImageFacts, ImageMissing, Kind, Limit, NodeReport,
         Refused, RunEnding, frozenset,
         *(e for e in vars(errors).values() if isinstance(e, type) and issubclass(e, EngineError)),
@@ -380,10 +380,10 @@ def _is_private(address: str) -> bool:
     """
     host, _, port = address.rpartition(":")
     return _is_loopback(host) and not any(
-        _is_open(one.address, int(port))
+        _is_open(entry.address, int(port))
         for addresses in psutil.net_if_addrs().values()
-        for one in addresses
-        if one.family in (socket.AF_INET, socket.AF_INET6) and not _is_loopback(one.address)
+        for entry in addresses
+        if entry.family in (socket.AF_INET, socket.AF_INET6) and not _is_loopback(entry.address)
     )
 
 

@@ -69,9 +69,9 @@ def machines() -> dict[str, int]:
     machine.
     """
     return {
-        str(one["NodeID"]): int(one["Resources"][RESOURCE])
-        for one in ray.nodes()  # type: ignore[no-untyped-call]
-        if one["Alive"] and one["Resources"].get(RESOURCE, 0) >= 1
+        str(node["NodeID"]): int(node["Resources"][RESOURCE])
+        for node in ray.nodes()  # type: ignore[no-untyped-call]
+        if node["Alive"] and node["Resources"].get(RESOURCE, 0) >= 1
     }
 
 

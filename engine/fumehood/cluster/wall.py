@@ -285,7 +285,7 @@ class ClusterWall(HasImages):
         for node_id in self._waits:
             if self.is_away(node_id) and node_id not in self._names:
                 found.append(NodeRecord(name=node_id, state=NodeState.GONE, why=_NEVER_CAME))
-        return sorted(found, key=lambda one: one.name)
+        return sorted(found, key=lambda record: record.name)
 
     async def drain(self, name: str, *, is_drained: bool) -> NodeRecord:
         """Drain a node, so that it takes no new calls or sessions, or resume the node. Return the
@@ -298,7 +298,11 @@ class ClusterWall(HasImages):
             InvalidParams: several nodes have this name.
             SandboxUnavailable: the node was lost.
         """
-        called = [one for one in self._links.values() if name in (one.placed.name, one.placed.id)]
+        called = [
+            joined
+            for joined in self._links.values()
+            if name in (joined.placed.name, joined.placed.id)
+        ]
         if len(called) > 1:
             ids = " or ".join(link.placed.id for link in called)
             raise InvalidParams(f"Several nodes have this name: use {ids}.", fields=["node"])
@@ -316,14 +320,14 @@ class ClusterWall(HasImages):
     def status(self) -> WallStatus:
         """The wall's status. The wall is ready if at least one node is ready."""
         required = frozenset(Limit)
-        ready = [one for one in self._reports if one.is_ready]
-        faults = [fault for one in self._reports for fault in one.faults]
+        ready = [report for report in self._reports if report.is_ready]
+        faults = [fault for report in self._reports for fault in report.faults]
         remedy = ""
         if not ready:
             away = self._away or "no node has joined"
             # The reason may name paths of the node's machine, which callers must not see.
             refused = ["nodes were refused (see fumehood nodes list)"] if self._refused else []
-            words = "; ".join(one.rstrip(".") for one in [*faults, *refused, away])
+            words = "; ".join(reason.rstrip(".") for reason in [*faults, *refused, away])
             remedy = f"No node can be used: {words}."
             faults += [f"{name}: {why}" for name, why in self._refused.values()]
             faults.append(away)
@@ -332,7 +336,7 @@ class ClusterWall(HasImages):
         return WallStatus(
             required,
             required if is_usable else frozenset(),
-            frozenset.intersection(*(one.seen for one in ready)) if ready else frozenset(),
+            frozenset.intersection(*(report.seen for report in ready)) if ready else frozenset(),
             is_ready=bool(ready),
             faults=() if ready else tuple(faults),
             remedy=remedy,
@@ -425,7 +429,7 @@ class ClusterWall(HasImages):
         node resolves the lock, and the other nodes use the same lock.
         """
         await self._find(image)
-        link = next((one for one in self._links.values() if image in one.placed.images), None)
+        link = next((link for link in self._links.values() if image in link.placed.images), None)
         if link is None:  # the image's node is lost, or no longer ready
             raise try_later(f"No node has the image {image} now. Repeat the call.")
         name, lock = await self._ask(link, "with_additions", image, tuple(wanted), principal_id)
@@ -482,7 +486,7 @@ class ClusterWall(HasImages):
         name = self._names.get(node_id)
         if link is None:  # so the program has certainly not started
             raise self._unreachable(node_id)
-        wants = {one for one in ("progress", "files", "output") if getattr(sinks, one)}
+        wants = {sink for sink in ("progress", "files", "output") if getattr(sinks, sink)}
         order = replace(
             order, id=secrets.token_hex(8), wants=frozenset(wants), is_live=sinks.is_live,
             streams=tuple(stream.kind for stream in sinks.streams), trial=sinks.trial,
@@ -870,7 +874,7 @@ class ClusterWall(HasImages):
         """
         node_id = lost.placed.id
         is_drained = lost.report is not None and lost.report.is_drained
-        if is_drained and all(one.node != node_id for one in self._held.values()):
+        if is_drained and all(held.node != node_id for held in self._held.values()):
             del self._names[node_id]
 
     def _wait_for(self, node_id: str) -> None:
@@ -884,7 +888,7 @@ class ClusterWall(HasImages):
         if self._waits.get(node_id) is not wait:  # the node was back, and may be lost again
             return
         del self._waits[node_id]
-        for held in [one for one in self._held.values() if one.node == node_id]:
+        for held in [container for container in self._held.values() if container.node == node_id]:
             held.lose(f"its node {self._names.get(node_id, node_id)} is lost")
 
     # -- images ------------------------------------------------------------------------------
@@ -931,7 +935,7 @@ class ClusterWall(HasImages):
         background.
         """
         key = (to.placed.id, image)
-        source = next((one for one in self._links.values() if image in one.placed.images), None)
+        source = next((link for link in self._links.values() if image in link.placed.images), None)
         if source is None or key in self._syncing or self._group is None:
             return
         # Different Docker image stores give one image two digests. Then no copy would ever help.

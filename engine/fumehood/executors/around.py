@@ -162,21 +162,21 @@ class Surroundings:
     @property
     def with_digests(self) -> bool:
         """Whether at least one part requests hashes of the returned files."""
-        return any(one.with_digests for one in self._given)
+        return any(given.with_digests for given in self._given)
 
     @property
     def environment(self) -> dict[str, str]:
         """The environment variables that the parts contribute."""
         given: dict[str, str] = {}
-        for one in self._given:
-            for name, value in one.environment.items():
+        for added in self._given:
+            for name, value in added.environment.items():
                 given.setdefault(name, value)
         return given
 
     @property
     def streams(self) -> tuple[Stream[StreamEnd], ...]:
         """The streams that the parts contribute."""
-        return tuple(stream for one in self._given for stream in one.streams)
+        return tuple(stream for given in self._given for stream in given.streams)
 
     def arguments(self, own: JsonObject, traceparent: str) -> JsonObject:
         """Return the guest's arguments: `own` and those that the parts contribute. Raises
@@ -187,10 +187,10 @@ class Surroundings:
         for name, value in self.environment.items():
             environment.setdefault(name, value)
         arguments = dict(own)
-        for one in self._given:
-            if "env" in one.arguments:
+        for given in self._given:
+            if "env" in given.arguments:
                 raise InternalError("A part gives environment variables as an argument.")
-            arguments = {**one.arguments, **arguments}
+            arguments = {**given.arguments, **arguments}
         named = [{"name": name, "value": value} for name, value in environment.items()]
         return {**arguments, "env": [*named, *own.get("env", [])]}
 
@@ -217,7 +217,7 @@ class Surroundings:
         """
         if run.must_hold_back and not any(map(_holds_back, self._given)):
             raise InternalError("No part holds back the effect of this call. Nothing ran.")
-        lease = _only(one.lease for one in self._given) or lease
+        lease = _only(given.lease for given in self._given) or lease
         endings: list[RunEnding] = []
         ending: RunEnding | None = None
 
@@ -228,9 +228,9 @@ class Surroundings:
 
         watched = replace(self.sinks(sinks), ending=on_ending)
         async with AsyncExitStack() as stack:
-            for one in self._given:
-                if one.scope is not None:
-                    stack.enter_context(one.scope)
+            for given in self._given:
+                if given.scope is not None:
+                    stack.enter_context(given.scope)
             ending = await lease.run(program, arguments, run.limits, watched)
         if ending is None:
             return replace(endings[0], ended_by=EndedBy.POLICY)
@@ -243,22 +243,22 @@ class Surroundings:
         Raises:
             InternalError: two parts have a `conclude` function.
         """
-        conclude = _only(one.conclude for one in self._given)
+        conclude = _only(given.conclude for given in self._given)
         return outcome if conclude is None else await conclude(outcome, held_back)
 
     def shares(self, ran: Ran) -> list[Share]:
         """Return what each part adds to the outcome of the run, in the parts' order."""
-        return [one.share(ran) for one in self._given]
+        return [given.share(ran) for given in self._given]
 
     def used(self) -> list[Share]:
         """Return what each part adds to the outcome of a call that a `LastingProgram` has served,
         in the parts' order.
         """
-        return [one.used() for one in self._given]
+        return [given.used() for given in self._given]
 
 
-def _holds_back(one: Given) -> bool:
-    return one.holds_back and one.lease is not None and one.conclude is not None
+def _holds_back(given: Given) -> bool:
+    return given.holds_back and given.lease is not None and given.conclude is not None
 
 
 def _only(values: Iterable[T | None]) -> T | None:
@@ -292,10 +292,10 @@ async def _entered(run: ToolRun, stack: AsyncExitStack) -> Surroundings:
     needs = needs_of(run.tool.definition, run.arguments, run.network)
     given: list[Given] = []
     for around in run.around:
-        one = await stack.enter_async_context(around(run, tuple(given)))
-        if one is not None:
-            given.append(one)
-            needs -= one.needs
+        entered = await stack.enter_async_context(around(run, tuple(given)))
+        if entered is not None:
+            given.append(entered)
+            needs -= entered.needs
     if needs:
         raise not_given(needs)
     if run.calls is not None:

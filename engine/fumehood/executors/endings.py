@@ -365,7 +365,7 @@ def _hint(ending: RunEnding, claim: FailureClaim | None, subject: Subject) -> st
     thrown = claim.exception if claim is not None else None
     said = [ending.stderr] if thrown is None or thrown.type == "CalledProcessError" else []
     said += [thrown.traceback, f"{thrown.type}: {thrown.message}"] if thrown is not None else []
-    text = "\n".join(one[-LOOKED_AT_CHARACTERS:] for one in said)
+    text = "\n".join(text[-LOOKED_AT_CHARACTERS:] for text in said)
     for pattern, words in _HINTS.items():
         if pattern.search(text) and (
             pattern is not _NO_TERMINAL or subject.language.name == "shell"

@@ -169,7 +169,7 @@ class _Results:
     ) -> tuple[Outcome, list[HeldBack]]:
         shares = self.around.shares(Ran(ending, self._files.digests))
         outcome = _outcome(self._run, ending, kept, self._files, shares)
-        held_back = [one.held_back for one in shares if one.held_back is not None]
+        held_back = [share.held_back for share in shares if share.held_back is not None]
         return replace(outcome, redacted=self._streams.redacted), held_back
 
 
@@ -218,7 +218,9 @@ def _outcome(
             + (state_words(ending) if session_id is not None else ())
             + tuple(warning for share in shares for warning in share.warnings)
         ),
-        sandbox={name: value for one in reversed(shares) for name, value in one.sandbox.items()},
+        sandbox={
+            name: value for share in reversed(shares) for name, value in share.sandbox.items()
+        },
         kept=tuple(share.kept for share in shares if share.kept is not None),
         max_data_bytes=MAX_DATA_BYTES,
         cuts=tuple(stream.cut for stream in kept.values() if stream.cut is not None),
@@ -585,7 +587,9 @@ class ProgramFiles:
         entries = list(zip(done, await asyncio.gather(*map(self._entry, done)), strict=True))
         pictures = [entry for coming, entry in entries if coming.kind == "image"]
         # Keep the order in which the figures were drawn: figure 10 comes after figure 2.
-        self.pictures = sorted(pictures, key=lambda one: (len(one["filename"]), one["filename"]))
+        self.pictures = sorted(
+            pictures, key=lambda entry: (len(entry["filename"]), entry["filename"])
+        )
         self.files = [entry for coming, entry in entries if coming.kind == "file"]
         return self.files
 

@@ -362,13 +362,13 @@ async def contents(source: Lease, rows: Iterable[Row]) -> AsyncIterator[tuple[st
                 yield row[0], piece
         elif row[1] > 0:
             if size + row[1] > MAX_READ_BYTES or len(small) >= MAX_LISTED:
-                for one in await _read_many(source, small):
-                    yield one
+                for file in await _read_many(source, small):
+                    yield file
                 small, size = [], 0
             small.append(row)
             size += row[1]
-    for one in await _read_many(source, small):
-        yield one
+    for file in await _read_many(source, small):
+        yield file
 
 
 async def _read_many(source: Lease, rows: list[Row]) -> list[tuple[str, bytes]]:
@@ -376,13 +376,13 @@ async def _read_many(source: Lease, rows: list[Row]) -> list[tuple[str, bytes]]:
         return []
     paths = [row[0] for row in rows]
     asked: JsonObject = {"do": "read_many", "paths": paths, "length": MAX_READ_BYTES}
-    told = (await answer_of(source, asked, Pieces)).pieces
-    if len(told) > len(rows):
+    pieces = (await answer_of(source, asked, Pieces)).pieces
+    if len(pieces) > len(rows):
         raise not_as_agreed()
-    if len(told) < len(rows):  # the next file has grown, and no longer fits into the answer
-        raise _changed(rows[len(told)][0])
+    if len(pieces) < len(rows):  # the next file has grown, and no longer fits into the answer
+        raise _changed(rows[len(pieces)][0])
     read = []
-    for (path, size, _, _), piece in zip(rows, told, strict=True):
+    for (path, size, _, _), piece in zip(rows, pieces, strict=True):
         if piece is None or (piece.size, len(piece.content)) != (size, size):
             raise _changed(path)
         read.append((path, piece.content))

@@ -262,7 +262,7 @@ class Door:
         """
         place = request.place
         lists = [of for hosts, of in self._lists if network_matches(place.host, place.port, hosts)]
-        if not any(one.has(request.target) for one in lists):
+        if not any(listed.has(request.target) for listed in lists):
             what = "this package of " if lists else ""
             raise self.refused(
                 403, "PERMISSION_DENIED", f"The operator does not allow {what}{place.authority}."

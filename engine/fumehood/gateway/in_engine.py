@@ -176,14 +176,14 @@ class GatewayPart(EnginePart):
         """
         async with self._opened(run, None, None) as (door, _):
             assert door.deliver is not None
-            for number, one in enumerate(requests, 1):
+            for number, held in enumerate(requests, 1):
                 try:
-                    await door.deliver(one)
+                    await door.deliver(held)
                 except Refusal as refusal:
                     return NetworkError(
                         f"The session has the trial's files and variables, but of {len(requests)} "
-                        f"requests only {number - 1} were sent. {one.request.method} "
-                        f"{one.request.url[:200]}: {refusal.message}",
+                        f"requests only {number - 1} were sent. {held.request.method} "
+                        f"{held.request.url[:200]}: {refusal.message}",
                         retryable=False,
                     )
         return None
@@ -251,7 +251,7 @@ class _Requests:
     def shown(self) -> JsonObject:
         if not self.requests:
             return {}
-        return {"requests": [shown_request(one.request, one.body) for one in self.requests]}
+        return {"requests": [shown_request(held.request, held.body) for held in self.requests]}
 
     async def apply(self, run: ToolRun) -> EngineError | None:
         return await self.part.send(run, self.requests) if self.requests else None

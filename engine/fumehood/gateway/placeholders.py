@@ -70,7 +70,7 @@ class Placeholders:
     def ends_program(self, name: str) -> bool:
         """Whether a program that misuses the secret `name` must be ended."""
         return any(
-            settings.misuse == "end" for one, settings in self._bound.values() if one == name
+            settings.misuse == "end" for bound, settings in self._bound.values() if bound == name
         )
 
     def misused(self, request: ProgramRequest) -> tuple[str, str] | None:
@@ -143,7 +143,7 @@ class Placeholders:
         port.
         """
         known = {**self._known, **dict(self._bound.values())}
-        return [name for name, one in known.items() if one.is_of_host(request.place.host)]
+        return [name for name, secret in known.items() if secret.is_of_host(request.place.host)]
 
     async def _value(self, name: str) -> str:
         try:
@@ -210,11 +210,11 @@ def secrets_for(
     """
     patterns = tuple(hosts)
     return {
-        name: one
-        for name, one in settings.items()
-        if one.inside is not None
-        and (not one.tools or tool in one.tools)
-        and any(_is_asked_for(host, patterns) for host in one.hosts)
+        name: secret
+        for name, secret in settings.items()
+        if secret.inside is not None
+        and (not secret.tools or tool in secret.tools)
+        and any(_is_asked_for(host, patterns) for host in secret.hosts)
     }
 
 

@@ -171,7 +171,7 @@ def read_request(
     is_upgrade = b"upgrade" in given
     if is_upgrade and (given[b"upgrade"].lower() != b"websocket" or name != "GET"):
         raise Refusal(501, "NOT_IMPLEMENTED", "The gateway passes no upgrade on but WebSocket.")
-    named = {one.strip().lower() for one in given.get(b"connection", b"").split(b",")}
+    named = {header.strip().lower() for header in given.get(b"connection", b"").split(b",")}
     dropped = _OF_A_CONNECTION | {b"host", b"content-length"}
     return ProgramRequest(
         name, place, path,
@@ -188,8 +188,8 @@ def passed_on(headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes
     """Return an answer's headers without those that concern one connection only."""
     rows = [(name.lower(), value) for name, value in headers]
     named = {
-        one.strip().lower() for name, value in rows if name == b"connection"
-        for one in value.split(b",")
+        header.strip().lower() for name, value in rows if name == b"connection"
+        for header in value.split(b",")
     }  # fmt: skip
     return [row for row in rows if row[0] not in _OF_A_CONNECTION | named]
 

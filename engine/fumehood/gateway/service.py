@@ -156,7 +156,7 @@ class Gateway:
             return value
 
         is_answered = tape is not None and tape.answers
-        asked = [one for one in hosts if not (is_answered and one.startswith("@"))]
+        asked = [host for host in hosts if not (is_answered and host.startswith("@"))]
         patterns, settings, lists = self._asked(asked)
         bound = secrets_for(self._secrets.settings, tool, patterns)
         # Without TLS, a node could read the secrets that pass through it.

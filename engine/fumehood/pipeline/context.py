@@ -133,7 +133,7 @@ class CallContext:
     def _ended(self, envelope: Envelope) -> Ended:
         is_cut = self.handle.partial is not None or "limits_hit" in envelope.data
         is_anothers = envelope.metadata.fallback is not None
-        own = sum(len(one.warnings) for one in (self.validated, self.plan) if one is not None)
+        own = sum(len(stage.warnings) for stage in (self.validated, self.plan) if stage is not None)
         return Ended(
             envelope,
             is_whole=envelope.error is None and not is_cut and not is_anothers,

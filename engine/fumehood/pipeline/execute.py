@@ -273,7 +273,7 @@ async def dry_run(permitted: PermittedCall, services: PipelineServices) -> Outco
     excesses = dict(services.parts.excesses(permitted.validated))
     decision = permitted.decision
     asks = decision.verdict is Verdict.ASK
-    refused = [one.error.code for gate, one in excesses.items() if refuses(gate, decision)]
+    refused = [excess.error.code for gate, excess in excesses.items() if refuses(gate, decision)]
     refusal: str | None = next(iter(refused), RequiresHumanApproval.code if asks else None)
     plan: JsonObject = {"placement": None, "limits": None, "session": None}
     try:

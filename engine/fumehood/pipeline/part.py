@@ -102,19 +102,21 @@ class CallParts:
                 product does.
         """
         found = tuple(parts)
-        holding = [one for one in found if one.holds_back_with]
-        for one in holding:  # another part could let calls run that nobody has approved
-            if not type(one).__module__.startswith("fumehood."):
+        holding = [part for part in found if part.holds_back_with]
+        for part in holding:  # another part could let calls run that nobody has approved
+            if not type(part).__module__.startswith("fumehood."):
                 raise PartError("Only the product's own parts can hold back the effects of runs.")
         if len(holding) > 1:
-            names = " and ".join(type(one).__name__ for one in holding)
+            names = " and ".join(type(part).__name__ for part in holding)
             raise PartError(f"{names} both hold back the effects of runs.")
         return cls(
-            around=tuple(one.around for one in found if type(one).around is not CallPart.around),
+            around=tuple(part.around for part in found if type(part).around is not CallPart.around),
             requiring=tuple(
-                one for one in found if type(one).require_possible is not CallPart.require_possible
+                part
+                for part in found
+                if type(part).require_possible is not CallPart.require_possible
             ),
-            answering=tuple(one for one in found if type(one).answered is not CallPart.answered),
+            answering=tuple(part for part in found if type(part).answered is not CallPart.answered),
             holding=holding[0] if holding else None,
             gates=tuple(gates),
             subscribers=subscribers or no_subscribers(),

@@ -54,9 +54,9 @@ async def make_long_record(
     function is cancelled, the call gets no record.
     """
     error = envelope.error
-    told = envelope.data if error is None else error.details
+    answered = envelope.data if error is None else error.details
     is_kept = services.stores.calls.keeps_record_of(error.code if error is not None else "OK")
-    if is_kept and (is_long(_given(call)) or is_long(told)):
+    if is_kept and (is_long(_given(call)) or is_long(answered)):
         call.has_record = True
         with anyio.CancelScope(shield=True):
             call.record = await anyio.to_thread.run_sync(_record, call, envelope, services)

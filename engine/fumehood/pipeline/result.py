@@ -181,11 +181,11 @@ def redact_error(error: EngineError, redactor: Redactor) -> int:
 
 def brief_error(error: EngineError, redact: Callable[[str], str]) -> ErrorInfo:
     """Return the error of one attempt as an event reports it: redacted, and without details."""
-    told = shape_error(_shape_tool_error(error) if isinstance(error, ToolError) else error)
+    info = shape_error(_shape_tool_error(error) if isinstance(error, ToolError) else error)
     # Redact before the message is cut: a key that was cut in half would not be found.
     message = redact(_whole_text(error.message))[:MAX_MESSAGE_CHARACTERS]
-    code = redact(told.code)
-    return told.model_copy(update={"code": code, "message": message, "details": None})
+    code = redact(info.code)
+    return info.model_copy(update={"code": code, "message": message, "details": None})
 
 
 def _shape_tool_error(error: ToolError) -> EngineError:
@@ -546,8 +546,8 @@ async def _shaped(
 ) -> ShapedOutcome:
     """Call `shape`, in a thread if the outcome is long."""
     error = outcome.error
-    told = outcome.data if error is None else (error.message, error.details)
-    if not is_long(told):
+    content = outcome.data if error is None else (error.message, error.details)
+    if not is_long(content):
         return shape(outcome, tool, max_bytes, redactor)
     return await anyio.to_thread.run_sync(shape, outcome, tool, max_bytes, redactor)
 
@@ -661,8 +661,8 @@ def _error_info(
     # `shaped.details` are the shortened details of the outcome's own error, not of another error
     # that has replaced it.
     is_own = shaped is not None and error is shaped.outcome.error
-    told = shape_error(error, shaped.details if shaped is not None and is_own else None)
-    return told.model_copy(update={"max_retries": max_retries}) if max_retries else told
+    info = shape_error(error, shaped.details if shaped is not None and is_own else None)
+    return info.model_copy(update={"max_retries": max_retries}) if max_retries else info
 
 
 def _network_ms(stages_ms: dict[str, float], outcome: Outcome | None) -> float | None:
@@ -769,12 +769,12 @@ def _with_fallback(envelope: Envelope, answer: FallbackAnswer) -> Envelope:
 
     If the fallback also failed, the envelope keeps the first tool's error.
     """
-    other, told = answer.envelope, envelope.error
+    other, error = answer.envelope, envelope.error
     warnings = tuple(f"fallback: {warning}" for warning in other.metadata.warnings)
     if not other.success:
         code = other.error.code if other.error is not None else ""
         warnings += (f"fallback: {answer.tool} gave no answer ({code})",)
-    failed = told if other.success else other.error
+    failed = error if other.success else other.error
     report = FallbackReport(
         tool=answer.tool,
         tool_version=other.metadata.tool_version,
@@ -794,6 +794,6 @@ def _with_fallback(envelope: Envelope, answer: FallbackAnswer) -> Envelope:
     changes: dict[str, object] = {"metadata": metadata}
     if other.success:
         changes |= {"success": True, "status": "success", "data": other.data, "error": None}
-    elif told is not None and answer.may_have_acted:
-        changes["error"] = told.model_copy(update={"retryable": False, "retry_after_ms": None})
+    elif error is not None and answer.may_have_acted:
+        changes["error"] = error.model_copy(update={"retryable": False, "retry_after_ms": None})
     return envelope.model_copy(update=changes)

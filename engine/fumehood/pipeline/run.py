@@ -64,8 +64,8 @@ async def _run(call: CallContext, services: PipelineServices) -> Envelope:
             return await _answer_of_another(found, call, services)
         call.claim = found
         refuse_early(permitted, services)
-        mine = trace.passed("claim", claimed(permitted, found))
-        approved = await approve(mine, services, call)
+        own = trace.passed("claim", claimed(permitted, found))
+        approved = await approve(own, services, call)
         if isinstance(approved, Envelope):  # the final answer after an approval, already recorded
             return approved
         ending = await _run_or_fall_back(trace.passed("approve", approved), call, services)

@@ -33,8 +33,8 @@ class ProcessExecutor(Executor):
         data = await processes.ask({**given, "do": self.action})
         if self.action == "read":
             data = data["output"]
-        for one in [*data.get("processes", ()), *filter(None, [data.get("process")])]:
-            one["started_at"] = timestamp(datetime.fromtimestamp(one["started_at"], UTC))
+        for process in [*data.get("processes", ()), *filter(None, [data.get("process")])]:
+            process["started_at"] = timestamp(datetime.fromtimestamp(process["started_at"], UTC))
         return outcome_in_session(run, data)
 
 

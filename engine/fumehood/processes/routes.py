@@ -113,9 +113,9 @@ async def show_session_process(
 ) -> ProcessAnswer:
     """Show one background process of a session."""
     found = await _processes(engine, caller, session_id).ask({"do": "list"})
-    for one in found["processes"]:
-        if one["name"] == process:
-            return SessionProcess.model_validate(one)
+    for known in found["processes"]:
+        if known["name"] == process:
+            return SessionProcess.model_validate(known)
     raise ResourceNotFound("This session has no such process.", fields=["process"])
 
 

@@ -102,7 +102,7 @@ def runs(
         return all(
             any(_begins(program, pattern) for pattern in patterns) for program in reading.programs
         )
-    answers = [_matches(program, one) for one in patterns for program in reading.programs]
+    answers = [_matches(program, pattern) for pattern in patterns for program in reading.programs]
     if True in answers:
         return True
     return None if reading.doubt or None in answers else False
@@ -126,11 +126,11 @@ def _doubt_of_variables(env: Any, reading: Reading) -> str | None:
     """
     if isinstance(env, Mapping):
         env = [{"name": name, "value": value} for name, value in env.items()]
-    for one in env if isinstance(env, list | tuple) else []:
-        if isinstance(one, Mapping):
-            name, value = one.get("name"), one.get("value")
+    for variable in env if isinstance(env, list | tuple) else []:
+        if isinstance(variable, Mapping):
+            name, value = variable.get("name"), variable.get("value")
         else:
-            name, _, value = str(one).partition("=")
+            name, _, value = str(variable).partition("=")
         if isinstance(name, str) and isinstance(value, str):
             why = _doubt_of_variable(name, Word(value))
             if why or (reading.evaluates and _RUNS_LATER.search(value)):
@@ -328,7 +328,9 @@ class _Reader:
         elif name == "find":
             self._find(words)
         elif name in ("fd", "fdfind"):
-            runs_others = any(_has(words, one) for one in ("-x", "-X", "--exec", "--exec-batch"))
+            runs_others = any(
+                _has(words, option) for option in ("-x", "-X", "--exec", "--exec-batch")
+            )
             if runs_others or any(word.several for word in words):
                 self._cannot_read(name)
         elif name in _BUILTINS:
@@ -376,7 +378,7 @@ class _Reader:
         for position, word in enumerate(words):
             if word.several:
                 self.doubt("an argument of find is not literal")
-            elif any(word.may_be(one) for one in ("-exec", "-execdir", "-ok", "-okdir")):
+            elif any(word.may_be(option) for option in ("-exec", "-execdir", "-ok", "-okdir")):
                 begins.append(position + 1)
         for begin in begins:
             run: list[Word] = []
@@ -431,7 +433,7 @@ class _Reader:
             has_program = True
             if wrapper.valued is None and words[at] == Word("."):
                 continue  # a path after an option's value: only bash has a program `.`
-            run = [_replaced(one, holder) for one in words[at:]]
+            run = [_replaced(word, holder) for word in words[at:]]
             self.program([*run, SEVERAL] if name == "xargs" else run)
             if self._words > MAX_WORDS:
                 break
@@ -485,7 +487,7 @@ class _Reader:
         """
         if text.startswith("--"):
             long, equals, value = text[2:].partition("=")
-            if any(one.startswith(long) for one in wrapper.opaque if len(one) > 1):
+            if any(option.startswith(long) for option in wrapper.opaque if len(option) > 1):
                 self._cannot_read(f"{name} --{long}")
             is_replacing = name == "xargs" and "replace".startswith(long)
             return (value or "{}") if is_replacing else "", False, not equals

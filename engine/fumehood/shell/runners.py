@@ -183,7 +183,7 @@ GNU = {
 
 def _by_name() -> Mapping[str, Sequence[tuple[tuple[str, ...], Wrapper | None]]]:
     found = defaultdict[str, list[tuple[tuple[str, ...], Wrapper | None]]](list)
-    for written, wrapper in [*WRAPPERS.items(), *((one, None) for one in OPAQUE)]:
+    for written, wrapper in [*WRAPPERS.items(), *((program, None) for program in OPAQUE)]:
         name, *after = written.split()
         found[name].append((tuple(after), wrapper))
     return dict(found)

@@ -400,7 +400,7 @@ class Text:
 
     def _is_joined(self, node: Node) -> bool:
         pairs = pairwise(node.children)
-        return all(one.end_byte == other.start_byte for one, other in pairs)
+        return all(left.end_byte == other.start_byte for left, other in pairs)
 
     def _is_variable(self, node: Node) -> bool:
         """Whether bash also parses this node as a variable. For example, the grammar finds the
@@ -472,7 +472,7 @@ class Text:
                 is_raw = self._of(start)[:1] in _QUOTES
                 return (
                     at <= ends.start_byte <= end
-                    and all(begin <= one.start_byte and one.end_byte <= end for one in bodies)
+                    and all(begin <= body.start_byte and body.end_byte <= end for body in bodies)
                     and (is_raw or "\\\n" not in self._text[begin:at])
                 )
             if line.lstrip("\t").startswith(delimiter) and ")" in line:
@@ -580,7 +580,7 @@ def _unquoted(text: str) -> Word:
     if "{" in text and ("," in text or ".." in text):
         return SEVERAL
     bare = _ESCAPED.sub("..", text)  # of the same length
-    glob = next((at for at, one in enumerate(bare) if one in "*?["), None)
+    glob = next((at for at, char in enumerate(bare) if char in "*?["), None)
     plain = _ESCAPED.sub(lambda found: found.group()[1:].strip("\n"), text[:glob])
     return Word(plain, whole=glob is None, several=glob is not None and not plain)
 

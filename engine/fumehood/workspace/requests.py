@@ -140,7 +140,7 @@ async def list_page(
 def goes_forward(entries: list[Entry], after: str) -> bool:
     """Whether the paths are in ascending order and come after `after`."""
     paths = [after, *(entry.path for entry in entries)]
-    return all(one < other for one, other in pairwise(paths))
+    return all(before < other for before, other in pairwise(paths))
 
 
 def as_shown(entry: Entry) -> WorkspaceEntry:
