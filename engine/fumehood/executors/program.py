@@ -478,7 +478,7 @@ UNKNOWN_TYPE = "application/octet-stream"
 """The media type of a file whose name does not indicate a type."""
 
 PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
-"""*Source*: PNG specification, 5.2."""
+"""The first bytes of every PNG file. *Source*: PNG specification, 5.2."""
 
 _TYPES = mimetypes.MimeTypes(filenames=())
 """Python's built-in table of media types. The host's own tables are not used, so that a type never

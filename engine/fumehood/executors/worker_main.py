@@ -24,7 +24,7 @@ MAX_FRAME_BYTES = 16 << 20
 
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
-"""*Source*: prctl(2), `linux/prctl.h`."""
+"""The `prctl` option that makes a process adopt orphaned descendants. *Source*: `linux/prctl.h`."""
 
 
 def main() -> None:

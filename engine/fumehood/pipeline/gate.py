@@ -116,8 +116,8 @@ class Gate:
         return None
 
     def standings(self, principal: Principal | None) -> Iterable[BudgetStanding]:
-        """Return what is left of the gate's limits: of those that apply to `principal`, or of all
-        limits if `principal` is None.
+        """Return the limits of this gate that apply to `principal`, or all of them if `principal`
+        is None, with the amount that is left of each.
         """
         return ()
 

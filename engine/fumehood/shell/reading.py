@@ -63,7 +63,7 @@ MAX_DEPTH = 8
 """Maximum depth to which programs may run each other. In `sudo nice rm`, it is three."""
 
 MAX_WORDS = 50_000
-"""Maximum number of words of all programs of one command together."""
+"""Maximum total number of words of the programs that one command runs."""
 
 EVALUATED = "bash may run quoted text in it when it evaluates a variable"
 KEPT = 64
