@@ -213,7 +213,7 @@ def test_directory_goes_into_a_session_and_back(daemon: Daemon, tmp_path: Path) 
             client.get_directory(session.id, "p", target / "large")
         with pytest.raises(FileExistsError):
             client.get_directory(session.id, "p", target)
-        with pytest.raises(Refused, match="no directory"):
+        with pytest.raises(Refused, match="not a directory"):
             client.get_directory(session.id, "p/large", tmp_path / "no")
         with pytest.raises(Refused, match="There is no such"):
             client.get_directory(session.id, "nothing", tmp_path / "no")

@@ -134,7 +134,7 @@ def test_approver_sees_no_record_of_a_call_nobody_was_asked_about(
     call_id = failed(client, "not_asked")
     details = approver.calls.show(call_id)
     assert (details.arguments, details.envelope, details.answer) == (None, None, "needs_admin")
-    with pytest.raises(Refused, match="needs admin"):
+    with pytest.raises(Refused, match="needs the scope admin"):
         approver.calls.list(text="not_asked")
 
 
