@@ -16,6 +16,7 @@ import json
 import os
 import secrets
 import stat
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, astuple, dataclass, field
@@ -125,6 +126,8 @@ class Journals:
         """
         self._directory = directory
         self._need = need
+        self._turn = threading.Lock()
+        """Held while the number of journals and what is recorded of it change."""
         self._recovered: list[Path] = []
 
     def recover(self) -> Recovered:
@@ -160,15 +163,15 @@ class Journals:
 
     def forget(self) -> None:
         """Remove the journals of the outcomes that `recover` has returned."""
-        while self._recovered:
-            self._recovered.pop().unlink(missing_ok=True)
-        self._note()
+        self._remove(*self._recovered)
+        self._recovered.clear()
 
     def begin(self, journal: _Journal) -> None:
         """Write a new journal to disk. Raises OSError or StoreError."""
-        if self._directory is not None:
-            self._need(True)
-        self.write(journal)
+        with self._turn:
+            if self._directory is not None:
+                self._need(True)
+            self.write(journal)
 
     def write(self, journal: _Journal) -> None:
         """Write a journal to disk. Raises OSError."""
@@ -181,14 +184,16 @@ class Journals:
     def drop(self, journal: _Journal) -> None:
         """Delete a journal whose changes are complete or undone."""
         if self._directory is not None:
-            (self._directory / _file_name(journal)).unlink(missing_ok=True)
-            self._note()
+            self._remove(self._directory / _file_name(journal))
 
-    def _note(self) -> None:
-        """Record whether any journal is left."""
-        if self._directory is not None:
-            with suppress(StoreError):  # the next start tries again
-                self._need(any(self._directory.glob("*.json")))
+    def _remove(self, *paths: Path) -> None:
+        """Delete journals, and record whether any is left."""
+        with self._turn:
+            for path in paths:
+                path.unlink(missing_ok=True)
+            if self._directory is not None:
+                with suppress(StoreError):  # the next start tries again
+                    self._need(any(self._directory.glob("*.json")))
 
 
 def _file_name(journal: _Journal) -> str:

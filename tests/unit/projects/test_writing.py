@@ -7,6 +7,7 @@ import os
 import shutil
 import signal
 import subprocess
+import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from fumehood.projects import writing
 from fumehood.projects.changes import patch_of
 from fumehood.projects.rules import STAGING_PREFIX
 from fumehood.projects.tree import Entry, ProjectDirectory
-from fumehood.projects.writing import Change, Conflicts, Journals, Writing
+from fumehood.projects.writing import Change, Conflicts, Journals, Writing, _Journal
 from fumehood.storage.errors import WriteFailed
 
 File = tuple[bytes, bool] | str
@@ -376,6 +377,27 @@ def test_nothing_is_written_if_the_need_cannot_be_recorded(top: Path) -> None:
         apply(top, Journals(top.parent / "journals", need), BEFORE, AFTER)
     assert found(top) == BEFORE
     assert not list(top.parent.glob("journals/*"))
+
+
+def test_write_that_ends_does_not_end_the_need_of_one_that_begins(tmp_path: Path) -> None:
+    """Between the record of the need and the journal of the second write, the first one ends."""
+    one, other = (_Journal(str(tmp_path), f"{STAGING_PREFIX}{name}", "call_1") for name in "ab")
+    noted: list[bool] = []
+    ending = threading.Thread(target=lambda: journals.drop(one))
+
+    def need(is_needed: bool) -> None:
+        noted.append(is_needed)
+        if noted == [True, True]:
+            ending.start()
+            ending.join(0.5)  # it must wait, so this is as long as it takes
+
+    journals = Journals(tmp_path / "journals", need)
+    journals.begin(one)
+    journals.begin(other)
+    ending.join()
+    assert noted[-1] is True
+    journals.drop(other)
+    assert noted[-1] is False  # twin
 
 
 def test_need_that_cannot_be_ended_is_ended_by_the_next_start(top: Path) -> None:
