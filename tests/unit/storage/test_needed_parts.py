@@ -75,6 +75,7 @@ BEFORE_NEEDS = 22
 """The schema of the last version whose anchored states do not record that they need `audit`."""
 
 
+@pytest.mark.sqlite
 @pytest.mark.parametrize("kind", ["audit.anchored", "call.ended"])
 def test_state_that_an_earlier_version_anchored_is_refused_without_audit(
     kind: str, home: Path
