@@ -35,7 +35,7 @@ async def box(shared: OneContainer) -> AsyncIterator[OneContainer]:
     yield shared
     await shared.shell("kill -9 -1")
     await shared.shell("chmod -R u+rwX . 2>/dev/null; find . -mindepth 1 -delete")
-    assert shared.ended is None
+    assert shared.ended is None, shared.container.complaint
 
 
 RUNTIMES = ["runc", pytest.param("runsc", marks=pytest.mark.needs("runsc"))]

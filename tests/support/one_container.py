@@ -103,7 +103,8 @@ class OneContainer:
         limits = Limits(wall_s, wall_s, self.memory_mb, output_bytes)
         ending = await self.container.run(program, arguments, limits, sinks, "session", keep=keep)
         with anyio.fail_after(DEADLINE_S):
-            await self._listener.settled.wait()
+            if self.ended is None:  # it may have ended before this run
+                await self._listener.settled.wait()
         return ending
 
     async def python(self, code: str, **options: Any) -> RunEnding:
