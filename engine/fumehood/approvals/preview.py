@@ -88,9 +88,8 @@ def sends_of(permitted: PermittedCall, plan: Plan, services: PipelineServices) -
     Raises the same errors as `Executor.sends`.
     """
     return plan.executor.sends(
-        permitted.tool, permitted.arguments, services.upstreams, services.cursors,
-        permitted.principal.id,
-    )  # fmt: skip
+        permitted.tool, permitted.arguments, services.cursors, permitted.principal.id
+    )
 
 
 def changed_fields(before: Mapping[str, Any], after: Mapping[str, Any]) -> tuple[str, ...]:

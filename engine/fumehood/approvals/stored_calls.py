@@ -206,7 +206,7 @@ class HumanAsker:
         effect = await preview(permitted, plan, services.sessions)
         sends = sends_of(permitted, plan, services)
         action = action_of(permitted, plan, place, effect, sends)
-        report, names = services.upstreams.secrets.report_unusable, action.document["secrets"]
+        report, names = services.registry.secrets.report_unusable, action.document["secrets"]
         unusable = await anyio.to_thread.run_sync(report, names) if names else ()
         requests, now = self.requests, self.requests.now()
         last_end = services.sessions.last_end(plan.session.id) if plan.session is not None else None

@@ -202,7 +202,6 @@ class Executor(ABC):
         self,
         tool: RegisteredTool,
         arguments: JsonObject,
-        upstreams: Upstreams,
         cursors: Cursors,
         principal_id: str,
     ) -> JsonObject | None:

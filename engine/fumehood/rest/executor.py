@@ -110,7 +110,6 @@ class RestExecutor(Executor):
         self,
         tool: RegisteredTool,
         arguments: JsonObject,
-        upstreams: Upstreams,
         cursors: Cursors,
         principal_id: str,
     ) -> JsonObject | None:

@@ -24,7 +24,7 @@ from fumehood.core.long_text import INLINE_BYTES
 from fumehood.core.returned_file import FILE_CONTENT
 from fumehood.executors.base import Executor, Placement, ToolRun
 from fumehood.executors.outcome import Outcome
-from fumehood.executors.upstreams import UpstreamAnswer, UpstreamRequest, Upstreams
+from fumehood.executors.upstreams import UpstreamAnswer, UpstreamRequest
 from fumehood.protocol import strict_json
 from fumehood.protocol.cursors import Cursors
 from fumehood.redaction.secret_values import SecretValues
@@ -67,7 +67,6 @@ class FetchExecutor(Executor):
         self,
         tool: RegisteredTool,
         arguments: JsonObject,
-        upstreams: Upstreams,
         cursors: Cursors,
         principal_id: str,
     ) -> JsonObject | None:

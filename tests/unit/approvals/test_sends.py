@@ -54,9 +54,9 @@ ORDER = tool_of_document(
 )  # fmt: skip
 
 
-def sends(tool: RegisteredTool, arguments: JsonObject, upstreams: Any = None) -> JsonObject | None:
+def sends(tool: RegisteredTool, arguments: JsonObject) -> JsonObject | None:
     executor = EXECUTORS[tool.definition.executor]
-    return executor.sends(tool, arguments, upstreams or Upstreams(), CURSORS, "uid:1")
+    return executor.sends(tool, arguments, CURSORS, "uid:1")
 
 
 def as_executor(name: str) -> RegisteredTool:

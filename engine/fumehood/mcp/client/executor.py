@@ -32,7 +32,7 @@ from fumehood.core.returned_file import FILE_CONTENT
 from fumehood.core.tool import ToolDefinition
 from fumehood.executors.base import Executor, Placement, ToolRun
 from fumehood.executors.outcome import Outcome
-from fumehood.executors.upstreams import MAX_BODY_SHOWN, BodyTooLarge, Upstreams, concluded
+from fumehood.executors.upstreams import MAX_BODY_SHOWN, BodyTooLarge, concluded
 from fumehood.mcp.client.servers import McpServer
 from fumehood.mcp.client.settings import SEPARATOR
 from fumehood.mcp.client.wire import Request, RpcError
@@ -78,7 +78,6 @@ class McpExecutor(Executor):
         self,
         tool: RegisteredTool,
         arguments: JsonObject,
-        upstreams: Upstreams,
         cursors: Cursors,
         principal_id: str,
     ) -> JsonObject | None:
