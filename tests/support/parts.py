@@ -128,7 +128,10 @@ def read_parts(root: Path = ROOT) -> dict[str, Part]:
 
 def with_dependents(name: str, parts: Mapping[str, Part]) -> Part:
     """A part, with the files and lines of the parts that do not work without it."""
-    whole = [parts[name], *(part for part in parts.values() if name in part.needs)]
+    names = [name]
+    for needed in names:  # grows while it is walked
+        names += [n for n, part in parts.items() if needed in part.needs and n not in names]
+    whole = [parts[each] for each in names]
     return parts[name].model_copy(
         update={
             "files": tuple(file for part in whole for file in part.files),
