@@ -34,7 +34,6 @@ from fumehood.core.identity import Principal
 from fumehood.core.usage import EstimatingCounter, TokenCounter
 from fumehood.engine_part import Kernel
 from fumehood.engine_parts import EngineParts
-from fumehood.executors.upstreams import Upstreams
 from fumehood.identity.identities import Identities, read_identities
 from fumehood.observe.clock import Clock, IdSource, SystemClock
 from fumehood.observe.log import Logger, log_fault, quiet_logger, redact_events
@@ -133,7 +132,6 @@ def compose(
     services = PipelineServices(
         registry=registry, identities=identities, policy=policy.gate, asker=asker,
         parts=parts.in_calls(), walls=walls.by_name, sessions=sessions, stores=stores,
-        upstreams=Upstreams(config.rest, registry.secrets, web=config.web),
         circuits=Circuits(config.circuits, clock.monotonic, log), retries=Retries(clock),
         keys=Keys(kernel.database), cursors=Cursors(secrets.token_bytes(CURSOR_KEY_BYTES)),
         answers=AnswerSettings(counter, config.prices, checks or None, config.allow_debug),
@@ -273,7 +271,6 @@ class EngineLife:
         await made.policy.start()
         await self._follow_files()
         await made.parts.start(made, self._stack)
-        self._stack.push_async_callback(services.upstreams.close)
         self._stack.push_async_callback(services.stores.blobs.room.aclose)
         self._stack.push_async_callback(made.calls.end_started)
         outcomes = await made.parts.outcomes()

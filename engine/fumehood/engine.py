@@ -147,7 +147,7 @@ class Engine:
 
     def part(self, kind: type[PartOfEngine]) -> PartOfEngine:
         """Return this engine's instance of the part class `kind`."""
-        return next(part for part in self._made.parts if isinstance(part, kind))
+        return self._made.parts.part(kind)
 
     def require_begun(self) -> None:
         """Raise EngineNotRunning if the engine has not been entered yet, or has been left."""

@@ -56,6 +56,10 @@ class EngineParts:
     def __iter__(self) -> Iterator[EnginePart]:
         return iter(self._all)
 
+    def part(self, kind: type[T]) -> T:
+        """Return this engine's instance of the part class `kind`."""
+        return next(part for part in self if isinstance(part, kind))
+
     def approvers(self) -> Iterable[str]:
         """Return the principals that make the decisions of parts."""
         return {part.approver for part in self if part.approver}

@@ -43,7 +43,7 @@ import asyncio
 import os
 import socket
 from fumehood import tool
-from fumehood.executors import addresses
+from fumehood.outgoing import addresses
 from fumehood.pipeline import retry
 
 retry.BASE_S = 0.01

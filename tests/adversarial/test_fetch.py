@@ -15,9 +15,9 @@ import psutil
 import pytest
 
 from fumehood import Config, Engine, Envelope, InvalidDefinition
-from fumehood.executors import addresses
-from fumehood.executors.addresses import RESOLVED_AT_ONCE, CheckedBackend
-from fumehood.executors.upstreams import Upstreams
+from fumehood.outgoing import addresses
+from fumehood.outgoing.addresses import RESOLVED_AT_ONCE, CheckedBackend
+from fumehood.outgoing.upstreams import Upstreams
 from fumehood.registry.index import filter_tools
 from fumehood.registry.secrets import RestSettings, SecretSettings
 from fumehood.registry.settings import WebToolSettings

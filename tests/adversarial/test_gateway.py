@@ -20,13 +20,13 @@ from fumehood.attack.gateway import gateway_target
 from fumehood.attack.run import run_attacks
 from fumehood.attack.scorecard import Verdict
 from fumehood.attack.targets import Standing, find_image
-from fumehood.executors import addresses
 from fumehood.gateway import door, proxy, request
 from fumehood.gateway.placeholders import Placeholders
 from fumehood.gateway.request import ProgramRequest
+from fumehood.outgoing import addresses
+from fumehood.outgoing.secret_values import SecretValues
 from fumehood.policy.model import Decision
 from fumehood.policy.model import Verdict as Decided
-from fumehood.redaction.secret_values import SecretValues
 from fumehood.sandbox.container.docker_api import Docker
 from support.nodes import cluster_wall
 from support.wait import DEADLINE_S

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from fumehood import Config, Engine, Envelope
-from fumehood.executors import addresses, upstreams
+from fumehood.outgoing import addresses, upstreams
 from fumehood.registry.secrets import RestSettings, SecretSettings
 from fumehood.registry.settings import WebToolSettings
 from fumehood.testing import FakeWall

@@ -16,12 +16,12 @@ from anyio.streams.tls import TLSStream
 
 from fumehood.core.errors import EngineError
 from fumehood.core.json_types import JsonObject
-from fumehood.executors.addresses import CheckedBackend
 from fumehood.gateway.authority import Authority
 from fumehood.gateway.door import Door, Send
 from fumehood.gateway.placeholders import Placeholders
 from fumehood.gateway.proxy import Proxy
 from fumehood.gateway.settings import GatewaySettings
+from fumehood.outgoing.addresses import CheckedBackend
 from fumehood.policy.model import Decision, Verdict
 from fumehood.sandbox.streams import RunClock
 from support.wait import DEADLINE_S

@@ -16,7 +16,7 @@ from fumehood.core.errors import UpstreamTimeout
 from fumehood.core.json_types import JsonObject
 from fumehood.core.limits import Limits
 from fumehood.executors.outcome import Outcome
-from fumehood.executors.upstreams import Upstreams
+from fumehood.outgoing.upstreams import Upstreams
 from fumehood.protocol.cursors import Cursors
 from fumehood.redaction.redactor import Redactor
 from fumehood.registry.definitions import parse_definition

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from fumehood import Engine
-from fumehood.executors import addresses
 from fumehood.gateway.in_engine import GatewayPart
+from fumehood.outgoing import addresses
 
 FETCH = """
 import json, os, sys, urllib.error, urllib.request

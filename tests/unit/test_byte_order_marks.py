@@ -18,11 +18,12 @@ from fumehood.cli.reach import _private_line
 from fumehood.config import load_config
 from fumehood.core.tool import ToolDefinition
 from fumehood.devtools.golden import read_golden
-from fumehood.executors.upstreams import UpstreamAnswer
 from fumehood.http.bodies import parse_json
 from fumehood.mcp.client.wire import Request, _Reader, served
 from fumehood.mcp.command import _read_file
 from fumehood.mcp.server.messages import read_message
+from fumehood.outgoing.secret_values import SecretValues
+from fumehood.outgoing.upstreams import UpstreamAnswer
 from fumehood.pipeline.coerce import coerce
 from fumehood.policy.loader import parse_policy
 from fumehood.projects.rules import IgnoreRules, plain_names
@@ -30,7 +31,6 @@ from fumehood.protocol.engine_paths import read_engine_paths
 from fumehood.protocol.files import read_values
 from fumehood.protocol.strict_json import StrictJsonError, loads
 from fumehood.redaction.redactor import Redactor
-from fumehood.redaction.secret_values import SecretValues
 from fumehood.registry.arguments import all_arguments, source_of
 from fumehood.registry.secrets import SecretBindings, SecretSettings
 from fumehood.rest.executor import _data

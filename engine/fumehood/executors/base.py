@@ -15,7 +15,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import ClassVar, Protocol
+from typing import ClassVar, Protocol, TypeVar
 
 from fumehood.core.call import CallRequest, Need
 from fumehood.core.envelope import Envelope
@@ -27,7 +27,6 @@ from fumehood.core.tool import ToolDefinition
 from fumehood.executors.around import Around
 from fumehood.executors.effects import Effect
 from fumehood.executors.outcome import MAX_DATA_BYTES, Outcome
-from fumehood.executors.upstreams import Upstreams
 from fumehood.observe.trace_context import context_of
 from fumehood.protocol.cursors import Cursors
 from fumehood.protocol.framing import MAX_REPORTS
@@ -43,6 +42,8 @@ from fumehood.sandbox.wall import (
     RunSinks,
 )
 from fumehood.storage.blobs import BlobStore
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +132,6 @@ class ToolRun:
     blobs: BlobStore
     cursors: Cursors
     redactor: Redactor
-    upstreams: Upstreams
     request: CallRequest
     network: tuple[str, ...] = ()
     """Hosts that the call requests for the program. The operator's settings may allow fewer."""
@@ -143,9 +143,15 @@ class ToolRun:
     (`needs_of`)."""
     around: tuple[Around, ...] = ()
     """The hooks of parts that surround a program's run, in the parts' order."""
+    parts: tuple[object, ...] = ()
+    """All parts of the engine, for `part`."""
     must_hold_back: bool = False
     """Whether the program may run only if a part holds back its effect, because the call lacks the
     required consent."""
+
+    def part(self, kind: type[T]) -> T:
+        """Return the engine's instance of the part class `kind`, for executors of parts."""
+        return next(part for part in self.parts if isinstance(part, kind))
 
     @property
     def traceparent(self) -> str:

@@ -20,7 +20,7 @@ from types import MappingProxyType
 from fumehood.core.errors import ExecutionError
 from fumehood.core.hosts import network_matches
 from fumehood.gateway.request import Headers, ProgramRequest, Refusal
-from fumehood.redaction.secret_values import SecretValues
+from fumehood.outgoing.secret_values import SecretValues
 from fumehood.registry.secrets import Origin, SecretSettings, host_and_port
 
 PREFIX = "fhs_"

@@ -24,7 +24,6 @@ from anyio.streams.buffered import BufferedByteStream
 from anyio.streams.tls import TLSStream
 
 from fumehood.core.errors import EngineError, NetworkError, PermissionDenied
-from fumehood.executors.addresses import CHECKED_CONNECTION, CheckedBackend, drop_what_follows
 from fumehood.gateway.authority import Authority, Hello
 from fumehood.gateway.door import SENT, Door
 from fumehood.gateway.placeholders import BodyWatch, HeldRequest
@@ -37,9 +36,10 @@ from fumehood.gateway.request import (
     passed_on,
     read_request,
 )
+from fumehood.outgoing.addresses import CHECKED_CONNECTION, CheckedBackend, drop_what_follows
+from fumehood.outgoing.secret_values import SecretValues
 from fumehood.protocol import strict_json
 from fumehood.protocol.framing import MAX_HEAD_BYTES
-from fumehood.redaction.secret_values import SecretValues
 from fumehood.sandbox.streams import RunClock
 
 if TYPE_CHECKING:

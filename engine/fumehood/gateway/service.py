@@ -38,8 +38,8 @@ from fumehood.sandbox.streams import MAX_UNREAD_BYTES, RunClock, Stream, StreamK
 if TYPE_CHECKING:
     import httpcore2
 
-    from fumehood.executors.addresses import CheckedBackend
     from fumehood.gateway.authority import Authority
+    from fumehood.outgoing.addresses import CheckedBackend
 
 AUTHORITY_FILE = "gateway.pem"
 
@@ -247,7 +247,7 @@ class Gateway:
         """
         import httpcore2
 
-        from fumehood.executors.addresses import IDLE_S, MAX_IDLE_CONNECTIONS, CheckedBackend
+        from fumehood.outgoing.addresses import IDLE_S, MAX_IDLE_CONNECTIONS, CheckedBackend
 
         if self._tls is None:
             self._tls = httpcore2.default_ssl_context()

@@ -6,7 +6,7 @@ from fumehood.core.part import Command, Part, ToolKind
 
 PART = Part(
     name="mcp",
-    after=("gateway",),
+    after=("gateway", "outgoing"),
     settings="fumehood.mcp.client.settings:SETTINGS",
     commands={
         "mcp": Command(

@@ -1,6 +1,6 @@
 """Requests to other services: one pool of connections for each engine, and bounded answers.
 
-Host side, below executors and parts. This module uses `httpcore2` directly, because a general
+Host side. This module uses `httpcore2` directly, because a general
 client follows redirects, keeps cookies, reads proxies from the environment, logs URLs and
 decompresses without a limit. Invariants: every connection, even after a redirect, is to an address
 that `addresses` has checked; headers and URLs with secrets are sent only to the origin of the
@@ -40,8 +40,8 @@ from fumehood.core.json_types import JsonObject
 from fumehood.core.long_text import shown_body
 from fumehood.core.tool import SECRET_REFERENCE, ToolDefinition
 from fumehood.executors.outcome import Outcome
+from fumehood.outgoing.secret_values import SecretValues
 from fumehood.redaction.redactor import Redactor
-from fumehood.redaction.secret_values import SecretValues
 from fumehood.registry.definitions import url_faults
 from fumehood.registry.secrets import NO_SECRETS, Origin, RestSettings, SecretBindings
 from fumehood.registry.settings import WebToolSettings
@@ -286,7 +286,7 @@ class Upstreams:
     ) -> UpstreamAnswer:
         import httpcore2  # imported here, because most engines have no REST tools
 
-        from fumehood.executors.addresses import drop_what_follows
+        from fumehood.outgoing.addresses import drop_what_follows
 
         if self._only_hosts is not None and not Origin.of(request.url).is_in(self._only_hosts):
             raise PermissionDenied(
@@ -339,7 +339,7 @@ class Upstreams:
         if self._pool is None:
             import httpcore2
 
-            from fumehood.executors.addresses import IDLE_S, MAX_IDLE_CONNECTIONS, CheckedBackend
+            from fumehood.outgoing.addresses import IDLE_S, MAX_IDLE_CONNECTIONS, CheckedBackend
 
             self._pool = httpcore2.AsyncConnectionPool(
                 ssl_context=self._tls or httpcore2.default_ssl_context(),

@@ -20,7 +20,6 @@ from fumehood.core.envelope import Envelope
 from fumehood.core.identity import Principal
 from fumehood.core.usage import Prices, TokenCounter
 from fumehood.executors.base import CallHandle
-from fumehood.executors.upstreams import Upstreams
 from fumehood.identity.identities import Identities
 from fumehood.observe.clock import Clock
 from fumehood.observe.log import Logger, log_fault
@@ -244,7 +243,6 @@ class PipelineServices:
     parts: CallParts
     walls: Walls
     sessions: SessionKeeper
-    upstreams: Upstreams
     circuits: Circuits
     retries: Retries
     stores: Stores

@@ -160,12 +160,12 @@ async def execute(
         blobs=services.stores.blobs,
         cursors=services.cursors,
         redactor=services.redactor,
-        upstreams=services.upstreams,
         request=permitted.request,
         network=admitted.plan.network,
         expected=admitted.expected,
         calls=CallsOfProgram(call, services, run_call) if needs else None,
         around=services.parts.around,
+        parts=services.parts.all,
         must_hold_back=admitted.must_hold_back,
     )
     tool = permitted.tool.definition

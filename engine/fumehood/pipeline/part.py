@@ -80,6 +80,7 @@ class CallParts:
     of the parts.
     """
 
+    all: tuple[CallPart, ...] = ()
     around: tuple[Around, ...] = ()
     requiring: tuple[CallPart, ...] = ()
     answering: tuple[CallPart, ...] = ()
@@ -110,6 +111,7 @@ class CallParts:
             names = " and ".join(type(part).__name__ for part in holding)
             raise PartError(f"{names} both hold back the effects of runs.")
         return cls(
+            all=found,
             around=tuple(part.around for part in found if type(part).around is not CallPart.around),
             requiring=tuple(
                 part

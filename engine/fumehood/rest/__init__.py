@@ -2,6 +2,6 @@
 documents.
 
 Host side. `executor.py` sends one request for each call of a REST tool, and `fetch.py` fetches a
-page for `fetch_url`. Both use the kernel's `executors/upstreams.py`, which determines the addresses
-that can be reached. `openapi.py` makes tool definitions for `fumehood tools import openapi`.
+page for `fetch_url`. Both use the part `outgoing`, which determines the addresses that can be
+reached. `openapi.py` makes tool definitions for `fumehood tools import openapi`.
 """

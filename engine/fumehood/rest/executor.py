@@ -1,6 +1,6 @@
 """The executor of REST tools: each call is one HTTP request.
 
-Host side, above `upstreams`, which sends the request. The engine's own process sends the request,
+Host side, above the part `outgoing`. The engine's own process sends the request (`upstreams`),
 without a wall, and `addresses` determines which hosts it may reach. If the endpoint or a header has
 a placeholder for an argument, the argument replaces the placeholder. All other arguments become the
 query (GET, HEAD, DELETE) or a JSON body.
@@ -56,7 +56,9 @@ from fumehood.executors.base import Executor, Placement, ToolRun
 from fumehood.executors.outcome import MAX_DATA_BYTES, CutText, Outcome
 from fumehood.executors.parts import Pieces
 from fumehood.executors.program import KeptStreams, KeptText
-from fumehood.executors.upstreams import (
+from fumehood.outgoing.in_engine import Outgoing
+from fumehood.outgoing.secret_values import SecretStream, SecretValues
+from fumehood.outgoing.upstreams import (
     MAX_BODY_SHOWN,
     Attempt,
     BodyTooLarge,
@@ -68,7 +70,6 @@ from fumehood.executors.upstreams import (
 from fumehood.protocol import strict_json
 from fumehood.protocol.cursors import Cursors
 from fumehood.redaction.redactor import Redactor
-from fumehood.redaction.secret_values import SecretStream, SecretValues
 from fumehood.registry.definitions import QUERY_METHODS
 from fumehood.registry.index import RegisteredTool
 
@@ -124,7 +125,7 @@ class RestExecutor(Executor):
             run.tool.definition,
             run.arguments,
             run.limits,
-            run.upstreams,
+            run.part(Outgoing).upstreams,
             run.redactor,
             run.traceparent,
             ListCursors(run.cursors, run.domain.principal_id),
@@ -250,8 +251,8 @@ class RelayedText:
         """Number of bytes of the body received so far."""
         self._values = values
         self._kept = KeptStreams(
-            run.blobs, run.domain.principal_id, run.upstreams.stream_bytes, run.redactor,
-            run.handle.output, run.domain.session_id,
+            run.blobs, run.domain.principal_id, run.part(Outgoing).upstreams.stream_bytes,
+            run.redactor, run.handle.output, run.domain.session_id,
         )  # fmt: skip
         self._pieces = Pieces(partial(self._kept.hear, "stdout"))
         self._drains = (run.blobs.room.drained, run.handle.drained)
@@ -307,8 +308,9 @@ async def relay_request(run: ToolRun) -> Outcome:
     try:
         try:
             request = make_request(tool, run.arguments, run.traceparent)
+            upstreams = run.part(Outgoing).upstreams
             answer = await _ask(
-                request, tool, run.limits, run.upstreams, run.redactor, attempt, values, text
+                request, tool, run.limits, upstreams, run.redactor, attempt, values, text
             )
             outcome = replace(outcome, data={"status": answer.status})
         except EngineError as error:

@@ -24,10 +24,11 @@ from fumehood.core.long_text import INLINE_BYTES
 from fumehood.core.returned_file import FILE_CONTENT
 from fumehood.executors.base import Executor, Placement, ToolRun
 from fumehood.executors.outcome import Outcome
-from fumehood.executors.upstreams import UpstreamAnswer, UpstreamRequest
+from fumehood.outgoing.in_engine import Outgoing
+from fumehood.outgoing.secret_values import SecretValues
+from fumehood.outgoing.upstreams import UpstreamAnswer, UpstreamRequest
 from fumehood.protocol import strict_json
 from fumehood.protocol.cursors import Cursors
-from fumehood.redaction.secret_values import SecretValues
 from fumehood.registry.definitions import url_faults
 from fumehood.registry.index import RegisteredTool
 from fumehood.rest.executor import Read, is_json, perform
@@ -90,7 +91,7 @@ class FetchExecutor(Executor):
             partial(fetch_request, run.arguments),
             read,
             run.limits,
-            run.upstreams.fetches,
+            run.part(Outgoing).upstreams.fetches,
             run.redactor,
         )
         # The body was within the limit when it was read, but base64 makes it longer.

@@ -31,9 +31,9 @@ from fumehood.core.escaping import json_document, visible
 from fumehood.core.json_types import JsonObject
 from fumehood.core.names import listed
 from fumehood.core.tool import ToolDefinition
-from fumehood.executors.addresses import is_public
-from fumehood.executors.upstreams import Attempt, BodyTooLarge, UpstreamRequest, Upstreams
-from fumehood.redaction.secret_values import SecretValues
+from fumehood.outgoing.addresses import is_public
+from fumehood.outgoing.secret_values import SecretValues
+from fumehood.outgoing.upstreams import Attempt, BodyTooLarge, UpstreamRequest, Upstreams
 from fumehood.registry.definitions import url_faults
 from fumehood.registry.directory import ToolDirectory
 from fumehood.registry.secrets import Origin, RestSettings, SecretBindings

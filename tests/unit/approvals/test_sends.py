@@ -23,10 +23,10 @@ from fumehood.client.wording import (
 from fumehood.core.errors import ArgumentsRefused, EngineError, SandboxUnavailable
 from fumehood.core.json_types import JsonObject
 from fumehood.executors.kinds import EXECUTORS
-from fumehood.executors.upstreams import Upstreams
 from fumehood.mcp.client.servers import McpServer
 from fumehood.mcp.client.settings import McpServerSettings
 from fumehood.observe.log import quiet_logger
+from fumehood.outgoing.upstreams import Upstreams
 from fumehood.protocol.cursors import Cursors
 from fumehood.redaction.redactor import Redactor
 from fumehood.registry.index import RegisteredTool, Source, tool_of_document

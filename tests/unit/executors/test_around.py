@@ -90,7 +90,7 @@ async def run(
         ToolRun(
             RegisteredTool(tool, Source.BUILTIN, unused, None), arguments, LIMITS, wall,
             TrustDomain("ann", None, None), handle or CallHandle(), unused, unused, Redactor(),
-            unused, request, around=parts, **fields,
+            request, around=parts, **fields,
         )
     )  # fmt: skip
 

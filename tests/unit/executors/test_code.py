@@ -516,7 +516,7 @@ async def run(
     return await executor_of(tool).run(
         ToolRun(
             RegisteredTool(tool, Source.BUILTIN, unused, None), arguments, LIMITS, lease,
-            TrustDomain("ann", None, session_id), CallHandle(), unused, unused, Redactor(), unused,
+            TrustDomain("ann", None, session_id), CallHandle(), unused, unused, Redactor(),
             request,
         )
     )  # fmt: skip

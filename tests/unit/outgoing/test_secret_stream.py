@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fumehood.redaction.secret_values import SecretValues
+from fumehood.outgoing.secret_values import SecretValues
 
 pytestmark = pytest.mark.row("E8", "T3")
 

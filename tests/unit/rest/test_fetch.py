@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from fumehood.core.errors import ArgumentsRefused
 from fumehood.core.json_types import JsonObject
-from fumehood.executors.upstreams import UpstreamAnswer
+from fumehood.outgoing.upstreams import UpstreamAnswer
 from fumehood.rest.fetch import fetch_request, file_name, page_data, readable_text
 
 pytestmark = [pytest.mark.row("T5", "E7")]

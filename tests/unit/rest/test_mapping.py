@@ -9,9 +9,9 @@ import pytest
 from fumehood.core.errors import ExecutionError, InvalidParams, OutputLimitExceeded
 from fumehood.core.json_types import JsonObject
 from fumehood.core.tool import ToolDefinition
+from fumehood.outgoing.secret_values import SecretValues
 from fumehood.protocol.cursors import Cursors
 from fumehood.redaction.redactor import Redactor
-from fumehood.redaction.secret_values import SecretValues
 from fumehood.registry.definitions import parse_definition
 from fumehood.rest.executor import MAX_OBJECTS, ListCursors, mapped
 from support.definitions import rest_document

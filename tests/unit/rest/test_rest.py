@@ -21,10 +21,10 @@ from hypothesis import strategies as st
 
 from fumehood.core.errors import ArgumentsRefused, NetworkError, PermissionDenied
 from fumehood.core.json_types import JsonObject
-from fumehood.executors.addresses import CheckedBackend, is_public
-from fumehood.executors.upstreams import UpstreamRequest, Upstreams, _unpacked, read_retry_after
+from fumehood.outgoing.addresses import CheckedBackend, is_public
+from fumehood.outgoing.secret_values import SecretValues
+from fumehood.outgoing.upstreams import UpstreamRequest, Upstreams, _unpacked, read_retry_after
 from fumehood.redaction.redactor import Redactor
-from fumehood.redaction.secret_values import SecretValues
 from fumehood.registry.definitions import InvalidDefinition, parse_definition
 from fumehood.registry.secrets import SecretBindings
 from fumehood.rest.executor import fill_secrets, make_request

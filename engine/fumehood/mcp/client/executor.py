@@ -32,10 +32,10 @@ from fumehood.core.returned_file import FILE_CONTENT
 from fumehood.core.tool import ToolDefinition
 from fumehood.executors.base import Executor, Placement, ToolRun
 from fumehood.executors.outcome import Outcome
-from fumehood.executors.upstreams import MAX_BODY_SHOWN, BodyTooLarge, concluded
 from fumehood.mcp.client.servers import McpServer
 from fumehood.mcp.client.settings import SEPARATOR
 from fumehood.mcp.client.wire import Request, RpcError
+from fumehood.outgoing.upstreams import MAX_BODY_SHOWN, BodyTooLarge, concluded
 from fumehood.protocol.cursors import Cursors
 from fumehood.protocol.framing import whole_words
 from fumehood.registry.index import RegisteredTool

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from fumehood.engine_part import EnginePart
 from fumehood.mcp.client.servers import McpServer, McpServers
+from fumehood.outgoing.in_engine import Outgoing
 
 if TYPE_CHECKING:
     from fumehood.compose import Composition
@@ -24,9 +25,9 @@ class McpClient(EnginePart):
     async def running(self, made: Composition) -> AsyncIterator[None]:
         """Keep every server running, and its tools registered, until the context is left."""
         settings = self.kernel.config.of("mcp_servers", dict) or {}
-        services = made.services
+        services, upstreams = made.services, made.parts.part(Outgoing).upstreams
         all_servers = McpServers(
-            settings, services.registry, made.sources.registrations, services.upstreams,
+            settings, services.registry, made.sources.registrations, upstreams,
             services.redactor, made.walls.container, services.log, made.parts,
         )  # fmt: skip
         self.servers = all_servers.servers

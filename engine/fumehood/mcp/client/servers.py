@@ -32,7 +32,6 @@ from fumehood.core.names import named_apart
 from fumehood.core.tool import SECRET_REFERENCE, ToolDefinition, ToolType
 from fumehood.engine_part import EnginePart, around_lasting
 from fumehood.executors.around import LastingProgram, Share, Surroundings
-from fumehood.executors.upstreams import BodyTooLarge, UpstreamRequest, Upstreams
 from fumehood.mcp.client.program import ContainerProgram, NetworkedProgram
 from fumehood.mcp.client.settings import SEPARATOR, McpServerSettings
 from fumehood.mcp.client.wire import (
@@ -48,10 +47,11 @@ from fumehood.mcp.client.wire import (
     served,
 )
 from fumehood.observe.log import Logger, log_fault
+from fumehood.outgoing.secret_values import SecretValues
+from fumehood.outgoing.upstreams import BodyTooLarge, UpstreamRequest, Upstreams
 from fumehood.protocol import strict_json
 from fumehood.protocol.files import one_line
 from fumehood.redaction.redactor import Redactor
-from fumehood.redaction.secret_values import SecretValues
 from fumehood.registry.definitions import (
     MAX_DEFINITION_BYTES,
     InvalidDefinition,

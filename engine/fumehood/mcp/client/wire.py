@@ -28,17 +28,17 @@ import anyio
 from fumehood.core.errors import EngineError, NetworkError
 from fumehood.core.json_types import JsonObject
 from fumehood.core.tool import is_header_value
-from fumehood.executors.upstreams import (
+from fumehood.mcp.server.messages import is_id
+from fumehood.outgoing.secret_values import SecretValues
+from fumehood.outgoing.upstreams import (
     Attempt,
     BodyTooLarge,
     UpstreamAnswer,
     UpstreamRequest,
     Upstreams,
 )
-from fumehood.mcp.server.messages import is_id
 from fumehood.protocol import strict_json
 from fumehood.protocol.framing import MAX_REPORT_CHARACTERS, whole_words
-from fumehood.redaction.secret_values import SecretValues
 from fumehood.sandbox.wall import rest_after
 
 MODERN = "2026-07-28"
