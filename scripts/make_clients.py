@@ -37,8 +37,8 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 from pydantic import AwareDatetime, BaseModel
 
 from fumehood.answers import Done
+from fumehood.batches.model import BatchOptions
 from fumehood.call_options import OF_PARTS, CallOptions
-from fumehood.core.call import BatchOptions
 from fumehood.core.call_log import CallQuery
 from fumehood.core.decision import DecisionOptions
 from fumehood.core.json_types import Written

@@ -143,12 +143,6 @@ class CallDetails(Value):
     """Whether the call's arguments are kept, so that it can be repeated as a dry run."""
 
 
-class BatchAnswer(Value):
-    """The envelopes of a batch's calls, in the order of the calls."""
-
-    results: tuple[Envelope, ...]
-
-
 class ProjectFile(Value):
     """One changed file of a session's project."""
 

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 from pydantic import Field, ValidationError, create_model
 
 from fumehood.core import call as kernel
-from fumehood.core.call import MAX_CALLS, MAX_TOOL_CHARACTERS, RawBatch
 from fumehood.core.json_types import JsonObject
 from fumehood.core.part import CallOption, Part, PartError, imported
 from fumehood.parts import parts
@@ -70,18 +69,6 @@ class CallBody(kernel.CallBody):
     """The body of `POST /v1/tools/{name}/call`."""
 
     options: CallOptions = Field(default_factory=lambda: _NO_OPTIONS)
-
-
-class BatchCall(CallBody):
-    """One call of a batch."""
-
-    tool: str = Field(max_length=MAX_TOOL_CHARACTERS)
-
-
-class BatchBody(RawBatch):
-    """The body of `POST /v1/calls`. The envelope of a malformed call reports the fault."""
-
-    calls: list[BatchCall | Any] = Field(min_length=1, max_length=MAX_CALLS)
 
 
 def chosen_options(options: kernel.CallOptions) -> Iterator[CallOption[Any]]:

@@ -19,7 +19,7 @@ from fumehood.answers import ToolDetails
 from fumehood.call_options import CallOptions
 from fumehood.compose import EngineLife, compose
 from fumehood.config import Config
-from fumehood.core.call import BatchOptions, CallBody, RawBatch, ResultChecker
+from fumehood.core.call import CallBody, ResultChecker
 from fumehood.core.call_log import CallPage, CallQuery, CallRecord
 from fumehood.core.decision import Decision, decided
 from fumehood.core.envelope import Envelope, Metadata, Performance, Resources, UsageReport
@@ -30,7 +30,6 @@ from fumehood.core.errors import (
 from fumehood.core.identity import Principal, Scope, uid_principal_id
 from fumehood.core.json_types import JsonObject
 from fumehood.core.keyword_types import (
-    BatchKeywords,
     CallKeywords,
     CallQueryKeywords,
     DecisionKeywords,
@@ -50,12 +49,8 @@ from fumehood.identity.principals import require_agent
 from fumehood.observe.clock import Clock, timestamp
 from fumehood.observe.figures import Figure
 from fumehood.observe.log import Logger
-from fumehood.pipeline.batch import Batch, Parse
 from fumehood.pipeline.incoming import (
-    parse_batch,
-    parse_batch_call,
     parse_call_body,
-    parse_own_batch_call,
     parse_own_call,
     parse_own_decision,
     parsed,
@@ -181,25 +176,6 @@ class Engine:
             return self.refusal(error, tool=str(tool))
         return await self.run(name, body, self.owner)
 
-    async def batch(
-        self, calls: Iterable[JsonObject], **options: Unpack[BatchKeywords]
-    ) -> list[Envelope]:
-        """Make many calls concurrently as the owner of this process, and return their answers in
-        order.
-
-        Each of the 1 to 1000 calls is `{"tool": …, "arguments": {…}, "options": {…}}`. `options`
-        are the fields of `BatchOptions`. Each call has its own answer, even if the call is
-        malformed or fails.
-
-        Raises:
-            InvalidParams: the number of calls or an option of the batch is wrong.
-            TypeError, EngineNotRunning: for the same reasons as in `call`.
-        """
-        chosen = checked_keywords(BatchKeywords, "batch", options)
-        self.require_begun()
-        body = parse_batch({"calls": list(calls), "options": chosen})
-        return await self.open_batch(body, self.owner, parse=parse_own_batch_call).run()
-
     async def fetch_all(
         self,
         tool: str,
@@ -286,31 +262,6 @@ class Engine:
         for a streamed call, or if `live` has `is_delivered_later`.
         """
         self._made.calls.delivered(live)
-
-    def open_batch(
-        self, body: RawBatch, principal: Principal, parse: Parse = parse_batch_call
-    ) -> Batch:
-        """Prepare a batch of calls of one principal. When the batch runs, each call goes through
-        `run`.
-        """
-        return self.batch_of(body.calls, body.options, principal, parse)
-
-    def batch_of(
-        self, members: Sequence[Any], options: BatchOptions, principal: Principal, parse: Parse
-    ) -> Batch:
-        """Prepare a batch of calls of one principal, without running it.
-
-        `parse` parses each member of `members`. When the batch runs, each call goes through `run`.
-        """
-        return Batch(
-            members,
-            options,
-            parse=parse,
-            run=lambda tool, call, live: self.run(tool, call, principal, live),
-            refuse=self.refusal,
-            delivered=self.delivered,
-            log=self.log,
-        )
 
     async def cancel(self, call_id: str) -> None:
         """Cancel a running call of this process's owner. The answer to the call is then the error
@@ -632,4 +583,4 @@ class Engine:
         return self._made.walls.report()
 
 
-__all__ = ["CallOptions", "Engine", "Tool", "parse_batch", "parse_call_body"]
+__all__ = ["CallOptions", "Engine", "Tool", "parse_call_body"]

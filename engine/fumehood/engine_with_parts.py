@@ -12,6 +12,7 @@ from fumehood.parts import with_methods
 
 if TYPE_CHECKING:
     from fumehood.audit.engine import EngineWithAudit as AuditedEngine
+    from fumehood.batches.engine import EngineWithBatches as BatchingEngine
     from fumehood.formats.engine import EngineWithFormats as HandlingEngine
     from fumehood.projects.engine import EngineWithProjects as CopyingEngine
     from fumehood.snapshots.engine import EngineWithSnapshots as ForkingEngine
@@ -19,7 +20,13 @@ if TYPE_CHECKING:
     from fumehood.workspace.engine import EngineWithFiles as EngineOfFiles
 
     class EngineOfParts(
-        AuditedEngine, HandlingEngine, CopyingEngine, ForkingEngine, StreamingEngine, EngineOfFiles
+        AuditedEngine,
+        BatchingEngine,
+        HandlingEngine,
+        CopyingEngine,
+        ForkingEngine,
+        StreamingEngine,
+        EngineOfFiles,
     ): ...
 
 else:

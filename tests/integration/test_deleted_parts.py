@@ -322,6 +322,36 @@ def test_recordings_are_kept_and_options_refused_without_streams(tree: Tree, hom
     assert "streams_mb: there is no such key in " in refused.stderr
 
 
+WITHOUT_BATCHES = """
+import json
+from fumehood import AsyncClient, Client, Engine
+from fumehood.http.app import OPERATIONS
+
+print(json.dumps({
+    "methods": [hasattr(one, "batch") for one in (Engine, Client, AsyncClient)],
+    "calls": [one.method for one in OPERATIONS if one.path == "/v1/calls"],
+}))
+"""
+
+
+def test_many_calls_cannot_be_made_at_once_without_batches(tree: Tree, home: Path) -> None:
+    tree.delete(with_dependents("batches", PARTS))
+    known = {
+        **CLEAN_ENVIRONMENT, "FUMEHOOD_HOME": str(home), "PYTHONPATH": ":".join(tree.import_path),
+    }  # fmt: skip
+
+    def python(*arguments: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, *arguments]
+        return subprocess.run(command, env=known, capture_output=True, text=True, timeout=600)
+
+    ran = python("-c", WITHOUT_BATCHES)
+    assert ran.returncode == 0, ran.stderr
+    assert json.loads(ran.stdout) == {"methods": [False] * 3, "calls": ["GET"]}
+    shown = python("-m", "fumehood.cli.main", "call", "--batch", "-")
+    assert (shown.returncode, shown.stdout) == (2, "")
+    assert "--batch needs the part batches, which is not installed." in shown.stderr
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

@@ -8,6 +8,7 @@ from fumehood.client.async_client import AsyncClient as AsyncKernelClient
 from fumehood.parts import with_methods
 
 if TYPE_CHECKING:
+    from fumehood.batches.async_client import AsyncClientWithBatches as AsyncBatchingClient
     from fumehood.formats.async_client import AsyncClientWithFormats as AsyncHandlingClient
     from fumehood.projects.async_client import AsyncClientWithProjects as AsyncCopyingClient
     from fumehood.snapshots.async_client import AsyncClientWithForks as AsyncForkingClient
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from fumehood.workspace.async_client import AsyncClientWithFiles as AsyncClientOfFiles
 
     class AsyncClientOfParts(
+        AsyncBatchingClient,
         AsyncHandlingClient,
         AsyncCopyingClient,
         AsyncForkingClient,

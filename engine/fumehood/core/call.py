@@ -22,9 +22,6 @@ MAX_USE = 10**12
 """The highest cost of one call, and the highest number of tokens that it can report. A higher cost
 would lose its sixth decimal place."""
 
-MAX_CALLS = 1000
-"""Maximum number of calls in one batch, or in one assistant message."""
-
 MAX_KEY_CHARACTERS = 255
 """Maximum characters of an idempotency key."""
 
@@ -102,23 +99,6 @@ class CallBody(StrictValue):
         default_factory=dict, json_schema_extra={"maxProperties": MAX_KEYS}
     )
     options: CallOptions = Field(default_factory=lambda: _NO_OPTIONS)
-
-
-class BatchOptions(StrictValue):
-    """Options of a batch. `timeout_seconds` is the time limit for all its calls together."""
-
-    max_parallel: int = Field(default=8, ge=1, le=32)
-    timeout_seconds: Seconds | None = None
-    parallel_tool_calls: bool = True
-
-
-class RawBatch(StrictValue):
-    """A batch of calls. Each call is parsed only when its turn comes, so that an invalid call does
-    not make the other calls fail.
-    """
-
-    calls: list[Any] = Field(min_length=1, max_length=MAX_CALLS)
-    options: BatchOptions = Field(default_factory=BatchOptions)
 
 
 @dataclass(frozen=True, slots=True)

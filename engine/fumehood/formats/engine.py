@@ -10,6 +10,7 @@ import json
 from collections.abc import Collection, Sequence
 from typing import Any, Unpack
 
+from fumehood.batches.engine import batch_of
 from fumehood.core.errors import InvalidParams, ToolNotFound
 from fumehood.core.identity import Principal
 from fumehood.core.json_types import JsonObject
@@ -117,7 +118,7 @@ class EngineWithFormats(Engine):
         return MessageCalls(
             body,
             self._finder(body.options.agent_id),
-            lambda members, options, parse: self.batch_of(members, options, principal, parse),
+            lambda members, options, parse: batch_of(self, members, options, principal, parse),
             self.part(Formats).repairs,
         )
 

@@ -1,6 +1,6 @@
 """The tool calls of an assistant's message, which run as one batch.
 
-Host side, above `pipeline/batch.py`. The provider's format reads the message and writes the answer.
+Host side, above `batches/batch.py`. The provider's format reads the message and writes the answer.
 Invariant: each call in the message has exactly one result, even if the call is malformed, is
 denied, waits for approval or names an unknown tool. The results have the order of the calls. A
 message for which this is impossible is refused as a whole.
@@ -14,13 +14,10 @@ from typing import Any
 import anyio
 import anyio.to_thread
 
+from fumehood.batches.batch import Batch, Parse
+from fumehood.batches.model import MAX_CALLS, BatchOptions
 from fumehood.call_options import CallBody, CallOptions
-from fumehood.core.call import (
-    MAX_CALLS,
-    MAX_KEYS,
-    MAX_TOOL_CHARACTERS,
-    BatchOptions,
-)
+from fumehood.core.call import MAX_KEYS, MAX_TOOL_CHARACTERS
 from fumehood.core.envelope import Envelope
 from fumehood.core.errors import InvalidParams, ToolNotFound
 from fumehood.core.json_types import JsonObject
@@ -33,7 +30,6 @@ from fumehood.formats.model import (
 )
 from fumehood.formats.schemas import restored
 from fumehood.formats.table import CHAT_FORMATS
-from fumehood.pipeline.batch import Batch, Parse
 from fumehood.pipeline.incoming import as_sent, parsed
 from fumehood.protocol import strict_json
 

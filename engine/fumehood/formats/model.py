@@ -7,8 +7,8 @@ from typing import Any, Literal, Self
 
 from pydantic import ConfigDict, Field, JsonValue, model_validator
 
+from fumehood.batches.model import MAX_CALLS
 from fumehood.call_options import CallOptions
-from fumehood.core.call import MAX_CALLS
 from fumehood.core.envelope import Envelope
 from fumehood.core.errors import RequiresHumanApproval
 from fumehood.core.json_types import JsonObject

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from fumehood.call_options import CallBody
-from fumehood.core.call import MAX_KEYS, MAX_TOOL_CHARACTERS, RawBatch, replaced
+from fumehood.core.call import MAX_KEYS, replaced
 from fumehood.core.decision import DecisionBody
 from fumehood.core.errors import InvalidParams, faults_of
 from fumehood.core.json_types import JsonObject
@@ -93,39 +93,6 @@ def parse_call_body(document: Any) -> CallBody:
         if isinstance(where, dict) and len(where) > MAX_KEYS:
             raise InvalidParams(f"An object in the call has more than {MAX_KEYS} keys.")
     return parsed(CallBody, document, "call")
-
-
-def parse_batch(document: Any) -> RawBatch:
-    """Parse the body of a batch from a JSON document. The calls in the batch are not parsed yet.
-
-    Raises:
-        InvalidParams: some fields of the batch itself are invalid; the error names each of them.
-    """
-    return parsed(RawBatch, document, "batch")
-
-
-def parse_batch_call(document: Any) -> tuple[str, CallBody]:
-    """Parse one call of a batch. Return the tool's name and the call's body.
-
-    Raises:
-        InvalidParams: some fields are invalid; the error names each of them.
-    """
-    tool = document.get("tool") if isinstance(document, dict) else None
-    if not isinstance(tool, str) or len(tool) > MAX_TOOL_CHARACTERS:
-        raise InvalidParams(
-            'A call of a batch must be an object with the name of a tool: {"tool": "…", '
-            '"arguments": {…}}.',
-            fields=["tool"],
-        )
-    return tool, parse_call_body({key: document[key] for key in document if key != "tool"})
-
-
-def parse_own_batch_call(call: Any) -> tuple[str, CallBody]:
-    """Parse one call of a batch that this process made, as strictly as one sent over a socket.
-    Return the tool's name and the call's body.
-    """
-    # In a list, so that the call is nested as deeply as in a batch.
-    return parse_batch_call(as_sent([call], "call")[0])
 
 
 def parse_own_decision(document: JsonObject) -> DecisionBody:

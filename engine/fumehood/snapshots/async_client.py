@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, Unpack
 
+from fumehood.batches.async_client import batch_request
 from fumehood.client.async_client import AsyncClient
 from fumehood.core.envelope import Envelope
 from fumehood.core.errors import FumehoodError
@@ -53,10 +54,11 @@ class AsyncClientWithForks(AsyncClient):
         forks = await self.fork_session(session, snapshot_id, count=len(inputs))
         kept = None
         try:
-            answers = await self.batch(
+            calls = (
                 {"tool": tool, "arguments": arguments, "options": {**chosen, "session_id": fork.id}}
                 for fork, arguments in zip(forks, inputs, strict=True)
             )
+            answers = (await self._transport.send(batch_request(calls, {}))).results
             good = [number for number, answer in enumerate(answers) if answer.error is None]
             if best is not None and good:
                 kept = max(good, key=lambda number: best(answers[number]))
@@ -66,4 +68,4 @@ class AsyncClientWithForks(AsyncClient):
                     with suppress(FumehoodError):  # the answers matter more
                         await self.end_session(fork.id)
         winner = None if kept is None else await self.session(forks[kept].id)
-        return ForkedCalls(tuple(answers), kept, winner)
+        return ForkedCalls(answers, kept, winner)

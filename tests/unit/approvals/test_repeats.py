@@ -15,7 +15,7 @@ from fumehood.approvals.model import (
     ApprovalState,
     Resolution,
 )
-from fumehood.core.call import BatchOptions, RawBatch
+from fumehood.batches.model import BatchOptions, RawBatch
 from fumehood.core.envelope import Envelope
 from fumehood.executors.base import CallHandle
 from fumehood.pipeline.incoming import parse_own_call

@@ -8,15 +8,11 @@ from typing import Any
 
 import pytest
 
+from fumehood.batches.batch import parse_batch, parse_batch_call
+from fumehood.batches.model import BatchOptions
 from fumehood.call_options import CallOptions
-from fumehood.core.call import BatchOptions
 from fumehood.core.errors import InvalidParams
-from fumehood.pipeline.incoming import (
-    parse_batch,
-    parse_batch_call,
-    parse_call_body,
-    parse_own_call,
-)
+from fumehood.pipeline.incoming import parse_call_body, parse_own_call
 
 
 def test_integral_float_is_an_integer_in_options_and_unchanged_in_arguments() -> None:

@@ -13,7 +13,6 @@ from typing import Any, Self, Unpack
 
 from fumehood.answers import (
     AgentTools,
-    BatchAnswer,
     ToolList,
 )
 from fumehood.client.api_request import (
@@ -23,7 +22,6 @@ from fumehood.client.api_request import (
     address,
     ask,
     ask_for_bytes,
-    batch_work_s,
     call_read_by,
     data_of,
     decision_read_by,
@@ -39,7 +37,7 @@ from fumehood.core.call_log import CallRecord
 from fumehood.core.decision import Decision
 from fumehood.core.envelope import Envelope
 from fumehood.core.json_types import JsonObject
-from fumehood.core.keyword_types import BatchKeywords, CallKeywords, DecisionKeywords
+from fumehood.core.keyword_types import CallKeywords, DecisionKeywords
 from fumehood.core.names import checked_keywords
 from fumehood.core.pages import MAX_ITEMS, Pages
 from fumehood.core.returned_file import parse_blob_url
@@ -151,29 +149,6 @@ class Client(BaseClient, CallerOperations):
         chosen = checked_keywords(DecisionKeywords, "decide", options)
         request = decision_read_by(data_of(Decision), tool, arguments, context, chosen)
         return self._transport.send(request)
-
-    def batch(
-        self, calls: Iterable[JsonObject], **options: Unpack[BatchKeywords]
-    ) -> list[Envelope]:
-        """Make 1 to 1000 calls at once, and return their answers in the same order.
-
-        Each call is `{"tool": …, "arguments": {…}, "options": {…}}`. `options` are the fields of
-        `BatchOptions`. Each call has its own answer, even if the call is malformed, is refused or
-        fails. If the connection closes, the engine cancels the running calls and starts no further
-        calls.
-
-        Raises:
-            TypeError: an option is unknown.
-            ValueError: the calls or options are not JSON, so nothing was sent.
-            Refused: the number of calls or an option of the batch is invalid.
-        """
-        chosen = checked_keywords(BatchKeywords, "batch", options)
-        body: JsonObject = {"calls": list(calls), "options": chosen}
-        work_s = batch_work_s(body["calls"], chosen)
-        found = self._transport.send(
-            ask("POST", data_of(BatchAnswer), "calls", body=body, work_s=work_s)
-        )
-        return list(found.results)
 
     def fetch_all(
         self,

@@ -9,6 +9,7 @@ from fumehood.client.sync.client import Client as KernelClient
 from fumehood.parts import with_methods
 
 if TYPE_CHECKING:
+    from fumehood.batches.sync.client import ClientWithBatches as BatchingClient
     from fumehood.formats.sync.client import ClientWithFormats as HandlingClient
     from fumehood.projects.sync.client import ClientWithProjects as CopyingClient
     from fumehood.snapshots.sync.client import ClientWithForks as ForkingClient
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from fumehood.workspace.sync.client import ClientWithFiles as ClientOfFiles
 
     class ClientOfParts(
+        BatchingClient,
         HandlingClient,
         CopyingClient,
         ForkingClient,

@@ -1,4 +1,4 @@
-"""Single calls and batches, the call log and its blobs, and decisions.
+"""Single calls, the call log and its blobs, and decisions.
 
 A blob is content that was too large for an answer. Only the owner of the call can read it here.
 """
@@ -14,11 +14,10 @@ from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import Response
 
-from fumehood.answers import BatchAnswer, CallAnswer, CallList, CancelledCall, Pagination
+from fumehood.answers import CallAnswer, CallList, CancelledCall, Pagination
 from fumehood.approvals.model import Approval, ApprovalState
-from fumehood.call_options import BatchBody, CallBody
+from fumehood.call_options import CallBody
 from fumehood.core.call import CallBody as AnyCallBody
-from fumehood.core.call import RawBatch
 from fumehood.core.call_log import CallQuery, CallRecord
 from fumehood.core.decision import Decision, DecisionBody, decided
 from fumehood.core.envelope import Envelope, UsageReport
@@ -27,18 +26,16 @@ from fumehood.core.errors import (
     MethodNotAllowed,
     RequiresHumanApproval,
     ResourceNotFound,
-    ShuttingDown,
 )
 from fumehood.core.identity import Principal
 from fumehood.core.value import Value
-from fumehood.engine import Engine, parse_batch, parse_call_body
+from fumehood.engine import Engine, parse_call_body
 from fumehood.executors.base import CallHandle
 from fumehood.http.answers import (
     answer,
     engine_of,
     envelope_response,
     once_delivered,
-    results_response,
     when_left,
 )
 from fumehood.http.bodies import FileBody, attachment_headers
@@ -51,7 +48,6 @@ from fumehood.storage.blobs import Blob
 from fumehood.storage.calls import NO_SUCH_CALL
 
 NewCall = Annotated[CallBody, ParsedBy(parse_call_body, CallBody)]
-NewBatch = Annotated[RawBatch, ParsedBy(parse_batch, BatchBody)]
 
 CALL_ERRORS = frozenset(ERROR_CODES.values()) - {MethodNotAllowed}
 """The errors that a call may have: all codes. Clients that handle them all also work with gates
@@ -101,21 +97,6 @@ async def run_plainly(
     if handle.on_delivered is None:
         return response
     return once_delivered(request, response, lambda: engine.delivered(handle))
-
-
-@endpoint("POST", "/v1/calls", Needs.CALLER, errors=[ShuttingDown], data=BatchAnswer, client=None)
-async def call_tools(
-    request: Request, engine: Engine, body: NewBatch, caller: Principal
-) -> Response:
-    """Make 1 to 1000 calls in one request. The answer has one envelope per call, in their order.
-
-    A call that is malformed, refused or fails does not affect the others. If the client
-    disconnects, running calls are cancelled, and no further call is started.
-    """
-    batch = engine.open_batch(body, caller)
-    async with cancelled_with(request, batch.cancel):
-        await batch.run()
-    return results_response(engine, batch.texts)
 
 
 @endpoint("GET", "/v1/calls", Needs.CALLER, errors=[ResourceNotFound], client="calls")
@@ -299,4 +280,4 @@ async def cancel_call(
     return CancelledCall(call_id=call_id, cancelled=True)
 
 
-OPERATIONS = [call_tool, call_tools, list_calls, show_call, decide, get_blob, cancel_call]
+OPERATIONS = [call_tool, list_calls, show_call, decide, get_blob, cancel_call]

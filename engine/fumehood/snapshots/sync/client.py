@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, Unpack
 
+from fumehood.batches.sync.client import batch_request
 from fumehood.client.sync.client import Client
 from fumehood.core.envelope import Envelope
 from fumehood.core.errors import FumehoodError
@@ -54,10 +55,11 @@ class ClientWithForks(Client):
         forks = self.fork_session(session, snapshot_id, count=len(inputs))
         kept = None
         try:
-            answers = self.batch(
+            calls = (
                 {"tool": tool, "arguments": arguments, "options": {**chosen, "session_id": fork.id}}
                 for fork, arguments in zip(forks, inputs, strict=True)
             )
+            answers = (self._transport.send(batch_request(calls, {}))).results
             good = [number for number, answer in enumerate(answers) if answer.error is None]
             if best is not None and good:
                 kept = max(good, key=lambda number: best(answers[number]))
@@ -67,4 +69,4 @@ class ClientWithForks(Client):
                     with suppress(FumehoodError):  # the answers matter more
                         self.end_session(fork.id)
         winner = None if kept is None else self.session(forks[kept].id)
-        return ForkedCalls(tuple(answers), kept, winner)
+        return ForkedCalls(answers, kept, winner)

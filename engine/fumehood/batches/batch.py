@@ -1,8 +1,8 @@
 """Batches: several calls in one request, each run by the pipeline as if it had been sent alone.
 
-Host side. The engine creates batches; they use `Calls.run`. Invariants: each member has exactly one
-answer, at the member's own position; a member's failure never affects another member; no member
-starts after the batch was ended; when `run` returns, no member is running.
+Host side. `engine.py` creates batches, whose calls go through `Engine.run`. Invariants: each member
+has exactly one answer, at the member's own position; a member's failure never affects another
+member; no member starts after the batch was ended; when `run` returns, no member is running.
 """
 
 from __future__ import annotations
@@ -14,12 +14,14 @@ from typing import Any
 import anyio
 import anyio.lowlevel
 
-from fumehood.core.call import BatchOptions, CallBody
+from fumehood.batches.model import BatchOptions, RawBatch
+from fumehood.core.call import MAX_TOOL_CHARACTERS, CallBody
 from fumehood.core.envelope import Envelope
 from fumehood.core.errors import (
     Cancelled,
     EngineError,
     InternalError,
+    InvalidParams,
     OutputLimitExceeded,
     Timeout,
 )
@@ -27,6 +29,7 @@ from fumehood.core.limits import MB
 from fumehood.executors.base import CallHandle
 from fumehood.executors.outcome import MAX_DATA_BYTES
 from fumehood.observe.log import Logger, log_fault
+from fumehood.pipeline.incoming import as_sent, parse_call_body, parsed
 from fumehood.protocol.messages import encode_envelope
 
 NOT_BEGUN = "This call was not begun, so it can be sent again."
@@ -150,3 +153,36 @@ def _named_by(member: Any) -> str | None:
     """Return the tool that a malformed member names, or None."""
     tool = member.get("tool") if isinstance(member, dict) else None
     return tool if isinstance(tool, str) else None
+
+
+def parse_batch(document: Any) -> RawBatch:
+    """Parse the body of a batch from a JSON document. The calls in the batch are not parsed yet.
+
+    Raises:
+        InvalidParams: some fields of the batch itself are invalid; the error names each of them.
+    """
+    return parsed(RawBatch, document, "batch")
+
+
+def parse_batch_call(document: Any) -> tuple[str, CallBody]:
+    """Parse one call of a batch. Return the tool's name and the call's body.
+
+    Raises:
+        InvalidParams: some fields are invalid; the error names each of them.
+    """
+    tool = document.get("tool") if isinstance(document, dict) else None
+    if not isinstance(tool, str) or len(tool) > MAX_TOOL_CHARACTERS:
+        raise InvalidParams(
+            'A call of a batch must be an object with the name of a tool: {"tool": "…", '
+            '"arguments": {…}}.',
+            fields=["tool"],
+        )
+    return tool, parse_call_body({key: document[key] for key in document if key != "tool"})
+
+
+def parse_own_batch_call(call: Any) -> tuple[str, CallBody]:
+    """Parse one call of a batch that this process made, as strictly as one sent over a socket.
+    Return the tool's name and the call's body.
+    """
+    # In a list, so that the call is nested as deeply as in a batch.
+    return parse_batch_call(as_sent([call], "call")[0])

@@ -11,9 +11,9 @@ import anyio.lowlevel
 import pytest
 
 from fumehood import Envelope, tool
+from fumehood.batches import batch as module
+from fumehood.batches.batch import parse_batch
 from fumehood.core.errors import InvalidParams
-from fumehood.pipeline import batch as module
-from fumehood.pipeline.incoming import parse_batch
 from fumehood.registry.declare import FunctionTool
 from support.answers import code_of
 from support.recording import bench
