@@ -322,6 +322,28 @@ def test_recordings_are_kept_and_options_refused_without_streams(tree: Tree, hom
     assert "streams_mb: there is no such key in " in refused.stderr
 
 
+WITHOUT_FIGURES = """
+import json
+from fumehood.guest.languages import python
+from fumehood.guest.languages.libraries import LIBRARIES
+
+python.preload()
+python.expect_late()
+ended, claim = python.Program(512 << 20).run("1 + 1")
+print(json.dumps([len(LIBRARIES), ended, claim["result"]["value"], "notes" in claim["result"]]))
+"""
+
+
+def test_python_programs_run_without_figures(whole: Tree, tree: Tree) -> None:
+    tree.delete(PARTS["figures"])
+    for copy, libraries in ((whole, 1), (tree, 0)):
+        known = {**CLEAN_ENVIRONMENT, "PYTHONPATH": copy.import_path[0]}
+        command = [sys.executable, "-c", WITHOUT_FIGURES]
+        ran = subprocess.run(command, env=known, capture_output=True, text=True, timeout=600)
+        assert ran.returncode == 0, ran.stderr
+        assert json.loads(ran.stdout) == [libraries, 0, 2, False]
+
+
 WITHOUT_BATCHES = """
 import json
 from fumehood import AsyncClient, Client, Engine

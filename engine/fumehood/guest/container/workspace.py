@@ -23,13 +23,10 @@ from fumehood.guest.container.walk import (
     is_nameable,
 )
 from fumehood.guest.core.pipes import held
-from fumehood.guest.languages.figures import DIRECTORY
+from fumehood.guest.languages.libraries import PICTURES
 from fumehood.protocol.framing import MAX_DIRECTORY_DEPTH
 
 MOUNTS = (WORKSPACE, "/tmp", "/dev/shm")  # noqa: S108  # the container's own
-
-PICTURES = DIRECTORY
-"""The directory of a program's figures, which are sent to the host as images."""
 
 MAX_FILES = 100
 MAX_TOTAL_BYTES = 64 << 20

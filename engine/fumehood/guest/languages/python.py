@@ -34,9 +34,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
-from fumehood.guest.languages import figures
-from fumehood.guest.languages.figures import MAX_NOTES, Figures, catch_show, late_modules
 from fumehood.guest.languages.given import GivenModules
+from fumehood.guest.languages.libraries import LIBRARIES, MAX_NOTES, late_modules
 from fumehood.protocol import strict_json
 from fumehood.protocol.framing import MAX_KEY_CHARACTERS, MAX_REPORTS, OF_WORDS, whole_words
 
@@ -72,8 +71,8 @@ Report = Callable[[float, str], None]
 
 def preload(modules: Sequence[str] = ()) -> None:
     """Load `PRELOADED` and the image's `modules`, and set up the built-in names and pandas."""
-    if any(name.partition(".")[0] == "matplotlib" for name in modules):
-        figures.preload()
+    for library in LIBRARIES:
+        library.preload(modules)
     for name in (*PRELOADED, *modules):
         __import__(name)
     _add_site_names()
@@ -82,12 +81,12 @@ def preload(modules: Sequence[str] = ()) -> None:
 
 
 def expect_late() -> None:
-    """If a program itself imports Matplotlib or pandas, set up the library during the import, as
-    `preload` does.
+    """If a program itself imports a library that `preload` sets up, such as pandas, set up the
+    library during the import.
     """
     late = late_modules()
-    late.around["matplotlib"] = figures.fonts_found_late
-    late.around["matplotlib.font_manager"] = figures.fallback_found_late
+    for library in LIBRARIES:
+        late.around.update(library.AROUND)
     late.around["pandas"] = _pandas_set_up
 
 
@@ -161,8 +160,7 @@ class Program:
         self._report = report
         self._programs = 0
         self._reports = 0
-        self._figures = Figures(memory_bytes)
-        catch_show(lambda: self._figures)
+        self._results = [library.Results(memory_bytes) for library in LIBRARIES]
         self._code = ""
         _catch_spawn(lambda: self._code)
         self._given = GivenModules()
@@ -178,18 +176,19 @@ class Program:
             self._names["__file__"] = os.path.join(os.getcwd(), "main.py")
         self._given.give(arguments or {})
         self._reports = 0
-        self._figures = Figures(self._memory_bytes)
+        for results in self._results:
+            results.begin()
         builtins.progress = self._progress  # type: ignore[attr-defined]
         filename = FILENAME if self._programs == 1 else f"<code {self._programs}>"
         exit_code, claim = _run_main(code, self._names, filename)
         try:
-            if self._memory_bytes:
-                self._figures.take()
-        except MemoryError:
-            return FAILED, {"error": {"kind": "memory", "message": "MemoryError in a figure"}}
-        if self._figures.notes and isinstance(claim.get("result"), dict):
-            notes = claim["result"].get("notes", [])
-            claim["result"]["notes"] = [*notes, *self._figures.notes][:MAX_NOTES]
+            for results in self._results if self._memory_bytes else ():
+                results.take()
+        except MemoryError as error:
+            return FAILED, {"error": {"kind": "memory", "message": str(error)}}
+        notes = [note for results in self._results for note in results.notes]
+        if notes and isinstance(claim.get("result"), dict):
+            claim["result"]["notes"] = [*claim["result"].get("notes", []), *notes][:MAX_NOTES]
         return exit_code, claim
 
     def finish(self) -> None:

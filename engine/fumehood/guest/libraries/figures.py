@@ -12,15 +12,13 @@ import importlib
 import os
 import sys
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
-from importlib.machinery import ModuleSpec, PathFinder
-from types import ModuleType
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
+from fumehood.guest.languages.libraries import MAX_NOTES, PICTURES, late_modules
 from fumehood.protocol.framing import MAX_REPORT_CHARACTERS
 
-DIRECTORY = "/tmp/.fumehood-figures"  # noqa: S108  # the container's own
 CONFIGURATION = "MPLCONFIGDIR"
 FONTS = "/opt/fumehood/matplotlib"
 MAX_FIGURES = 20
@@ -32,17 +30,24 @@ BYTES_PER_PIXEL = 24
 MARGIN_INCHES = 0.1
 """*Source*: Matplotlib's default of `savefig.pad_inches`."""
 
-MAX_NOTES = 5
 
-
-class Figures:
-    """Saves the figures of one run, numbered in the order in which they are taken."""
+class Results:
+    """Saves the figures of the programs in one main module. Each run's figures are numbered in the
+    order in which they are taken. `pyplot.show()` saves and closes all open figures, as in a
+    notebook.
+    """
 
     def __init__(self, memory_bytes: int) -> None:
         self.notes: list[str] = []
         """Reasons why figures were left out."""
         self._taken = 0
         self._max_pixels = memory_bytes // 3 // BYTES_PER_PIXEL
+        late_modules().around["matplotlib.pyplot"] = self._show_caught
+        self._catch_show()
+
+    def begin(self) -> None:
+        """Forget the figures of the last run."""
+        self.notes, self._taken = [], 0
 
     def take(self) -> None:
         """Save and close all open figures. Raises only MemoryError."""
@@ -53,7 +58,7 @@ class Figures:
             try:
                 self._take_one(manager.canvas.figure, manager.num)
             except MemoryError:
-                raise
+                raise MemoryError("MemoryError in a figure") from None
             except BaseException as fault:  # drawing can run the program's code
                 self._leave_out(manager.num, f"could not be drawn: {type(fault).__name__}: {fault}")
         helpers.Gcf.destroy_all()
@@ -70,8 +75,8 @@ class Figures:
                 "million that a picture may have: make it smaller (figsize, dpi)",
             )
             return
-        os.makedirs(DIRECTORY, mode=0o700, exist_ok=True)
-        path = f"{DIRECTORY}/figure-{self._taken + 1}.png"
+        os.makedirs(PICTURES, mode=0o700, exist_ok=True)
+        path = f"{PICTURES}/figure-{self._taken + 1}.png"
         with _warnings_without_place():
             figure.savefig(path, format="png", dpi=figure.dpi, bbox_inches=self._box(figure))
         self._taken += 1
@@ -92,6 +97,22 @@ class Figures:
         if len(self.notes) < MAX_NOTES:
             self.notes.append(f"images: pyplot's figure {number} {why}"[:MAX_REPORT_CHARACTERS])
 
+    @contextmanager
+    def _show_caught(self) -> Iterator[None]:
+        yield
+        self._catch_show()
+
+    def _catch_show(self) -> None:
+        pyplot = sys.modules.get("matplotlib.pyplot")
+        if pyplot is None:
+            return
+
+        def show(*args: object, **kwargs: object) -> None:
+            """Add all open figures to the answer of this call."""
+            self.take()
+
+        pyplot.show = show  # type: ignore[attr-defined]
+
 
 @contextmanager
 def _warnings_without_place() -> Iterator[None]:
@@ -110,9 +131,9 @@ def _warnings_without_place() -> Iterator[None]:
         yield
 
 
-def preload() -> None:
-    """Load pyplot in the zygote with the image's list of fonts."""
-    if not os.path.isdir(FONTS):
+def preload(modules: Sequence[str]) -> None:
+    """Load pyplot in the zygote with the image's list of fonts, if Matplotlib is preloaded."""
+    if not os.path.isdir(FONTS) or not any(m.partition(".")[0] == "matplotlib" for m in modules):
         return
     with _fonts_of_image(), fallback_found_late():
         importlib.import_module("matplotlib.pyplot")
@@ -179,62 +200,5 @@ def _fonts_of_image() -> Iterator[None]:
             os.environ[CONFIGURATION] = chosen
 
 
-def catch_show(figures: Callable[[], Figures]) -> None:
-    """Make `pyplot.show()` save and close all open figures, as in a notebook."""
-    late_modules().around["matplotlib.pyplot"] = lambda: _show_caught(figures)
-    _catch_show(figures)
-
-
-@contextmanager
-def _show_caught(figures: Callable[[], Figures]) -> Iterator[None]:
-    yield
-    _catch_show(figures)
-
-
-def _catch_show(figures: Callable[[], Figures]) -> None:
-    pyplot = sys.modules.get("matplotlib.pyplot")
-    if pyplot is None:
-        return
-
-    def show(*args: object, **kwargs: object) -> None:
-        """Add all open figures to the answer of this call."""
-        figures().take()
-
-    pyplot.show = show  # type: ignore[attr-defined]
-
-
-Around = Callable[[], AbstractContextManager[object]]
-
-
-def late_modules() -> LateModules:
-    """Return this process's `LateModules`, which is installed at the first call."""
-    for finder in sys.meta_path:
-        if isinstance(finder, LateModules):
-            return finder
-    sys.meta_path.insert(0, made := LateModules())
-    return made
-
-
-class LateModules:
-    """An import finder that wraps the loading of modules. `around` is name → context manager."""
-
-    def __init__(self) -> None:
-        self.around: dict[str, Around] = {}
-
-    def find_spec(
-        self, name: str, path: object = None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
-        """Return the spec of a module in `around`, with its loader wrapped, or None for others."""
-        around = self.around.get(name)
-        spec = PathFinder.find_spec(name, path, target) if around is not None else None  # type: ignore[arg-type]
-        if around is None or spec is None or spec.loader is None:
-            return None
-        loader, load = spec.loader, spec.loader.exec_module
-
-        def load_within(module: ModuleType) -> None:
-            del loader.exec_module  # only once: this restores the method of the loader's class
-            with around():
-                load(module)
-
-        loader.exec_module = load_within  # type: ignore[method-assign]
-        return spec
+AROUND = {"matplotlib": fonts_found_late, "matplotlib.font_manager": fallback_found_late}
+"""Name of a module → what surrounds a program's own import of the module."""
