@@ -17,10 +17,11 @@ from fumehood import Config, Engine
 from fumehood.call_options import CallOptions
 from fumehood.core.call import CallRequest
 from fumehood.core.identity import Principal, Scope
+from fumehood.definition_files.directory import ToolDirectory
+from fumehood.definition_files.in_engine import DefinitionFiles
 from fumehood.identity.model import Agent, Binding
 from fumehood.pipeline.resolve import resolve
 from fumehood.protocol.messages import encode_envelope
-from fumehood.registry.directory import ToolDirectory
 from fumehood.registry.index import ToolFilter
 
 TOOLS = 10_000
@@ -41,7 +42,7 @@ def registry_lines() -> Iterator[Line]:
         before = time.perf_counter()
         engine = Engine(config=Config(home=home, tools_directory=directory))
         seconds = time.perf_counter() - before
-        if len(engine.tools()) < TOOLS or engine.directory_faults:
+        if len(engine.tools()) < TOOLS or engine.part(DefinitionFiles).faults:
             raise RuntimeError("the definitions were not loaded")
         yield Line(f"{TOOLS} tools: start of the engine", "–", f"{seconds:.2f} s", None)
         watched = ToolDirectory(directory)

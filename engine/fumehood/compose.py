@@ -115,7 +115,8 @@ def compose(
     stores = _make_stores(config, clock, given)
     kernel = Kernel(config, stores.database, clock, log, counter, tracer_provider, stores.files)
     parts = EngineParts(kernel)
-    sources = read_sources(registry, load_faults, kernel.database, config.tools_directory, log)
+    sources = read_sources(registry, load_faults, kernel.database, log)
+    parts.add_tools(registry, sources.registrations)
     walls = _make_walls(kernel, registry, parts, jail, container, walls_given)
     identities = read_identities(kernel.database)
     sessions = SessionKeeper(
@@ -269,7 +270,7 @@ class EngineLife:
         services.sessions.keep_for_calls(await made.approvals.requests.awaited_sessions())
         await enter(services.sessions)
         await made.policy.start()
-        await self._follow_files()
+        await self._follow_policy()
         await made.parts.start(made, self._stack)
         self._stack.push_async_callback(services.stores.blobs.room.aclose)
         self._stack.push_async_callback(made.calls.end_started)
@@ -298,13 +299,11 @@ class EngineLife:
                 await anyio.lowlevel.checkpoint()
                 await self._made.parts.close()
 
-    async def _follow_files(self) -> None:
-        """Watch the policy file and the directory of tool definitions, in tasks."""
+    async def _follow_policy(self) -> None:
+        """Watch the policy file, in a task."""
         group = await self._stack.enter_async_context(anyio.create_task_group())
         self._stack.callback(group.cancel_scope.cancel)
         group.start_soon(self._made.policy.follow)
-        if self._made.sources.directory is not None:
-            group.start_soon(self._made.sources.directory.follow)
 
     async def _keep_within_bounds(self) -> None:
         """Delete expired rows and files, at once and then periodically."""

@@ -124,7 +124,6 @@ class KernelConfig(BaseSettings):
     allow_debug: bool = False
     parts: Annotated[tuple[str, ...], NoDecode] = ()
     host_tools: Annotated[tuple[str, ...], NoDecode] = ()
-    tools_directory: Path | None = None
     images_directory: Path | None = None
     drain_seconds: float = Field(default=10, ge=0, le=600)
     calls_kept_days: int = Field(default=30, ge=1, le=3650)
@@ -202,7 +201,7 @@ class KernelConfig(BaseSettings):
             require_presets_within(value, info.data["sessions"])
         return value
 
-    @field_validator("tools_directory", "images_directory", "policy_file")
+    @field_validator("images_directory", "policy_file")
     @classmethod
     def _refuse_relative(cls, value: Path | None) -> Path | None:
         """Refuse paths whose meaning depends on the working directory."""

@@ -57,7 +57,6 @@ from fumehood.pipeline.incoming import (
 )
 from fumehood.pipeline.plan import can_run_now, upstream_of
 from fumehood.pipeline.result import shape_error
-from fumehood.registry.directory import DirectoryFault
 from fumehood.registry.discover import Tool
 from fumehood.registry.index import (
     RegisteredTool,
@@ -566,12 +565,6 @@ class Engine:
     def is_draining(self) -> bool:
         """Whether new calls are refused."""
         return self._made.calls.intake.is_draining
-
-    @property
-    def directory_faults(self) -> tuple[DirectoryFault, ...]:
-        """The current faults in the directory of tool definitions."""
-        directory = self._made.sources.directory
-        return directory.faults if directory is not None else ()
 
     @property
     def walls(self) -> dict[str, dict[str, Any]]:

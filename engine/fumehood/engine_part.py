@@ -22,6 +22,8 @@ from fumehood.observe.log import Logger
 from fumehood.observe.subscriber import Subscriber, Subscribers, no_subscribers
 from fumehood.pipeline.gate import Gate
 from fumehood.pipeline.part import CallPart
+from fumehood.registry.index import ToolIndex
+from fumehood.registry.registrations import Registrations
 from fumehood.sandbox.container.additions import NewImageMaker
 from fumehood.sandbox.session import Saver
 from fumehood.sandbox.session_use import KeptValues, SessionAccess
@@ -105,6 +107,11 @@ class EnginePart(Subscriber, CallPart):
         Called when the engine is created, and again for each later policy. `values` contains only
         the keys that the file has, and is empty without a file. `tools` are the names of the
         registered tools.
+        """
+
+    def add_tools(self, registry: ToolIndex, registrations: Registrations) -> None:
+        """Register the part's own tools, before the policy is read. `registrations` has the tools
+        that administrators registered.
         """
 
     def walls(self, own: OwnWalls) -> Mapping[str, Wall]:

@@ -23,6 +23,7 @@ from fumehood.parts import parts
 from fumehood.pipeline.part import CallParts
 from fumehood.policy.model import Policy
 from fumehood.registry.index import ToolIndex
+from fumehood.registry.registrations import Registrations
 from fumehood.sandbox.container.additions import NewImageMaker
 from fumehood.sandbox.session import Saver
 from fumehood.sandbox.session_use import CarryOver, InNewContainer, InSession
@@ -59,6 +60,12 @@ class EngineParts:
     def part(self, kind: type[T]) -> T:
         """Return this engine's instance of the part class `kind`."""
         return next(part for part in self if isinstance(part, kind))
+
+    def add_tools(self, registry: ToolIndex, registrations: Registrations) -> None:
+        """Let each part register its own tools. Raises PartError if they cannot be registered."""
+        for part in self:
+            with named_faults(f"The tools of {type(part).__name__} could not be registered"):
+                part.add_tools(registry, registrations)
 
     def approvers(self) -> Iterable[str]:
         """Return the principals that make the decisions of parts."""

@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 
 from conftest import StartDaemon
-from fumehood.registry.directory import DirectoryContents, ToolDirectory
+from fumehood.definition_files.directory import DirectoryContents, ToolDirectory
 from fumehood.sandbox import trusted_files
 from support.attacks import Harm
 from support.definition_files import DefinitionDirectory, definition_directory
@@ -36,7 +36,7 @@ CANARY = "canary-5f1c"
 READ = f"""
 import json, resource, sys
 from pathlib import Path
-from fumehood.registry.directory import ToolDirectory
+from fumehood.definition_files.directory import ToolDirectory
 resource.setrlimit(resource.RLIMIT_CPU, ({CPU_SECONDS}, {CPU_SECONDS}))
 resource.setrlimit(resource.RLIMIT_AS, ({ADDRESS_SPACE}, {ADDRESS_SPACE}))
 contents = ToolDirectory(Path(sys.argv[1])).load()

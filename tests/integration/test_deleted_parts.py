@@ -322,6 +322,38 @@ def test_recordings_are_kept_and_options_refused_without_streams(tree: Tree, hom
     assert "streams_mb: there is no such key in " in refused.stderr
 
 
+def test_directories_of_definitions_are_refused_without_definition_files(
+    tree: Tree, home: Path
+) -> None:
+    tree.delete(PARTS["definition_files"])
+    directory, document = home / "tools", home / "openapi.json"
+    directory.mkdir(mode=0o700)
+    (directory / "weather.json").write_text(json.dumps(rest_document()))
+    operation = {"operationId": "now", "description": "Ask.", "responses": {}}
+    document.write_text(json.dumps({
+        "openapi": "3.1.0", "info": {"title": "Weather", "version": "1"},
+        "servers": [{"url": "https://weather.example"}], "paths": {"/now": {"get": operation}},
+    }))  # fmt: skip
+    (home / "config.toml").write_text(f"tools_directory = '{directory}'\n")
+    refused = serve(tree, home, FUMEHOOD_CONFIG=str(home / "config.toml"))
+    assert refused.returncode == 2, refused.stderr
+    assert "tools_directory: there is no such key in " in refused.stderr
+    known = {
+        **CLEAN_ENVIRONMENT, "FUMEHOOD_HOME": str(home), "PYTHONPATH": ":".join(tree.import_path),
+    }  # fmt: skip
+    for arguments, words in (
+        (("policy", "check", "--tools-directory", str(directory)), "--tools-directory needs the"),
+        (("tools", "lint", str(directory)), "weather.json needs the"),
+        (("tools", "import", "openapi", str(document), "--out", str(home / "out")), "out: the"),
+    ):
+        command = [sys.executable, "-m", "fumehood.cli.main", *arguments]
+        ran = subprocess.run(command, env=known, capture_output=True, text=True, timeout=600)
+        assert ran.returncode == 2, (arguments, ran.stderr)
+        assert f"{words} part definition_files" in ran.stderr
+        assert "is not installed" in ran.stderr
+    assert not list((home / "out").glob("*"))
+
+
 WITHOUT_FIGURES = """
 import json
 from fumehood.guest.languages import python

@@ -16,7 +16,7 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from fumehood.cli.main import app
-from fumehood.registry.directory import ToolDirectory
+from fumehood.definition_files.directory import ToolDirectory
 from fumehood.registry.secrets import RestSettings, SecretBindings, SecretSettings
 from fumehood.rest import import_openapi
 from support.definition_files import DefinitionDirectory

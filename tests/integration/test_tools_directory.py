@@ -15,6 +15,7 @@ import pytest
 from conftest import FUMEHOOD, Daemon, StartDaemon
 from fumehood import Client, Config, Engine
 from fumehood.core.errors import InvalidParams
+from fumehood.definition_files.in_engine import DefinitionFiles
 from fumehood.registry.index import ToolFilter
 from support.definition_files import DefinitionDirectory
 from support.definitions import rest_document
@@ -181,9 +182,9 @@ async def test_embedded_engine_watches_the_directory_while_entered(
     async with engine:
         definitions.put("b.json", b"{")
         with anyio.fail_after(DEADLINE_S):
-            while not engine.directory_faults:
+            while not engine.part(DefinitionFiles).faults:
                 await anyio.sleep(0.01)
-        assert engine.directory_faults[0].file == "b.json"
+        assert engine.part(DefinitionFiles).faults[0].file == "b.json"
         assert [tool.name for tool in engine.tools()] == ["a", *BUILT_IN]
         page = engine.tools_page(filter_by=ToolFilter(tag="none"))
         assert page.pagination == {"has_more": False, "next_cursor": None, "total_count": 0}

@@ -178,12 +178,12 @@ def _examine(socket: Path | None) -> Iterator[Finding]:
     yield Finding("configuration", "ok", read)
     yield _state(config)
     yield from daemon_findings(config)
-    offline = Offline(config, config.tools_directory)
+    offline = Offline(config)
     groups: dict[str, Callable[[], Iterable[Finding]]] = {
         "Authority": lambda: authority_findings(config, offline),
         "Limits": lambda: _limits(config),
         "Docker": lambda: docker_findings(config.container, config.sessions, config.own_images),
-        "Tools": lambda: _tools(config, offline),
+        "Tools": lambda: _tools(offline),
     }
     own = [check for check in _checks_of_parts() if check.group is not None]
     for title in _titles(tuple(groups), own):
@@ -304,7 +304,7 @@ def limit_findings(name: str, wall: ProcessWall, if_not: Verdict) -> Iterator[Fi
             yield Finding(f"{name}: {limit}", if_not, found, status.remedy)
 
 
-def _tools(config: Config, offline: Offline) -> Iterator[Finding]:
+def _tools(offline: Offline) -> Iterator[Finding]:
     if offline.left_out:
         words = "; ".join(f"{one.entry_point}: {one.reason}" for one in offline.left_out)
         remedy = "Fix it or its configuration, or uninstall the package; then restart the engine."
@@ -314,12 +314,12 @@ def _tools(config: Config, offline: Offline) -> Iterator[Finding]:
     else:
         yield Finding("tools", "missing", "none are installed", "Reinstall fumehood.")
     remedy = "Fix it. A running engine reads a changed file, but not a changed configuration."
-    for fault in offline.contents.faults:
+    for fault in offline.directory_faults:
         what = f"tools directory: {fault.file}" if fault.file is not None else "tools directory"
         yield Finding(what, "warning", fault.reason, remedy)
-    if not offline.contents.faults:
-        counts = f"{config.tools_directory}: {counted(len(offline.contents.tools), 'tool')}"
-        found = "none is configured" if config.tools_directory is None else counts
+    if not offline.directory_faults:
+        counts = f"{offline.directory}: {counted(offline.directory_tools, 'tool')}"
+        found = "none is configured" if offline.directory is None else counts
         yield Finding("tools directory", "ok", found)
 
 

@@ -51,7 +51,6 @@ from fumehood.policy.model import (
 )
 from fumehood.policy.service import PolicyGate
 from fumehood.protocol.files import FileFault, Lines, line_of, one_line, read_values
-from fumehood.registry.directory import DirectoryContents, ToolDirectory
 from fumehood.registry.discover import discover
 from fumehood.registry.index import ExternalTools, Source, ToolIndex
 from fumehood.registry.secrets import SecretBindings
@@ -191,11 +190,11 @@ plain(
 def _offline(tools_directory: Path | None) -> Offline:
     """Load the configured tools. Print a warning about tools that could not be loaded."""
     config = read_config()
-    offline = Offline(config, tools_directory or config.tools_directory)
+    offline = Offline(config, tools_directory)
     for fault in offline.left_out:
         say(one_line(f"{fault.entry_point} was left out: {fault.reason}"), to_stderr=True)
-    for left_out in offline.contents.faults:
-        where = left_out.file or tools_directory or config.tools_directory
+    for left_out in offline.directory_faults:
+        where = left_out.file or offline.directory
         say(one_line(f"{where}: {left_out.reason}"), to_stderr=True)
     return offline
 
@@ -246,6 +245,8 @@ _EXCESSES: dict[str, Any] = {key: (bool, False) for part in parts() for key in p
 means that the gate with this key has an `Excess` for the call."""
 
 if TYPE_CHECKING:
+    from fumehood.definition_files.directory import DirectoryFault
+
     ExpectedCall = _Call
 else:
     ExpectedCall = create_model("ExpectedCall", __base__=_Call, __module__=__name__, **_EXCESSES)
@@ -262,22 +263,32 @@ _KEYS = sorted({*ExpectedCall.model_fields, *ExpectedCalls.model_fields})
 
 class Offline:
     """The installed and configured tools without an engine, and methods that apply a policy to
-    them.
+    them. `tools_directory` replaces the configured directory of definitions.
     """
 
-    def __init__(self, config: Config, tools_directory: Path | None) -> None:
+    def __init__(self, config: Config, tools_directory: Path | None = None) -> None:
         self._config = config
         secrets = SecretBindings(config.secrets, config.rest)
         self.index = ToolIndex(secrets, ExternalTools(config.external_tools), coming(config))
         self.left_out = discover(self.index, config.host_tools, web=config.web)
-        self.contents = DirectoryContents()
-        if tools_directory is not None:
-            self.contents = ToolDirectory(
-                tools_directory.absolute(),
-                owner_of=lambda name: self.index.owner(name, but=Source.DIRECTORY),
-                secrets=secrets,
-            ).load()
-            self.index.replace_source(Source.DIRECTORY, self.contents.tools)
+        # Without its part, the setting does not exist.
+        self.directory: Path | None = tools_directory or getattr(config, "tools_directory", None)
+        self.directory_tools = 0
+        self.directory_faults: tuple[DirectoryFault, ...] = ()
+        if self.directory is not None:
+            self._add_directory(self.directory.absolute())
+
+    def _add_directory(self, path: Path) -> None:
+        try:
+            from fumehood.definition_files.directory import directory_for
+        except ModuleNotFoundError:
+            fail(
+                "--tools-directory needs the part definition_files, which is not installed.",
+                ExitCode.USAGE,
+            )
+        contents = directory_for(self.index, path).load()
+        self.index.replace_source(Source.DIRECTORY, contents.tools)
+        self.directory_tools, self.directory_faults = len(contents.tools), contents.faults
 
     def definitions(self) -> Iterable[ToolDefinition]:
         """Return every version of every tool."""

@@ -211,9 +211,12 @@ def _registered(tool: ToolDefinition) -> JsonObject:
 
 def _documents(file: Path) -> list[JsonObject]:
     from fumehood.protocol.files import FileFault
-    from fumehood.registry.directory import read_documents
     from fumehood.sandbox.trusted_files import MAX_FILE_BYTES
 
+    try:
+        from fumehood.definition_files.directory import read_documents
+    except ModuleNotFoundError:
+        fail(f"{file} needs the part definition_files, which is not installed.", ExitCode.USAGE)
     raw = read_bytes(str(file), str(file), MAX_FILE_BYTES)
     try:
         return read_documents(file.name, raw)

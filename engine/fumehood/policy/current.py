@@ -22,6 +22,7 @@ from fumehood.core.errors import (
 )
 from fumehood.core.identity import Principal
 from fumehood.observe.log import Logger, log_fault
+from fumehood.observe.watch import watch
 from fumehood.policy.loader import Known, Outdated, PolicyFile
 from fumehood.policy.model import (
     CallFacts,
@@ -34,7 +35,6 @@ from fumehood.policy.model import (
     PolicyText,
 )
 from fumehood.policy.service import PolicyGate
-from fumehood.registry.directory import watch
 from fumehood.registry.index import ToolIndex
 from fumehood.storage.changes import recorded
 from fumehood.storage.database import Database

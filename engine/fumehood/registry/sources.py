@@ -1,4 +1,4 @@
-"""The sources of an engine's tools: packages, the embedding program, administrators, a directory.
+"""The kernel's sources of an engine's tools: packages, the embedding program, administrators.
 
 Host side, created by `compose`, which reads the sources in this order. The embedding program's
 tools must all be valid. A faulty tool of another source is left out, and its fault is logged.
@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fumehood.observe.log import Logger
-from fumehood.registry.directory import WatchedDirectory
 from fumehood.registry.discover import LoadFault, Tool, discover, register_all
 from fumehood.registry.index import ToolIndex
 from fumehood.registry.registrations import Registrations
@@ -28,7 +27,6 @@ class ToolSources:
 
     load_faults: list[LoadFault]
     registrations: Registrations
-    directory: WatchedDirectory | None
 
 
 def find_tools(
@@ -60,11 +58,9 @@ def read_sources(
     index: ToolIndex,
     load_faults: list[LoadFault],
     database: Database,
-    directory: Path | None,
     log: Logger,
 ) -> ToolSources:
-    """Add the tools that administrators registered in earlier runs of the engine, and the tools in
-    a directory.
+    """Add the tools that administrators registered in earlier runs of the engine.
 
     Raises:
         DamagedState: the database has invalid rows.
@@ -73,7 +69,4 @@ def read_sources(
         registrations = Registrations(index, database)
     for left_out in registrations.load_faults:
         log.error("tools.left_out", registered=True, reason=left_out.message)
-    watched = None
-    if directory is not None:
-        watched = WatchedDirectory(directory, index, registrations, log)
-    return ToolSources(load_faults, registrations, watched)
+    return ToolSources(load_faults, registrations)

@@ -35,7 +35,6 @@ from fumehood.outgoing.addresses import is_public
 from fumehood.outgoing.secret_values import SecretValues
 from fumehood.outgoing.upstreams import Attempt, BodyTooLarge, UpstreamRequest, Upstreams
 from fumehood.registry.definitions import url_faults
-from fumehood.registry.directory import ToolDirectory
 from fumehood.registry.secrets import Origin, RestSettings, SecretBindings
 from fumehood.rest.openapi import (
     MAX_DOCUMENT_BYTES,
@@ -185,6 +184,10 @@ def _check_names(wanted: dict[str, JsonObject], files: set[str], out: Path, *, f
     """End the command if another file already defines one of the tools. Without `force`, also end
     it if a file to be written already exists.
     """
+    try:
+        from fumehood.definition_files.directory import ToolDirectory
+    except ModuleNotFoundError:
+        _refuse(out, "the part definition_files, which reads it, is not installed")
     if len(files | wanted.keys()) > MAX_FILES:
         _refuse(out, f"it would hold more than {MAX_FILES} files; choose tools with --only")
     there = sorted(files & wanted.keys())

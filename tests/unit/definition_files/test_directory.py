@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from fumehood.protocol.files import FileFault, one_line
-from fumehood.registry import directory as module
-from fumehood.registry.directory import (
+from fumehood.definition_files import directory as module
+from fumehood.definition_files.directory import (
     DirectoryContents,
     ToolDirectory,
     read_documents,
 )
+from fumehood.protocol.files import FileFault, one_line
 from fumehood.registry.index import Source
 from support.definition_files import DefinitionDirectory
 from support.definitions import expression_document, rest_document

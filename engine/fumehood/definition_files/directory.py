@@ -1,16 +1,14 @@
 """A directory of definitions: the tools in its files, and the faults of each file.
 
-Host side. `WatchedDirectory`, a task of the engine, puts the tools into the index and polls twice a
-second, in a thread, so that a slow file system delays no call. It uses `trusted_files`, which finds
-out which users could write a file, `protocol/files`, which parses files, and the index's checks.
-Polling works on every file system, including network file systems, and takes a few milliseconds for
-a thousand files.
+Host side. The directory is polled, which works on every file system, including network file
+systems, and takes a few milliseconds for a thousand files. This module uses `trusted_files`, which
+finds out which users could write a file, `protocol/files`, which parses files, and the index's
+checks.
 
 Invariants: a file is loaded completely or not at all. A faulty file offers no tools, even if it
 offered tools before: if an operator removes a tool and makes a mistake elsewhere in the file, the
 removed tool must not stay available. Two files that define the same name and version are both left
-out, so that file names never decide which one is served. A failed poll is always followed by
-another.
+out, so that file names never decide which one is served.
 """
 
 from __future__ import annotations
@@ -20,19 +18,12 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import Any
-
-import anyio
-import anyio.to_thread
 
 from fumehood.core.json_types import JsonObject
-from fumehood.observe.log import Logger, log_fault
 from fumehood.protocol.files import SUFFIXES, FileFault, one_line, read_values
 from fumehood.registry.definitions import InvalidDefinition
 from fumehood.registry.index import RegisteredTool, Source, ToolIndex, tool_of_document
-from fumehood.registry.registrations import Registrations
 from fumehood.registry.secrets import NO_SECRETS, SecretBindings
 from fumehood.sandbox.trusted_files import (
     Signature,
@@ -41,9 +32,6 @@ from fumehood.sandbox.trusted_files import (
     open_directory,
     read_file,
 )
-
-PERIOD_S = 0.5
-"""Seconds between two polls. A change takes effect at the second poll that sees it."""
 
 PASSING = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
 """Temporary errors of the host, not of a file. The next poll reads the files again."""
@@ -190,6 +178,15 @@ class ToolDirectory:
         return clashes
 
 
+def directory_for(registry: ToolIndex, path: Path) -> ToolDirectory:
+    """Return the directory at `path` as a source of tools for this index."""
+    return ToolDirectory(
+        path,
+        owner_of=lambda name: registry.owner(name, but=Source.DIRECTORY),
+        secrets=registry.secrets,
+    )
+
+
 def _tools(documents: list[JsonObject], secrets: SecretBindings) -> list[RegisteredTool]:
     tools: dict[str, RegisteredTool] = {}
     faults: list[str] = []
@@ -235,66 +232,3 @@ def read_documents(name: str, data: bytes) -> list[JsonObject]:
     if not all(isinstance(item, dict) for item in listed):
         raise FileFault("neither a definition, nor a list of definitions, nor {'tools': [...]}")
     return listed
-
-
-# -- while the engine runs -----------------------------------------------------------------
-
-
-async def watch(
-    poll: Callable[[], Any],
-    on_change: Callable[[Any], None],
-    on_failure: Callable[[Exception], None],
-) -> None:
-    """Call `poll` in a thread, again and again, until cancelled.
-
-    `on_change` gets each result of `poll` except None, which means that nothing has changed.
-    `on_failure` gets each exception. Both functions run on the event loop.
-    """
-    while True:
-        await anyio.sleep(PERIOD_S)
-        try:
-            contents = await anyio.to_thread.run_sync(poll, abandon_on_cancel=True)
-            if contents is not None:
-                on_change(contents)
-        except Exception as error:
-            on_failure(error)
-
-
-class WatchedDirectory:
-    """Keeps a directory's tools registered. Changes are applied while `follow` runs."""
-
-    def __init__(
-        self, path: Path, registry: ToolIndex, registrations: Registrations, log: Logger
-    ) -> None:
-        self.faults: tuple[DirectoryFault, ...] = ()
-        self._registry = registry
-        self._registrations = registrations
-        self._log = log
-        self._directory = ToolDirectory(
-            path,
-            owner_of=lambda name: registry.owner(name, but=Source.DIRECTORY),
-            secrets=registry.secrets,
-        )
-        self._serve(self._directory.load())
-
-    async def follow(self) -> None:
-        """Apply changes until cancelled."""
-        await watch(
-            self._directory.poll,
-            self._serve,
-            partial(log_fault, self._log, "tools_directory.failed"),
-        )
-
-    def _serve(self, contents: DirectoryContents) -> None:
-        """Register the directory's tools in place of its previous tools. Each fault is logged
-        once.
-        """
-        self._registry.replace_source(Source.DIRECTORY, contents.tools)
-        self._registrations.apply_switches()
-        for fault in contents.faults:
-            if fault not in self.faults:
-                self._log.error("tools_directory.left_out", file=fault.file, reason=fault.reason)
-        self.faults = contents.faults
-        self._log.info(
-            "tools_directory.read", tools=len(contents.tools), faulty=len(contents.faults)
-        )
