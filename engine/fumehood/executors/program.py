@@ -587,9 +587,7 @@ class ProgramFiles:
         entries = list(zip(done, await asyncio.gather(*map(self._entry, done)), strict=True))
         pictures = [entry for coming, entry in entries if coming.kind == "image"]
         # Keep the order in which the figures were drawn: figure 10 comes after figure 2.
-        self.pictures = sorted(
-            pictures, key=lambda entry: (len(entry["filename"]), entry["filename"])
-        )
+        self.pictures = sorted(pictures, key=lambda one: (len(one["filename"]), one["filename"]))
         self.files = [entry for coming, entry in entries if coming.kind == "file"]
         return self.files
 
