@@ -1,5 +1,6 @@
 """Identity: principals, credentials, tokens, approvers, and the registry of agents.
 
-Host side. This package determines the caller of a call, its agent, and the agent's tools. Secrets
-are stored as hashes only (`credential_hashes.py`).
+Host side. For each call, this package determines the principal that makes the call, the agent that
+the call is made for, and that agent's tools. Secrets are stored only as hashes
+(`credential_hashes.py`).
 """

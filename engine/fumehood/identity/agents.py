@@ -1,8 +1,9 @@
-"""Agents and their tools: in memory for every call, in the database for the next start.
+"""The registry of agents and of the tools that each agent has.
 
-Host side, used by `pipeline/resolve`, HTTP and the other interfaces. Invariants: a change is in the
-database before any caller can see it; a caller cannot distinguish an unknown agent, a disabled
-agent, and an agent for which the caller may not act.
+Host side, used by `pipeline/resolve`, HTTP and the other interfaces. Calls read the registry from
+memory. The database stores it for the engine's next start. Invariants: a change is in the database
+before any caller can see it; a caller cannot distinguish an unknown agent, a disabled agent, and an
+agent for which the caller may not act.
 """
 
 from __future__ import annotations
@@ -28,11 +29,16 @@ from fumehood.storage.schema import AGENTS, BINDINGS
 
 
 class Agents:
-    """All agents and their bindings. A binding is an agent's configuration of one tool."""
+    """All agents and their bindings. A binding is an agent's configuration of one tool.
+
+    Methods that change something take `by`, the principal that makes the change, and `now`, the
+    time of the change. Both are recorded with the change.
+    """
 
     def __init__(self, database: Database) -> None:
         self.changes = 0
-        """The number of changes so far, by which other code can detect a change."""
+        """The number of changes since this object was created. Other code compares this number with
+        an earlier one to detect changes."""
         self._database = database
         self._changing = OneChange(self._reload)
         self._load(*database.read_now(_all_rows))
@@ -54,8 +60,8 @@ class Agents:
         return [self._agents[agent_id] for agent_id in sorted(self._agents)]
 
     def bindings(self, agent_id: str) -> list[Binding]:
-        """Return an agent's bindings in order, including disabled ones. Raises ResourceNotFound if
-        no agent has this id.
+        """Return an agent's bindings in their configured order, including disabled ones. Raises
+        ResourceNotFound if no agent has this id.
         """
         found = self._bindings.get(self.get(agent_id).id, {}).values()
         return sorted(found, key=lambda binding: (binding.sort_order, binding.tool))
@@ -65,8 +71,11 @@ class Agents:
         return self._bindings.get(agent_id, {}).get(tool_name)
 
     def tools(self, agent_id: str, index: ToolIndex) -> tuple[list[ToolDefinition], list[LeftOut]]:
-        """Return an agent's tools in two lists. The first contains the available tools in order, as
-        the agent sees them. The second contains the tools that are unavailable now.
+        """Return two lists: the agent's available tools, and the agent's tools that are unavailable
+        now.
+
+        The available tools are in the order of the bindings, with their definitions as the agent
+        sees them. `index` contains all registered tools.
         """
         seen: list[ToolDefinition] = []
         left_out: list[LeftOut] = []
@@ -94,8 +103,8 @@ class Agents:
             await self._put("agent.create", agent, by, now)
 
     async def update(self, agent: Agent, *, by: Principal, now: datetime) -> None:
-        """Change an agent's own fields. Its bindings stay unchanged. Raises ResourceNotFound if no
-        agent has this id.
+        """Replace an agent's own fields with those of `agent`. The agent's bindings stay unchanged.
+        Raises ResourceNotFound if no agent has this id.
         """
         async with self._changing():
             self.get(agent.id)
@@ -114,11 +123,11 @@ class Agents:
             self._index_speakers()
 
     async def bind(self, agent_id: str, binding: Binding, *, by: Principal, now: datetime) -> None:
-        """Bind a tool to an agent. If the agent already has a binding of any version of this tool,
-        it is replaced.
+        """Bind a tool to an agent. If the agent already has a binding of this tool, of any version,
+        the new binding replaces it.
 
         Raises:
-            ResourceNotFound: there is no such agent.
+            ResourceNotFound: no agent has this id.
         """
         # Only the names of arguments are recorded, because their values may be private.
         details: JsonObject = {
@@ -137,8 +146,10 @@ class Agents:
             self.changes += 1
 
     async def unbind(self, agent_id: str, tool_name: str, *, by: Principal, now: datetime) -> None:
-        """Remove a tool from an agent. Raises ResourceNotFound if the agent does not have the
-        tool.
+        """Remove the binding of a tool from an agent.
+
+        Raises:
+            ResourceNotFound: no agent has this id, or the agent does not have the tool.
         """
         async with self._changing():
             self.get(agent_id)
@@ -194,7 +205,7 @@ class Agents:
 
 
 def seen_by_agent(tool: ToolDefinition, binding: Binding) -> ToolDefinition:
-    """Return the tool definition as the agent sees it.
+    """Return the tool definition as the agent of this binding sees it.
 
     Arguments that the binding fixes are hidden. Arguments for which the binding has a default are
     optional. Calls are still validated against the full definition.
@@ -210,8 +221,9 @@ def seen_by_agent(tool: ToolDefinition, binding: Binding) -> ToolDefinition:
 
 
 def _parameters_seen(schema: JsonObject, binding: Binding) -> JsonObject:
-    """Return a schema as the agent sees it: the schema of all parameters, or one of its
-    alternatives.
+    """Return a schema of parameters as the agent sees it.
+
+    `schema` is the schema of all parameters of a tool, or one of the alternatives in that schema.
     """
     seen = dict(schema)
     if "properties" in schema:
@@ -287,15 +299,17 @@ def _delete_agent(connection: Connection, agent_id: str) -> None:
 
 
 def _put_binding(connection: Connection, agent_id: str, binding: Binding) -> None:
-    """Store a binding. If the agent already has a binding of a tool with this name, it is
-    replaced.
+    """Store a binding. If the agent already has a binding of a tool with this name, the new binding
+    replaces it.
     """
     _unbind(connection, agent_id, binding.tool)
     connection.execute(insert(BINDINGS), {"agent_id": agent_id, **binding.model_dump()})
 
 
 def _unbind(connection: Connection, agent_id: str, tool: str) -> None:
-    """Remove an agent's binding of a tool, whichever version it names."""
+    """Remove an agent's binding of a tool. `tool` is `name` or `name@version`. The binding is
+    removed even if its version is another one.
+    """
     name = tool.partition("@")[0]
     bound = connection.execute(
         select(BINDINGS.c.tool).where(BINDINGS.c.agent_id == agent_id)

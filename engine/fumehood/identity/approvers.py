@@ -1,10 +1,10 @@
 """Approvers: people whose authority comes from a credential, not from their user id on the host.
 
 Host side. The first approver can be created only while no engine uses the state directory, and only
-if no approver has ever existed. All other approvers are created by an approver with the scope
+if no approver has ever existed. Every other approver is created by an approver with the scope
 `admin`. Invariants: no request over a socket creates the first approver; no request over a caller's
-socket creates, changes or removes an approver; once there are approvers, one of them always has
-`admin`.
+socket creates, changes or removes an approver; once approvers exist, at least one of them always
+has `admin`.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.@-]{0,63}", re.ASCII)
 """The form of an approver's name."""
 
 CHECKS_AT_ONCE = 2
-"""Maximum number of concurrent credential checks. Each check uses a thread for 40 ms and 16 MB of
-memory (`identity/credential_hashes.py`)."""
+"""Maximum number of concurrent credential checks. Each check occupies a thread for 40 ms and needs
+16 MB of memory (`identity/credential_hashes.py`)."""
 
 FIRST_NAME = "owner"
 """The default name of the first approver."""
@@ -68,8 +68,8 @@ INIT = "`fumehood approvers init`, while no engine runs; then start it again"
 ADD = "`fumehood approvers add NAME`, with the credential of an approver who has admin"
 
 MAX_WAITING_CHECKS = 32
-"""Maximum number of credential checks that wait. Further checks are refused immediately. This also
-limits how many guesses can be made in parallel."""
+"""Maximum number of credential checks that may wait. Further checks are refused immediately, which
+also limits how many guesses can be made in parallel."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,12 +87,14 @@ class Approver:
 
     @property
     def principal(self) -> Principal:
-        """The principal for which the credential stands. It can never call tools."""
+        """The principal that a request with this approver's credential acts as. This principal can
+        never call tools.
+        """
         return Principal(f"approver:{self.name}", self.scopes)
 
     @property
     def info(self) -> ApproverInfo:
-        """The approver as administrators see it."""
+        """The approver's data that administrators can see."""
         return ApproverInfo(
             name=self.name,
             scopes=tuple(sorted(self.scopes)),
@@ -114,18 +116,19 @@ class Approvers:
 
     @property
     def cure(self) -> str:
-        """A clause for error messages that explains how the operator can add an approver at the
-        moment.
+        """A clause for error messages. It tells the operator how to add an approver in the current
+        situation.
         """
         return cure_of_none(any_there=bool(self.current()))
 
     async def principal_of(self, text: str) -> Principal:
-        """Return the principal of the approver to whom this credential belongs.
+        """Return the principal of the approver to whom a credential belongs. `text` is the whole
+        credential.
 
         Raises:
             Unauthorized: the credential is unknown or revoked. The message does not reveal which
                 part of an unknown credential is wrong.
-            RateLimited: too many credentials are being checked.
+            RateLimited: too many credentials are being checked at the moment.
         """
         presented = parse_credential(text)
         approver = self._approvers.get(presented.id) if presented is not None else None
@@ -139,9 +142,15 @@ class Approvers:
     async def _check(
         self, text: str, presented: Presented | None, approver: Approver | None
     ) -> Approver:
-        """Return the approver to whom a credential belongs. If the credential is unknown, raise
-        Unauthorized. This takes as long as the check of a known credential, so that the time
-        reveals nothing.
+        """Verify a credential by its slow hash, and return the approver to whom it belongs.
+
+        `presented` is the parsed credential, or None if its format is wrong. `approver` is the
+        approver with the credential's id, or None. The check of an unknown credential takes as long
+        as that of a known one, so that the duration reveals nothing.
+
+        Raises:
+            Unauthorized: the credential is unknown.
+            RateLimited: too many credentials are being checked at the moment.
         """
         if self._checking.statistics().tasks_waiting >= MAX_WAITING_CHECKS:
             raise RateLimited(
@@ -168,9 +177,11 @@ class Approvers:
         """Add an approver. Return the approver and the new credential, which cannot be shown again
         later.
 
+        `by` is the principal that adds the approver.
+
         Raises:
-            InvalidParams: the name is invalid, there is no scope, or a scope is neither approve nor
-                admin.
+            InvalidParams: the name is invalid, there is no scope, or a scope is neither `approve`
+                nor `admin`.
             IdempotencyConflict: the name is or was the name of another approver.
         """
         granted = frozenset(scopes)
@@ -195,11 +206,11 @@ class Approvers:
         return self._approvers[row["id"]], text
 
     async def remove(self, name: str, *, by: Principal, now: datetime) -> Approver:
-        """Remove an approver.
+        """Remove an approver. `by` is the principal that removes the approver.
 
         Raises:
             ResourceNotFound: there is no approver with this name.
-            PermissionDenied: no approver with `admin` would be left.
+            PermissionDenied: after the removal, no approver with `admin` would be left.
         """
         async with self._changing():
             found = self._removable(name)
@@ -220,8 +231,8 @@ class Approvers:
         self._approvers = await self._database.write(all_approvers)
 
     def _removable(self, name: str) -> Approver:
-        """Return the approver with this name if it may be removed, that is, if another approver has
-        `admin`.
+        """Return the approver with this name. The approver may be removed only if another approver
+        has `admin`.
 
         Raises the same errors as `remove`.
         """
@@ -236,15 +247,17 @@ class Approvers:
 
 
 def cure_of_none(*, any_there: bool) -> str:
-    """Return a clause that explains how to add an approver with `approve`.
+    """Return a clause that tells the operator how to add an approver with `approve`.
 
-    If `any_there` is True, there are approvers, and at least one has `admin`.
+    `any_there` must be True if at least one approver exists, because then one of them has `admin`
+    and can add others.
     """
     return ADD if any_there else INIT
 
 
 def had_approver(database: Database) -> bool:
-    """Whether an approver exists or has ever existed. Removed approvers stay in the database.
+    """Return whether any approver exists or has ever existed. Removed approvers stay in the
+    database.
 
     Raises:
         DamagedState: the database has invalid rows.
@@ -256,18 +269,18 @@ def had_approver(database: Database) -> bool:
 def make_first_approver(
     database: Database, name: str, now: datetime, show: Callable[[str], None] = lambda _: None
 ) -> str:
-    """Add the first approver and return its credential.
+    """Add the first approver and return the approver's credential.
 
-    `show` receives the credential before the approver is stored. If the process crashes in between,
-    the shown credential is useless, but there is never an approver whose credential nobody has
-    seen. The process must hold the lock of the state directory.
+    `show` receives the credential before the approver is stored. If the process crashes between
+    these two steps, the shown credential is useless, but there is never an approver whose
+    credential nobody has seen. The process must hold the lock of the state directory.
 
     Raises:
         InvalidParams: the name is invalid.
         PermissionDenied: an approver exists or has existed.
         DamagedState: the database has invalid rows.
         StoreError: the approver could not be stored, so the credential is not valid.
-        PartError: the state needs a part that is not there.
+        PartError: the state needs a part that is not installed.
     """
     _require_name(name)
     require_parts(database, {part.name for part in parts()})
@@ -318,7 +331,7 @@ def _new_row(name: str, scopes: frozenset[Scope], by: str, now: datetime) -> tup
 
 
 def all_approvers(connection: Connection) -> dict[str, Approver]:
-    """Return all approvers, including removed ones, by id."""
+    """Return all approvers, including removed ones, as a dict from id to approver."""
     rows = connection.execute(select(APPROVERS)).mappings()
     return {row["id"]: _approver(row) for row in rows}
 

@@ -1,8 +1,8 @@
 """Credentials: their format and their hashes, for `tokens` and `approvers`.
 
-Host side. Invariants: a secret is shown only once, when it is created; the stored hash cannot be
-used as a credential; the check of a wrong credential takes the same time, whichever part of the
-credential is wrong.
+Host side. Invariants: a secret is shown only once, when it is created; the stored hash of a secret
+cannot be used as a credential; the check of a wrong credential always takes the same time,
+whichever part of the credential is wrong.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ _FORM = re.compile(r"(fht|fha)_([0-9a-f]{16})_([A-Za-z0-9_-]{43})", re.ASCII)
 """The format of a credential: its kind, its id and its secret."""
 
 SCRYPT_N, SCRYPT_R, SCRYPT_P = 2**14, 8, 1
-"""Parameters of scrypt: each guess costs about 40 ms and 16 MB. *Source*: RFC 7914 and OWASP's
-minimum for interactive use."""
+"""Parameters of scrypt. With these, each guess costs about 40 ms and 16 MB. *Source*: RFC 7914 and
+OWASP's minimum for interactive use."""
 
 RECENT_S = 60.0
 """Seconds for which a verified credential stays in the cache."""
@@ -31,7 +31,7 @@ RECENT_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Presented:
-    """The elements of a credential that a caller presented."""
+    """The elements of a credential that a caller presented. They are not verified."""
 
     kind: str
     id: str
@@ -39,8 +39,9 @@ class Presented:
 
 
 def make_credential(kind: str) -> tuple[str, str, str]:
-    """Create a credential. Return its id, its secret, and the credential as the text that is shown
-    once.
+    """Create a random credential. Return its id, its secret, and the whole credential as text.
+
+    `kind` is the credential's prefix. The text is shown to the user once.
     """
     identifier, secret = secrets.token_hex(8), secrets.token_urlsafe(SECRET_BYTES)
     return identifier, secret, f"{kind}_{identifier}_{secret}"
@@ -60,7 +61,7 @@ def quick_hash(secret: str) -> bytes:
 
 
 def slow_hash(secret: str, salt: bytes) -> bytes:
-    """Return the hash of an approver's secret. Its computation is slow, so that guessing the secret
+    """Return the hash of an approver's secret. The computation is slow, so that guessing the secret
     is expensive.
     """
     return hashlib.scrypt(
@@ -69,10 +70,10 @@ def slow_hash(secret: str, salt: bytes) -> bytes:
 
 
 class CredentialCache:
-    """Caches recently verified credentials, so that not every request computes the slow hash.
+    """Remembers recently verified credentials, so that not every request computes the slow hash.
 
-    The cache contains keyed hashes with a random key, and only in memory. Wrong credentials are
-    never added.
+    The cache is only in memory. It contains keyed hashes of the credentials, and the key is random.
+    Wrong credentials are never added.
     """
 
     def __init__(self) -> None:
@@ -84,7 +85,7 @@ class CredentialCache:
         self._until[self._mark(text)] = time.monotonic() + RECENT_S
 
     def has(self, text: str) -> bool:
-        """Whether exactly this credential was verified within the last `RECENT_S` seconds."""
+        """Return whether exactly this credential was added within the last `RECENT_S` seconds."""
         mark = self._mark(text)
         if time.monotonic() < self._until.get(mark, -math.inf):
             return True

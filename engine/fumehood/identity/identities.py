@@ -1,7 +1,7 @@
 """The identities that one engine knows: agents, tokens and approvers.
 
-Host side, created by `compose`. Invariant: authority is looked up each time it is used, so a
-revoked token, or a withdrawn right to act for an agent, has no effect any more.
+Host side, created by `compose`. Invariant: authority is looked up each time it is used, so the
+revocation of a token, or of the right to act for an agent, takes effect immediately.
 """
 
 from __future__ import annotations
@@ -30,8 +30,10 @@ class Identities:
     def present(
         self, principal_id: str, token_id: str | None, now: datetime, *, is_program: bool
     ) -> Principal | None:
-        """Return a principal with its current authority. Return None if its token is no longer
-        valid.
+        """Return a principal with the authority that it has at the time `now`.
+
+        `token_id` is the id of the principal's token, or None if it has no token. `is_program` is
+        True for a program that embeds the engine. Return None if the token is no longer valid.
         """
         agents = self.agents.spoken_for_by(principal_id)
         return self.tokens.present_authority(
@@ -39,8 +41,10 @@ class Identities:
         )
 
     def presets_of(self, principal: Principal, agent_id: str | None) -> Sequence[str]:
-        """Return the names of the presets to which an agent is bound. If `agent_id` is None, return
-        an empty list.
+        """Return the names of the presets that an agent's sessions may have.
+
+        Return an empty sequence if `agent_id` is None or the agent is not restricted to certain
+        presets.
 
         Raises:
             PermissionDenied: the principal may not call tools.
@@ -55,7 +59,9 @@ class Identities:
 
 
 def read_identities(database: Database) -> Identities:
-    """Read the identities. Raises DamagedState if the database has invalid rows."""
+    """Read all identities from the database. Raises DamagedState if the database has invalid
+    rows.
+    """
     with understood("agents"):
         agents = Agents(database)
     with understood("tokens"):

@@ -1,8 +1,8 @@
-"""Agents, bindings, tokens, approvers and changes of authority, as plain values.
+"""Data classes for agents, bindings, tokens, approvers and administrative changes.
 
-An agent without bindings has no tools; no caller can use an agent without principals. A secret
-appears only once, in the answer to the request that creates it, and never in a `repr`, which could
-be logged.
+An agent without bindings has no tools. An agent without principals cannot be used by any caller. A
+secret appears only once, in the answer to the request that creates it. It never appears in a
+`repr`, because a `repr` could be logged.
 """
 
 from __future__ import annotations
@@ -47,7 +47,9 @@ ToolReference = Annotated[str, Field(pattern=TOOL_REFERENCE_PATTERN)]
 
 
 class AgentFields(StrictValue):
-    """The changeable fields of an agent. If `id` is given, it must equal the id in the address."""
+    """The changeable fields of an agent. If `id` is given, it must equal the agent's id in the
+    URL.
+    """
 
     id: Id | None = None
     description: Description = ""
@@ -58,13 +60,15 @@ class AgentFields(StrictValue):
 
 
 class Agent(AgentFields):
-    """One agent. `principals` are those that may make calls for the agent."""
+    """One agent. `principals` contains the ids of the principals that may make calls for the
+    agent.
+    """
 
     id: Id
 
 
 class BindingFields(StrictValue):
-    """The changeable fields of a binding. If `tool` is given, it must equal that in the address."""
+    """The changeable fields of a binding. If `tool` is given, it must equal the tool in the URL."""
 
     tool: ToolReference | None = None
     sort_order: SortOrder = 0
@@ -100,7 +104,7 @@ Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.@-]{0,63}$")]
 
 
 class NewToken(Value):
-    """A token to create. `principal_id` defaults to `token:<name>`."""
+    """The data of a token to create. `principal_id` defaults to `token:<name>`."""
 
     name: Name
     principal_id: PrincipalId | None = None
@@ -110,7 +114,9 @@ class NewToken(Value):
 
 
 class TokenInfo(Value):
-    """A token without its secret. `is_valid` is true if it is neither revoked nor expired."""
+    """A token without its secret. `is_valid` is true if the token is neither revoked nor
+    expired.
+    """
 
     id: str
     name: str
@@ -132,7 +138,7 @@ class MadeToken(Value):
 
 
 class NewApprover(Value):
-    """An approver to create. `scopes` are `approve`, `admin`, or both."""
+    """The data of an approver to create. `scopes` contains `approve`, `admin`, or both."""
 
     name: Name
     scopes: tuple[Scope, ...] = Field(
@@ -152,7 +158,7 @@ class ApproverInfo(Value):
 
 
 class MadeApprover(Value):
-    """A new approver with the credential. No other answer contains the credential."""
+    """A new approver with the approver's credential. No other answer contains the credential."""
 
     approver: ApproverInfo
     secret: str = Field(repr=False)
@@ -180,7 +186,7 @@ _DONE = {
     "tool.register": "registered tool {subject}",
     "tool.replace": "replaced tool {subject}",
 }
-"""Action → description of the change, with placeholders."""
+"""Maps each action to a description of the change, with placeholders for the change's details."""
 
 
 class Change(Value):
@@ -195,8 +201,8 @@ class Change(Value):
 
     @property
     def in_words(self) -> str:
-        """A description of the change, such as `gave agent clerk the tool calculator`. The text is
-        untrusted.
+        """A description of what was done, such as `gave agent clerk the tool calculator`. The text
+        is untrusted, because it contains names that callers chose.
         """
         try:
             return _DONE[self.action].format_map({**self.details, "subject": self.subject})
@@ -210,7 +216,7 @@ Uid = Annotated[int, Field(ge=0, lt=2**32)]
 
 
 class PrincipalSettings(Value):
-    """A name for Unix users; several uids may be one principal."""
+    """The principal id of one or more Unix users, given by their uids."""
 
     id: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.@-]{0,127}$")
     uids: tuple[Uid, ...] = Field(min_length=1)

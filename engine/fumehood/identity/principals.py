@@ -1,7 +1,7 @@
 """The rights of a principal: to call tools, to act for an agent, to use a tool of that agent.
 
-Host side, used by `pipeline/authorize` and `pipeline/resolve`. Rights must be granted explicitly: a
-call without a principal, or whose principal lacks the scope `call`, is refused. Invariant: an
+Host side, used by `pipeline/authorize` and `pipeline/resolve`. Rights must be granted explicitly. A
+call is refused if it has no principal, or if its principal lacks the scope `call`. Invariant: an
 unknown agent, a disabled agent, and an agent for which the principal may not act are refused with
 the same message, so that no caller learns which agents exist.
 """
@@ -18,10 +18,10 @@ from fumehood.identity.model import Agent, Binding
 
 
 def require_caller(principal: Principal | None) -> Principal:
-    """Return the principal, after checking that it may call tools.
+    """Check that a principal may call tools, and return the principal.
 
     Raises:
-        Unauthorized: there is no principal.
+        Unauthorized: `principal` is None.
         PermissionDenied: the principal lacks the scope `call`.
     """
     if principal is None:
@@ -42,7 +42,13 @@ def require_credential(principal: Principal, tool: ToolDefinition) -> None:
 
 
 def require_agent(principal: Principal | None, agent_id: str, agent: Agent | None) -> None:
-    """Raise ResourceNotFound if the principal may not act for the agent."""
+    """Check that a principal may act for an agent. `agent` is the agent with the id `agent_id`, or
+    None if there is no such agent.
+
+    Raises:
+        ResourceNotFound: there is no such agent, the agent is disabled, or the principal may not
+            act for it.
+    """
     speaks = principal is not None and agent_id in principal.agents
     if agent is None or not agent.is_enabled or not speaks:
         raise ResourceNotFound(
@@ -53,8 +59,10 @@ def require_agent(principal: Principal | None, agent_id: str, agent: Agent | Non
 def require_binding(
     agent_id: str, tool_name: str, binding: Binding | None, own: Sequence[str] = ()
 ) -> Binding:
-    """Return the agent's binding of a tool. `own` contains the names of all tools of the agent, so
-    that the error can suggest similar names.
+    """Check that an agent may use a tool, and return the binding.
+
+    `binding` is the agent's binding of the tool, or None if there is none. `own` contains the names
+    of all tools of the agent, so that the error message can suggest similar names.
 
     Raises:
         PermissionDenied: the agent does not have the tool.

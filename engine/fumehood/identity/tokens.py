@@ -1,9 +1,9 @@
 """Tokens: credentials of callers who are not identified by their user id on the host.
 
-Host side, used for every request with a token. A token is shown only once, when it is created. It
-is stored as a hash, and can be revoked. Invariants: a request with a wrong, expired or revoked
-token is refused, even if the caller could be identified by its user id; an expired token stays
-expired if the clock is set back.
+Host side, used for every request with a token. A token is shown only once, when it is created. Only
+a hash of its secret is stored. A token can be revoked. Invariants: a request with a wrong, expired
+or revoked token is refused, even if the caller could be identified by its user id; an expired token
+stays expired if the clock is set back.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ AUTHORITY = frozenset({Scope.APPROVE, Scope.ADMIN})
 
 RESERVED_PRINCIPALS = "approver:"
 """Prefix of the principal ids of approvers. A token's principal id must not begin with this prefix,
-because the token's holder could then pose as an approver."""
+because otherwise the token's holder could pose as an approver."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class Token:
         return self.revoked_at is None and (self.expires_at is None or now < self.expires_at)
 
     def info(self, now: datetime) -> TokenInfo:
-        """Return the token as administrators see it."""
+        """Return the token's data that administrators can see."""
         return TokenInfo(
             id=self.id,
             name=self.name,
@@ -100,9 +100,10 @@ class Tokens:
         return principal
 
     def principal_of_id(self, token_id: str, now: datetime) -> Principal | None:
-        """Return the principal of the token with this id, which has already been verified.
+        """Return the principal of the token with this id. The caller must already have verified the
+        token's secret.
 
-        Return None if the token is no longer valid.
+        Return None if the token is unknown, revoked or expired.
         """
         token = self._tokens.get(token_id)
         # A clock that is set back must not revive an expired token.
@@ -120,11 +121,11 @@ class Tokens:
         *,
         is_program: bool,
     ) -> Principal | None:
-        """Return a principal with its current authority. Return None if its token is no longer
-        valid.
+        """Return a principal with the authority that it has at the time `now`.
 
-        `agents` are the agents for which the principal may act if it has no token. `is_program`
-        marks the returned principal as a program that embeds the engine.
+        `token_id` is the id of the principal's token. Return None if that token is no longer valid.
+        If `token_id` is None, the principal has no token, and may act for the given `agents`.
+        `is_program` is True if the principal is a program that embeds the engine.
         """
         if token_id is not None:
             return self.principal_of_id(token_id, now)
@@ -146,9 +147,12 @@ class Tokens:
     ) -> tuple[Token, str]:
         """Create a token. Return the token and its text, which cannot be shown again later.
 
+        `agents` are the ids of the agents for which the token's holder may act. `by` is the
+        principal that creates the token.
+
         Raises:
-            InvalidParams: there is no scope, `call` is combined with approve or admin, the
-                principal is an approver's, or the expiry is in the past.
+            InvalidParams: there is no scope, `call` is combined with `approve` or `admin`, the
+                principal id is an approver's, or `expires_at` is not in the future.
         """
         granted = frozenset(scopes)
         _refuse_unsound(granted, principal_id, expires_at, now)
@@ -182,7 +186,7 @@ class Tokens:
         return token, text
 
     async def revoke(self, token_id: str, *, by: Principal, now: datetime) -> Token:
-        """Revoke a token, immediately and permanently.
+        """Revoke a token immediately and permanently. `by` is the principal that revokes it.
 
         Raises:
             ResourceNotFound: there is no token with this id.
@@ -227,7 +231,7 @@ def _refuse_unsound(
 
 
 def all_tokens(connection: Connection) -> dict[str, Token]:
-    """Return all tokens, including revoked ones, by id."""
+    """Return all tokens, including revoked ones, as a dict from id to token."""
     rows = connection.execute(select(TOKENS)).mappings()
     return {row["id"]: _token(row) for row in rows}
 

@@ -1,10 +1,10 @@
-"""The audit chain: rows whose change, removal or reordering would be noticed.
+"""The audit chain: a table in which any change, removal or reordering of rows can be detected.
 
-Host side. Each row has a mac: an HMAC-SHA-256 over the previous row's mac and over the row's own
-number and body. The key is kept outside the database (`audit_keys`). The part `audit` checks the
-chain. The database has only one writer. It appends a row in the transaction of the change that
-the row records, so rows are in the order of commits. Only the keys are in memory. The newest row,
-called the head, is always read from the database.
+Host side. Each row has a mac: an HMAC-SHA-256 over the previous row's mac, the row's own number and
+the row's own body. The key for the macs is kept outside the database (`audit_keys`). The part
+`audit` checks the chain. The database has only one writer. It appends a row in the transaction of
+the change that the row records, so rows are in the order of commits. Only the keys are kept in
+memory. The newest row, called the head, is always read from the database.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from fumehood.storage.errors import AuditKeyLost
 from fumehood.storage.schema import AUDIT
 
 IN_MEMORY_KEPT = 10_000
-"""If the chain is only in memory, it keeps this many of the newest rows, and is lost when its
-process ends."""
+"""Maximum number of rows of a chain that is only in memory. Older rows are deleted. Such a chain is
+lost when its process ends."""
 
 READ_AT_ONCE = 2000
 """Number of rows that are read from the database at a time."""
@@ -51,8 +51,10 @@ _HEAD = select(*_COLUMNS).order_by(AUDIT.c.seq.desc()).limit(1)
 
 @dataclass(frozen=True, slots=True)
 class AuditEntry:
-    """The content of one row. `kind` is a name like `approval.created`. `at` is the UTC time in ISO
-    8601.
+    """The content of one row to append.
+
+    `kind` is a name like `approval.created`. `at` is the UTC time in ISO 8601. `fields` must not
+    contain the keys `kind` and `at`.
     """
 
     kind: str
@@ -61,11 +63,12 @@ class AuditEntry:
 
 
 class AuditChain:
-    """Appends rows to the chain. It reads the chain's newest row from the database each time.
-    Therefore, no state of this object must be undone after a rollback.
+    """Appends rows to the chain. It reads the chain's newest row from the database before each
+    append, so a rollback needs no change to this object.
 
-    `kept` is the number of newest rows to keep, or None to keep all rows. `on_growth` is called on
-    the writer's thread with the number of appended rows, even if these rows are later rolled back.
+    `key` is the key for the next row. `kept` is the number of newest rows to keep, or None to keep
+    all rows. `on_growth` is called on the writer's thread with the number of appended rows, even if
+    these rows are later rolled back.
     """
 
     def __init__(self, key: AuditKey, *, kept: int | None = None) -> None:
@@ -76,17 +79,17 @@ class AuditChain:
 
     @property
     def keys(self) -> dict[str, bytes]:
-        """Key id → secret of each key that was used since the chain was opened."""
+        """The secrets of all keys that were used since the chain was opened, by key id."""
         return {key.id: key.secret for key in self._keys.values()}
 
     def append(self, connection: Connection, kind: str, at: str, fields: JsonObject) -> int:
-        """Append a row in the caller's transaction. Must be called on the writer's thread. Return
-        the row's number.
+        """Append a row in the caller's transaction, and return the row's number. Must be called on
+        the writer's thread. The arguments are those of `AuditEntry`.
         """
         return self.append_all(connection, [AuditEntry(kind, at, fields)])
 
     def append_all(self, connection: Connection, entries: Sequence[AuditEntry]) -> int:
-        """Append rows in the given order. Return the number of the last row."""
+        """Append rows in the given order, as `append` does. Return the number of the last row."""
         head = head_of(connection)
         key = self._key_after(head)
         seq, before = (head.seq, head.mac) if head is not None else (0, GENESIS)
@@ -105,12 +108,15 @@ class AuditChain:
         return seq
 
     def learn(self, key: AuditKey) -> None:
-        """Add the key that the next call of `rotate` will announce."""
+        """Add a key to this object. The next call of `rotate` will announce this key."""
         self._keys[key.id] = key
 
     def rotate(self, connection: Connection, at: str, key: AuditKey, fields: JsonObject) -> int:
-        """Append the last row under the old key. This row announces the new key, which must have
-        been added with `learn`. Return the row's number.
+        """Append the last row under the old key, and return this row's number. The row announces
+        the new key.
+
+        The new key must already have been added with `learn`. `fields` are further fields of the
+        row.
         """
         announced = {
             "next_key_id": key.id,
@@ -138,14 +144,14 @@ def head_of(connection: Connection) -> AuditRow | None:
 
 
 def key_id_after(head: AuditRow) -> str:
-    """Return the id of the key with which the row after `head` must be written."""
+    """Return the id of the key that the row after `head` must be written with."""
     announced = next_key_of(head.body)
     return announced[0] if announced is not None else head.key_id
 
 
 def rows_after(connection: Connection, after: int, limit: int) -> list[AuditRow]:
-    """Return at most `limit` rows after row `after`. Each row includes the previous row's mac if
-    that row exists.
+    """Return at most `limit` rows that follow row number `after`. Each returned row includes the
+    previous row's mac if the previous row exists.
     """
     found = connection.execute(
         select(*_COLUMNS).where(AUDIT.c.seq > after).order_by(AUDIT.c.seq).limit(limit)
@@ -160,7 +166,7 @@ def rows_after(connection: Connection, after: int, limit: int) -> list[AuditRow]
 
 
 def all_rows(connection: Connection) -> Iterator[AuditRow]:
-    """Yield every row in order, including rows that are added during the iteration."""
+    """Yield every row of the chain in order, including rows that are added during the iteration."""
     # Start below every possible number, so that rows with invalid negative numbers are also found.
     after = -(2**63)
     while rows := rows_after(connection, after, READ_AT_ONCE):
@@ -179,17 +185,17 @@ def attach_chain(engine: Engine, chain: AuditChain) -> None:
 
 
 def chain_of(connection: Connection) -> AuditChain:
-    """Return the audit chain of the connection's database."""
+    """Return the audit chain that `attach_chain` attached to the connection."""
     chain: AuditChain = connection.info["audit"]
     return chain
 
 
 def _linked(found: Iterable[Any], before: bytes | None) -> Iterator[AuditRow]:
-    """Yield the found rows, each with the previous row's mac, or None if the previous row is
-    missing.
+    """Yield the found rows. Each row includes the previous row's mac, or None if the previous row
+    is missing.
 
     `before` is the mac of the row before the first found row. Columns are read by position, because
-    access by name would double the time of a full verification.
+    access by name would double the duration of a full verification.
     """
     follows = None
     for seq, key_id, body, mac in found:

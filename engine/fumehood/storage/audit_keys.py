@@ -1,8 +1,8 @@
 """The keys of the audit chain: files next to the database, never in it.
 
-Host side. `audit.key` is the current key. Earlier keys are kept as `audit-<id>.key`, because they
-are needed to verify earlier rows. Invariants: a key is on disk before the first row is written with
-it; once a chain has rows, it changes to a new key only after a row has announced this key.
+Host side. `audit.key` contains the current key. Earlier keys are kept as `audit-<id>.key`, because
+they are needed to verify earlier rows. Invariants: a key is on disk before the first row is written
+with it; once a chain has rows, it changes to a new key only after a row has announced the new key.
 """
 
 from __future__ import annotations
@@ -36,14 +36,15 @@ def new_key() -> AuditKey:
 
 
 def open_key(state: Path, wanted: str | None) -> AuditKey:
-    """Return the key for the chain's next row. Its id must be `wanted`.
+    """Return the key for the chain's next row.
 
-    If `wanted` is None, the chain is empty. Then the current key is returned, or a new key if there
-    is none. If a crash interrupted a rotation after the chain announced the new key, this function
-    makes it the current key.
+    `state` is the state directory. `wanted` is the id that the key must have, or None if the chain
+    is empty. For an empty chain, the current key is returned, or a new key if there is no current
+    key. If a crash interrupted a rotation after the chain announced the new key, this function
+    makes the new key the current key.
 
     Raises:
-        AuditKeyLost: the key is missing or unusable. No new key replaces it.
+        AuditKeyLost: the key is missing or unusable. It is not replaced by a new key.
     """
     with _in_words(state):
         current = _read(state / CURRENT)
@@ -66,7 +67,7 @@ def open_key(state: Path, wanted: str | None) -> AuditKey:
 
 
 def all_keys(state: Path) -> dict[str, bytes]:
-    """Return key id → secret for all key files.
+    """Read all key files in the state directory. Return the secrets of the keys, by key id.
 
     Raises:
         AuditKeyLost: a file cannot be read.
@@ -78,8 +79,8 @@ def all_keys(state: Path) -> dict[str, bytes]:
 
 
 def keep_key(state: Path, key: AuditKey) -> None:
-    """Write a key to its own file next to the current key's file. The file is on disk when this
-    function returns. Raises OSError.
+    """Write a key to a file of its own in the state directory, unless that file already exists. The
+    file is on disk when this function returns. Raises OSError.
     """
     path = state / kept_name(key.id)
     if not path.exists():
@@ -87,8 +88,8 @@ def keep_key(state: Path, key: AuditKey) -> None:
 
 
 def make_current(state: Path, key: AuditKey) -> None:
-    """Make a key the current key. The previous current key is kept in a file of its own. Raises
-    OSError.
+    """Make a key the current key of the state directory. The previous current key is kept in a file
+    of its own. Raises OSError.
     """
     before = _read(state / CURRENT)
     if before is not None:
@@ -97,7 +98,9 @@ def make_current(state: Path, key: AuditKey) -> None:
 
 
 def kept_name(key_id: str) -> str:
-    """Return the file name under which a key is kept that is not the current key."""
+    """Return the name of the file that keeps the key with this id while it is not the current
+    key.
+    """
     return f"audit-{key_id}.key"
 
 

@@ -1,12 +1,12 @@
-"""The rows of an audit chain, and how each follows from the row before it.
+"""The rows of an audit chain, and how each row depends on the row before it.
 
-This module needs only Python's standard library, on purpose: it becomes a part of the program that
+This module deliberately needs only Python's standard library: it becomes a part of the program that
 checks an export without an engine (`audit/verify.py`).
 
-A row's mac is an HMAC-SHA-256 with the chain's key over the mac of the row before it (32 zero bytes
-for the first row), the row's number (8 bytes, big endian) and the bytes of the row's body. A key's
-id is the beginning of the SHA-256 over `fumehood audit key`, a zero byte and the key. The last row
-under a key has the kind `audit.rotated` and names the next key.
+A row's mac is an HMAC-SHA-256 with the chain's key. It covers the mac of the row before it (32 zero
+bytes for the first row), the row's number (8 bytes, big endian) and the bytes of the row's body. A
+key's id is the beginning of the SHA-256 over the text `fumehood audit key`, a zero byte and the
+key. The last row under a key has the kind `audit.rotated` and names the next key.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import json
 from dataclasses import dataclass, field
 
 GENESIS = bytes(32)
-"""The mac before the first row."""
+"""The mac that counts as the previous row's mac for the first row."""
 
 SECRET_BYTES = 32
 """Length of a key in bytes."""
@@ -29,26 +29,28 @@ ROTATED = "audit.rotated"
 """The kind of a row that announces the next key."""
 
 ROTATED_BODY = f'{{"kind":"{ROTATED}",'.encode()
-"""The beginning of the body of such a row."""
+"""The first bytes of the body of each row with the kind `audit.rotated`."""
 
 
 @dataclass(frozen=True, slots=True)
 class AuditKey:
-    """The key of a part of a chain. Rows name it by its `id`."""
+    """A key with which some rows of a chain are written. These rows refer to the key by its
+    `id`.
+    """
 
     id: str
     secret: bytes = field(repr=False)
 
     @classmethod
     def of(cls, secret: bytes) -> AuditKey:
-        """Return the key with this secret, from which its id is derived."""
+        """Return the key with this secret. The key's id is derived from the secret."""
         return cls(commitment_to(secret)[:KEY_ID_DIGITS], secret)
 
 
 @dataclass(frozen=True, slots=True)
 class AuditRow:
-    """One row. `before` is the mac of the previous row, as stored or exported, or None if that mac
-    is unknown.
+    """One row. `before` is the mac of the previous row, as it is stored or exported. It is None if
+    that mac is unknown.
     """
 
     seq: int
@@ -73,8 +75,8 @@ def mac_of(secret: bytes, before: bytes, seq: int, body: bytes) -> bytes:
 
 
 def next_key_of(body: bytes) -> tuple[str, str] | None:
-    """Return the id and the commitment of the next key if a row's body announces a key, otherwise
-    None.
+    """Return the id and the commitment of the next key if a row's body announces one, otherwise
+    None. The commitment is a hash of the key (`commitment_to`).
     """
     if not body.startswith(ROTATED_BODY):
         return None
@@ -86,7 +88,7 @@ def next_key_of(body: bytes) -> tuple[str, str] | None:
 
 
 def read_key(text: str) -> AuditKey:
-    """Parse the text of a key file. Raises Unreadable if it is not a key."""
+    """Parse the text of a key file. Raises Unreadable if the text is not a key."""
     try:
         secret = bytes.fromhex(text.strip())
     except ValueError:

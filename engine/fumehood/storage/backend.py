@@ -2,8 +2,8 @@
 
 Host side, used by `storage/database` and `storage/writer`. All other code uses the same SQL
 statements for every kind of database. Only the backends and the column type `RawBytes` contain code
-for one kind. The kernel itself contains the backend for SQLite. Parts can add others, each a
-`RemoteBackend`.
+for one kind. The backend for SQLite is in `storage/sqlite`. Parts can add other backends, which are
+subclasses of `RemoteBackend`.
 """
 
 from __future__ import annotations
@@ -22,27 +22,31 @@ from fumehood.parts import listed, places
 from fumehood.storage.errors import StoreError
 
 READ_THREADS = 4
-"""Number of reader threads. Each has its own connection."""
+"""Number of threads that read the database. Each has its own connection."""
 
 
 class Backend(ABC):
-    """An open database. SQLAlchemy calls a source of connections an "engine"."""
+    """An open database. `writing` and `reading` are sources of connections, which SQLAlchemy calls
+    engines.
+    """
 
     def __init__(self, writing: Engine, reading: Engine, *, has_readers: bool) -> None:
-        """If `has_readers` is False, reads also use the writer's connection."""
+        """Use these SQLAlchemy engines. If `has_readers` is False, reads also use the writer's
+        connection.
+        """
         self.writing = writing
         self.reading = reading
         self.has_readers = has_readers
 
     @abstractmethod
     def transaction(self, connection: Connection, *, flushed: bool) -> AbstractContextManager[None]:
-        """Run the block in a transaction. With `flushed`, the commit is durable when the block
-        exits.
+        """Run the block in a transaction of this connection. With `flushed`, the commit is durable
+        when the block exits.
         """
 
     @abstractmethod
     def is_in_transaction(self, connection: Connection) -> bool:
-        """Return whether the transaction can still be committed."""
+        """Return whether the connection's transaction can still be committed."""
 
     @staticmethod
     @abstractmethod
@@ -62,8 +66,8 @@ class Backend(ABC):
 
 
 class RemoteBackend(Backend):
-    """A database with a URL. Only one engine at a time is active on it, which means that only this
-    engine may write to it.
+    """A database with a URL. Only one engine at a time is active on such a database: only the
+    active engine may write to it.
 
     A part provides a subclass for each URL scheme (`Part.states`).
     """
@@ -71,8 +75,8 @@ class RemoteBackend(Backend):
     @classmethod
     @abstractmethod
     def open(cls, url: str) -> Self | None:
-        """Make this engine the active engine of a state, and migrate the state to the newest
-        schema.
+        """Make this engine the active engine of the state at a URL, and migrate the state to the
+        newest schema. Return the opened backend.
 
         Return None if another engine is active. If another engine becomes active later,
         transactions of the returned backend raise Fenced.
@@ -87,8 +91,8 @@ class RemoteBackend(Backend):
     @classmethod
     @abstractmethod
     def open_to_read(cls, url: str) -> Engine:
-        """Open a state for reading, even while an engine is active on it. Nothing is created or
-        migrated.
+        """Open the state at a URL for reading, even while an engine is active on it. Nothing is
+        created or migrated.
 
         Raises:
             NewerState, ForeignState, DamagedState: this engine cannot use the state.

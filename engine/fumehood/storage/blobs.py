@@ -1,14 +1,14 @@
 """Blobs: content too large for an answer, kept in files for a limited time.
 
-Host side, in a `file_room`. The executors and `pipeline/result` write blobs, and the public
-interfaces read them. A blob belongs to one principal. Other principals cannot find out that the
-blob exists. A blob is removed when it expires, when its session ends, or when a newer blob needs
-its space. If the disk is too slow, new blobs are refused. Invariants: a file is complete before its
-row is inserted, and if there is a remote place, the file is there; the engine's next start removes
-files without a row and rows without a file.
+Host side. The files are in a `file_room`. The executors and `pipeline/result` write blobs, and the
+public interfaces read them. A blob belongs to one principal. Other principals cannot find out that
+the blob exists. A blob is removed when it expires, when its session ends, or when a newer blob
+needs its space. If the disk is too slow, new blobs are refused. Invariants: a file is complete
+before its row is inserted; if there is a remote place, the file is also in that place before its
+row is inserted; the engine's next start removes files without a row and rows without a file.
 
-A blob's URL is signed for the blob, its principal and its expiry, so that nobody else can make one.
-The signing key is a file in the state directory or in the remote place.
+A blob's URL is signed for the blob, its principal and its expiry, so that nobody else can make such
+a URL. The signing key is a file in the state directory or in the remote place.
 """
 
 from __future__ import annotations
@@ -66,12 +66,14 @@ class Blob:
 
 
 class NotKept(Exception):
-    """A blob could not be stored. The message is a clause that may be shown to a model."""
+    """A blob could not be stored. The message is a clause with the reason, which may be shown to a
+    model.
+    """
 
 
 class Draft(RoomFile):
-    """A blob that is being written. The event loop passes data to `feed`, and the room's thread
-    writes it to the file.
+    """A blob that is being written. The event loop passes data to `feed`, and the file room's
+    thread writes the data to the file.
     """
 
     def __init__(self, room: FileRoom, principal_id: str, session_id: str | None) -> None:
@@ -80,7 +82,9 @@ class Draft(RoomFile):
         self._is_kept = False
 
     def feed(self, data: bytes) -> None:
-        """Add bytes. Never waits and never raises."""
+        """Append bytes to the draft. Never waits and never raises. If the bytes cannot be queued,
+        `fault` is set to the reason.
+        """
         if self.fault is None:
             fault = self.room.queue(self.principal_id, len(data), self._write, data)
             if fault is not None:
@@ -92,8 +96,8 @@ class Draft(RoomFile):
         self.room.submit(self._remove)
 
     def finish(self) -> str | None:
-        """Store the complete file. Return None on success, otherwise the reason for the failure.
-        Runs in the room's thread.
+        """Complete the file and register it in the file room. Return None on success, otherwise the
+        reason for the failure. Runs in the room's thread.
         """
         if not self.append(b""):
             self.remove()
@@ -104,7 +108,9 @@ class Draft(RoomFile):
         return None
 
     def upload(self) -> None:
-        """Move the finished file to the remote place. Blocks. Raises OSError."""
+        """Copy the finished file to the remote place, and remove the local file. Blocks. Raises
+        OSError.
+        """
         self.room.put(self.name)
         self.room.unlink(self.name)
 
@@ -122,11 +128,11 @@ class Draft(RoomFile):
 
 
 class BlobStore:
-    """The blobs of one engine. Call `open` before the first use and `room.close` after the last
+    """The blobs of one engine. Call `open` before the first use, and `room.close` after the last
     use.
 
-    The event `overdue` is set when there is too little space or a session has ended. `prune` should
-    then run soon.
+    The event `overdue` is set when there is too little space or a session has ended. It means that
+    `prune` should run soon.
     """
 
     def __init__(
@@ -151,17 +157,17 @@ class BlobStore:
         self._now = now
         self._links = BlobLinks(secrets.token_bytes(KEY_BYTES))
         self._replaced: deque[str] = deque()
-        """Ids of blobs whose files were evicted to make room, but whose rows still exist."""
+        """Ids of blobs whose files were evicted to make room, and whose rows still exist."""
 
     async def open(self, patience_s: float | None = START_S) -> None:
         """Prepare the directory, and remove everything that a crashed engine left incomplete.
 
-        If there is a remote place, each access to it may take `patience_s` seconds, or any time if
-        this is None.
+        If there is a remote place, each access to it may take `patience_s` seconds. None means no
+        limit.
 
         Raises:
             StoreError: the directory is not private or cannot be used, or the remote place cannot
-                be used now (`prune` will try again).
+                be used now. If the remote place was the reason, `prune` opens the store later.
         """
         try:
             if self.room.prepare() and self._state is not None:
@@ -177,18 +183,18 @@ class BlobStore:
         self._is_open = True
 
     def draft(self, principal_id: str, session_id: str | None = None) -> Draft:
-        """Return a new draft for a blob of the principal, or of the session if `session_id` is
-        given.
+        """Return a new draft for a blob that belongs to the principal. If `session_id` is given,
+        the blob is removed when this session ends.
 
         The caller passes the data to `Draft.feed`, and then calls `keep` or `Draft.discard`.
         """
         return Draft(self.room, principal_id, session_id)
 
     async def keep(self, draft: Draft, filename: str, content_type: str) -> Blob:
-        """Turn a draft into a blob. Afterwards, the draft cannot be used again, even if this method
-        fails.
+        """Turn a draft into a blob with this file name and content type. Return the blob.
 
-        If this call is cancelled, the file is still written.
+        Afterwards, the draft cannot be used again, even if this method fails. If this method is
+        cancelled, the file is still written.
 
         Raises:
             NotKept: the blob could not be stored; the message gives the reason.
@@ -224,10 +230,12 @@ class BlobStore:
     async def open_blob(
         self, blob_id: str, principal_id: str, expires: str, signature: str
     ) -> tuple[Blob, BinaryIO]:
-        """Return a blob and its open file, which the caller must close.
+        """Return a blob and its open file. The caller must close the file.
+
+        `expires` and `signature` are the query parameters of the blob's URL.
 
         Raises:
-            ResourceNotFound: this principal has no such blob, or it has expired.
+            ResourceNotFound: this principal has no such blob, or the blob has expired.
             ReadFailed: the database cannot be read.
             FilesAway: the remote place cannot be used now.
         """
@@ -255,8 +263,8 @@ class BlobStore:
         return await self.room.with_files(file.read, size)
 
     async def prune(self, now: datetime) -> int:
-        """Remove blobs that have expired, whose session has ended, or whose file was evicted.
-        Return how many were removed.
+        """Remove blobs that have expired, blobs whose session has ended, and the rows of blobs
+        whose file was evicted. Return the number of removed blobs.
 
         Raises:
             ReadFailed, WriteFailed: the database failed; the remaining blobs stay until the next
@@ -284,8 +292,8 @@ class BlobStore:
         return len(rows)
 
     async def _upload(self, draft: Draft) -> str | None:
-        """Move a finished draft to the remote place. Return None on success, otherwise the reason
-        for the failure.
+        """Move the file of a finished draft to the remote place. Return None on success, otherwise
+        the reason for the failure.
         """
         try:
             await self.room.with_files(draft.upload)
@@ -298,7 +306,7 @@ class BlobStore:
         return None
 
     def _has_gone(self, blob_id: str) -> None:
-        """Record that a blob's file was evicted. Runs in the room's thread."""
+        """Record that the file of a blob was evicted. Runs in the room's thread."""
         self._replaced.append(blob_id)
         self.room.call_in_loop(self.overdue.set)
 
@@ -348,14 +356,16 @@ class BlobLinks:
         self._key = key
 
     def make(self, blob_id: str, principal_id: str, expires_at: int) -> str:
-        """Return the signed URL of a blob. It is a path on the callers' socket."""
+        """Return the signed URL of a blob. The URL is a path on the callers' socket. `expires_at`
+        is in Unix seconds.
+        """
         signature = self._signature(blob_id, principal_id, expires_at)
         return f"/v1/blobs/{blob_id}?expires={expires_at}&signature={signature}"
 
     def is_genuine(
         self, blob_id: str, principal_id: str, expires_at: int | str, signature: str
     ) -> bool:
-        """Whether this signature is the one that `make` computes for these values.
+        """Return whether `signature` is the signature that `make` computes for these values.
 
         The comparison takes constant time.
         """

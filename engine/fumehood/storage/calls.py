@@ -1,13 +1,13 @@
 """The call log: who called which tool, when, and how the call ended, and the records of the calls.
 
 Host side. `pipeline/record` writes without waiting. `CallLog` reads a principal's own calls; the
-part `overview` reads everybody's. Each row is also added to the audit chain in the same
-transaction, without the record. A record contains the call's arguments and envelope as two lines of
-JSON, redacted as for the caller, and their words for full-text search. It is written together with
-the call's row. Invariants: a record has at most `MAX_ANSWER_BYTES` of JSON and `MAX_WORDS`
-characters of words; `CallLog` returns only a principal's own rows; one principal's calls never
-displace another's rows; rows are ordered by `seq`, the order of writing, because clocks may be set
-back.
+part `overview` reads the calls of all principals. Each call has a row. Its values are also added to
+the audit chain, in the same transaction. A call can also have a record, which is written together
+with the row and is not in the audit chain. The record contains the call's arguments and envelope as
+two lines of JSON, redacted as for the caller, and the words of both for full-text search.
+Invariants: a record has at most `MAX_ANSWER_BYTES` of JSON and `MAX_WORDS` characters of words;
+`CallLog` returns only a principal's own rows; one principal's calls never displace another's rows;
+rows are ordered by `seq`, the order of writing, because clocks may be set back.
 """
 
 from __future__ import annotations
@@ -62,23 +62,23 @@ IN_MEMORY_MB = 8
 """Maximum size of all records in MB if the log is only in memory."""
 
 MAX_WAITING_BYTES = 64 * MB
-"""Maximum of a record's size in bytes multiplied by the number of jobs and rows that wait to be
-written. A record above this limit is dropped, so that memory does not fill up."""
+"""Limit for the size of a record in bytes, multiplied by the number of jobs and rows that wait to
+be written. A record above this limit is dropped, so that memory does not fill up."""
 
 BUSY_ROWS = 50
-"""If at least this many rows are written at once, the engine counts as busy. The words of these
-rows are then indexed later."""
+"""Number of rows in one write from which the engine counts as busy. The words of these rows are
+then indexed later."""
 
 MAX_WORDS = 16 * 1024
 """Maximum number of characters of one record that full-text search covers."""
 
 MAX_TEXT_WORDS = MAX_WORDS // 4
 """Maximum number of characters of one text in a record that full-text search covers. In a longer
-text, these are the beginning and the end, one half each."""
+text, search covers the beginning and the end, each with half of this number."""
 
 COMPRESSED_FROM = 2048
-"""Minimum size in bytes of documents that are compressed. For smaller documents, compression takes
-too much time for what it saves."""
+"""Size in bytes from which a record's document is compressed. For smaller documents, compression
+would take too much time for the space that it saves."""
 
 _ENCODED = re.compile(r"[A-Za-z0-9+/=_-]{200,}")
 """Matches encoded data that contains no words, such as the Base64 content of a file."""
@@ -88,8 +88,8 @@ INDEXED_AT_ONCE = 100
 because other writes wait for it."""
 
 SEARCH_S = 2.0
-"""Time limit of one search in seconds. It is needed because callers choose both the stored texts
-and the search texts."""
+"""Time limit of one search in seconds. The limit is needed because callers choose both the stored
+texts and the search texts."""
 
 _INDEX = text("""
     INSERT INTO record_words(rowid, words) SELECT seq, words FROM records
@@ -108,19 +108,19 @@ _SAME_NAME = (
 NO_SUCH_CALL = "There is no such call of yours in the log. Do not retry."
 
 APPROVAL_WAIT = "approval wait"
-"""Name of the stage in which a call waited for approval by a human."""
+"""Name of the stage in which a call waits for a human's approval."""
 
 _NOT_AUDITED = frozenset({"id", "at", "stages", "record"})
 
 
 CallRow = Row
-"""One row, made by `pipeline/record`. Its keys are the columns of `CALLS` except `seq` and
-`audit_seq`, and `record` with the call's Record or None. `stages`, `network` and `record` may be
-missing."""
+"""The row of one call, made by `pipeline/record`. Its keys are the columns of `CALLS` except `seq`
+and `audit_seq`, and the key `record`, whose value is the call's `Record` or None. `stages`,
+`network` and `record` may be missing."""
 
 
 class CallLog:
-    """The call log, for writing and for reading a principal's own calls.
+    """The call log. Writes the calls of all principals, and reads a principal's own calls.
 
     The event `overdue` is set when the log has grown so much that `prune` should run.
     """
@@ -149,14 +149,14 @@ class CallLog:
         self.overdue = asyncio.Event()
 
     def keeps_record_of(self, code: str) -> bool:
-        """Whether the log keeps the arguments of calls with this result code, and the answers to
-        them.
+        """Return whether the log keeps the arguments and the answers of calls that end with this
+        result code.
         """
         return self._recorded == "all" or (self._recorded == "failed" and code != "OK")
 
     def record(self, row: CallRow) -> None:
-        """Add one row without waiting. The row is lost if the engine crashes within the next
-        second.
+        """Add the row of one call without waiting. The row is lost if the engine crashes within the
+        next second.
         """
         row["tokens_used"] = min(row["tokens_used"], MAX_INTEGER)
         record: Record | None = row.get("record")
@@ -171,11 +171,13 @@ class CallLog:
             self.overdue.set()
 
     async def page(self, principal_id: str, query: CallQuery) -> CallPage:
-        """Return a principal's own calls, newest first, including every call that has ended by now.
+        """Return one page of a principal's own calls that match the query, newest first. Every call
+        that has already ended is found.
 
         Raises:
-            ResourceNotFound: the cursor is not a kept call of this principal.
+            ResourceNotFound: the query's cursor is not a kept call of this principal.
             ReadFailed: the database cannot be read.
+            InvalidParams: the text search took too long.
         """
         await all_found(self._database, query)
         return await self._database.read(lambda connection: _page(connection, principal_id, query))
@@ -195,8 +197,11 @@ class CallLog:
     async def find(
         self, principal_id: str, call_id: str
     ) -> tuple[CallRecord, Recorded | None] | None:
-        """Return one call of a principal with its record, which is None if it was not kept. Return
-        None if the principal has no such call or the call is no longer kept. Raises ReadFailed.
+        """Return one call of a principal and the call's record. The record is None if it was not
+        kept.
+
+        Return None if the principal has no such call, or if the call is no longer kept. Raises
+        ReadFailed.
         """
         own = CALLS.c.principal_id == principal_id
         found = await find_row(self._database, call_id, own)
@@ -254,8 +259,8 @@ def _keep(connection: Connection, rows: list[Row]) -> None:
 
 
 def _audited(row: Row) -> AuditEntry:
-    """Return the audit entry of a call. It contains the fields of the call's row that have a
-    value.
+    """Return the audit entry of a call. The entry contains those fields of the call's row that have
+    a value.
     """
     told = {
         key: value for key, value in row.items() if value is not None and key not in _NOT_AUDITED
@@ -280,7 +285,10 @@ def _page(connection: Connection, principal_id: str, query: CallQuery) -> CallPa
 async def find_row(
     database: Database, call_id: str, *own: ColumnElement[bool]
 ) -> tuple[RowMapping, Recorded | None] | None:
-    """Return the row of a call and the call's record, or None if no such call is kept."""
+    """Return the row of a call and the call's record, or None if no such call is kept.
+
+    `own` are further SQL conditions that the row must meet. The record is None if it was not kept.
+    """
     wanted = select(CALLS).where(CALLS.c.id == call_id, *own)
 
     def found(connection: Connection) -> tuple[RowMapping, Recorded | None] | None:
@@ -292,8 +300,8 @@ async def find_row(
 
 
 async def all_found(database: Database, query: CallQuery) -> None:
-    """Write pending rows, and for a text search also index them, so that the query finds every call
-    that has ended.
+    """Prepare the database so that the query finds every call that has already ended: write pending
+    rows and, for a text search, index their words.
     """
     await database.flush()
     if query.text is not None:
@@ -303,8 +311,8 @@ async def all_found(database: Database, query: CallQuery) -> None:
 def matching(
     connection: Connection, query: CallQuery, wanted: list[ColumnElement[bool]]
 ) -> tuple[tuple[CallRecord, ...], bool]:
-    """Return the newest calls that match both the query and `wanted`, and whether there are more
-    such calls.
+    """Return the newest calls that match both the query and the SQL conditions in `wanted`, and
+    whether more calls match. At most `query.limit` calls are returned.
     """
     wanted += filters_of(query)
     if query.text is None:
@@ -315,8 +323,8 @@ def matching(
 
 
 def place_of(connection: Connection, cursor: str, *own: ColumnElement[bool]) -> int:
-    """Return the `seq` of the call whose id is the cursor. Raises ResourceNotFound if there is no
-    such call.
+    """Return the `seq` of the call whose id is the cursor. `own` are further SQL conditions for
+    this call. Raises ResourceNotFound if there is no such call.
     """
     named = select(CALLS.c.seq).where(CALLS.c.id == cursor, *own)
     seq: int | None = connection.execute(named).scalar_one_or_none()
@@ -328,7 +336,9 @@ def place_of(connection: Connection, cursor: str, *own: ColumnElement[bool]) -> 
 def newest_first(
     connection: Connection, wanted: Sequence[ColumnElement[bool]], limit: int
 ) -> tuple[tuple[CallRecord, ...], bool]:
-    """Return the newest calls that match all conditions, and whether more calls match."""
+    """Return at most `limit` of the newest calls that match all SQL conditions in `wanted`, and
+    whether more calls match.
+    """
     listed = select(CALLS).where(*wanted).order_by(CALLS.c.seq.desc()).limit(limit + 1)
     rows = connection.execute(listed).mappings().all()
     return tuple(record_of(row) for row in rows[:limit]), len(rows) > limit
@@ -338,12 +348,12 @@ _EQUAL = {
     "agent": CALLS.c.agent_id, "code": CALLS.c.code, "principal": CALLS.c.principal_id,
     "session": CALLS.c.session_id, "trace": CALLS.c.trace_id, "parent": CALLS.c.parent_id,
 }  # fmt: skip
-"""Field of a query → column whose value must equal the field."""
+"""Field of a query → the column whose value must equal the field."""
 
 
 def filters_of(query: BaseModel) -> list[ColumnElement[bool]]:
-    """Return the SQL conditions for the filters of a query. Its cursor is not included. The filter
-    `tool` may be `name@version`.
+    """Return the SQL conditions for the filters of a query. The query's cursor gives no condition.
+    The filter `tool` may be `name@version`.
     """
     given = {name: value for name, value in query if value is not None}
     filters = [column == given[name] for name, column in _EQUAL.items() if name in given]
@@ -372,8 +382,9 @@ def record_of(row: RowMapping) -> CallRecord:
 
 
 def _outdated(connection: Connection, oldest_kept: str, kept: int) -> list[int]:
-    """Return the `seq` of each row that must be deleted because it is too old or exceeds the limit
-    per principal, oldest first.
+    """Return, oldest first, the `seq` of each row to delete. These are the rows of calls before
+    `oldest_kept` and, for each principal with more than `kept` calls, the oldest excess rows. The
+    newest row of all is never included.
     """
     newest = connection.execute(select(func.max(CALLS.c.seq))).scalar()
     if newest is None:
@@ -401,22 +412,25 @@ def failed(code: ColumnElement[Any]) -> ColumnElement[int]:
 
 
 FAILED = failed(CALLS.c.code)
-"""SQL expression: 1 for a call that failed because of a program, the engine or a service, otherwise
-0."""
+"""SQL expression for one call: 1 if the call failed because of a program, the engine or a service,
+otherwise 0."""
 
 # -- records of calls -----------------------------------------------------------------------
 
 
 class Record(NamedTuple):
-    """The record of one call in its stored form."""
+    """The record of one call in its stored form: the arguments and the envelope, and the words for
+    full-text search.
+    """
 
     document: bytes
     words: str
 
     @classmethod
     def of(cls, arguments: JsonObject, envelope: bytes, texts: Sequence[str]) -> Record | None:
-        """Make the record of a call from its arguments and its envelope, which is JSON. Full-text
-        search finds the words in `texts`. Return None if the record would be too long.
+        """Make the record of a call from the call's arguments and envelope. `envelope` is JSON.
+        Full-text search will find the words in `texts`. Return None if the record would be too
+        long.
         """
         document = b"%b\n%b" % (strict_json.dumps(arguments), envelope)
         if len(document) > MAX_ANSWER_BYTES:
@@ -426,7 +440,7 @@ class Record(NamedTuple):
         return cls(document, only_words(" ".join(_ends(texts)))[:MAX_WORDS])
 
     def row(self, seq: int) -> dict[str, Any]:
-        """Return the row for the table `records`. `seq` is the number of the call's row."""
+        """Return the row for the table `records`. `seq` is the `seq` of the call's row."""
         size = len(self.document) + 2 * len(self.words)  # the index is about as long as the words
         return {"seq": seq, "size": size, "document": self.document, "words": self.words}
 
@@ -450,8 +464,8 @@ def texts_in(value: Any) -> list[str]:
 
 
 def _ends(texts: Iterable[str]) -> Iterator[str]:
-    """Yield texts until their total length reaches `MAX_WORDS` characters. Of a long text, only the
-    beginning and the end are yielded. Encoded data is left out.
+    """Yield the given texts until their total length reaches `MAX_WORDS` characters. Of a long
+    text, only the beginning and the end are yielded. Encoded data is left out.
     """
     room = MAX_WORDS
     for one in texts:
@@ -468,9 +482,10 @@ def _ends(texts: Iterable[str]) -> Iterator[str]:
 
 
 def index_words(connection: Connection, most: int = INDEXED_AT_ONCE) -> int:
-    """Add at most `most` of the oldest unindexed records to the full-text index. Return how many
-    were added. This is only needed for SQLite. For other databases, which update their index
-    themselves, nothing is done.
+    """Add at most `most` of the oldest unindexed records to the full-text index. Return the number
+    of added records.
+
+    Only SQLite needs this. Other databases update the index themselves; for them, nothing is done.
     """
     if connection.dialect.name != "sqlite":
         return 0
@@ -485,13 +500,13 @@ class Recorded(NamedTuple):
 
 
 def record_at(connection: Connection, seq: int) -> Recorded | None:
-    """Return the record of a call, or None if the call has no record."""
+    """Return the record of the call with this `seq`, or None if the call has no record."""
     found = connection.execute(select(RECORDS.c.document).where(RECORDS.c.seq == seq)).scalar()
     return None if found is None else read_record(found)
 
 
 def read_record(document: bytes) -> Recorded:
-    """Parse a stored document, which may be compressed."""
+    """Parse the stored document of a record. The document may be compressed."""
     whole = document if document.startswith(b"{") else zlib.decompress(document)
     arguments, _, envelope = whole.partition(b"\n")
     return Recorded(strict_json.loads(arguments), envelope)
@@ -513,8 +528,8 @@ def mentions(connection: Connection, wanted: str) -> ColumnElement[bool]:
 
 @contextmanager
 def in_time(connection: Connection) -> Iterator[None]:
-    """Limit a search within the block to `SEARCH_S` seconds. Raises InvalidParams if the search
-    takes longer.
+    """Limit the searches within the block to `SEARCH_S` seconds. Raises InvalidParams if they take
+    longer.
     """
     latest = time.monotonic() + SEARCH_S
     driver = connection.connection.driver_connection
@@ -536,9 +551,11 @@ def in_time(connection: Connection) -> Iterator[None]:
 
 
 def outdated_records(connection: Connection, oldest_kept: str, kept_bytes: int) -> list[int]:
-    """Return the `seq` of each record to delete. These are the records of calls before
-    `oldest_kept` and, for each principal that uses more than its fair share of `kept_bytes`, that
-    principal's oldest records.
+    """Return the `seq` of each record to delete.
+
+    These are the records of calls before `oldest_kept`. If all other records together use more than
+    `kept_bytes`, they are also the oldest records of each principal that uses more than a fair
+    share.
     """
     both = RECORDS.join(CALLS, RECORDS.c.seq == CALLS.c.seq)
     old = select(RECORDS.c.seq).select_from(both).where(CALLS.c.at < oldest_kept)
@@ -558,8 +575,8 @@ def outdated_records(connection: Connection, oldest_kept: str, kept_bytes: int) 
 
 
 def _share(used: list[int], most: int) -> int:
-    """Return the largest limit per principal with which all principals together use at most
-    `most`.
+    """Return the largest limit per principal with which all principals together use at most `most`
+    bytes. `used` contains the bytes that each principal uses now.
     """
     left = most
     for done, amount in enumerate(sorted(used)):
@@ -571,7 +588,9 @@ def _share(used: list[int], most: int) -> int:
 
 
 def _oldest_records(connection: Connection, principal: str, excess: int) -> Iterator[int]:
-    """Yield the `seq` of a principal's oldest records until their total size reaches `excess`."""
+    """Yield the `seq` of a principal's oldest records until their total size reaches `excess`
+    bytes.
+    """
     both = RECORDS.join(CALLS, RECORDS.c.seq == CALLS.c.seq)
     own = select(RECORDS.c.seq, RECORDS.c.size).select_from(both)
     own = own.where(CALLS.c.principal_id == principal).order_by(RECORDS.c.seq)

@@ -1,6 +1,6 @@
-"""Changes of authority, such as a new token: who changed what and when.
+"""Administrative changes, such as a new token: who changed what and when.
 
-Each change is recorded twice, as a row for administrators and in the audit chain. Both records are
+Each change is recorded twice: as a row for administrators, and in the audit chain. Both records are
 written in the transaction of the change.
 """
 
@@ -23,13 +23,14 @@ from fumehood.storage.schema import CHANGES
 
 
 class OneChange:
-    """A lock for changes of one kind of row. Only one change runs at a time, and it is shielded
-    from cancellation.
+    """A lock for changes of one kind of row. Use it as `async with one_change():`. Only one change
+    runs at a time, and it is shielded from cancellation.
 
-    Therefore, the rows that a change has read stay valid until it writes. Memory and database stay
-    consistent even if the caller is cancelled. If the database becomes unreachable during a commit,
-    its outcome is unknown. `reload` is then called repeatedly until the database is reachable
-    again. It must read with `Database.write`, so that it sees the outcome of that commit.
+    Therefore, the rows that a change has read stay valid until it writes, and memory and database
+    stay consistent even if the caller is cancelled. If the database becomes unreachable during a
+    commit, the outcome of the commit is unknown. `reload` is then called repeatedly until the
+    database is reachable again. `reload` must read with `Database.write`, so that it sees the
+    outcome of that commit.
     """
 
     def __init__(self, reload: Callable[[], Awaitable[None]]) -> None:
@@ -62,7 +63,7 @@ class OneChange:
 
 
 def stamp(moment: datetime) -> str:
-    """Format a UTC time for storage, with microseconds."""
+    """Format a UTC time for storage, in ISO 8601 with microseconds."""
     return moment.isoformat(timespec="microseconds")
 
 
@@ -77,6 +78,9 @@ def recorded(
 ) -> Callable[[Connection], None]:
     """Return a database job that makes a change. In the same transaction, the job records the
     change as a row and in the audit chain.
+
+    `by` is the id of the principal that makes the change, `at` the time of the change. `action` is
+    a name like `token.new`, and `subject` identifies what is changed.
     """
 
     def job(connection: Connection) -> None:
@@ -90,6 +94,6 @@ def recorded(
 
 
 def list_changes(connection: Connection, limit: int) -> list[dict[str, Any]]:
-    """Return at most `limit` changes, newest first."""
+    """Return the rows of at most `limit` changes, newest first."""
     rows = connection.execute(select(CHANGES).order_by(CHANGES.c.seq.desc()).limit(limit))
     return [dict(row) for row in rows.mappings()]

@@ -1,4 +1,4 @@
-"""The database with the rows of the state. One thread writes it, and others read it.
+"""The database with the rows of the state. One thread writes to it, and other threads read from it.
 
 Host side, used by every package that stores rows. Invariant: a change is durable once `write` has
 returned.
@@ -73,11 +73,11 @@ class Database:
         """Run a job in a transaction, and return the job's result. The transaction is on disk when
         this method returns.
 
-        If this call is cancelled, the job still runs. An exception raised by `job` rolls back the
+        If this method is cancelled, the job still runs. An exception raised by `job` rolls back the
         job's changes and is raised here.
 
         Raises:
-            WriteFailed: the database failed. None of the changes is guaranteed to be stored.
+            WriteFailed: the database failed. None of the job's changes is guaranteed to be stored.
         """
         return await asyncio.wrap_future(self._writer.submit(job, durable=True))
 
@@ -90,8 +90,8 @@ class Database:
         await asyncio.wrap_future(self._writer.submit(lambda connection: None, durable=False))
 
     async def repeat(self, job: Job[int]) -> int:
-        """Run a job repeatedly until it returns 0. Each run processes a few rows and returns their
-        number. Return the total.
+        """Run a job repeatedly until it returns 0. Each run of the job must process a few rows and
+        return the number of these rows. Return the total.
 
         Raises:
             WriteFailed: the database failed; the remaining rows are not processed.
@@ -102,8 +102,8 @@ class Database:
         return total
 
     async def delete(self, column: Column[T], values: Sequence[T]) -> None:
-        """Delete the rows in which `column` has one of the values. Each batch of rows has its own
-        transaction.
+        """Delete the rows in which `column` has one of the values. The rows are deleted in batches,
+        each in its own transaction.
 
         Raises:
             WriteFailed: the database failed; the remaining rows stay.
@@ -113,29 +113,32 @@ class Database:
             await self.write(partial(Connection.execute, statement=gone))
 
     def write_soon(self, job: Job[Any]) -> None:
-        """Queue a job without waiting for it. It runs in order with the jobs passed to `write`."""
+        """Queue a job without waiting for it. The job runs in order with the jobs that are passed
+        to `write`.
+        """
         self._writer.submit(job, durable=True)
 
     def post(self, how: Batch, row: Row) -> None:
-        """Queue a row without waiting.
+        """Queue a row without waiting. `how` is the function that writes the row.
 
         The row is written within a second. If the engine crashes before that, the row is lost.
         """
         self._writer.post(how, row)
 
     def note_dropped(self) -> None:
-        """Count and report a row that the caller dropped instead of posting it, because too many
-        rows wait to be written.
+        """Count and report a row that the caller dropped. The caller drops a row instead of posting
+        it if too many rows wait to be written.
         """
         self._writer.note_dropped()
 
     async def read(self, query: Callable[[Connection], T]) -> T:
-        """Run a query in a thread. The query sees every change for which `write` has returned.
+        """Run a query in a thread, and return the query's result. The query sees every change for
+        which `write` has returned.
 
         Raises:
             ReadFailed: the database cannot be read.
             ResourceNotFound: the query searches for a text that the database cannot store, so no
-                row can contain it.
+                row can contain the text.
         """
         try:
             # A database in memory has only the writer's connection.
@@ -146,19 +149,19 @@ class Database:
             raise ResourceNotFound("Nothing has a NUL character in its name.") from None
 
     def read_now(self, query: Callable[[Connection], T]) -> T:
-        """Run a query, and block this thread until it has finished. Only for the engine's start."""
+        """Run a query and return its result. Blocks this thread. Only for the engine's start."""
         if not self._backend.has_readers and self._writer.is_running:
             return self._writer.submit(query, durable=False).result()
         return self._read(query)
 
     def write_now(self, job: Job[T]) -> T:
-        """Run a job as `write` does, but block this thread. For commands that have no event
-        loop.
-        """
+        """Run a job as `write` does, but block this thread. For commands without an event loop."""
         return self._writer.submit(job, durable=True).result()
 
     async def flush(self) -> None:
-        """Wait until every row that was posted before this call has been written or has failed."""
+        """Wait until every row that was posted before this call has been written or could not be
+        written.
+        """
         await asyncio.sleep(0)  # a call's row is posted just after its answer was sent
         await asyncio.wrap_future(self._writer.flush())
 
@@ -179,11 +182,11 @@ class Database:
 
     @property
     def is_failing(self) -> bool:
-        """Whether the last write failed, or the current write has hung."""
+        """Whether the last write failed, or the current write hangs."""
         return self._writer.is_failing
 
     def close(self) -> None:
-        """Write pending rows and wait for running queries, then close the database."""
+        """Write pending rows and wait for running queries. Then close the database."""
         self._writer.close()
         with self._reads_end:
             self._is_closed = True
@@ -227,19 +230,24 @@ def open_database(
     *,
     url: str | None = None,
 ) -> Database:
-    """Open or create the database at `path`, or in memory if `path` is None. If `url` is given, the
-    rows are in the database at this URL. Only files and keys are then in the directory of `path`.
+    """Open the database of a state, or create it. Migrate it to the newest schema.
+
+    `path` is the database's SQLite file. If `path` is None, the database is in memory. If `url` is
+    given, the rows are instead in the database at this URL, and the directory of `path` contains
+    only files and keys.
 
     `on_event` receives failures while the database is open: `state.write_failed`,
     `state.rows_dropped`, `state.rows_refused`, `state.read_failed` and `state.fenced` (another
-    engine is active, so this engine can no longer write). After `state.write_failed`, the first
-    successful write is reported as `state.write_works_again`. `commit_hook` is called before and
-    after each flushed commit, for crash tests. Both functions are called in threads.
+    engine has become active, so this engine can no longer write). It also receives
+    `state.write_works_again`, at the first successful write after `state.write_failed`.
+    `commit_hook` is called before and after each flushed commit, for crash tests. Both functions
+    are called in threads.
 
     Raises:
-        NewerState, ForeignState, DamagedState: this engine cannot use the file, which stays
-            unchanged.
-        AuditKeyLost: the database has an audit chain, but its key is missing.
+        NewerState, ForeignState, DamagedState: this engine cannot use the database, and has not
+            changed it.
+        AuditKeyLost: the database has an audit chain, but the key of the chain is missing or
+            unusable.
         Standby: another engine is active on the state at `url`.
         StoreError: the file or `url` cannot be opened.
     """
@@ -280,8 +288,8 @@ def _open_chain(directory: Path, backend: Backend) -> AuditChain:
 
 @contextmanager
 def reading(state: Path, url: str | None = None) -> Iterator[Connection]:
-    """Open the database in a state directory, or the database at `url`, for reading. This is
-    possible while an engine is running. Nothing is written, created or migrated.
+    """Open the database in a state directory, or the database at `url`, for reading during the
+    block. This is possible while an engine is running. Nothing is written, created or migrated.
 
     Raises:
         StoreError: the database is missing or cannot be read.

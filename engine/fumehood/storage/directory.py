@@ -1,7 +1,7 @@
-"""The state directory: private, locked by one engine at a time, and identified by an owner id.
+"""The state directory: private, used by one engine at a time, and identified by an owner id.
 
-Host side. Invariants: only one engine uses a state directory at a time, which a lock enforces until
-the process ends; successive engines of one directory have the same owner id; simultaneous engines
+Host side. Invariants: a lock ensures that only one engine uses a state directory until its process
+ends; successive engines of one directory have the same owner id; engines that run at the same time
 have different owner ids. The owner id labels the objects that an engine creates elsewhere, such as
 containers.
 """
@@ -25,22 +25,25 @@ PRIVATE_FILE = 0o600
 
 
 def private(path: str, flags: int) -> int:
-    """Open a file without following a symbolic link. If the file is created, only this user can
-    access it. For use as the `opener` argument of `open`.
+    """Open a file without following a symbolic link, and return its descriptor. A new file is
+    accessible to this user only. Use this function as the `opener` argument of `open`.
     """
     return os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW, PRIVATE_FILE)
 
 
 class StateError(StoreError):
-    """The engine cannot start with this state. The message explains why, and what to do."""
+    """The engine cannot start with this state. The message explains why, and what the operator can
+    do.
+    """
 
 
 class InUse(StateError):
-    """Another process holds the lock on the file."""
+    """Another process holds the lock on a file."""
 
 
 def private_directory(path: Path) -> Path:
-    """Create the directory if it is missing. Otherwise, check that only this user can access it.
+    """Create a directory if it is missing. If it exists, check that only this user can access it.
+    Return the path.
 
     Raises:
         StateError: the directory cannot be created, belongs to another user, or is accessible to
@@ -67,8 +70,8 @@ def hold_lock(path: Path, what: str) -> Iterator[None]:
     """Hold an exclusive lock on a file during the block.
 
     `what` names the locked object in the message of InUse, for example "this state directory". The
-    file is not removed when the lock is released. Otherwise, two processes could hold locks on two
-    different files with this path.
+    file is not removed when the lock is released, because otherwise two processes could hold locks
+    on two different files with this path.
 
     Raises:
         InUse: another process holds the lock.
@@ -97,12 +100,13 @@ RANDOM_BYTES = 16
 
 
 def owner_id(state: Path) -> str:
-    """Return the owner id, 32 hexadecimal digits. It is created on first use.
+    """Return the owner id of a state directory, 32 hexadecimal digits. The id is created on first
+    use.
 
     The caller must hold the directory's lock.
 
     Raises:
-        OSError: the id's file can be neither read nor created, or is damaged.
+        OSError: the file of the id can be neither read nor created, or is damaged.
     """
     found, inode = random_file(state / FILE_NAME, RANDOM_BYTES)
     # The inode is included so that a copy of the directory has another id.
@@ -111,7 +115,7 @@ def owner_id(state: Path) -> str:
 
 def random_file(path: Path, size: int) -> tuple[bytes, int]:
     """Return the random bytes in a private file, and the file's inode number. The file is created
-    on first use.
+    on first use, with `size` random bytes.
 
     Raises:
         OSError: the file can be neither read nor created, or is damaged.
@@ -126,8 +130,8 @@ def random_file(path: Path, size: int) -> tuple[bytes, int]:
 
 
 def write_private(path: Path, content: bytes, mode: int = PRIVATE_FILE) -> None:
-    """Replace a file atomically. By default, only this user can access it. The file is on disk when
-    this function returns. Raises OSError.
+    """Create or replace a file atomically. By default, only this user can access the file. The file
+    is on disk when this function returns. Raises OSError.
     """
     draft = path.with_name(f"{path.name}.new")
     draft.unlink(missing_ok=True)
@@ -141,7 +145,7 @@ def write_private(path: Path, content: bytes, mode: int = PRIVATE_FILE) -> None:
 
 
 def flush(path: Path) -> None:
-    """Flush the content of a file, or the names in a directory, to disk. Raises OSError."""
+    """Flush the content of a file, or the list of names in a directory, to disk. Raises OSError."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)

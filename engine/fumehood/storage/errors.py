@@ -2,15 +2,16 @@
 
     StoreError
     ├── NewerState, ForeignState, DamagedState,
-    │   AuditKeyLost, Standby                     at the start, for the operator
-    ├── Fenced                                    while the engine runs; it stops
-    └── WriteFailed, ReadFailed                   while the engine runs, fit for an envelope;
-                                                  with `…Unavailable` if a retry may help
-    FilesAway                                     while the engine runs; files in a remote place
-                                                  cannot be used
+    │   AuditKeyLost, Standby                     raised at the start, for the operator
+    ├── Fenced                                    raised while the engine runs, which then stops
+    └── WriteFailed, ReadFailed                   raised while the engine runs; the message may be
+                                                  shown to a caller
+        └── WriteUnavailable, ReadUnavailable     the same, and a retry may help
+    FilesAway                                     raised while the engine runs: files in a remote
+                                                  place cannot be used
 
-Messages may quote the database's own messages, which name tables and columns but never contain
-values.
+Messages may quote the database's own messages. These name tables and columns, but never contain
+stored values.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ class StoreError(FumehoodError):
 
 class NewerState(StoreError):
     """A newer version of the engine wrote this database. An older version must not use it, because
-    it could break guarantees of the newer version.
+    an older version could break guarantees of the newer version.
     """
 
 
@@ -58,7 +59,8 @@ class Fenced(StoreError):
 
 
 class WriteFailed(StoreError, InternalError):
-    """The disk is full, read-only or failing. None of the changes is guaranteed to be stored.
+    """The state could not be written, for example because the disk is full, read-only or failing.
+    None of the changes is guaranteed to be stored.
 
     This engine does not see the failed changes. If only the final flush to disk failed, the changes
     may exist after the next start.
@@ -95,13 +97,13 @@ class _Away(StateUnavailable):
 
 
 class WriteUnavailable(_Away, WriteFailed):
-    """The database cannot be reached now, or another engine is active on it. If a commit was
-    interrupted, its changes may have been stored.
+    """The state could not be written, because the database cannot be reached now or another engine
+    is active on it. If a commit was interrupted, its changes may have been stored.
     """
 
 
 class ReadUnavailable(_Away, ReadFailed):
-    """The database cannot be reached now."""
+    """The state could not be read, because the database cannot be reached now."""
 
 
 class FilesAway(StateUnavailable, OSError):
@@ -121,7 +123,9 @@ class FilesAway(StateUnavailable, OSError):
 @contextmanager
 def understood(what: str) -> Iterator[None]:
     """Convert exceptions from parsing rows within the block to DamagedState. Used at the engine's
-    start. `what` names the rows in the message, for example "approvers".
+    start.
+
+    `what` names the rows in the error message, for example "approvers".
 
     Raises:
         DamagedState: a row contains a value that no engine would have written.

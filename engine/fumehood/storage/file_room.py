@@ -1,13 +1,14 @@
 """File rooms: private directories with a size limit, each written by one thread.
 
 Host side, used by `blobs` and by parts. The event loop never writes to the disk. Bytes are reserved
-before they are written, so the size limit is never exceeded. One principal may use half of it. If
-there are too many bytes or files, the oldest file of the principal that has the most of them is
-evicted. Only kept files can be evicted: these are complete (see `keep`) and not held (see `hold`).
+before they are written, so the size limit is never exceeded. One principal may use half of the
+limit. If there are too many bytes or too many files, the engine evicts the oldest file of the
+principal that has the most of them. Only kept files can be evicted. A kept file is complete (see
+`keep`) and not held (see `hold`).
 
 If there is a remote place (`RemoteFiles`), other threads copy complete files there (see `put`), so
-that a slow remote place delays neither local writes nor the event loop. Before each copy, removed
-files are deleted from the remote place, so that the limit also applies there.
+that a slow remote place delays neither local writes nor the event loop. Before each copy, files
+that were removed locally are deleted from the remote place, so that the limit also applies there.
 """
 
 from __future__ import annotations
@@ -39,12 +40,12 @@ REMOTE_THREADS = 8
 """Number of threads with which a room accesses its remote place."""
 
 START_S = 2.0
-"""Seconds that the engine's start waits for a remote place. The value is small, so that the
-takeover from another engine is fast."""
+"""Seconds that the engine's start waits for an answer of the remote place. The value is small, so
+that the takeover from another engine is fast."""
 
 MAX_WAITING_BYTES = 128 << 20
 """Maximum number of bytes in memory that wait for the room's thread to write them. One principal
-may use half of this."""
+may use half of this number."""
 
 USED_UP = {
     Lack.SHARE: "your share of the engine's storage is used up",
@@ -55,8 +56,8 @@ TOO_SLOW = "the engine's disk is too slow"
 CLOSED = "the engine keeps nothing now"
 
 Work = Callable[[list[T]], Callable[[], object] | None]
-"""Writes queued items. It is called in the room's thread. If it returns a function, that function
-is then called in the event loop."""
+"""A function that writes a list of queued items. It is called in the room's thread. If it returns a
+function, the returned function is then called in the event loop."""
 
 
 class NoRoom(Exception):
@@ -66,9 +67,9 @@ class NoRoom(Exception):
 class FileRoom:
     """A private directory of files. The room's thread and the event loop use it.
 
-    Without a `state` directory, the files are in a temporary directory, which `close` removes.
-    `on_evicted` is called in the room's thread with the name of each evicted file. Complete files
-    are copied to `remote` if it is given.
+    `name` is the directory's name in the `state` directory. If `state` is None, the files are
+    instead in a temporary directory, which `close` removes. `on_evicted` is called in the room's
+    thread with the name of each evicted file. Complete files are copied to `remote` if it is given.
     """
 
     def __init__(
@@ -90,7 +91,7 @@ class FileRoom:
         self._on_evicted = on_evicted
         self._lock = threading.Lock()
         self._kept: dict[str, dict[str, int]] = {}
-        """Principal id → name → size of the principal's kept files, oldest first."""
+        """Principal id → name → size of each kept file of this principal, oldest first."""
         self._queue: list[tuple[str, int, Work[Any], Any]] = []
         self._waiting = FairShare(MAX_WAITING_BYTES, MAX_WAITING_BYTES // 2)
         self._thread: ThreadPoolExecutor | None = None
@@ -104,7 +105,8 @@ class FileRoom:
         self._deleting = threading.Lock()
 
     def prepare(self) -> bool:
-        """Create the directory. Return whether it may contain files of an earlier engine.
+        """Create the directory. Return True if the directory may contain files of an earlier
+        engine.
 
         Raises:
             StateError, OSError: the directory is not private, or cannot be used.
@@ -117,8 +119,8 @@ class FileRoom:
         return True
 
     def open(self) -> None:
-        """Start the room's thread, so that work is accepted from now on. Must be called in the
-        event loop.
+        """Start the room's thread. From now on, the room accepts work. Must be called in the event
+        loop.
         """
         self._loop = asyncio.get_running_loop()
         self._thread = ThreadPoolExecutor(1, self._name)
@@ -143,8 +145,8 @@ class FileRoom:
             await anyio.to_thread.run_sync(self.close)
 
     def submit(self, work: Callable[[], T]) -> Future[T] | None:
-        """Run a function in the room's thread. Return its future, or None if the room is closed or
-        closing.
+        """Run a function in the room's thread. Return the function's future, or None if the room is
+        closed or closing.
 
         If the function raises, the exception is reported to the event loop, because few callers
         read the future.
@@ -158,7 +160,7 @@ class FileRoom:
 
     @property
     def files(self) -> Files:
-        """The storage of complete files: the remote place if there is one, otherwise the
+        """The place of complete files: the remote place if there is one, otherwise the room's
         directory.
         """
         return self.remote or Directory(self.directory)
@@ -166,7 +168,9 @@ class FileRoom:
     async def with_files(
         self, work: Callable[..., T], *given: Any, patience_s: float | None = None
     ) -> T:
-        """Call a function that reads or changes `files` in a thread. Return the function's result.
+        """Call a function that reads or changes `files`. Return the function's result.
+
+        The function runs in a thread, with the arguments `given`.
 
         Raises:
             FilesAway: the remote place has not answered within `patience_s` seconds, or the room is
@@ -188,8 +192,8 @@ class FileRoom:
             done.cancel()
 
     def copy(self, name: str) -> None:
-        """Copy a complete file to the remote place, in a thread and without waiting. Nothing is
-        copied if the room is closed, the remote place cannot be used or the file has been removed.
+        """Copy a complete file to the remote place, in a thread and without waiting. Does nothing
+        if the room is closed, the remote place cannot be used or the file has been removed.
         """
 
         def put() -> None:
@@ -217,7 +221,7 @@ class FileRoom:
             self.delete_gone()
 
     def delete_gone(self) -> None:
-        """Delete removed files from the remote place. Blocks.
+        """Delete files from the remote place that were removed from the room. Blocks.
 
         Raises:
             FilesAway: the remote place cannot be used now. The next call tries again.
@@ -230,7 +234,7 @@ class FileRoom:
                     del self._gone[name]
 
     def queue(self, principal_id: str, size: int, work: Work[T], item: T) -> str | None:
-        """Queue an item of `size` bytes, which the room's thread passes to `work`.
+        """Queue an item of `size` bytes. The room's thread later passes the item to `work`.
 
         Return None, or the reason why the item is refused. All waiting items with the same `work`
         are passed to it together, and the event loop is woken only once for all of them. Otherwise,
@@ -253,8 +257,8 @@ class FileRoom:
                 self._loop.call_soon_threadsafe(work)
 
     def _report(self, done: Future[Any]) -> None:
-        """Report to the event loop that work raised an exception, which is a bug. Does nothing if
-        it raised none. Runs in the work's thread.
+        """If a submitted function raised an exception, which is a bug, report the exception to the
+        event loop. `done` is the function's future. Runs in the thread that ran the function.
         """
         loop, error = self._loop, done.exception()
         if error is not None and loop is not None:
@@ -270,7 +274,7 @@ class FileRoom:
             await asyncio.wrap_future(done)
 
     def take(self, principal_id: str, size: int) -> None:
-        """Reserve bytes for a principal. Runs in the room's thread.
+        """Reserve `size` bytes for a principal. Runs in the room's thread.
 
         If the principal's limit is reached, its own oldest files are evicted. If the whole room is
         full, the oldest files of the principal that uses the most bytes are evicted.
@@ -292,13 +296,17 @@ class FileRoom:
                 raise NoRoom(USED_UP[lack])
 
     def require_disk(self, size: int) -> None:
-        """Raise NoRoom if the disk has no space for `size` bytes, or OSError if the check fails."""
+        """Raise NoRoom if the disk has no space for `size` bytes. Raise OSError if the check
+        fails.
+        """
         disk = os.statvfs(self.directory)
         if disk.f_bavail * disk.f_frsize < size + MIN_FREE_BYTES:
             raise NoRoom("the engine's disk is full")
 
     def keep(self, principal_id: str, name: str, size: int) -> None:
-        """Register a complete file as the newest kept file. Its bytes must already be reserved."""
+        """Register a complete file as the newest kept file. The file's bytes must already be
+        reserved.
+        """
         with self._lock:
             self._kept.setdefault(principal_id, {})[name] = size
             counts = {who: len(files) for who, files in self._kept.items()}
@@ -306,13 +314,16 @@ class FileRoom:
             self.submit(partial(self._evict, max(counts, key=counts.__getitem__)))
 
     def restore(self, principal_id: str, name: str, size: int) -> None:
-        """Count a file that an engine before this one has kept, even if the limit is exceeded."""
+        """Register a file that an earlier engine kept, and reserve its bytes, even if the limit is
+        exceeded.
+        """
         with self._lock:
             self.share.add(principal_id, size)
         self.keep(principal_id, name, size)
 
     def hold(self, principal_id: str, name: str) -> int | None:
-        """Protect a kept file from eviction. Return its size, or None if the file is not kept.
+        """Protect a kept file from eviction. Return the file's size, or None if the file is not
+        kept.
 
         The file's bytes stay reserved.
         """
@@ -324,7 +335,9 @@ class FileRoom:
             return size
 
     def remove(self, principal_id: str, name: str) -> bool:
-        """Remove a kept file. Return False if the file is not kept. Runs in the room's thread."""
+        """Remove a kept file, and release its bytes. Return False if the file is not kept. Runs in
+        the room's thread.
+        """
         size = self.hold(principal_id, name)
         if size is not None:
             self.discard(principal_id, name, size)
@@ -333,8 +346,8 @@ class FileRoom:
         return size is not None
 
     def discard(self, principal_id: str, name: str, size: int) -> None:
-        """Remove a file that is not kept, and release its reserved bytes. Runs in the room's
-        thread.
+        """Remove a file that is not kept, and release the `size` bytes that are reserved for it.
+        Runs in the room's thread.
         """
         self.unlink(name)
         with self._lock:
@@ -346,8 +359,8 @@ class FileRoom:
             (self.directory / name).unlink(missing_ok=True)
 
     def open_file(self, name: str, flags: int) -> BinaryIO:
-        """Open a file of the room. It must not be a symbolic link. Runs in a thread. Raises
-        OSError.
+        """Open a file of the room with these flags of `os.open`. The file must not be a symbolic
+        link. Runs in a thread. Raises OSError.
         """
         descriptor = private(os.fspath(self.directory / name), flags)
         return os.fdopen(descriptor, "rb" if flags & os.O_ACCMODE == os.O_RDONLY else "ab")
@@ -397,7 +410,7 @@ class RoomFile:
         self._file: BinaryIO | None = None
 
     def append(self, data: bytes) -> bool:
-        """Append bytes. Return False if they or earlier bytes could not be written."""
+        """Append bytes. Return False if these bytes or earlier bytes could not be written."""
         if self.fault is None:
             try:
                 self.room.take(self.principal_id, len(data))

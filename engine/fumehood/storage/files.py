@@ -1,9 +1,10 @@
-"""Files: complete files by name, in a directory or in a place that a part adds, such as a bucket.
+"""Places for complete files, which are found by name. A place is a directory, or something that a
+part adds, such as a bucket.
 
-Host side, below the stores of blobs, of sessions and of parts. Engines that share a state can also
-share its files, which only the active engine changes. All methods block, so they run in threads.
-Invariant: a file is complete and durable when `put` returns, and an incomplete file is never
-visible.
+Host side. The stores for blobs, for sessions and for parts use this module. Engines that share a
+state can also share its files. Only the active engine changes them. All methods block, so they run
+in threads. Invariant: a file is complete and durable when `put` returns, and an incomplete file is
+never visible.
 """
 
 from __future__ import annotations
@@ -38,30 +39,32 @@ from fumehood.storage.errors import FilesAway
 T = TypeVar("T")
 
 MIN_FREE_BYTES = 64 << 20
-"""Bytes of disk space that are left free for the engine's database."""
+"""Number of bytes of disk space that are left free for the engine's database."""
 
 
 class Found(NamedTuple):
-    """A listed file. The size is -1 if it is not a regular file."""
+    """The status of a listed file. `size` is -1 if it is not a regular file. `changed_at` is in
+    Unix seconds.
+    """
 
     size: int
     changed_at: float
 
 
 class Files(Protocol):
-    """A place for files. All methods block. They raise OSError if the place cannot be used; if it
-    is not on this machine, the error is FilesAway.
+    """A place for files. All methods block. They raise OSError if the place cannot be used. If the
+    place is not on this machine, this error is a FilesAway.
     """
 
     @abstractmethod
     def put(self, name: str, source: Path) -> None:
-        """Store a complete local file, which may be moved. A directory needs it on its own file
-        system.
+        """Store the complete local file `source` under a name. The local file may be moved. If the
+        place is a directory, the local file must be on the same file system.
         """
 
     @abstractmethod
     def put_bytes(self, name: str, content: bytes) -> None:
-        """Store a file with this content."""
+        """Store a file with this name and content."""
 
     @abstractmethod
     def open(self, name: str, size: int) -> BinaryIO:
@@ -74,59 +77,67 @@ class Files(Protocol):
 
     @abstractmethod
     def found(self, prefix: str = "") -> dict[str, Found]:
-        """List the files whose names begin with a prefix."""
+        """List the files whose names begin with a prefix. Return the status of each file, by
+        name.
+        """
 
     @abstractmethod
     def delete(self, names: Collection[str]) -> None:
-        """Delete these files. Missing files are ignored."""
+        """Delete the files with these names. Missing files are ignored."""
 
     @abstractmethod
     def secret(self, name: str, size: int) -> bytes:
-        """Return the random bytes of a file, which is created on first use."""
+        """Return the random bytes in a file. The file is created on first use, with `size` random
+        bytes.
+        """
 
 
 class RemoteFiles(Files):
-    """Files at a URL, which the engines of one state share. A part names a subclass, by the scheme
-    of its URLs (`Part.files`).
+    """A place for files at a URL. The engines of one state share it. A part names a subclass for
+    each scheme of URLs (`Part.files`).
 
     Only files whose names have the expected form are listed, read or deleted. Other names raise
-    ValueError. A place that does not answer blocks no thread longer than a deadline; its methods
-    raise FilesAway.
+    ValueError. If the place does not answer before a deadline, its methods stop waiting and raise
+    FilesAway.
     """
 
     form: ClassVar[str]
-    """A URL as people write it."""
+    """The form of the URLs, as shown to people who write them."""
 
     @classmethod
     @abstractmethod
     def is_url(cls, url: str) -> bool:
-        """Return whether a text is a URL of such files."""
+        """Return whether a text is a URL of this kind of place."""
 
     @classmethod
     @abstractmethod
     def at(cls, url: str) -> Self:
-        """Return the files at a URL. Makes no request.
+        """Return the place at a URL. Makes no request.
 
         Raises:
-            StoreError: the kind's extra is missing.
+            StoreError: the optional dependencies for this kind of place are not installed.
         """
 
     @abstractmethod
     def below(self, folder: str, names: re.Pattern[str]) -> Self:
-        """Return a folder of this place, whose file names match another pattern."""
+        """Return a folder of this place. File names in the folder must match the pattern
+        `names`.
+        """
 
 
 @dataclass(frozen=True, slots=True)
 class FilePlaces:
-    """Where an engine and its parts keep files."""
+    """The places in which an engine and its parts keep files."""
 
     directory: Path | None = None
-    """A directory for folders of files, or None if the engine keeps no state."""
+    """The directory with the folders of files, or None if the engine keeps no state."""
     remote: RemoteFiles | None = None
-    """The place of complete files, if this is not the directory."""
+    """The remote place for complete files, or None if they are in `directory`."""
 
     def saved(self, folder: str) -> SavedFiles | None:
-        """Return a folder for files of sessions, or None if the engine keeps no state."""
+        """Return the store for a folder with files of sessions, or None if the engine keeps no
+        state.
+        """
         if self.directory is None:
             return None
         place = self.directory if self.remote is None else None
@@ -134,11 +145,11 @@ class FilePlaces:
 
 
 def remote_kind(url: str) -> type[RemoteFiles]:
-    """Return the kind of files at a URL. Imports it.
+    """Import and return the class for the place at a URL.
 
     Raises:
-        ValueError: the URL does not belong to a kind that a part adds. The message has the forms of
-            those that do.
+        ValueError: no part adds a kind of place with such URLs. The message contains the accepted
+            forms.
     """
     known = places("files")
     kind: type[RemoteFiles] | None = imported(known.get(url.partition(":")[0]), None)
@@ -150,18 +161,22 @@ def remote_kind(url: str) -> type[RemoteFiles]:
 
 @dataclass(frozen=True, slots=True)
 class Directory:
-    """Files in a private directory."""
+    """A place for files that is a private local directory."""
 
     path: Path
 
     def put(self, name: str, source: Path) -> None:
-        """Store a complete local file, which must be on the same file system and may be moved."""
+        """Move the complete local file `source` to this name. It must be on the same file
+        system.
+        """
         flush(source)
         source.rename(self.path / name)
         flush(self.path)
 
     def put_bytes(self, name: str, content: bytes) -> None:
-        """Store a file with this content. Raises OSError if there is no room."""
+        """Store a file with this name and content. Raises OSError if the disk has too little
+        space.
+        """
         disk = os.statvfs(self.path)
         if disk.f_bavail * disk.f_frsize < len(content) + MIN_FREE_BYTES:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -181,7 +196,9 @@ class Directory:
         return os.fdopen(descriptor, "rb")
 
     def found(self, prefix: str = "") -> dict[str, Found]:
-        """List the files whose names begin with a prefix."""
+        """List the files whose names begin with a prefix. Return the status of each file, by
+        name.
+        """
         found = {}
         for path in self.path.iterdir():
             if path.name.startswith(prefix):
@@ -191,13 +208,15 @@ class Directory:
         return found
 
     def delete(self, names: Collection[str]) -> None:
-        """Delete these files. Missing files are ignored."""
+        """Delete the files with these names. Missing files are ignored."""
         for name in names:
             with suppress(OSError):  # not a file: a directory of this name stays
                 (self.path / name).unlink(missing_ok=True)
 
     def secret(self, name: str, size: int) -> bytes:
-        """Return the random bytes of a file, which is created on first use."""
+        """Return the random bytes in a file. The file is created on first use, with `size` random
+        bytes.
+        """
         return random_file(self.path / name, size)[0]
 
 
@@ -205,19 +224,19 @@ class Directory:
 
 
 NAME = re.compile(r"(sess_[0-9a-f]{32})\.[0-9a-f]{8}\.([0-9a-f]{64})(\.new)?")
-"""The form of a file's name: session id, a random number, and SHA-256 of the content. The suffix
-`.new` marks a file that a crash left incomplete."""
+"""The form of the name of a saved file: the session id, a random number, and the SHA-256 of the
+content. The suffix `.new` marks a file that a crash left incomplete."""
 
 SAVING_THREADS = 8
 """Maximum number of files that are read or written at the same time."""
 
 SWEPT_AFTER_S = 3600.0
-"""Age in seconds from which files of unknown sessions are removed. The session of a newer file may
-not have its row yet."""
+"""Age in seconds from which the files of unknown sessions are removed. Younger files stay, because
+the row of their session may not be stored yet."""
 
 
 def file_name(session_id: str, content: bytes) -> str:
-    """Return a new, unique name for a file of a session with this content."""
+    """Return a new, unique name for a file with this content that belongs to a session."""
     return f"{session_id}.{secrets.token_hex(4)}.{hashlib.sha256(content).hexdigest()}"
 
 
@@ -226,8 +245,8 @@ class Missing(Exception):
 
 
 class SavedFiles:
-    """Saved files in a directory below `shared`, or in a folder of `remote`. Call `close` at the
-    end.
+    """Saved files of sessions, in the directory `folder` below `shared` or in the folder `folder`
+    of `remote`. Call `close` at the end.
     """
 
     def __init__(self, shared: Path | None, remote: RemoteFiles | None, folder: str) -> None:
@@ -236,19 +255,22 @@ class SavedFiles:
         self._remote = remote.below(folder, NAME) if remote is not None else None
         self._threads = ThreadPoolExecutor(SAVING_THREADS, folder)
         self.overdue = asyncio.Event()
-        """Set when a session has ended whose files could not be deleted."""
+        """An event. It is set when a session has ended and its files could not be deleted."""
 
     def close(self) -> None:
         """Wait until the threads have ended. This blocks the calling thread."""
         self._threads.shutdown()
 
     async def put(self, contents: Mapping[str, bytes]) -> None:
-        """Store files by name. Raises OSError, after which some of them may be stored."""
+        """Store files, given by name and content. Raises OSError; some of the files may then be
+        stored.
+        """
         files = self._files
         await self._all(lambda one: files().put_bytes(*one), contents.items())
 
     async def get(self, names: Mapping[str, int]) -> dict[str, bytes]:
-        """Return file contents by name. `names` has the expected size of each file.
+        """Return the contents of files, by name. `names` maps each name to the expected size of the
+        file.
 
         Raises:
             Missing: a file is missing or damaged.
@@ -275,13 +297,14 @@ class SavedFiles:
         return {name for name in found if NAME.fullmatch(name)}
 
     async def delete(self, names: Collection[str]) -> None:
-        """Delete files. Raises OSError."""
+        """Delete the files with these names. Raises OSError."""
         if names:
             await self._all(lambda these: self._files().delete(these), [names])
 
     async def sweep(self, live: Iterable[str], over: Iterable[str], now: datetime) -> int:
-        """Delete the files of sessions in `over`, and old files of sessions that are neither in
-        `over` nor in `live`. Return the number of deleted files. Raises OSError.
+        """Delete the files of the sessions in `over`. Also delete old files of unknown sessions,
+        which are neither in `over` nor in `live`. Return the number of deleted files. Raises
+        OSError.
         """
         (found,) = await self._all(lambda prefix: self._files().found(prefix), ["sess_"])
         oldest, spared, ended = now.timestamp() - SWEPT_AFTER_S, {*live}, {*over}
@@ -305,8 +328,8 @@ class SavedFiles:
             raise FilesAway("its directory cannot be used") from None
 
     async def _all(self, work: Callable[[Any], T], items: Iterable[Any]) -> list[T]:
-        """Call a function for each item in the threads; return the results. Raises the first error
-        after all calls have ended.
+        """Call a function for each item, in the threads. Return the results. If calls raise errors,
+        wait until all calls have ended, and then raise the first error.
         """
         try:
             asked = [asyncio.wrap_future(self._threads.submit(work, item)) for item in items]

@@ -1,16 +1,17 @@
-"""Idempotency keys: the call of each key, its outcome, and the answer for repeated calls.
+"""Idempotency keys: for each key, the call that first used it, its state, and the stored answer.
 
-Host side. `pipeline/claim` claims and settles keys; approvals own the key of a call that waits for
-approval. Functions that take a connection run inside their caller's transaction, on the writer's
-thread, so that a key changes in the same commit as the call or approval that it belongs to. A key
-belongs to its principal; the same text from another principal is another key.
+Host side. `pipeline/claim` claims and settles keys. While a call waits for approval, the approval
+owns the call's key. Functions that take a connection run inside their caller's transaction, on the
+writer's thread, so that a key changes in the same commit as its call or approval. A key belongs to
+its principal; the same text from another principal is another key. A key changes its state in these
+ways:
 
     (no row) → running → done | unknown | (no row)      running → waiting → done | (no row)
 
-A `done` key has an answer, which repeated calls get; an `unknown` key has no answer, and its call
-may have had effects. Invariants: only one of two calls with the same key proceeds; a call that may
-have acted keeps its key; a stored answer has a maximum size, has no `debug_info`, and is marked
-when it is repeated.
+A `done` key has a stored answer, which repeated calls get. An `unknown` key has no answer, and its
+call may have had effects. Invariants: only one of two calls with the same key proceeds; a call that
+may have had effects keeps its key; a stored answer has a maximum size and no `debug_info`; an
+answer to a repeated call is marked as a replay.
 """
 
 from __future__ import annotations
@@ -46,15 +47,16 @@ KEY_LIFETIME = timedelta(hours=24)
 """How long a key is kept. The key of a running or waiting call never expires."""
 
 MAX_ANSWER_BYTES = MB
-"""Maximum size of a stored answer as JSON. The data of a larger answer is not stored."""
+"""Maximum size in bytes of a stored answer as JSON. If an answer is larger, it is stored without
+its data."""
 
 
 class KeyState(StrEnum):
-    """The state of the call for which a key was first used."""
+    """The state of a key. It describes the call that first used the key."""
 
     RUNNING = "running"
     WAITING = "waiting"
-    """Waiting for approval; the approval owns the key."""
+    """The call waits for approval. The approval owns the key."""
     DONE = "done"
     UNKNOWN = "unknown"
     """The call may have taken effect, but its answer is lost."""
@@ -84,7 +86,7 @@ class KeptKey:
     state: KeyState
     approval_id: str | None
     answer: str | None
-    """The envelope as JSON if the state is `done`, else None."""
+    """The call's envelope as JSON if the state is `done`, otherwise None."""
 
 
 _KEY = IDEMPOTENCY.c
@@ -110,7 +112,9 @@ _LOSE = update(IDEMPOTENCY).where(_RUNNING).values(state=KeyState.UNKNOWN.value)
 
 
 class KeyLost(StoreError, InternalError):
-    """A held key is missing or belongs to another call. The change was rolled back."""
+    """A call or approval no longer owns its idempotency key: the key is missing or belongs to
+    another call. The change was rolled back.
+    """
 
     def __init__(self) -> None:
         super().__init__("This call no longer owns its idempotency key.")
@@ -122,13 +126,13 @@ def take(
     now: datetime,
     is_held: Callable[[str], bool],
 ) -> KeptKey | None:
-    """Claim a key for a call. Return None if that succeeded, else the existing key.
+    """Claim a key for a call. Return None if the call now owns the key, otherwise the existing key.
 
-    `is_held` returns whether this engine is still running the call with the given id. A key that is
-    stored as running but whose call is not held belongs to a lost call.
+    `is_held` returns whether this engine is still running the call with the given id. If a key is
+    stored as running and its call is not held, the call is lost, and the key is settled first.
 
     Raises:
-        UnstorableText: the key has a NUL character.
+        UnstorableText: the key contains a NUL character.
     """
     storable(call.key)  # the INSERT is plain SQL, without the check of text columns
     if _insert(connection, call, now):
@@ -147,7 +151,7 @@ def take(
 
 
 def finish(connection: Connection, call: KeyedCall, answer: str) -> None:
-    """Store the answer of a running call.
+    """Store the answer of a running call. `answer` comes from `pack_answer`.
 
     Raises:
         KeyLost: the key does not belong to this call.
@@ -156,14 +160,14 @@ def finish(connection: Connection, call: KeyedCall, answer: str) -> None:
 
 
 def release(connection: Connection, call: KeyedCall) -> None:
-    """Delete the key of a running call that had no effect, or that may safely be repeated."""
+    """Delete the key of a running call. For calls that had no effect or can safely be repeated."""
     connection.execute(_RELEASE, _this(call))
 
 
 def lose(connection: Connection, call: KeyedCall) -> None:
-    """Mark a running call as `unknown`, because the call may have had effects.
+    """Mark the key of a running call as `unknown`, because the call may have had effects.
 
-    If the call is repeatable, its key is deleted instead.
+    If the call may be repeated (`may_repeat`), its key is deleted instead.
     """
     if call.may_repeat:
         release(connection, call)
@@ -172,7 +176,7 @@ def lose(connection: Connection, call: KeyedCall) -> None:
 
 
 def hand_over(connection: Connection, principal_id: str, key: str, approval_id: str) -> None:
-    """Make this approval the owner of the running call's key.
+    """Make an approval the owner of a running call's key. From now on, the call waits.
 
     Raises:
         KeyLost: no call with this key is running. The caller should roll back its transaction.
@@ -185,7 +189,7 @@ def hand_over(connection: Connection, principal_id: str, key: str, approval_id: 
 def complete(
     connection: Connection, principal_id: str, key: str, answer_json: str, now: datetime
 ) -> None:
-    """Store the answer of a waiting call, for repeated calls until a day after `now`.
+    """Store the answer of a waiting call. Repeated calls get this answer until a day after `now`.
 
     `answer_json` comes from `pack_answer`. Does nothing if no call with this key is waiting.
     """
@@ -199,7 +203,7 @@ def complete(
 
 
 def free(connection: Connection, principal_id: str, key: str) -> None:
-    """Delete the key of a waiting call that had no effect, so that it may be repeated."""
+    """Delete the key of a waiting call that had no effect, so that the call may be repeated."""
     connection.execute(delete(IDEMPOTENCY).where(_is_waiting(principal_id, key)))
 
 
@@ -211,9 +215,10 @@ def correct(
     answer_json: str,
     now: datetime,
 ) -> None:
-    """Replace the stored answer, after a human has found out how the call really ended.
+    """Replace the stored answer of a call, after a human has found out how the call really ended.
 
-    Does nothing if another call has since used the key, which is possible after a day.
+    `answer_json` comes from `pack_answer`. Does nothing if another call has used the key since
+    then, which is possible after a day.
     """
     done = _is(principal_id, key) & (_KEY.state == KeyState.DONE.value)
     done &= _KEY.approval_id == approval_id
@@ -222,12 +227,12 @@ def correct(
 
 
 def recover(connection: Connection, now: datetime) -> int:
-    """At the start, settle the running calls of an earlier engine; return how many keys became
-    `unknown`.
+    """Settle the calls that were running when an earlier engine ended. Called at the engine's
+    start.
 
-    The keys of repeatable calls are deleted; other keys are marked as `unknown`.
-
-    Calls that wait for an approval keep waiting.
+    The keys of calls that may be repeated are deleted. The keys of other calls are marked as
+    `unknown`. Calls that wait for an approval keep waiting. Return the number of keys that were
+    marked.
     """
     running = _KEY.state == KeyState.RUNNING.value
     connection.execute(delete(IDEMPOTENCY).where(running, _KEY.may_repeat))
@@ -235,22 +240,22 @@ def recover(connection: Connection, now: datetime) -> int:
 
 
 def answer_of(connection: Connection, principal_id: str, call_id: str) -> str | None:
-    """Return the stored answer of a call as JSON, or None."""
+    """Return the stored answer of a principal's call as JSON, or None if there is none."""
     own = (_KEY.principal_id == principal_id) & (_KEY.call_id == call_id)
     return connection.execute(select(_KEY.answer).where(own)).scalars().first()
 
 
 def forget_old(connection: Connection, now: datetime) -> int:
-    """Delete a batch of expired keys; return their number."""
+    """Delete a batch of expired keys. Return the number of deleted keys."""
     is_over = _KEY.state.not_in(_OPEN)
     few = select(*_OWN).where(_KEY.expires_at <= stamp(now), is_over).limit(DELETED_AT_ONCE)
     return connection.execute(delete(IDEMPOTENCY).where(tuple_(*_OWN).in_(few))).rowcount
 
 
 def _insert(connection: Connection, call: KeyedCall, now: datetime) -> bool:
-    """Insert the key; return whether it was free.
+    """Insert the key of a call. Return False if the key already exists.
 
-    Does not read first, because a key is nearly always free.
+    This function does not read first, because a key is nearly always free.
     """
     values = {
         "principal_id": call.principal_id,
@@ -270,8 +275,8 @@ def _find(connection: Connection, principal_id: str, key: str) -> Row[Any] | Non
 
 
 def _unknown(now: datetime) -> dict[str, str]:
-    """Return the column values for a lost call's key. The key is kept for a day from `now`, not
-    from the call.
+    """Return the column values for the key of a lost call. Such a key is kept for a day from `now`,
+    not from the start of the call.
     """
     return {"state": KeyState.UNKNOWN.value, "expires_at": stamp(now + KEY_LIFETIME)}
 
@@ -308,7 +313,9 @@ NOT_KEPT = (
 
 
 def pack_answer(envelope: Envelope) -> str:
-    """Return the envelope as stored JSON; if it is too long, a note replaces its data."""
+    """Return an envelope as JSON for storage. If the JSON is too long, a note replaces the
+    envelope's data.
+    """
     text = envelope.model_copy(update={"debug_info": None}).model_dump_json()
     if len(text.encode()) <= MAX_ANSWER_BYTES:
         return text
@@ -316,7 +323,8 @@ def pack_answer(envelope: Envelope) -> str:
 
 
 def replay_of(answer: str) -> Envelope:
-    """Return a stored answer for a repeated call: marked as a replay, and never retryable.
+    """Return the envelope that a repeated call gets, made from a stored answer. The envelope is
+    marked as a replay, and its error is never retryable.
 
     Raises:
         ValueError: the text is not an envelope of this version.

@@ -1,7 +1,7 @@
-"""The parts that a state needs, because each has promised something about it that lasts.
+"""The parts that a state needs, because each of them has made a lasting promise about this state.
 
-Host side. A part calls `need_part` in the transaction of its promise. From then on, an engine
-without the part refuses the state: it would break the promise, and nobody would notice. If the
+Host side. A part calls `need_part` in the transaction in which it makes its promise. From then on,
+an engine without this part refuses the state, because it would break the promise unnoticed. If the
 promise ends, the part calls `release_part`.
 """
 
@@ -16,7 +16,7 @@ from fumehood.storage.database import Database
 from fumehood.storage.schema import META
 
 PREFIX = "needs."
-"""The beginning of the keys in the table `meta`, before the part's name."""
+"""Prefix of the keys in the table `meta`. The part's name follows the prefix."""
 
 
 def need_part(connection: Connection, name: str) -> None:
@@ -37,7 +37,7 @@ def needed_parts(connection: Connection) -> set[str]:
 
 
 def require_parts(database: Database, known: Collection[str]) -> None:
-    """Raise PartError if the state needs a part that is not among the `known` ones."""
+    """Raise PartError if the state needs a part whose name is not in `known`."""
     if missing := database.read_now(needed_parts).difference(known):
         raise PartError(
             f"The state needs the part {min(missing)!r}, which is not installed. It was left as it "

@@ -1,4 +1,4 @@
-"""Retention: delete old calls, blobs and other expired entries in the background.
+"""Retention: deletes old calls, blobs and other expired entries in the background.
 
 Host side, started by the engine. Each store is pruned at the engine's start and then every hour, or
 more often if its entries are kept for less than an hour. A store is also pruned when it is overdue,
@@ -30,10 +30,11 @@ async def retention(
     kept_s: float = math.inf,
     overdue: asyncio.Event | None = None,
 ) -> AsyncIterator[None]:
-    """Prune a store regularly during the block.
+    """Prune a store at once, and then regularly during the block.
 
     `kept_s` is the number of seconds for which entries are kept. If it is less than an hour, it is
     also the interval between runs. Setting the event `overdue` starts the next run immediately.
+    `on_fault` receives unexpected exceptions of `prune`.
     """
     task = asyncio.create_task(
         _prune_for_ever(prune, now, on_fault, min(INTERVAL_S, kept_s), overdue or asyncio.Event())

@@ -1,10 +1,10 @@
-"""The tables and their migrations. Times are UTC, ISO 8601 with microseconds, unless noted.
+"""The tables and their migrations. Times are in UTC, in ISO 8601 with microseconds, unless noted.
 
 Host side, used by the packages that store rows. JSON columns contain validated values. The
-migrations in `STEPS` lead from an empty file to the newest schema. A released step never changes.
-All steps that a database lacks run in one transaction, which also stores the new version. A
-PostgreSQL database is created with the schema that is the newest at that time, so only later steps
-run there.
+migrations in `STEPS` lead from an empty SQLite file to the newest schema. A released step never
+changes. All steps that a database lacks run in one transaction, which also stores the new version.
+A PostgreSQL database is created with the schema that is the newest at that time, so only later
+steps run there.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class UnstorableText(InvalidParams, DontWrapMixin):
     """A text contains a NUL character, which PostgreSQL cannot store.
 
     Such a text is also refused if the database is SQLite, so that the state can be copied to
-    PostgreSQL. Arguments and results can contain NUL, because JSON escapes it.
+    PostgreSQL. Arguments and results of calls can contain NUL, because JSON escapes it.
     """
 
     def __init__(self) -> None:
@@ -51,8 +51,8 @@ class UnstorableText(InvalidParams, DontWrapMixin):
 
 
 def storable(value: str | None) -> str | None:
-    """Return the value for a text column unchanged. Raises UnstorableText if it contains a NUL
-    character.
+    """Return the value for a text column unchanged. Raises UnstorableText if the value contains a
+    NUL character.
     """
     if value is not None and "\0" in value:
         raise UnstorableText
@@ -60,8 +60,8 @@ def storable(value: str | None) -> str | None:
 
 
 class _Text(TypeDecorator[str]):
-    """A text column without NUL characters that is compared byte by byte. This is SQLite's default;
-    other databases use the collation C.
+    """A text column without NUL characters. Its values are compared byte by byte. SQLite does so by
+    default; for other databases, the column uses the collation C.
     """
 
     impl = String
@@ -201,7 +201,8 @@ CALLS = Table(
     Index("calls_by_trace", "trace_id"),
     Index("calls_by_parent", "parent_id", sqlite_where=text("parent_id IS NOT NULL")),
 )
-"""One row for each call, ordered by `seq`. `at` is the envelope's timestamp, with milliseconds."""
+"""One row for each call, ordered by `seq`. `at` is the timestamp of the call's envelope, with
+milliseconds."""
 
 RECORDS = Table(
     "records",
@@ -211,12 +212,13 @@ RECORDS = Table(
     Column("document", LargeBinary, nullable=False),
     Column("words", _TEXT, nullable=False),
 )
-"""One row for each recorded call, with the call's `seq`. `document` is JSON, compressed if it is
-long; `words` is indexed for full-text search: in SQLite by the table `record_words`, in PostgreSQL
-by an index with the same name."""
+"""One row for each recorded call, with the `seq` of the call's row. `document` contains two lines
+of JSON, and is compressed if it is long. `words` is indexed for full-text search. The index has the
+name `record_words`: in SQLite it is a table, in PostgreSQL an index."""
 
 WORDS_INDEX = "CREATE INDEX record_words ON records USING gin (to_tsvector('simple', words))"
-"""Creates PostgreSQL's full-text index. For SQLite, a migration creates the index."""
+"""SQL statement that creates PostgreSQL's full-text index. For SQLite, a migration creates the
+index."""
 
 
 BLOBS = Table(
@@ -261,8 +263,8 @@ SESSIONS = Table(
     Column("env", JSON(none_as_null=True)),
     Column("preset", _TEXT),
 )
-"""One row for each session. The columns with the number of calls and the time of last use may be a
-few seconds out of date."""
+"""One row for each session. The number of calls and the time of last use may be a few seconds out
+of date."""
 
 APPROVALS = Table(
     "approvals",
@@ -294,10 +296,10 @@ APPROVALS = Table(
     Index("approvals_by_digest", "action_digest", "state"),
     Index("approvals_by_repeat_key", "repeat_key", unique=True),
 )
-"""One row for each approval, ordered by `seq`. `document` holds the fields that no query uses (the
-stored request, the effective arguments, the binding, the preview, decisions' rules); `answer` is
-the call's envelope as JSON. A later call with the same `repeat_key` counts as a repeat of this
-call. `repeat_key` becomes null once the caller has received the answer."""
+"""One row for each approval, ordered by `seq`. `document` contains the fields that no query uses:
+the stored request, the effective arguments, the binding, the preview and the deciding rules.
+`answer` is the call's envelope as JSON. A later call with the same `repeat_key` counts as a repeat
+of this call. `repeat_key` becomes null once the caller has received the answer."""
 
 DECISIONS = Table(
     "decisions",
@@ -336,8 +338,8 @@ REMEMBERED = Table(
     Column("removed_at", _TEXT),
     Column("any_others", Boolean, nullable=False),
 )
-"""One row for each remembered rule, which an approver created with a decision and which applies to
-later calls."""
+"""One row for each remembered rule. An approver creates such a rule together with a decision, and
+the rule then applies to later calls."""
 
 IDEMPOTENCY = Table(
     "idempotency",
@@ -354,8 +356,9 @@ IDEMPOTENCY = Table(
     Column("answer", _TEXT),
     Index("idempotency_by_end", "expires_at"),
 )
-"""One row for each idempotency key. Its state is `running`, `waiting` (for an approval), `done`
-(with the answer) or `unknown` (the call may or may not have taken effect)."""
+"""One row for each idempotency key. Its state is `running`, `waiting` (the call waits for an
+approval), `done` (the row has the answer) or `unknown` (the call may or may not have taken effect).
+"""
 
 COUNTERS = Table(
     "counters",
@@ -371,11 +374,13 @@ COUNTERS = Table(
     UniqueConstraint("name", "subject", "period", "unit"),
     Index("counters_by_end", "until"),
 )
-"""One row for each combination of a budget or rate limit (`name`), subject (`agent=a;tool=b`),
-period and unit. `settled` is the used amount. `reserved` is the amount that the engine may use
-without another write. After a crash, this whole amount counts as used. Money is in millionths. For
-a rate limit, `reserved` is the time at which the whole burst is available again, in Unix
-nanoseconds. The row expires at `until`."""
+"""One row for each combination of a budget or rate limit (`name`), a subject (`agent=a;tool=b`), a
+period and a unit.
+
+`settled` is the used amount. `reserved` is the amount that the engine may use without another
+write. After a crash, this whole amount counts as used. Amounts of money are in millionths. For a
+rate limit, `reserved` is instead the time at which the whole burst is available again, in Unix
+nanoseconds. The row expires at the time `until`."""
 
 AUDIT = Table(
     "audit",
@@ -385,8 +390,8 @@ AUDIT = Table(
     Column("body", _TEXT, nullable=False),
     Column("mac", LargeBinary, nullable=False),
 )
-"""The audit chain. `body` is the record as JSON. `mac` authenticates the body and the previous row,
-with a key that is not in the database."""
+"""The audit chain, one row for each record. `body` is the record as JSON. `mac` authenticates the
+body and the previous row, with a key that is not in the database."""
 
 DELIVERIES = Table(
     "deliveries",
@@ -401,9 +406,9 @@ DELIVERIES = Table(
     Column("document", JSON(none_as_null=True)),
     Index("deliveries_by_state", "delivered_at", "given_up_at"),
 )
-"""Webhook messages and the state of their delivery. A row is written in the transaction of the
-event that the message reports. Either the event concerns an approval, whose id is in the row, or
-`document` contains the event."""
+"""One row for each webhook message, with the state of its delivery. The row is written in the
+transaction of the event that the message reports. If the event concerns an approval, the row
+contains the approval's id. Otherwise, `document` contains the event."""
 
 
 # -- migrations ----------------------------------------------------------------------------
@@ -665,4 +670,4 @@ STEPS: tuple[Step, ...] = (
         AND NOT EXISTS (SELECT 1 FROM meta WHERE key = 'needs.audit')""",
     ),
 )
-"""The migrations in order. A schema's version is the number of steps that created it."""
+"""The migrations in order. The version of a schema is the number of steps that lead to it."""

@@ -1,8 +1,8 @@
-"""The database table of sessions. Ended sessions stay in it for a day.
+"""The database table of sessions. Ended sessions stay in the table for a day.
 
-Host side. `sandbox/sessions` has the active sessions in memory; the next engine reads them from
+Host side. `sandbox/sessions` keeps the active sessions in memory. The next engine reads them from
 this table. Rows are written with `Database.write`, so that a row is durable before its session is
-reported. Compared with starting a container, this takes a hundredth of the time.
+reported. The write takes a hundredth of the time that starting a container takes.
 """
 
 from __future__ import annotations
@@ -42,14 +42,15 @@ _SAME_NAME = (
 
 
 class SessionTable:
-    """The table of sessions. `on_over` is called each time that the end of a session is stored."""
+    """The table of sessions. `on_over` is called each time the end of a session is stored."""
 
     def __init__(self, database: Database, on_over: Callable[[], None] = lambda: None) -> None:
         self._database = database
         self._on_over = on_over
 
     def all_now(self) -> list[KeptSession]:
-        """Return every row. Blocks the thread, so this is only for the engine's start.
+        """Return the sessions in all rows. Blocks the thread, so this is only for the engine's
+        start.
 
         Raises:
             ReadFailed: the database cannot be read.
@@ -59,7 +60,8 @@ class SessionTable:
             return self._database.read_now(_all)
 
     async def ids(self) -> tuple[set[str], set[str]]:
-        """Return two sets of ids: of active sessions, and of sessions that have ended or are lost.
+        """Return two sets of session ids: those of active sessions, and those of sessions that have
+        ended or are lost.
 
         Raises:
             ReadFailed: the database cannot be read.
@@ -70,8 +72,8 @@ class SessionTable:
         return {session_id for session_id, _ in rows} - over, over
 
     async def sweep(self, files: SavedFiles, now: datetime) -> int:
-        """Delete the saved files of sessions that are over or unknown (`SavedFiles.sweep`). Return
-        the number of files.
+        """Delete the saved files of sessions that are over, and old files of unknown sessions
+        (`SavedFiles.sweep`). Return the number of deleted files.
 
         Raises:
             ReadFailed: the database cannot be read.
@@ -83,14 +85,14 @@ class SessionTable:
     def sweeping(
         self, files: SavedFiles, now: Callable[[], datetime], on_fault: Callable[[Exception], None]
     ) -> AbstractAsyncContextManager[None]:
-        """Return a context manager, during whose block `sweep` is called regularly (`retention`).
-        `on_fault` receives its errors.
+        """Return a context manager that calls `sweep` regularly during its block (`retention`).
+        `on_fault` receives the errors of `sweep`.
         """
         return retention(partial(self.sweep, files), now, on_fault, overdue=files.overdue)
 
     async def change(self, put: list[KeptSession], delete: list[str]) -> None:
-        """Write and delete rows in one transaction. The changes are durable when this method
-        returns.
+        """Store the sessions in `put`, and delete the rows of the session ids in `delete`, in one
+        transaction. The changes are durable when this method returns.
 
         Raises:
             WriteFailed: the changes may or may not have been stored.
@@ -157,7 +159,9 @@ def _kept(row: RowMapping) -> KeptSession:
 
 
 def _stored(home: SessionHome) -> dict[str, Any]:
-    """Return a home as JSON. The values of parts are fields next to the kernel's fields."""
+    """Return a session's home as JSON for storage. The values of parts are fields next to the
+    home's own fields.
+    """
     own = asdict(home)
     of_parts = own.pop("of_parts")
     return {**of_parts, **own}

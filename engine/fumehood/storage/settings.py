@@ -1,4 +1,6 @@
-"""Settings for the storage of the state: its rows, its files, and the records of calls."""
+"""The operator's settings for the storage of the state: its rows, its files, and records of
+calls.
+"""
 
 from __future__ import annotations
 
@@ -14,21 +16,23 @@ if TYPE_CHECKING:
 
 
 class RecordSettings(Value):
-    """Which calls' arguments and answers are kept, and for how long."""
+    """Settings that determine which calls have a record (arguments and answer), and how long and
+    how much is kept.
+    """
 
     calls: Literal["all", "failed", "none"] | None = None
-    """None means `all` or, if the engine is a service, `none`, because a service runs other
-    people's calls."""
+    """The calls that get a record. None means `none` if the engine is a service, because a service
+    runs other people's calls, and otherwise `all`."""
 
     kept_days: int = Field(default=7, ge=1, le=3650)
     kept_mb: int = Field(default=512, ge=1, le=1_000_000)
 
 
 class StateSettings(Value):
-    """Settings for where the database rows of the state are kept."""
+    """Settings that determine where the state's database rows are kept."""
 
     url: SecretStr | None = None
-    """The URL of a database for which a part provides a backend, or None for a SQLite file in the
+    """The URL of a database for which a part provides a backend. None means a SQLite file in the
     state directory. The URL may contain a password, so it is never shown."""
 
     @property
@@ -38,11 +42,11 @@ class StateSettings(Value):
 
 
 class FileSettings(Value):
-    """Settings for where the engine's files, such as blobs, are kept."""
+    """Settings that determine where the engine's files, such as blobs, are kept."""
 
     url: str | None = None
-    """A directory, or the URL of a remote place that a part supports. All engines of one state must
-    share it. None means the state directory."""
+    """The absolute path of a directory, or the URL of a remote place that a part supports. None
+    means the state directory. All engines of one state must use the same place."""
 
     @field_validator("url")
     @classmethod
@@ -55,7 +59,7 @@ class FileSettings(Value):
 
     @property
     def directory(self) -> Path | None:
-        """The shared directory, or None if `url` is not a directory."""
+        """The directory that `url` names, or None if `url` is not the path of a directory."""
         return Path(self.url) if self.url is not None and self.url.startswith("/") else None
 
     def remote(self) -> RemoteFiles | None:

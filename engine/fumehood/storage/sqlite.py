@@ -1,9 +1,9 @@
-"""The state in one SQLite file, which one thread writes and others read.
+"""The backend for SQLite: the state in one file. One thread writes the file, and others read it.
 
-Host side, used by `storage/database`. Invariant: a file that this engine cannot use (written by a
-newer engine or another program, or damaged) stays unchanged, byte for byte, including its
-write-ahead log. Therefore a file is first checked with a connection that can neither write nor
-merge the log into the file when it closes.
+Host side, used by `storage/database`. Invariant: a file that this engine cannot use, because a
+newer engine or another program wrote it or because it is damaged, stays unchanged, byte for byte,
+including its write-ahead log. Therefore, a file is first checked with a connection that can neither
+write nor merge the log into the file when it closes.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from fumehood.storage.schema import METADATA, STEPS
 
 PAGE_CACHE_KB = 500
 """Size of each connection's page cache in KB. A large cache is not needed, because the operating
-system caches the same pages. With SQLite's default of 2 MB, a daemon's memory grew by 4 MB over its
-first 50,000 calls. With this value, it does not grow."""
+system caches the same pages. With SQLite's default of 2 MB, a daemon's memory grows by 4 MB over
+its first 50,000 calls. With this value, it does not grow."""
 
 BUSY_TIMEOUT_S = 5
 
@@ -40,12 +40,12 @@ these files to read the database."""
 
 
 class SQLite(Backend):
-    """A SQLite file, or a database in memory."""
+    """The backend for a SQLite file, or for a SQLite database in memory."""
 
     @contextmanager
     def transaction(self, connection: Connection, *, flushed: bool) -> Iterator[None]:
-        """Run the block in a transaction. With `flushed`, the commit is durable when the block
-        exits.
+        """Run the block in a transaction of this connection. With `flushed`, the commit is durable
+        when the block exits.
         """
         level = "FULL" if flushed else "NORMAL"
         if connection.info.get("synchronous") != level:
@@ -56,9 +56,9 @@ class SQLite(Backend):
             yield
 
     def is_in_transaction(self, connection: Connection) -> bool:
-        """Return whether the transaction is still open.
+        """Return whether the connection's transaction is still open.
 
-        SQLite itself rolls back the transaction if the disk is full, an I/O error occurs or memory
+        SQLite itself rolls back a transaction if the disk is full, an I/O error occurs or memory
         runs out.
         """
         raw: Any = connection.connection.driver_connection
@@ -97,12 +97,12 @@ def open_file(path: Path) -> SQLite:
 
 
 def open_to_read(path: Path) -> Engine:
-    """Open a database for reading, even while an engine writes to it. Nothing is created or
+    """Open a database file for reading, even while an engine writes to it. Nothing is created or
     migrated.
 
     Raises:
         NewerState, ForeignState, DamagedState: this engine cannot use the file.
-        StoreError: the file cannot be opened, or an older engine wrote it.
+        StoreError: the file is missing or cannot be opened, or an older engine wrote it.
     """
     with _opening(path):
         if not _has_content(path):
@@ -208,8 +208,8 @@ def _has_content(path: Path) -> bool:
 
 
 def _prepare(path: Path) -> None:
-    """Create the file, or remove other users' access to it, and enable its write-ahead log. SQLite
-    creates its side files with the same access.
+    """Create the file if it is missing, allow only this user to access it, and enable its
+    write-ahead log. SQLite creates the files next to it with the same access rights.
     """
     with open(path, "ab", opener=private) as file:
         os.fchmod(file.fileno(), PRIVATE_FILE)

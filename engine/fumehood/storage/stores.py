@@ -1,4 +1,4 @@
-"""The stores of one engine: its database, its storage for files, and the kernel's data in both.
+"""The stores of one engine: its database, its places for files, and the data that is kept in both.
 
 Host side, created by `compose` and used by the pipeline. Creating the stores opens no files.
 `compose` later opens, prunes and closes the stores.
@@ -22,7 +22,9 @@ from fumehood.storage.settings import FileSettings, RecordSettings
 
 @dataclass(frozen=True, slots=True)
 class Stores:
-    """The stores of one engine. `is_own` means that the engine closes the database when it ends."""
+    """The stores of one engine. If `is_own` is True, the engine must close the database when it
+    ends.
+    """
 
     database: Database
     is_own: bool
@@ -46,6 +48,9 @@ def make_stores(
 ) -> Stores:
     """Create the stores of one engine. `given` is the database to use. If it is None, a new
     database is created in memory.
+
+    `recorded` says which calls get a record. The `kept` arguments limit how many calls and blobs
+    are kept, and for how long.
 
     Raises:
         StoreError: the optional dependencies for the remote place are not installed.

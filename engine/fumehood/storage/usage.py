@@ -27,8 +27,8 @@ from fumehood.storage.database import Database
 from fumehood.storage.schema import CALLS
 
 HIGH = 1 << 32
-"""Columns are summed in two halves, divided at this number. Otherwise, SQLite's sums could
-overflow: two calls may each report 2^63 - 1 tokens."""
+"""Large columns are summed in two halves, the quotient and the remainder of a division by this
+number. Otherwise, SQLite's sums could overflow: two calls may each report 2^63 - 1 tokens."""
 
 MILLION = 1_000_000
 
@@ -58,8 +58,8 @@ _LARGE: dict[str, ColumnElement[Any]] = {
 async def usage_table(
     database: Database, query: UsageQuery, principal_id: str | None = None
 ) -> UsageTable:
-    """Sum up the usage of one principal's calls, or of all calls if `principal_id` is None. Every
-    call that has already ended is included.
+    """Sum up the usage of one principal's calls that match the query, or of all matching calls if
+    `principal_id` is None. Every call that has already ended is included.
 
     Raises:
         ReadFailed: the database cannot be read.
@@ -88,10 +88,11 @@ def _summed(
     groups: Sequence[Group],
     limit: int | None,
 ) -> list[UsageRow]:
-    """Return one row for each group, ordered by the groups' keys, and at most `limit` rows.
+    """Return one row for each group of calls, ordered by the groups' keys, and at most `limit`
+    rows.
 
-    The database returns one row for each group and currency. This function merges the rows of a
-    group, so that the limit never splits a group.
+    `wanted` are the SQL conditions for the calls. The database returns one row for each group and
+    currency. This function merges the rows of a group, so that the limit never splits a group.
     """
     keys = [_GROUP_COLUMNS[group] for group in groups]
     chosen = (

@@ -1,5 +1,5 @@
-"""The writer: one thread with one connection. It groups pending changes, so that many need only one
-commit.
+"""The writer: one thread with one connection. It groups pending changes, so that many changes need
+only one commit.
 
 Host side, used by `storage/database`. Invariants: a durable job's future is resolved only after the
 commit was flushed to disk; a failing job affects no other job, unless the database rolls back the
@@ -28,21 +28,21 @@ T = TypeVar("T")
 Job = Callable[[Connection], T]
 Row = dict[str, Any]
 Batch = Callable[[Connection, list[Row]], None]
-"""Writes posted rows. The writer calls it once for a group of rows. If that fails, the writer calls
-it again for each row separately."""
+"""A function that writes a list of posted rows. The writer calls it once for a group of rows. If
+this call fails, the writer calls the function again for each row separately."""
 OnEvent = Callable[[str, dict[str, Any]], None]
-"""Receives an event's name and values, in the writer's thread."""
+"""A function that receives an event's name and values. It is called in the writer's thread."""
 CommitHook = Callable[[str, int], None]
-"""Called before and after each flushed commit. Its arguments are `before` or `after`, and the
-commit's number, counted from 1."""
+"""A function that is called before and after each flushed commit. Its arguments are the text
+`before` or `after`, and the commit's number, counted from 1."""
 
 MAX_GROUP = 500
 MAX_POSTS = 20_000
 """Maximum number of posted rows that wait to be written. Further rows are dropped and counted."""
 
 GATHER_S = 0.2
-"""Seconds for which posted rows are collected before they are written. One transaction for many
-rows slows calls down the least."""
+"""Seconds for which posted rows are collected before they are written together. Writing many rows
+in one transaction slows calls down the least."""
 
 HANGS_S = 10.0
 """If a transaction takes longer than this many seconds, the state is reported as failing until the
@@ -58,7 +58,7 @@ class _Waiting(Generic[T]):
 
 
 class _RolledBack(Exception):
-    """The database rolled back the whole transaction. The job may have caught the database's
+    """The database rolled back the whole transaction. The job may have caught the database's own
     error.
     """
 
@@ -107,7 +107,7 @@ class Writer:
 
     @property
     def is_failing(self) -> bool:
-        """Whether the last write failed, or the current one has taken at least `HANGS_S`
+        """Whether the last write failed, or the current write has taken at least `HANGS_S`
         seconds.
         """
         since = self._writing_since
@@ -119,7 +119,9 @@ class Writer:
         return len(self._waiting) + len(self._posts)
 
     def submit(self, job: Job[T], *, durable: bool) -> Future[T]:
-        """Queue a job. The returned future resolves to the job's result after the commit."""
+        """Queue a job. The returned future resolves to the job's result after the commit. With
+        `durable`, the commit is flushed to disk first.
+        """
         future: Future[T] = Future()
         future.set_running_or_notify_cancel()  # cancelling the wait must not cancel the job
         with self._lock:
@@ -175,8 +177,8 @@ class Writer:
         self._posts.clear()
 
     def _start(self) -> None:
-        """Start the thread if it is not running. This happens at the first change, because many
-        embedded engines never write.
+        """Start the thread if it is not running. This happens at the first change instead of at the
+        engine's start, because many embedded engines never write.
         """
         if self._thread is None and not self._closing:
             self._thread = threading.Thread(target=self._run, name="state-writer", daemon=True)
@@ -213,9 +215,10 @@ class Writer:
             future.set_result(None)
 
     def _posts_are_due(self) -> bool:
-        """Whether posted rows should be written now.
+        """Return whether posted rows should be written now.
 
-        They are not written after every group of jobs, because that would delay the next jobs.
+        Posted rows are not written after every group of jobs, because that would delay the next
+        jobs.
         """
         is_time = time.monotonic() - self._wrote_posts_at >= GATHER_S
         return is_time or self._closing or len(self._posts) >= MAX_GROUP
@@ -272,7 +275,8 @@ class Writer:
         *,
         is_alone: bool,
     ) -> None:
-        """Run one job in a savepoint, so that its failure affects no other job.
+        """Run one job in a savepoint, so that its failure affects no other job. If the job
+        succeeds, append its future and its result to `done`.
 
         If the job is alone in its transaction, it gets no savepoint, because a savepoint takes as
         long as a small job.
@@ -318,19 +322,17 @@ class Writer:
             self._at_commit("after")
 
     def _is_in_transaction(self, connection: Connection) -> bool:
-        """Return whether the transaction is still open."""
+        """Return whether the connection's transaction is still open."""
         return not connection.invalidated and self._backend.is_in_transaction(connection)
 
     def _disconnect(self) -> None:
-        """Give the connection back to its pool after an error. The pool then rolls back the
-        transaction.
-        """
+        """Give the connection back to its pool. The pool rolls back an unfinished transaction."""
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.close()
 
     def _at_commit(self, moment: str) -> None:
-        """Call the commit hook, with which tests examine every commit."""
+        """Call the commit hook if there is one. Tests use the hook to examine every commit."""
         if self._commit_hook is not None:
             self._commits += moment == "before"
             self._commit_hook(moment, self._commits)
@@ -382,8 +384,8 @@ class Writer:
         return "the transaction was given up" if words.startswith("no such savepoint") else words
 
     def _note_failure(self, error: BaseException) -> None:
-        """Report a failure if it is the first since the last successful write. Further failures are
-        not reported, because a failure may last for days.
+        """Report a failure if it is the first since the last successful write. Later failures are
+        not reported, because failures may go on for days.
         """
         if isinstance(error, Fenced) and not self.is_fenced:
             self.is_fenced = self._has_failed = True
