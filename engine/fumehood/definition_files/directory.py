@@ -1,4 +1,4 @@
-"""A directory of definitions: the tools in its files, and the faults of each file.
+"""A directory of definitions: the tools that its files define, and the faults of each file.
 
 Host side. The directory is polled, which works on every file system, including network file
 systems, and takes a few milliseconds for a thousand files. This module uses `trusted_files`, which
@@ -34,7 +34,8 @@ from fumehood.sandbox.trusted_files import (
 )
 
 PASSING = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
-"""Temporary errors of the host, not of a file. The next poll reads the files again."""
+"""Temporary errors of the host that do not concern a certain file. The next poll reads the files
+again."""
 
 MAX_DEFINITIONS = 10_000
 """Maximum number of definitions in one file."""
@@ -42,8 +43,8 @@ MAX_DEFINITIONS = 10_000
 
 @dataclass(frozen=True, slots=True)
 class DirectoryFault:
-    """A file whose tools are not served, and the reason. `file` is None for a fault of the
-    directory.
+    """A file whose tools are not offered, and the reason. If `file` is None, the fault concerns the
+    whole directory.
     """
 
     file: str | None
@@ -59,16 +60,17 @@ class DirectoryContents:
 
 
 _Look = dict[str, Signature] | str
-"""The result of one poll: the signatures of the files by name, or the reason why the poll
+"""The result of one poll: the signatures of the files, by file name, or the reason why the poll
 failed."""
 
 
 class ToolDirectory:
-    """The directory at one path. Not thread-safe.
+    """The directory of definitions at one path. Not thread-safe.
 
-    `owner_of` returns the other source that already owns a tool's name, or None. A file that
-    defines a tool with a name of another source is faulty. `owners` are the users whose files are
-    trusted; by default the engine's user and root. Definitions may refer to `secrets`.
+    `owner_of` returns the name of the other source that already has a tool with the given name, or
+    None. A file is faulty if it defines a tool whose name belongs to another source. `owners` are
+    the user ids whose files are trusted, by default those of the engine's user and of root.
+    Definitions may refer to `secrets`.
     """
 
     def __init__(
@@ -84,10 +86,10 @@ class ToolDirectory:
         self._secrets = secrets
         self._last: _Look = {}
         self._read_of: _Look = {}
-        """The result of the poll that led to the last reading of the files."""
+        """The result of the poll that preceded the last reading of the files."""
 
     def load(self) -> DirectoryContents:
-        """Read the whole directory now and return its contents."""
+        """Read the whole directory now, and return its contents."""
         self._last = self._look()
         return self._read(self._last)
 
@@ -159,8 +161,8 @@ class ToolDirectory:
         return _tools(read_documents(name, data), self._secrets)
 
     def _clashes(self, files: dict[str, list[RegisteredTool]]) -> dict[str, str]:
-        """Return, by file name, a description of a conflict between that file's tools and those of
-        another file or source. Files without conflicts are omitted.
+        """Return a description of a conflict for each file whose tools conflict with those of
+        another file or source, by file name.
         """
         clashes: dict[str, str] = {}
         first: dict[str, str] = {}
@@ -206,17 +208,18 @@ def _tools(documents: list[JsonObject], secrets: SecretBindings) -> list[Registe
 
 
 def _which(position: int, documents: list[JsonObject]) -> str:
-    """Return the name by which a fault refers to one of the definitions in a file."""
+    """Return a name for one of the definitions in a file, for use in a fault."""
     name = documents[position].get("name")
     named = f"{name[:64]!a}" if isinstance(name, str) else "a tool without a name"
     return named if len(documents) == 1 else f"{named} (number {position + 1})"
 
 
 def read_documents(name: str, data: bytes) -> list[JsonObject]:
-    """Parse the definitions in a file. The suffix of `name` decides the format.
+    """Parse the definitions in a file with this name and content. The suffix of `name` decides the
+    format.
 
     Raises:
-        FileFault: the data is not of this format, or has no definitions.
+        FileFault: the data does not have this format, or contains no definitions.
     """
     value = read_values(name, data)
     if isinstance(value, dict) and "tools" in value:

@@ -1,7 +1,8 @@
-"""The policy of a running engine: load, watch, replace and explain it.
+"""The policy of a running engine: loads, watches, replaces and explains the policy.
 
-Host side, used by `compose` and the faces; uses the loader and the gate. Invariants: an engine
-with a faulty policy does not start; if the file becomes faulty later, the old rules stay in force.
+Host side, used by `compose` and the public interfaces. This module uses `policy/loader` and
+`policy/service`. Invariants: an engine with a faulty policy does not start; if the file becomes
+faulty later, the old rules stay in force.
 """
 
 from __future__ import annotations
@@ -42,14 +43,16 @@ from fumehood.storage.errors import StoreError
 
 NO_FILE = "No policy file is configured. Set policy_file in the configuration. Do not retry."
 BY_FILE = "file"
-"""The recorded author of a change made in the policy file."""
+"""The author that is recorded for a change made in the policy file."""
 
 
 class CurrentPolicy:
-    """The policy in force: the policy file's, or the defaults if no file is configured.
+    """The policy in force: that of the policy file, or the defaults if no file is configured.
 
-    `facts_of` resolves a call whose decision is to be explained. `use` is called at once with the
-    policy, or None without a file, and again with each new policy.
+    `path` is the policy file, or None if no file is configured. `registry` contains the tools
+    against which rules are checked. `facts_of` resolves a call for `explain`. `use` is called at
+    once, and again for each new policy. Its argument is the policy, or None if no file is
+    configured.
 
     Raises:
         PolicyError: the file has faults or cannot be read.
@@ -79,13 +82,15 @@ class CurrentPolicy:
         use(self._policy)
 
     async def start(self) -> None:
-        """Record in the audit log the policy with which the engine starts, if there is one."""
+        """Record the policy with which the engine starts in the audit log. Does nothing if there is
+        no policy.
+        """
         if self._policy is not None:
             self._log_loaded(self._policy, BY_FILE)
             await self._record_loaded(self._policy, BY_FILE)
 
     async def follow(self) -> None:
-        """Watch the policy file and apply its changes, until cancelled. Return at once if no file
+        """Watch the policy file and apply its changes, until cancelled. Returns at once if no file
         is configured.
         """
         if self._file is None:
@@ -101,8 +106,8 @@ class CurrentPolicy:
             await watch(self._file.poll, take, partial(log_fault, self._log, "policy.failed"))
 
     async def reload(self, by: Principal) -> PolicyStatus:
-        """Read the policy file now instead of at the next poll, and return the status. If no file
-        is configured, only return the status.
+        """Read the policy file now instead of at the next poll, and return the status. `by` is the
+        principal that requests this. If no file is configured, only return the status.
 
         Raises:
             InvalidParams: the file has faults; the old rules stay in force.
@@ -123,10 +128,10 @@ class CurrentPolicy:
         return self.status()
 
     async def text(self) -> PolicyText:
-        """Return the text of the policy file and its version.
+        """Return the text of the policy file and the version of this text.
 
         Raises:
-            ResourceNotFound: no policy file is configured, or it cannot be read.
+            ResourceNotFound: no policy file is configured, or the file cannot be read.
         """
         if self._file is None:
             raise ResourceNotFound(NO_FILE)
@@ -137,12 +142,13 @@ class CurrentPolicy:
         return PolicyText(text=text, version=version)
 
     async def replace(self, new: NewPolicy, by: Principal) -> PolicyStatus:
-        """Write a new policy file, put its policy in force, and return the status.
+        """Replace the text of the policy file, put the new policy in force, and return the status.
+        `by` is the principal that requests this.
 
         Raises:
             ResourceNotFound: no policy file is configured.
-            InvalidParams: the new rules have faults, so they were not written.
-            IdempotencyConflict: the file is no longer the version that `new` replaces.
+            InvalidParams: the new rules have faults, so the file was not changed.
+            IdempotencyConflict: the file no longer has the version that `new` replaces.
             StateUnavailable: the file cannot be written.
         """
         if self._file is None:
@@ -167,7 +173,9 @@ class CurrentPolicy:
         return self.status()
 
     def status(self) -> PolicyStatus:
-        """Return the rules in force, and the faults of the current file if it was refused."""
+        """Return the rules in force. If the current policy file was refused, also return its
+        faults.
+        """
         return PolicyStatus(
             version=self.gate.version,
             file=self._policy.file if self._policy is not None else None,
@@ -182,7 +190,7 @@ class CurrentPolicy:
         The call is resolved and validated like a real call. Budgets are ignored.
 
         Raises:
-            EngineError: the call would be refused before the policy is evaluated.
+            EngineError: a real call like this would be refused before the policy is evaluated.
         """
         return self.gate.explain(self._facts_of(query))
 
@@ -192,7 +200,9 @@ class CurrentPolicy:
         return [*found, *self._registry.coming]
 
     def _use(self, policy: Policy, by: str) -> bool:
-        """Put a policy in force. Return whether it differs from the previous policy."""
+        """Put a policy in force. Return whether it differs from the previous policy. `by` is the
+        recorded author of the change.
+        """
         self._refused = ()
         is_other = self._policy is None or policy.version != self._policy.version
         self._policy = policy
@@ -212,7 +222,7 @@ class CurrentPolicy:
         self._log.info("policy.loaded", version=policy.version, rules=len(policy.rules), by=by)
 
     async def _record_loaded(self, policy: Policy, by: str) -> None:
-        """Record in the audit log that a policy was loaded, and by whom. If that fails, log the
+        """Record in the audit log that a policy was loaded, and by whom. If this fails, log the
         failure; the policy stays in force.
         """
         details = {"version": policy.version, "rules": len(policy.rules)}

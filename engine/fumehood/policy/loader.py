@@ -1,4 +1,4 @@
-"""The policy file: from bytes to a valid policy, or to every fault in it.
+"""The policy file: parses the file's bytes to a valid policy, or finds every fault in them.
 
 Host side, used by the engine and by `fumehood policy`. Invariants: a policy is used completely or
 not at all; a file that other users can write is refused.
@@ -45,34 +45,37 @@ from fumehood.sandbox.trusted_files import (
 from fumehood.storage.directory import write_private
 
 Known = ToolDefinition | tuple[str, str]
-"""A registered tool: its definition, or only its name and version. With an empty version, the name
-is instead a prefix: tools whose names begin with it may be registered later."""
+"""A registered tool: its definition, or only its name and version. If the version is empty, the
+name is instead a prefix, and tools whose names begin with this prefix may be registered later."""
 
 Place = tuple[str | int, ...]
 """The path to a value in a rule: keys of tables and indexes of lists."""
 
 SUFFIXES = (".toml", ".yaml", ".yml")
 OWN_KEYS = ("mode", "rules")
-"""The kernel's keys of a policy file."""
+"""The top-level keys of a policy file that are not added by parts."""
 VERSION_DIGITS = 12
-"""Hexadecimal digits of the SHA-256 that identify a version of the file."""
+"""Number of hexadecimal digits of a policy file's SHA-256 that form the version of the file."""
 
 
 def load_policy(path: Path, tools: Iterable[Known]) -> Policy:
     """Load the policy from a file.
 
-    The names of arguments in rules are checked only if `tools` has a definition for every tool. A
-    rule that can never decide a call is a fault, because its author expects it to.
+    `tools` are the registered tools. The names of arguments in rules are checked only if `tools`
+    has a definition for every tool. A rule that can never decide a call is a fault, because its
+    author expects it to decide calls.
 
     Raises:
-        PolicyError: the policy has faults, or the file is missing or writable for other users. The
-            error lists all faults.
+        PolicyError: the policy has faults, or the file is missing or can be written by other users.
+            The error lists all faults.
     """
     return parse_policy(path.name, _read(path)[0], tools)
 
 
 def parse_policy(name: str, data: bytes, tools: Iterable[Known]) -> Policy:
-    """Parse a policy from a file's name and bytes. Raises PolicyError as `load_policy` does."""
+    """Parse a policy from a file's name and bytes. `tools` are the registered tools. Raises
+    PolicyError as `load_policy` does.
+    """
     lines: Lines = {}
     found = _Faults(name, lines)
     document = _document(name, data, lines)
@@ -118,12 +121,14 @@ class Outdated(Exception):
 
 
 def version_of(data: bytes) -> str:
-    """Return the version of a policy file's content."""
+    """Return the version of a policy file with this content."""
     return hashlib.sha256(data).hexdigest()[:VERSION_DIGITS]
 
 
 class PolicyFile:
-    """The policy file at one path, polled by one thread at a time."""
+    """The policy file at one path. `tools` returns the registered tools. Only one thread at a time
+    may call `poll`.
+    """
 
     def __init__(self, path: Path, tools: Callable[[], Iterable[Known]]) -> None:
         self.path = path
@@ -150,8 +155,9 @@ class PolicyFile:
         return data.decode("utf-8", "replace"), version_of(data)
 
     def replace(self, text: str, version: str) -> Policy:
-        """Write new content if the file still has this version and the content has no faults;
-        return the new policy. A crash leaves either the old file or the new file.
+        """Replace the file's content, and return the new policy. Nothing is written if the file no
+        longer has this version or the new content has faults. A crash leaves either the old file or
+        the new file.
 
         Raises:
             PolicyError: the new content has faults; nothing was written.
@@ -169,7 +175,8 @@ class PolicyFile:
             return self.load()
 
     def poll(self) -> Policy | PolicyError | None:
-        """Return the policy, or its faults, if the file has changed, and otherwise None.
+        """Check the file. If it has changed, return the new policy, or the error that lists its
+        faults. Otherwise, return None.
 
         A change is reported only after two consecutive polls have found the same new version.
         """
@@ -216,7 +223,7 @@ def _document(name: str, data: bytes, lines: Lines) -> dict[str, Any]:
 
 
 class _Faults:
-    """Collects the faults of one document."""
+    """Collects the faults of one policy file."""
 
     def __init__(self, file: str, lines: Lines) -> None:
         self._file = file
@@ -226,8 +233,8 @@ class _Faults:
         self._ids: dict[int, str] = {}
 
     def checked_entries(self, document: dict[str, Any]) -> list[Any]:
-        """Check all top-level keys, and return the unparsed rules. Add a fault for each invalid
-        key.
+        """Check all top-level keys of a document, and return its unparsed rules. Add a fault for
+        each invalid key.
 
         Raises:
             PolicyError: there are too many rules.
@@ -249,8 +256,8 @@ class _Faults:
         return entries
 
     def of_part(self, key: str, value: Any) -> Any:
-        """Parse the value of a key that a part adds to the policy. If the value is invalid, add
-        its faults and return None.
+        """Parse the value of a key that a part adds to the policy file. If the value is invalid,
+        add its faults and return None.
         """
         kind = _OF_PARTS[key]
         try:
@@ -266,7 +273,7 @@ class _Faults:
             return None
 
     def rule(self, number: int, entry: Any) -> Rule | None:
-        """Parse one rule. If it is invalid, add its faults and return None."""
+        """Parse the rule with this number. If it is invalid, add its faults and return None."""
         if isinstance(entry, dict) and isinstance(entry.get("id"), str):
             self._ids[number] = entry["id"]
         try:
@@ -277,14 +284,18 @@ class _Faults:
             return None
 
     def check_ids(self) -> None:
-        """Add a fault for each rule id that is used twice, also by invalid rules."""
+        """Add a fault for each rule whose id an earlier rule already has. Invalid rules are
+        included.
+        """
         first: dict[str, int] = {}
         for number, name in self._ids.items():
             if first.setdefault(name, number) != number:
                 self.add(number, ("id",), f"the id {one_line(name, 80)} is given twice")
 
     def add(self, number: int, place: Place, words: str) -> None:
-        """Add a fault of one rule."""
+        """Add a fault of the rule with this number. `place` is the path to the faulty value in the
+        rule, and `words` describes the fault.
+        """
         who = self._ids.get(number)
         named = f"rule {one_line(who, 80)!a}" if who is not None else f"rule number {number + 1}"
         where = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in place)[1:]
@@ -296,7 +307,7 @@ class _Faults:
         self._found.append((int(number), fault))
 
     def raise_if_any(self) -> None:
-        """Raise PolicyError with all faults, if there are any. They are in the order of their
+        """Raise PolicyError with all faults, if there are any. The faults are in the order of their
         lines, or of their rules if lines are unknown.
         """
         if self._found:
@@ -313,10 +324,10 @@ def _keys(model: type[BaseModel], *more: str) -> tuple[str, ...]:
 
 
 def keys_of(found: Iterable[Part]) -> Mapping[str, Any]:
-    """Return the keys that these parts add to a policy file, with the types of their values.
+    """Return the keys that these parts add to a policy file, each with the type of its value.
 
     Raises:
-        PartError: a part adds a key that the kernel defines.
+        PartError: a part adds a key that every policy file already has.
     """
     keys = {key: imported(place) for part in found for key, place in part.policy.items()}
     if taken := keys.keys() & set(OWN_KEYS):
@@ -325,10 +336,10 @@ def keys_of(found: Iterable[Part]) -> Mapping[str, Any]:
 
 
 def condition_of(found: Iterable[Part]) -> type[Condition]:
-    """Return a model of conditions that also accepts the keys that these parts add.
+    """Return the model of a condition, extended by the keys that these parts add.
 
     Raises:
-        PartError: a part adds a key that the kernel defines.
+        PartError: a part adds a key that conditions already have.
     """
     kinds = {key: imported(place) for part in found for key, place in part.conditions.items()}
     if taken := kinds.keys() & {*dir(Condition), *_keys(Condition)}:
@@ -339,11 +350,13 @@ def condition_of(found: Iterable[Part]) -> type[Condition]:
 
 
 def rule_of(found: Collection[Part]) -> type[Rule]:
-    """Return a model of rules that also accepts the keys that these parts add: their conditions
-    (`Part.conditions`), and tests whether their gates would refuse the call (`Part.excesses`).
+    """Return the model of a rule, extended by the keys that these parts add.
+
+    A part can add keys for conditions (`Part.conditions`). It can also add keys that test whether
+    its gates would refuse the call (`Part.excesses`).
 
     Raises:
-        PartError: a part adds a key that the kernel or another part defines.
+        PartError: a part adds a key that rules already have, or that another part adds.
     """
     condition: Any = condition_of(found)
     keys: dict[str, Any] = {key: (Literal[True] | None, None) for p in found for key in p.excesses}
@@ -360,7 +373,7 @@ def rule_of(found: Collection[Part]) -> type[Rule]:
 
 _OF_PARTS = keys_of(parts())
 RuleOfFile = rule_of(parts())
-"""The model of a rule in a policy file, with the keys of all parts."""
+"""The model of a rule in a policy file, extended by the keys of all parts."""
 
 _RULE_KEYS = _keys(RuleOfFile, *RuleOfFile.short_keys())
 _CONDITION_KEYS = _keys(condition_of(parts()))
@@ -415,8 +428,8 @@ _OF_CONTEXT: Mapping[str, Callable[[Context], str]] = {
 
 
 def plain_words(fault: ErrorDetails, known_keys: Collection[str]) -> str:
-    """Return a clause that describes a validation error. For an unknown key, it lists
-    `known_keys`.
+    """Return a clause that describes a validation error. If the error is an unknown key, the clause
+    lists `known_keys`.
     """
     kind, place = fault["type"], fault["loc"]
     if kind == "extra_forbidden":
@@ -450,8 +463,10 @@ def _check_tools(
     coming: tuple[str, ...],
     found: _Faults,
 ) -> bool:
-    """Add a fault for each entry of the rule's `tools` that matches neither a registered tool nor
-    a prefix in `coming`. Return whether every entry matches a registered tool.
+    """Add a fault for each entry of the rule's `tools` that matches no registered tool and does not
+    begin with a prefix in `coming`. Return whether every entry matches a registered tool.
+
+    `versions` maps the name of each registered tool to the tool's versions.
     """
     unknown = [pattern for pattern in rule.tools or () if not _is_registered(pattern, versions)]
     for pattern in unknown:
@@ -465,7 +480,7 @@ def _check_tools(
 
 
 def _is_registered(pattern: str, versions: Mapping[str, Sequence[str]]) -> bool:
-    """Whether a pattern in a rule's `tools` matches any version of any tool."""
+    """Return whether a pattern in a rule's `tools` matches any version of any registered tool."""
     name, _, version = pattern.partition("@")
     if name.startswith(EXTERNAL) or pattern == NET_TOOL:
         return True  # these need not be declared
@@ -478,7 +493,9 @@ def _is_registered(pattern: str, versions: Mapping[str, Sequence[str]]) -> bool:
 def _check_arguments(
     number: int, rule: Rule, definitions: Collection[ToolDefinition], found: _Faults
 ) -> None:
-    """Add a fault for each condition on an argument that none of the rule's tools accepts."""
+    """Add a fault for each condition of the rule that tests an argument which none of the rule's
+    tools accepts.
+    """
     compiled = compile_rule(rule.model_copy(update={"environments": None}), None, "")
     matching = [tool for tool in definitions if compiled.is_about(tool)]
     for key, conditions in (("when", rule.when), ("any", rule.any or ())):
@@ -498,7 +515,9 @@ def _check_arguments(
 
 
 def takes(tool: ToolDefinition, segments: Sequence[str]) -> bool:
-    """Whether the tool may accept an argument at this path: its schema does not exclude it."""
+    """Return whether a tool may accept an argument at this path, that is, whether the tool's schema
+    does not exclude it.
+    """
     schema: Any = tool.parameters
     for segment in segments:
         if not isinstance(schema, Mapping) or not _is_complete(schema):
@@ -524,13 +543,14 @@ _MAY_ADD_PROPERTIES = frozenset({
 
 
 def _is_complete(schema: Mapping[str, Any]) -> bool:
-    """Whether `properties` names every property that the schema accepts."""
+    """Return whether the key `properties` names every property that the schema accepts."""
     return all(schema.get(key) is False for key in _MAY_ADD_PROPERTIES & schema.keys())
 
 
 def _check_shadowed(rules: Mapping[int, Rule], found: _Faults) -> None:
-    """Add a fault for each rule that can never decide a call, because every call that it matches is
-    decided by a stricter rule, or by an earlier rule with the same verdict.
+    """Add a fault for each rule that can never decide a call. For such a rule, another rule matches
+    at least the same calls and always decides first, because the other rule is stricter, or is
+    earlier and has the same verdict.
     """
     enforced = {number: rule for number, rule in rules.items() if rule.is_enforced}
     others: dict[str | None, list[tuple[int, Rule]]] = defaultdict(list)
@@ -549,8 +569,8 @@ def _check_shadowed(rules: Mapping[int, Rule], found: _Faults) -> None:
 
 
 def _takes_all(stricter: Rule, rule: Rule) -> bool:
-    """Whether `stricter`, which is at least as strict as `rule`, matches every call that `rule`
-    matches, so that `rule` never decides one.
+    """Return whether `stricter` matches every call that `rule` matches, so that `rule` never
+    decides one. `stricter` must be at least as strict as `rule`.
     """
     if not stricter.is_unconditional and _tests(stricter) != _tests(rule):
         return False
@@ -574,8 +594,8 @@ def _tests(rule: Rule) -> tuple[object, ...]:
 
 
 def _asks_more(rule: Rule, than: Rule) -> bool:
-    """Whether `rule` requires more approvals than the rule `than`, or other approvers, or lets an
-    approved call pass gates that `than` does not.
+    """Return whether `rule` requires more approvals than the rule `than`, requires other approvers,
+    or lets an approved call pass gates that `than` does not let it pass.
     """
     narrows = rule.approvers is not None and rule.approvers != than.approvers
     more = (rule.quorum or 1) > (than.quorum or 1)

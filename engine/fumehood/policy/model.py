@@ -1,10 +1,11 @@
-"""The policy: rules that allow, ask about or deny calls. Values only.
+"""Data classes for the policy: rules that allow calls, deny them, or require approval (ask).
 
 `policy/rules` evaluates rules, and `policy/service` combines the results to a decision. This module
 validates each rule by itself; `policy/loader` finds the other faults of a document.
 
-Invariants: deny > ask > allow; if several matching rules have the same verdict, the decision names
-the first. An absent key matches any value; an empty list would never match, so it is a fault.
+Invariants: deny wins over ask, and ask wins over allow; if several matching rules have the same
+verdict, the decision names the first of them. In a rule, an absent key matches any value. An empty
+list would never match, so it is a fault.
 """
 
 from __future__ import annotations
@@ -47,10 +48,11 @@ def _never(key: str) -> bool:
 
 
 class CallFacts(NamedTuple):
-    """Everything about a call that a rule can test. A named tuple, which is fast to create.
+    """Everything about a call that a rule can test. It is a named tuple, because a named tuple is
+    fast to create.
 
-    `arguments` are the effective arguments: after coercion, defaults and the agent's fixed
-    arguments.
+    `arguments` are the effective arguments, that is, the arguments after coercion, with defaults
+    and the agent's fixed arguments.
     """
 
     tool: ToolDefinition
@@ -59,8 +61,8 @@ class CallFacts(NamedTuple):
     agent_id: str | None
     session_id: str | None
     exceeds: Callable[[str], bool] = _never
-    """Returns whether the gate with this key would refuse the call now (`pipeline/gate.py`). Called
-    only if a rule tests for it."""
+    """Returns whether the gate with the given key would refuse the call now (`pipeline/gate.py`).
+    Called only if a rule tests this gate."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,21 +73,22 @@ class Decision:
     rule: str
     """The id of the deciding rule, or a sentence that begins with `default:`."""
     reason: str | None = None
-    """The rule's reason, shown to the caller and the approver."""
+    """The deciding rule's reason. It is shown to the caller and the approver."""
     approvers: tuple[str, ...] = ()
     """Names of the approvers who may approve. Empty means every approver."""
     quorum: int = 1
-    """Number of different approvers who must approve."""
+    """Number of different approvers who must approve the call."""
     policy_version: str = "none"
     shadow: tuple[str, ...] = ()
-    """Decisions of rules in shadow mode, as warnings for the log."""
+    """What matching rules in shadow mode would have decided, as texts for the log."""
     asked_by: tuple[str, ...] = ()
-    """Ids of all rules that ask; empty if a default asks."""
+    """Ids of all rules that require approval (ask). Empty if a default requires it."""
     may_exceed: tuple[str, ...] = ()
-    """The keys of the gates that an approved call may pass although they would refuse it, because a
-    rule that asks tests for these keys."""
+    """Keys of gates that the call may pass after approval although they would refuse it. These are
+    the keys that the rules which require approval test."""
     may_run_first: bool = False
-    """Whether the call may run before a human decides, if a part can withhold its effect."""
+    """Whether the call may run before a human decides, if a part can hold back the call's effect
+    until then."""
 
 
 MAX_RULES = 5_000
@@ -98,7 +101,7 @@ MAX_CONDITIONS = 50
 """Maximum number of conditions in a rule's `when`, and also in its `any`."""
 
 MAX_POLICY_CHARACTERS = 1_000_000
-"""Maximum number of characters of a policy file that is written through the engine."""
+"""Maximum number of characters of a policy file that is replaced through the engine."""
 
 MAX_TEXT = 4_096
 """Maximum number of characters of one text in a rule."""
@@ -115,7 +118,9 @@ Mode = Literal["enforce", "shadow"]
 
 
 class _Written(Value):
-    """A table in a policy file. A key without a value is an error, not an absent key."""
+    """A table in a policy file. If a key has no value (null), this is an error; the key does not
+    count as absent.
+    """
 
     @model_validator(mode="before")
     @classmethod
@@ -156,8 +161,8 @@ PREDICATES = ("prefix", "equals", "in", "glob", "min", "max", "path_inside", "ho
 
 
 class Predicate(_Written):
-    """A test of one argument. It has exactly one kind of test (`min` and `max` together count as
-    one).
+    """A test of one argument. It has exactly one kind of test. `min` and `max` together count as
+    one kind.
     """
 
     prefix: Text | None = Field(default=None, min_length=1)
@@ -199,7 +204,9 @@ class Predicate(_Written):
 
     @property
     def question(self) -> frozenset[str]:
-        """The kinds of test that the predicate has: key names, with `range` for `min` and `max`."""
+        """The kind of test that the predicate has, as a set of key names. `min` and `max` are named
+        `range`.
+        """
         names = {"one_of": "in", "not_": "not", "min": "range", "max": "range"}
         asked = self.model_fields_set - {"argument"}
         given = (name for name in asked if name == "equals" or getattr(self, name) is not None)
@@ -207,15 +214,15 @@ class Predicate(_Written):
 
 
 class PartCondition(ABC):
-    """The value of a key that a part adds to conditions, and the test that it defines.
+    """The value of a key that a part adds to conditions. It defines a test of a call's arguments.
 
-    The test examines items that the part parses from a call's arguments, such as the programs in a
-    shell command. A subclass is also a pydantic model, which validates the value. The arguments are
+    The test examines items that the part parses from the arguments, such as the programs in a shell
+    command. A subclass is also a pydantic model, which validates the key's value. The arguments are
     untrusted.
     """
 
     subject: ClassVar[str]
-    """A noun for messages: what the condition tests."""
+    """What the condition tests, as a noun for messages."""
     arguments: ClassVar[tuple[str, ...]]
     """The names of the arguments that the test reads. At least one of the rule's tools must accept
     at least one of them."""
@@ -224,21 +231,21 @@ class PartCondition(ABC):
     def compiled(self, *, for_every: bool) -> Callable[[JsonObject], Answer]:
         """Return the test as a function of a call's arguments.
 
-        The function returns True if at least one item meets the condition or, with `for_every`, if
-        all items do. It returns None (in doubt) if no item can be parsed, or if the arguments are
-        ambiguous.
+        The function returns True if at least one item meets the condition. With `for_every`, it
+        returns True only if all items do. It returns None (in doubt) if no item can be parsed, or
+        if the arguments are ambiguous.
         """
 
     @abstractmethod
     def why_in_doubt(self, arguments: JsonObject) -> str:
-        """Return, as a clause, why the test of these arguments is in doubt."""
+        """Return a clause that explains why the test of these arguments is in doubt."""
 
 
 class Condition(Predicate):
-    """A test of the argument at a JSON pointer, or of items that a part parses from arguments.
+    """A test of the argument at a JSON pointer, or a test that a part defines.
 
-    The pointer's segment `*` matches every element of a list or object. *Source*: RFC 6901; `*` is
-    our extension.
+    In the pointer, the segment `*` matches every element of a list or object. *Source*: RFC 6901;
+    `*` is our extension.
     """
 
     argument: Text = ""
@@ -262,23 +269,27 @@ class Condition(Predicate):
 
     @classmethod
     def keys_of_parts(cls) -> list[str]:
-        """Return the keys that parts add, sorted."""
+        """Return the keys that parts add to conditions, sorted."""
         return sorted(cls.model_fields.keys() - Condition.model_fields.keys())
 
     @property
     def of_part(self) -> PartCondition | None:
-        """The value of a part's key, if the condition has one instead of `argument`."""
+        """The value of a part's key if the condition has one, which then replaces `argument`.
+        Otherwise None.
+        """
         values = (getattr(self, key) for key in self.keys_of_parts())
         return next((value for value in values if value is not None), None)
 
     @property
     def name(self) -> str:
-        """What the condition tests, as a noun for messages: an argument, or a part's subject."""
+        """What the condition tests, as a noun for messages: an argument, or the `subject` of a
+        part's test.
+        """
         return f"argument {self.argument}" if self.of_part is None else self.of_part.subject
 
     @property
     def places(self) -> tuple[tuple[str, ...], ...]:
-        """The paths of the tested arguments, unescaped."""
+        """The path of each tested argument, as unescaped segments."""
         if self.of_part is not None:
             return tuple((name,) for name in self.of_part.arguments)
         parts = self.argument.split("/")[1:]
@@ -286,12 +297,12 @@ class Condition(Predicate):
 
     @property
     def segments(self) -> tuple[str, ...]:
-        """The first of the tested paths."""
+        """The path of the first tested argument, as unescaped segments."""
         return self.places[0]
 
 
 class Rule(_Written):
-    """One rule. It matches a call if all its keys match and all its conditions hold."""
+    """One rule. It matches a call if all of its keys match and all of its conditions hold."""
 
     id: str = Field(pattern=ID_PATTERN)
     decision: Verdict
@@ -310,7 +321,8 @@ class Rule(_Written):
     approvers: Names | None = None
     quorum: Annotated[int, Field(strict=True, ge=1, le=20)] | None = None
     preview: Literal[True] | None = None
-    """Run a program in a durable session as a trial first, and show its effect to the approver."""
+    """Whether to run a program in a durable session as a trial first, and show the effect of the
+    trial to the approver."""
     mode: Mode = "enforce"
     when: Annotated[tuple[Condition, ...], Field(max_length=MAX_CONDITIONS)] = ()
     any: Annotated[tuple[Condition, ...], Field(min_length=1, max_length=MAX_CONDITIONS)] | None = (
@@ -321,7 +333,7 @@ class Rule(_Written):
     @model_validator(mode="before")
     @classmethod
     def _move_conditions(cls, document: Any) -> Any:
-        """Move keys that are shorthand for a condition from the rule into its `when`."""
+        """Move the keys of a rule that are shorthand for a condition into the rule's `when`."""
         if not isinstance(document, dict):
             return document
         short = {key: document[key] for key in cls.short_keys() if document.get(key) is not None}
@@ -369,8 +381,8 @@ class Rule(_Written):
 
     @classmethod
     def short_keys(cls) -> list[str]:
-        """Return the keys that a rule accepts as shorthand for a condition in `when`: those that
-        parts add to conditions.
+        """Return the keys that a rule accepts as shorthand for a condition in `when`. These are the
+        keys that parts add to conditions.
         """
         condition: Any = table_of(cls.model_fields["when"].annotation)
         keys: list[str] = condition.keys_of_parts()
@@ -378,8 +390,8 @@ class Rule(_Written):
 
     @property
     def exceeds(self) -> tuple[str, ...]:
-        """The keys of parts' gates in the rule, sorted. The rule matches only if each of these
-        gates would refuse the call.
+        """The keys of the rule that name gates of parts, sorted. The rule matches a call only if
+        each of these gates would refuse the call.
         """
         added = type(self).model_fields.keys() - Rule.model_fields.keys()
         return tuple(sorted(key for key in added if getattr(self, key)))
@@ -398,17 +410,17 @@ class Rule(_Written):
 
 
 class Policy(Value):
-    """The parsed policy file: its rules, in order, and the values of parts' keys."""
+    """The parsed policy file: its rules in order, and the values of the keys that parts add."""
 
     version: str
     """The first 12 hexadecimal digits of the SHA-256 of the file's bytes."""
     file: str
-    """The file's name without its directory."""
+    """The name of the policy file, without its directory."""
     rules: tuple[Rule, ...]
     lines: tuple[int | None, ...]
-    """The first line of each rule in a YAML file; None in TOML."""
+    """For each rule, the rule's first line if the policy file is YAML, and None if it is TOML."""
     of_parts: dict[str, Any] = Field(default_factory=dict)
-    """The values of the keys that parts add to the document (`Part.policy`)."""
+    """The values of the top-level keys that parts add to the policy file (`Part.policy`)."""
 
     def enforced(self) -> Policy:
         """Return a copy of the policy in which rules in shadow mode are enforced."""
@@ -417,14 +429,14 @@ class Policy(Value):
 
 
 class PolicyFault(Value):
-    """One fault in a policy file. `line` is None if unknown."""
+    """One fault in a policy file. `line` is None if the line is unknown."""
 
     line: int | None
     message: str
 
 
 class PolicyError(FumehoodError):
-    """The policy is unusable. `faults` has every fault, and the message is for the operator."""
+    """The policy cannot be used. `faults` contains every fault. The message is for the operator."""
 
     def __init__(self, file: str, faults: tuple[PolicyFault, ...]) -> None:
         self.file = file
@@ -443,20 +455,22 @@ class PolicyError(FumehoodError):
 
 
 class CheckedPart(Value):
-    """One condition of a rule (`says`), and whether the call meets the condition (`holds`).
+    """One test of a rule (`says`), and whether the call meets it (`holds`).
 
-    `holds` is null if the argument is missing or cannot be compared. The condition then counts as
-    met in rules that deny or ask, and as not met in rules that allow.
+    `holds` is null (in doubt) if the argument is missing or cannot be compared. The test then
+    counts as met in rules that deny or ask, and as not met in rules that allow.
     """
 
     says: str
     holds: bool | None
     compared: str | None = None
-    """The argument that the condition tested, as shortened JSON."""
+    """The arguments that the test compared, as shortened JSON."""
 
 
 class ExplainedRule(Value):
-    """How one rule applies to a call."""
+    """How one rule applies to a call: whether it matches, and the result of each of its tests
+    (`parts`).
+    """
 
     id: str
     decision: Verdict
@@ -485,9 +499,9 @@ _ID: JsonObject = {"pattern": CALL_ID_PATTERN}
 
 
 class ExplainWish(Value):
-    """A call for which to explain the policy's decision.
+    """A request to explain the policy's decision on a call.
 
-    Without `principal_id`, a rule that has `principals` does not match.
+    If `principal_id` is absent, a rule that has `principals` does not match.
     """
 
     tool: str = Field(max_length=200)
@@ -498,7 +512,7 @@ class ExplainWish(Value):
 
 
 class RuleStatus(Value):
-    """A rule of the running engine, and the number of calls that it decided."""
+    """A rule of the running engine, and the number of calls that the rule has decided."""
 
     id: str
     decision: Verdict
@@ -507,9 +521,9 @@ class RuleStatus(Value):
     is_of_this_environment: bool
     reason: str | None
     decided: int
-    """Calls that the rule decided since this policy was loaded."""
+    """Number of calls that the rule has decided since this policy was loaded."""
     would_have_decided: int
-    """Calls that the rule matched in shadow mode since this policy was loaded."""
+    """Number of calls that the rule has matched in shadow mode since this policy was loaded."""
 
 
 class PolicyText(Value):
@@ -524,15 +538,17 @@ class NewPolicy(Value):
 
     text: str = Field(min_length=1, max_length=MAX_POLICY_CHARACTERS)
     version: str = Field(min_length=1, max_length=64)
-    """The version that `text` replaces. If the file has another version, the request fails."""
+    """The version of the text that the new text replaces. If the file has another version, the
+    request fails."""
 
 
 class PolicyStatus(Value):
-    """The policy that the running engine uses."""
+    """The status of the policy that the running engine uses."""
 
     version: str
     file: str | None
     environment: str
     rules: tuple[RuleStatus, ...]
     refused: tuple[str, ...]
-    """Faults of the current file, because of which the engine still uses an older version."""
+    """The faults of the current policy file. If there are any, the engine still uses an older
+    version of the file."""

@@ -2,10 +2,10 @@
 
 Host side, used by `policy/service`. Tests of the tool and the engine (`of_tool`) run only once for
 each tool, so they are separate from tests of the call (`of_call`). A test of arguments returns
-True, False, or None for "in doubt": the argument is missing, is ambiguous, or has another type than
-the value with which it is compared. Invariants: in doubt, a rule that denies or asks matches, and a
-rule that allows does not; no argument makes a test raise an error; each test takes at most linear
-time. Text is compared by code points, unchanged.
+True, False, or None for "in doubt". It is in doubt if the argument is missing or ambiguous, or has
+another type than the value with which it is compared. Invariants: in doubt, a rule that denies or
+asks matches, and a rule that allows does not match; no argument makes a test raise an error; each
+test takes at most linear time. Texts are compared by code points, without normalization.
 """
 
 from __future__ import annotations
@@ -39,19 +39,20 @@ from fumehood.registry.arguments import arguments_of
 T = TypeVar("T")
 
 MAX_LOOKED_AT = 1_000
-"""Maximum number of elements that a condition with `*` tests. If there are more, the condition is
-in doubt."""
+"""Maximum number of elements that a condition with `*` tests. If an argument has more elements, the
+condition is in doubt."""
 
 MAX_SHOWN = 200
-"""Maximum number of characters of the compared values in an explanation; the rest is cut off."""
+"""Maximum number of characters of the compared values in an explanation. Longer texts are cut
+off."""
 
 ABSENT: Final = object()
-"""Represents the value at a pointer if the call has no such argument."""
+"""Stands for the value at a pointer if the call has no such argument."""
 
 
 @dataclass(frozen=True, slots=True)
 class OfTool:
-    """A test of the tool alone. `says` describes the test in explanations."""
+    """A test of a tool alone. `says` describes the test in explanations, and `ask` performs it."""
 
     says: str
     ask: Callable[[ToolDefinition], bool]
@@ -59,12 +60,12 @@ class OfTool:
 
 @dataclass(frozen=True, slots=True)
 class OfCall:
-    """A test of a call. `says` describes the test in explanations."""
+    """A test of a call. `says` describes the test in explanations, and `ask` performs it."""
 
     says: str
     ask: Callable[[CallFacts], Answer]
     conditions: tuple[Condition, ...] = ()
-    """The conditions on arguments that the test evaluates; empty for other tests."""
+    """The conditions on arguments that the test evaluates. Empty if the test evaluates none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,11 +80,11 @@ class CompiledRule:
     """How a test that is in doubt counts: True if the rule denies or asks, False if it allows."""
 
     def is_about(self, tool: ToolDefinition) -> bool:
-        """Whether the rule can match calls of this tool."""
+        """Return whether the rule can match calls of this tool."""
         return all(question.ask(tool) for question in self.of_tool)
 
     def matches(self, facts: CallFacts) -> bool:
-        """Whether the rule matches the call. `is_about` must be True for the call's tool."""
+        """Return whether the rule matches the call. `is_about` must be True for the call's tool."""
         in_doubt = self.in_doubt
         for question in self.of_call:
             answer = question.ask(facts)
@@ -92,8 +93,8 @@ class CompiledRule:
         return True
 
     def doubt(self, facts: CallFacts) -> str | None:
-        """Return why conditions of the rule are in doubt, or None if none is. The rule must match
-        the call.
+        """Return a clause that explains which conditions of the rule are in doubt and why. Return
+        None if no condition is in doubt. The rule must match the call.
         """
         for question in self.of_call:
             if question.conditions and question.ask(facts) is None:
@@ -105,7 +106,7 @@ class CompiledRule:
         return None
 
     def explained(self, facts: CallFacts) -> ExplainedRule:
-        """Return whether the rule matches a call, with the result of each test."""
+        """Return whether the rule matches a call, and the result of each test of the rule."""
         parts = [CheckedPart(says=test.says, holds=test.ask(facts.tool)) for test in self.of_tool]
         parts += [
             CheckedPart(
@@ -126,7 +127,9 @@ class CompiledRule:
 
 
 def compile_rule(rule: Rule, line: int | None, environment: str) -> CompiledRule:
-    """Compile a rule for an engine in this environment."""
+    """Compile a rule for an engine in this environment. `line` is the rule's line in the policy
+    file, or None.
+    """
     return CompiledRule(
         rule=rule,
         line=line,
@@ -137,7 +140,9 @@ def compile_rule(rule: Rule, line: int | None, environment: str) -> CompiledRule
 
 
 def names_exactly(pattern: str) -> bool:
-    """Whether this pattern in a rule's `tools` has an exact name. Its version may have a `*`."""
+    """Return whether this pattern in a rule's `tools` contains an exact tool name. Its version may
+    contain a `*`.
+    """
     return "*" not in pattern.partition("@")[0]
 
 
@@ -176,7 +181,8 @@ def _of_tool(rule: Rule, environment: str) -> Iterable[OfTool]:
 
 
 ALSO: Mapping[str, str] = MappingProxyType({"start_process": "run_shell"})
-"""Tool → another tool whose rules also apply to it: to start a process is to run a command."""
+"""Tool → another tool whose rules also apply to the first one. For example, starting a process also
+means running a shell command."""
 
 
 def names_for(tool: ToolDefinition) -> tuple[str, ...]:
@@ -220,8 +226,8 @@ def _exceeds(key: str, facts: CallFacts) -> bool:
 
 
 def _of_arguments(words: str, conditions: tuple[Condition, ...], *, for_every: bool) -> OfCall:
-    """Return a test that holds if at least one of these conditions holds. `words` introduces the
-    conditions in the test's description.
+    """Return a test that holds if at least one of these conditions holds. `words` precedes the
+    conditions in the test's description. `for_every` is explained in `compile_condition`.
     """
     asks = [compile_condition(condition, for_every=for_every) for condition in conditions]
     says = words + "; ".join(f"{condition.name} {_words(condition)}" for condition in conditions)
@@ -232,8 +238,8 @@ def _of_arguments(words: str, conditions: tuple[Condition, ...], *, for_every: b
 
 
 def _compared(conditions: Sequence[Condition], facts: CallFacts) -> str | None:
-    """Return the values that the conditions test as shortened JSON. They include defaults. Return
-    None if the call has none of these arguments.
+    """Return the values that the conditions test, including defaults, as shortened JSON. Return
+    None if the call has none of the tested arguments.
     """
     places = [place for condition in conditions for place in condition.places]
     found = [value for place in places for value in _all(facts.arguments, place) or ()]
@@ -250,7 +256,7 @@ def _any_name(patterns: tuple[str, ...]) -> Callable[[str], bool]:
 
 
 def _words(predicate: Predicate) -> str:
-    """Return a predicate as text, in the form of the policy file."""
+    """Return a predicate as text, in a form similar to that in the policy file."""
     if predicate.not_ is not None:
         return f"not {_words(predicate.not_)}"
     written = predicate.model_dump(
@@ -269,8 +275,8 @@ def _listed(names: Iterable[str]) -> str:
 def compile_condition(condition: Condition, *, for_every: bool) -> Callable[[JsonObject], Answer]:
     """Compile a condition to a function of a call's arguments.
 
-    A condition on several elements (`*`) holds if at least one element meets it or, with
-    `for_every`, if all elements do. Without elements, it is in doubt.
+    A condition on several elements (`*`) holds if at least one element meets it. With `for_every`,
+    it holds only if all elements meet it. If there are no elements, the condition is in doubt.
     """
     if condition.of_part is not None:
         return condition.of_part.compiled(for_every=for_every)
@@ -290,7 +296,7 @@ def compile_condition(condition: Condition, *, for_every: bool) -> Callable[[Jso
 
 
 def why_in_doubt(condition: Condition, tool: ToolDefinition, arguments: JsonObject) -> str:
-    """Return, as a clause, why a condition on these arguments of the tool is in doubt."""
+    """Return a clause that explains why a condition is in doubt for a call with these arguments."""
     if condition.of_part is not None:
         return condition.of_part.why_in_doubt(arguments)
     if "*" not in condition.segments:
@@ -307,8 +313,8 @@ def why_in_doubt(condition: Condition, tool: ToolDefinition, arguments: JsonObje
 
 
 def _instead(condition: Condition, tool: ToolDefinition, arguments: JsonObject) -> str:
-    """If the call has an alternative to the condition's absent argument, return a clause such as
-    ", this call has argv". Otherwise return "".
+    """If the condition's argument is absent and the call has an alternative to it, return a clause
+    such as ", this call has argv". Otherwise return "".
     """
     model = arguments_of(tool.executor)
     for pair in model.exclusive if model is not None else ():
@@ -325,7 +331,7 @@ def compile_predicate(predicate: Predicate) -> Callable[[Any], Answer]:
 
 
 def same(left: Any, right: Any) -> bool:
-    """Whether two JSON values are equal. `true` differs from 1, and 1 equals 1.0."""
+    """Return whether two JSON values are equal. `true` differs from 1, and 1 equals 1.0."""
     if isinstance(left, dict) and isinstance(right, dict):
         return left.keys() == right.keys() and all(same(left[k], right[k]) for k in left)
     if isinstance(left, list | tuple) and isinstance(right, list | tuple):
@@ -334,7 +340,9 @@ def same(left: Any, right: Any) -> bool:
 
 
 def kind_of(value: Any) -> str:
-    """Return the name of a JSON value's type. Integers and other numbers have the same name."""
+    """Return the name of a JSON value's type. Integers and other numbers are both named
+    `number`.
+    """
     if value is None:
         return "null"
     if isinstance(value, bool):
@@ -347,7 +355,9 @@ def kind_of(value: Any) -> str:
 
 
 def _on_text(test: Callable[[str], Answer]) -> Callable[[Any], Answer]:
-    """Extend a test of texts to any values. It returns None (in doubt) for other values."""
+    """Extend a test of texts to a test of any value. For a value that is not a text, the result is
+    None (in doubt).
+    """
     return lambda value: test(value) if isinstance(value, str) else None
 
 
@@ -419,7 +429,7 @@ def _missing(predicate: Predicate) -> Callable[[Any], Answer]:
 
 
 def _not(predicate: Predicate) -> Callable[[Any], Answer]:
-    """Negate a test. None (in doubt) stays None."""
+    """Negate the test of a predicate's `not`. None (in doubt) stays None."""
     ask = compile_predicate(_given(predicate.not_))
     return lambda value: _negated(ask(value))
 
@@ -438,7 +448,9 @@ _COMPILERS: dict[str, Callable[[Predicate], Callable[[Any], Answer]]] = {
 
 
 def _given(value: T | None) -> T:
-    """Return the value of a field. The model's validation guarantees that it is not None."""
+    """Return the value of a field. The validation of the model guarantees that the value is not
+    None.
+    """
     return cast("T", value)
 
 
@@ -478,10 +490,11 @@ def _one(arguments: Any, segments: Sequence[str]) -> Any:
 
 
 def _all(arguments: Any, segments: Sequence[str]) -> list[Any] | None:
-    """Return the values at a pointer with `*`, or None if there are more than `MAX_LOOKED_AT`.
+    """Return the values at a pointer that contains `*`, or None if there are more than
+    `MAX_LOOKED_AT`.
 
-    An element in which the rest of the pointer leads to no value gives ABSENT, and so does `*` on a
-    value that is neither a list nor an object.
+    An element gives ABSENT if the rest of the pointer leads to no value in it. `*` also gives
+    ABSENT for a value that is neither a list nor an object.
     """
     values: list[Any] = [arguments]
     for segment in segments:

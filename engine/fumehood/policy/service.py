@@ -1,9 +1,10 @@
 """The policy gate: decides on one call by the operator's rules, or by the defaults.
 
-Host side, called by `pipeline/authorize` and again before an approved call starts. In memory, no
-I/O. Invariants: deny > ask > allow, whatever the order and specificity of the rules; only a rule
-with the exact name of a dangerous tool allows it; all matching rules that ask apply together, so
-adding a rule that denies or asks never permits a call.
+Host side, called by `pipeline/authorize`, and again before an approved call starts. The gate works
+in memory and does no I/O. Invariants: deny wins over ask, and ask wins over allow, whatever the
+order and the specificity of the rules; a dangerous tool is allowed only by a rule with the tool's
+exact name; all matching rules that ask apply together, so adding a rule that denies or asks never
+permits a call.
 """
 
 from __future__ import annotations
@@ -19,15 +20,17 @@ from fumehood.policy.rules import CompiledRule, compile_rule
 DANGEROUS_ASKS = "default: dangerous tools wait for a human"
 HARMLESS_PASSES = "default: harmless tools are allowed"
 NO_POLICY = "none"
-"""The recorded policy version without a policy."""
+"""The version that is recorded if there is no policy."""
 
 MAX_TOOLS_KNOWN = 20_000
-"""Maximum number of tool definitions for which the applicable rules are cached."""
+"""Maximum number of tool definitions whose applicable rules are cached."""
 
 
 @dataclass(frozen=True, slots=True)
 class _About:
-    """The rules that apply to one tool, grouped by verdict and in the file's order."""
+    """The rules that apply to one tool, grouped by verdict. Each group is in the order of the
+    policy file. `shadow` contains the rules in shadow mode.
+    """
 
     tool: ToolDefinition
     deny: tuple[CompiledRule, ...] = ()
@@ -37,7 +40,9 @@ class _About:
 
 
 class _Rules:
-    """The compiled rules of one policy version, with a cache of the rules for each tool."""
+    """The compiled rules of one version of the policy, with a cache of the rules that apply to each
+    tool.
+    """
 
     def __init__(self, policy: Policy | None, environment: str) -> None:
         self.version = policy.version if policy is not None else NO_POLICY
@@ -73,7 +78,7 @@ class _Rules:
 
 
 class PolicyGate:
-    """Decides on calls by the current policy or, without a policy, by the defaults."""
+    """Decides on calls by the current policy, or by the defaults if there is no policy."""
 
     def __init__(self, policy: Policy | None, environment: str) -> None:
         self.environment = environment
@@ -81,11 +86,13 @@ class PolicyGate:
 
     @property
     def version(self) -> str:
-        """The version of the current policy (`Policy.version`), or `none` without a policy."""
+        """The version of the current policy (`Policy.version`), or `none` if there is no policy."""
         return self._rules.version
 
     def replace(self, policy: Policy | None) -> None:
-        """Replace the whole policy atomically, and reset the counts. None means the defaults."""
+        """Replace the whole policy atomically, and reset the counts. None means that the defaults
+        apply.
+        """
         self._rules = _Rules(policy, self.environment)
         self._counts: Counter[str] = Counter()
         self._shadow_counts: Counter[str] = Counter()
@@ -100,9 +107,9 @@ class PolicyGate:
         return decision if not about.shadow else _with_shadow(decision, about.shadow, facts)
 
     def decide_request(self, facts: CallFacts) -> Decision:
-        """Decide one network request of a program, and count the decision.
+        """Return the decision on one network request of a program, and count the decision.
 
-        A decision to ask is not counted here, because the request then becomes a call.
+        A decision to ask is not counted here, because such a request then becomes a call.
         """
         decision = self.decide(facts)
         if decision.verdict is not Verdict.ASK:
@@ -110,15 +117,15 @@ class PolicyGate:
         return decision
 
     def count(self, decision: Decision) -> None:
-        """Count the deciding rule and the shadow decisions. Only for calls that are made, not for
-        explanations.
+        """Count the decision for the rule that made it and for the matching rules in shadow mode.
+        Only for calls that are made, not for explanations.
         """
         self._counts[decision.rule] += 1
         if decision.shadow:
             self._shadow_counts.update(words.partition(" ")[0] for words in decision.shadow)
 
     def explain(self, facts: CallFacts) -> Explanation:
-        """Return the decision on a call, and how each rule applies to it."""
+        """Return the decision on a call, and how each rule applies to the call."""
         decision = self.decide(facts)
         return Explanation(
             tool=f"{facts.tool.name}@{facts.tool.version}",
@@ -134,7 +141,9 @@ class PolicyGate:
         )
 
     def rules(self) -> tuple[RuleStatus, ...]:
-        """Return every rule with its counts of decisions and shadow decisions."""
+        """Return every rule with the number of its decisions, real ones and those in shadow
+        mode.
+        """
         return tuple(map(self._status, self._rules.all))
 
     def _status(self, compiled: CompiledRule) -> RuleStatus:
@@ -157,8 +166,8 @@ def _with_verdict(verdict: Verdict, rules: Iterable[CompiledRule]) -> tuple[Comp
 
 
 def _enforced(about: _About, facts: CallFacts, rules: _Rules) -> Decision:
-    """Return the strictest decision of the matching rules, without those in shadow mode. If none
-    matches, return the default.
+    """Return the strictest decision of the matching rules that are enforced. If none matches,
+    return the default decision.
     """
     denies = next((compiled for compiled in about.deny if compiled.matches(facts)), None)
     if denies is not None:
@@ -180,7 +189,9 @@ def _enforced(about: _About, facts: CallFacts, rules: _Rules) -> Decision:
 
 
 def _reason(rule: CompiledRule, facts: CallFacts) -> str | None:
-    """Return the rule's reason, preceded by an explanation if conditions are in doubt."""
+    """Return the rule's reason. If conditions of the rule are in doubt, an explanation precedes the
+    reason.
+    """
     doubt = rule.doubt(facts)
     if doubt is None:
         return rule.rule.reason
@@ -189,9 +200,9 @@ def _reason(rule: CompiledRule, facts: CallFacts) -> str | None:
 
 
 def _asked(asking: Sequence[CompiledRule], facts: CallFacts, version: str) -> Decision:
-    """Return the combined decision of the matching rules that ask: the largest of their quorums,
-    and the approvers whom all of them accept. Deny if there are fewer such approvers than the
-    quorum.
+    """Combine the matching rules that ask to one decision. It requires the largest of their
+    quorums, and accepts the approvers whom all of these rules accept. If there are fewer such
+    approvers than the quorum, the decision is to deny.
     """
     first = asking[0].rule
     rules = [compiled.rule for compiled in asking]

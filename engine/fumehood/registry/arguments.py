@@ -1,7 +1,9 @@
-"""The arguments of executors: their models, the faults of a call's arguments, and their schemas.
+"""The arguments of executors: their models, their JSON Schemas, and the faults of a call's
+arguments.
 
-Host side. The models of the kernel's executors are in `core/arguments.py`. The model of an executor
-that a part adds is named by its `ToolKind`, if the engine runs the executor's tools in a sandbox.
+Host side. The models for the executors that are not added by parts are in `core/arguments.py`. If a
+part adds an executor whose tools the engine runs in a sandbox, the executor's `ToolKind` names the
+model.
 """
 
 from __future__ import annotations
@@ -20,17 +22,15 @@ from fumehood.parts import tool_kinds
 
 
 def arguments_of(executor: str) -> type[Arguments] | None:
-    """Return the model of an executor's arguments, or None if each tool of the executor declares
-    its own parameters.
+    """Return the model of an executor's arguments. Return None if each tool of the executor
+    declares its own parameters.
     """
     return all_arguments().get(executor)
 
 
 @lru_cache(maxsize=1)
 def all_arguments() -> Mapping[str, type[Arguments]]:
-    """Return the models of the arguments of all executors that have one, by the name of the
-    executor.
-    """
+    """Return the models of the arguments of all executors that have one, by the executor's name."""
     # Not a constant: parts may import this module while they are being loaded.
     kinds = tool_kinds().items()
     added = {name: imported(kind.arguments) for name, kind in kinds if kind.arguments is not None}
@@ -38,10 +38,10 @@ def all_arguments() -> Mapping[str, type[Arguments]]:
 
 
 def argument_faults(executor: str, arguments: JsonObject) -> list[tuple[str, str]]:
-    """Return all faults of a call's arguments, each as a dotted path and a clause.
+    """Return all faults of a call's arguments. Each fault is a pair of a dotted path and a clause.
 
-    The list is empty if the executor has no model of its arguments, or does not check them on the
-    host.
+    The list is empty if the executor has no model of its arguments, or if its arguments are not
+    checked on the host.
     """
     model = arguments_of(executor)
     if model is None or not model.is_checked_here:
@@ -50,7 +50,7 @@ def argument_faults(executor: str, arguments: JsonObject) -> list[tuple[str, str
 
 
 def source_of(executor: str) -> str:
-    """Return the name of the argument that contains the executor's program, or an empty text if the
+    """Return the name of the argument that contains the program to run. Return an empty text if the
     executor runs no program.
     """
     model = arguments_of(executor)
@@ -58,8 +58,8 @@ def source_of(executor: str) -> str:
 
 
 def without_empty_twins(executor: str, arguments: JsonObject) -> JsonObject:
-    """Return a call's arguments without unintended empty values. An empty argument is removed if
-    its exclusive alternative is also given.
+    """Return a call's arguments without unintended empty values. An empty argument is removed if an
+    argument that excludes it is also given.
 
     Models and frameworks that fill in every parameter send such empty arguments.
     """
@@ -84,10 +84,10 @@ def _without_empty(given: Any, exclusive: tuple[tuple[str, str], ...]) -> Any:
 
 
 def argument_schema(executor: str) -> JsonObject:
-    """Return the JSON Schema of all arguments of an executor. A tool that does not narrow the
-    arguments uses it as its own schema.
+    """Return the JSON Schema of all arguments of an executor. It is also the schema of a tool that
+    does not narrow these arguments.
 
-    Required arguments and alternatives come first.
+    In the schema, required arguments and alternatives come first.
 
     Raises:
         KeyError: there is no such executor, or its tools declare their own parameters.

@@ -1,8 +1,8 @@
 """`@tool`: declares a typed Python function as a tool.
 
-Host side, the interface for tool authors. Types, defaults, `Annotated` constraints and the
-docstring become the definition; the function stays callable. A JSON document with the same content
-gives the same definition.
+Host side, the interface for tool authors. The function's types, defaults, `Annotated` constraints
+and docstring become the tool's definition. The function can still be called. A JSON document with
+the same content gives the same definition.
 """
 
 from __future__ import annotations
@@ -31,7 +31,9 @@ _SECTION = re.compile(r"^\s*(Args|Arguments|Parameters|Returns|Raises|Yields|Exa
 
 
 class FunctionTool:
-    """A function declared as a tool, with its definition. Calling the object calls the function."""
+    """A function that is declared as a tool, together with its definition. Calling the object calls
+    the function.
+    """
 
     def __init__(
         self, function: Callable[..., Any], definition: ToolDefinition, model: type[BaseModel]
@@ -47,14 +49,13 @@ class FunctionTool:
 
     @property
     def is_async(self) -> bool:
-        """Whether the function is asynchronous, and so can be cancelled."""
+        """Whether the function is asynchronous. Such a function can be cancelled."""
         is_generator = inspect.isasyncgenfunction(self.function)
         return is_generator or inspect.iscoroutinefunction(self.function)
 
     async def invoke(self, arguments: JsonObject) -> Any:
-        """Call an asynchronous function with arguments that are valid under the tool's schema.
-
-        For a streaming function, returns its generator.
+        """Call the asynchronous function of this tool, and return its result. If the function
+        streams, return its generator. The arguments must be valid under the tool's schema.
 
         Raises:
             ArgumentsRefused: the arguments break a rule of a declared type that JSON Schema cannot
@@ -64,7 +65,8 @@ class FunctionTool:
         return await returned if inspect.isawaitable(returned) else returned
 
     def bind(self, arguments: JsonObject) -> dict[str, Any]:
-        """Convert arguments to the declared types; return them as the function's keyword arguments.
+        """Convert arguments to the declared types. Return them as keyword arguments for the
+        function.
 
         Raises:
             ArgumentsRefused: the arguments break a rule of a declared type that JSON Schema cannot
@@ -94,10 +96,10 @@ def tool(
 def tool(
     function: Callable[..., Any] | None = None, /, **fields: Unpack[ToolKeywords]
 ) -> FunctionTool | Callable[[Callable[..., Any]], FunctionTool]:
-    """Declare a tool: `@tool` or `@tool(dangerous=True, cost_per_use="0.01", …)`.
+    """Declare a function as a tool: `@tool` or `@tool(dangerous=True, cost_per_use="0.01", …)`.
 
-    `fields` are fields of `ToolDefinition`; name, description and parameters default to the
-    function's.
+    `fields` are fields of `ToolDefinition`. The defaults for name, description and parameters are
+    taken from the function.
 
     Raises:
         InvalidDefinition: the declaration has faults. The error lists all of them.
@@ -156,10 +158,12 @@ def _arguments_model(function: Callable[..., Any], name: str) -> type[BaseModel]
 
 
 class _ToolSchema(GenerateJsonSchema):
-    """Pydantic's JSON Schema generator, without keywords that language models do not need."""
+    """Pydantic's generator for JSON Schema, changed to omit keywords that language models do not
+    need.
+    """
 
     def decimal_schema(self, schema: core_schema.DecimalSchema) -> JsonSchemaValue:
-        """Describe a decimal as a number, without Pydantic's pattern, because that uses look-ahead,
+        """Describe a decimal as a number. Pydantic's own schema contains a pattern with look-ahead,
         which RE2 does not support.
         """
         names = {
@@ -176,11 +180,11 @@ class _ToolSchema(GenerateJsonSchema):
         return {"type": "number", **bounds}
 
     def encode_default(self, dft: Any) -> Any:
-        """Encode a decimal's default as a number."""
+        """Encode the default of a decimal as a number."""
         return float(dft) if isinstance(dft, Decimal) else super().encode_default(dft)
 
     def field_title_should_be_set(self, schema: Any) -> bool:
-        """Omit titles, because they only repeat the field's name."""
+        """Return False, so that titles are omitted. A title only repeats the field's name."""
         return False
 
 
@@ -195,8 +199,8 @@ def _parameters_schema(model: type[BaseModel], described: Mapping[str, str]) -> 
 
 
 def _read_docstring(text: str) -> tuple[str, dict[str, str]]:
-    """Split a docstring into its text before the first section, and each parameter's
-    description.
+    """Split a docstring. Return the text before the first section, and the descriptions of the
+    parameters by name.
     """
     summary: list[str] = []
     described: dict[str, str] = {}

@@ -1,9 +1,9 @@
-"""Parse a document into a tool definition, or list every fault in the document.
+"""Parses a document into a tool definition, or lists every fault in the document.
 
 Host side. Definitions from every source of tools are checked here. Invariants: a field that this
-version cannot enforce is refused, never accepted and ignored, and a definition of a tool that
-another service runs contains no literal credential. Nothing here resolves, opens or sends anything;
-a fault quotes names, never values.
+version cannot enforce is refused, never accepted and ignored; a definition of a tool that another
+service runs contains no literal credential. This module resolves, opens and sends nothing. A fault
+quotes names, never values.
 """
 
 from __future__ import annotations
@@ -38,11 +38,12 @@ if TYPE_CHECKING:
     from fumehood.core.part import ToolKind
 
 EXECUTORS = (*ARGUMENTS, "function")
-"""The kernel's executors that a definition can name. Parts add others (`parts.tool_kinds`)."""
+"""The executors that a definition can name without any part. Parts add others
+(`parts.tool_kinds`)."""
 
 
 class InvalidDefinition(InvalidParams):
-    """A tool's definition is invalid. `details.faults` lists every fault."""
+    """The definition of a tool is invalid. `details.faults` lists every fault."""
 
     def __init__(self, name: str, faults: list[str], remedy: str = "") -> None:
         message = f"the tool {name[:80]!r} cannot be registered: {'; '.join(faults)}"
@@ -55,7 +56,7 @@ class InvalidDefinition(InvalidParams):
 
 
 def parse_definition(document: JsonObject) -> ToolDefinition:
-    """Parse and check the document of a tool's definition.
+    """Parse and check a document, and return the tool definition.
 
     Raises:
         InvalidDefinition: the document has faults. The error lists all of them.
@@ -112,7 +113,7 @@ def _document_faults(document: JsonObject) -> list[str]:
 
 def _required_faults(document: JsonObject) -> Iterator[str]:
     """Yield a fault for each required parameter that is not declared, if the schema forbids
-    parameters that are not declared. No call could be valid for such a schema.
+    undeclared parameters. No call could be valid under such a schema.
     """
     schema = document.get("parameters")
     if not isinstance(schema, dict) or schema.get("additionalProperties") is not False:
@@ -127,12 +128,13 @@ def _required_faults(document: JsonObject) -> Iterator[str]:
 
 
 RESTRICTIONS = ("rate_limit",)
-"""Fields that restrict a tool's calls, each of which a part enforces (`Part.enforces`)."""
+"""Fields of a definition that restrict the tool's calls. Each must be enforced by a part
+(`Part.enforces`)."""
 
 
 def unenforced(document: Mapping[str, Any]) -> Iterator[str]:
-    """Yield a fault for each field in the definition that would restrict the tool's calls, but that
-    no part of this engine enforces.
+    """Yield a fault for each field in a definition that is meant to restrict the tool's calls, but
+    that no part of this engine enforces.
     """
     from fumehood.parts import parts  # the jail loads this module, and needs no parts
 
@@ -143,7 +145,7 @@ def unenforced(document: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _faults_of_parts(document: JsonObject) -> Iterator[str]:
-    """Yield the faults that parts find in a definition, and the faults of `unenforced`."""
+    """Yield the faults that `unenforced` and the parts find in a definition."""
     from fumehood.core.part import imported
     from fumehood.parts import parts
 
@@ -154,7 +156,7 @@ def _faults_of_parts(document: JsonObject) -> Iterator[str]:
 
 
 def _failure_faults(document: JsonObject) -> Iterator[str]:
-    """Yield the faults in a definition's fields for retries and fallbacks."""
+    """Yield the faults in the fields of a definition that control retries and fallbacks."""
     executor = document.get("executor")
     if isinstance(executor, str) and _arguments_of(executor) is not None:
         for field in ("retry_count", "fallback"):
@@ -244,7 +246,7 @@ def _program_faults(
 
 def declared_in(document: JsonObject) -> tuple[JsonObject, Collection[str]]:
     """Return the parameters that a definition declares, by name, and the names of the required
-    parameters. If `properties` or `required` is invalid, it counts as empty.
+    parameters. If the schema's `properties` or `required` is invalid, it counts as empty.
     """
     schema = document.get("parameters")
     schema = schema if isinstance(schema, dict) else {}
@@ -260,20 +262,20 @@ def declared_in(document: JsonObject) -> tuple[JsonObject, Collection[str]]:
 
 METHODS = ("DELETE", "GET", "HEAD", "PATCH", "POST", "PUT")
 QUERY_METHODS = ("DELETE", "GET", "HEAD")
-"""HTTP methods whose requests send arguments in the query. Requests with other methods send
+"""HTTP methods whose requests carry arguments in the URL's query. Requests with other methods carry
 arguments in a JSON body."""
 
 FIELDS = ("endpoint", "headers", "method", "response", "timeout")
-"""Fields that only definitions of tools that another service runs can have."""
+"""Fields that a definition can have only if another service runs the tool."""
 
 LOCAL_TYPES = ("BUILTIN", "NATIVE")
-"""Types of tools that the engine runs itself."""
+"""The types of the tools that the engine runs itself."""
 
 
 @dataclass(frozen=True, slots=True)
 class Remote:
-    """A type of tools that another service runs. Only tools of such types can be defined outside
-    the engine.
+    """A type of tools that another service runs. A definition from outside the engine can only have
+    such a type.
     """
 
     executor: str
@@ -282,8 +284,8 @@ class Remote:
 
 
 def remote_types() -> dict[str, Remote]:
-    """Return the types of tools that another service runs, by the name of the type, in the order of
-    `ToolType`.
+    """Return the types of tools that another service runs, by the name of the type. They are in the
+    order of `ToolType`.
     """
     added = {one.type: Remote(name, one.fields) for name, one in _added().items()}
     return {kind.value: added[kind.value] for kind in ToolType if kind.value in added}
@@ -303,12 +305,12 @@ def remote_type(kind: str) -> Remote | None:
 
 
 MAX_DEFINITION_BYTES = 128 * 1024
-"""Maximum size as JSON, in bytes, of a definition made from another service's description (OpenAPI,
-MCP)."""
+"""Maximum size in bytes, as JSON, of a definition that is made from the description of another
+service (OpenAPI, MCP)."""
 
 MAX_URL = 2048
-"""Maximum number of characters of a URL. The maximum also limits how much data an agent can leak in
-one URL."""
+"""Maximum number of characters of a URL. It also limits how much data an agent can leak in one
+URL."""
 
 # *Source*: RFC 3986, section 2: the characters that a URL may hold.
 _URL_TEXT = re.compile(r"[A-Za-z0-9\-._~:/?\[\]@!$&'()*+,;=%]+")
@@ -326,7 +328,7 @@ _OURS = frozenset(
         "proxy-connection", "te", "trailer", "transfer-encoding", "upgrade",
     }
 )  # fmt: skip
-"""Header names that a definition cannot set. These headers belong to the connection, and setting
+"""Names of headers that a definition cannot set. These headers belong to the connection. Setting
 them could split or redirect requests."""
 
 _CREDENTIAL_NAME = re.compile(
@@ -343,8 +345,8 @@ _USE_A_REFERENCE = "write ${secret:NAME} instead of a literal"
 
 
 def rest_faults(document: JsonObject) -> Iterator[str]:
-    """Yield every fault in the fields that only definitions of tools run by another service can
-    have.
+    """Yield every fault in the fields that a definition can have only if another service runs the
+    tool (`FIELDS`).
     """
     kind = document.get("type", "NATIVE")
     if not isinstance(kind, str):
@@ -387,9 +389,7 @@ def _request_faults(document: JsonObject) -> Iterator[str]:
 
 
 def _response_faults(document: JsonObject) -> Iterator[str]:
-    """Yield the faults in the fields that describe how the responses to a REST tool become
-    results.
-    """
+    """Yield the faults in the field of a REST tool that describes how responses become results."""
     response = document.get("response")
     if not isinstance(response, dict):
         return
@@ -451,8 +451,10 @@ def _endpoint_faults(endpoint: str, document: JsonObject, *, is_rest: bool) -> I
 def _placeholder_faults(
     names: list[str], values: list[str], queried: set[str], document: JsonObject
 ) -> Iterator[str]:
-    """Yield the faults of an endpoint's placeholders. `names` are the placeholders in the path,
-    `values` those in the query, and `queried` the names of the query's parameters.
+    """Yield the faults of the placeholders in an endpoint.
+
+    `names` are the placeholders in the endpoint's path, and `values` those in its query. `queried`
+    are the names of the query's parameters.
     """
     properties, required = declared_in(document)
     for name in dict.fromkeys(names):
@@ -471,7 +473,7 @@ def _placeholder_faults(
 
 
 def url_faults(url: str) -> Iterator[str]:
-    """Yield every fault of a URL to which the engine would send requests."""
+    """Yield every fault of a URL to which the engine is to send requests."""
     if len(url) > MAX_URL:
         yield f"endpoint: longer than {MAX_URL} characters"
         return
@@ -524,7 +526,7 @@ def header_faults(name: str, value: str) -> Iterator[str]:
 
 
 def is_credential_name(name: str) -> bool:
-    """Whether a variable or header with this name probably contains a credential."""
+    """Return whether a variable or header with this name probably contains a credential."""
     return _CREDENTIAL_NAME.search(name) is not None
 
 

@@ -1,19 +1,19 @@
-"""Discovery at the start: the tools of installed packages and of an embedding program.
+"""Discovery at the engine's start: the tools of installed packages and of an embedding program.
 
 Host side. A package offers tools through the entry point `fumehood.tools`, which names a
 `ToolDefinition`, a `FunctionTool`, or a list of these. Loading an entry point runs its package's
 code, so only packages that the operator installed are found. Invariants: one faulty package does
 not exclude the others; a tool that runs on the host (`sandboxed=False`) stays disabled until the
-configuration names it. Tools of an embedding program need no permission, and either all of them are
-registered or none.
+configuration names it. Tools of an embedding program need no permission. Either all of them are
+registered, or none.
 
 An asynchronous function with `sandboxed=False` is awaited in this process. Other functions run in a
-process that imports them: a sandboxed function in the jail, a synchronous function with
-`sandboxed=False` in a worker that can be killed. A function of the started program (`__main__`: a
-script, or the cells of a notebook) cannot be imported without running the whole program again.
-Therefore such a function is pickled by value, with the globals that it uses. Invariants: pickles
-are only sent from the host to the other process, never back; a function that can neither be
-imported nor pickled is refused at registration, with the remedy.
+process that imports them. A sandboxed function runs in the jail. A synchronous function with
+`sandboxed=False` runs in a worker that can be killed. A function of the started program
+(`__main__`, which is a script or the cells of a notebook) cannot be imported without running the
+whole program again. Therefore, such a function is pickled by value, with the globals that it uses.
+Invariants: pickles are only sent from the host to the other process, never back; a function that
+can neither be imported nor pickled is refused at registration, and the error names a remedy.
 """
 
 from __future__ import annotations
@@ -43,15 +43,15 @@ TOO_WIDE = frozenset(
                "/proc", "/root", "/run", "/sbin", "/srv", "/sys", "/tmp", "/usr", "/var",  # noqa: S108
                "/var/lib", "/var/tmp"))  # noqa: S108
 )  # fmt: skip
-"""Directories that cannot be an import path, because the jail would expose all other files in
-them."""
+"""Directories that cannot be an import path, because the jail would expose all other files in these
+directories."""
 
 REMEDY = (
     "Define the function at the top level of an importable module; or, if you trust its code, "
     "make it async with sandboxed=False"
 )
-"""The remedy if another process cannot find a function. Asynchronous functions can run in this
-process."""
+"""What a tool author can do if another process cannot find a function. Asynchronous functions can
+run in this process."""
 
 FETCH, SEARCH = "fetch_url", "search_web"
 GROUP = "fumehood.tools"
@@ -76,8 +76,10 @@ def discover(
     """Register the tools of all installed packages. Return the reasons why tools were not
     registered.
 
-    The built-in web tools are disabled unless `web` enables them. A sandboxed function is refused
-    if its import path contains a `private` directory.
+    `host_tools` are the names of tools that may run on the host. `found` are the entry points to
+    load, by default all of the group `fumehood.tools`. The built-in web tools are disabled unless
+    `web` enables them. A sandboxed function is refused if its import path contains a `private`
+    directory.
     """
     faults: list[LoadFault] = []
     offered = list(found if found is not None else entry_points(group=GROUP))
@@ -109,8 +111,8 @@ def discover(
 def _configured(
     definition: ToolDefinition, settings: WebToolSettings
 ) -> tuple[ToolDefinition, str | None]:
-    """Return the definition of a built-in tool with the operator's settings. Also return why the
-    tool is disabled, or None if it is enabled.
+    """Return the definition of a built-in tool, changed according to the operator's settings. Also
+    return why the tool is disabled, or None if it is enabled.
     """
     if definition.name == FETCH and not settings.fetch_url:
         return _disabled(definition, "web.fetch_url = true")
@@ -122,8 +124,8 @@ def _configured(
 
 
 def _disabled(definition: ToolDefinition, setting: str) -> tuple[ToolDefinition, str]:
-    """Return the definition, marked as disabled, and the reason, which names the setting that
-    enables the tool. A disabled tool is shown in lists, but is not offered to models.
+    """Return the definition, marked as disabled, and the reason for messages. The reason names the
+    setting that enables the tool. A disabled tool is shown in lists, but is not offered to models.
     """
     return definition.model_copy(update={"is_active": False}), (
         "It would give agents access to the network, and the configuration does not allow it; the "
@@ -132,8 +134,8 @@ def _disabled(definition: ToolDefinition, setting: str) -> tuple[ToolDefinition,
 
 
 def _with_service(definition: ToolDefinition, settings: SearchSettings) -> ToolDefinition:
-    """Return the definition of the search tool for the search service in the settings. Parameters
-    that the service does not support are removed.
+    """Return the definition of the search tool, completed with the search service in the settings.
+    Parameters that the service does not support are removed.
     """
     unknown = set()
     if "limit" not in QUERY_PLACE.findall(settings.endpoint):
@@ -180,8 +182,8 @@ def _only_native(definition: ToolDefinition) -> ToolDefinition:
 
 
 def _is_builtin(entry_point: EntryPoint) -> bool:
-    """Whether an entry point belongs to the engine's own distribution. Other packages cannot
-    imitate this.
+    """Return whether an entry point belongs to the engine's own distribution. Other packages cannot
+    pretend to be this distribution.
     """
     return entry_point.module.split(".")[0] == BUILTIN_PACKAGE and _is_own(entry_point.dist)
 
@@ -214,8 +216,8 @@ def register_all(registry: ToolIndex, tools: Iterable[Tool], private: Sequence[P
 def import_paths(registry: ToolIndex) -> frozenset[str]:
     """Return the import paths of all sandboxed functions.
 
-    If the result is empty, the engine does not start the jail. Functions are registered only at the
-    start, so the jail would never be used.
+    If there are none, the engine does not start the jail. Functions are registered only at the
+    engine's start, so the jail would never be used.
     """
     versions = (tool for name in registry for tool in registry.versions(name.definition.name))
     return frozenset(
@@ -236,11 +238,12 @@ def register_function(
     private: Sequence[Path],
     disabled_because: str | None = None,
 ) -> RegisteredTool:
-    """Add a tool that is a Python function to the index. An asynchronous function that is not
-    sandboxed runs in this process. Any other function runs in another process, which finds it by
-    its address.
+    """Add a tool that is a Python function to the index, and return it.
 
-    A sandboxed function is refused if its import path contains a `private` directory.
+    An asynchronous function that is not sandboxed runs in this process. Any other function runs in
+    another process, which finds it by its address. A sandboxed function is refused if its import
+    path contains a `private` directory. `disabled_because` is the reason why the tool is disabled,
+    or None.
 
     Raises:
         InvalidDefinition: `ToolIndex.register` refuses the definition, or the other process could
@@ -267,8 +270,8 @@ class _NotFound(Exception):
 
 
 def address_of(tool: FunctionTool) -> FunctionAddress:
-    """Return the address by which another process finds a function: its import path and name, or
-    its pickle.
+    """Return the address by which another process finds a function. It contains the function's
+    import path and name, or the function's pickle.
 
     Raises:
         _NotFound: the function can be neither imported nor pickled.
@@ -288,8 +291,8 @@ def address_of(tool: FunctionTool) -> FunctionAddress:
 
 
 def _pickled(tool: FunctionTool, name: str) -> FunctionAddress:
-    """Return an address that contains the function itself, pickled by value in its current state.
-    Raises _NotFound if the function cannot be pickled.
+    """Return an address that contains the tool's function itself, pickled by value in its current
+    state. Raises _NotFound if the function cannot be pickled.
     """
     import cloudpickle  # few programs need it
 
@@ -312,8 +315,8 @@ def _name_in(module: ModuleType, tool: FunctionTool) -> str:
 
 
 def _import_path(module: ModuleType) -> Path:
-    """Return the directory in which `import` finds the module under its full name. Raises _NotFound
-    if there is no such directory.
+    """Return the directory from which `import` loads the module under its full name. Raises
+    _NotFound if there is no such directory.
     """
     origin = getattr(getattr(module, "__spec__", None), "origin", None)
     file = Path(origin) if isinstance(origin, str) else None

@@ -1,9 +1,10 @@
-"""The index: every registered tool by name and version. In memory, rebuilt at each start.
+"""The index: every registered tool by name and version. It is in memory, and is built at each
+start.
 
-Host side, used by `pipeline/resolve` and the faces. Invariants: every tool in the index was fully
-checked (built-in tools by the test suite rather than at start); no other source can use the name of
-a built-in tool. A change of a source's tools is atomic for readers; a call keeps the
-`RegisteredTool` that it resolved.
+Host side, used by `pipeline/resolve` and the public interfaces. Invariants: every tool in the index
+was fully checked (built-in tools are checked by the test suite instead of at the start); no other
+source can use the name of a built-in tool; readers see either all or none of a change of a source's
+tools; a call continues with the `RegisteredTool` that it resolved, even if the index changes.
 """
 
 from __future__ import annotations
@@ -48,8 +49,8 @@ from fumehood.registry.settings import ExternalToolSettings
 
 
 class Source(StrEnum):
-    """Where a tool comes from. For a tool that a part registered, the part's name is used instead
-    of these values. The source limits the types that the tool can have.
+    """Where a tool comes from. If a part registered the tool, the source is the part's name instead
+    of one of these values. The source limits which types the tool can have.
     """
 
     BUILTIN = "builtin"
@@ -58,15 +59,16 @@ class Source(StrEnum):
     DIRECTORY = "directory"
     API = "api"
     EXTERNAL = "external"
-    """The tool is not registered: its caller runs it, and the engine only decides on its calls."""
+    """The tool is not registered. Its caller runs the tool, and the engine only decides on the
+    tool's calls."""
 
 
 class Service(Protocol):
-    """A service that runs the tools which a part has registered."""
+    """A service that runs tools which a part has registered."""
 
     def bound(self) -> JsonObject:
         """Return the settings of the service that determine what a call does. An approval is valid
-        only for the same settings, although approvers see only some of them.
+        only while these settings stay the same, although approvers see only some of them.
         """
 
 
@@ -74,8 +76,9 @@ class Service(Protocol):
 class RegisteredTool:
     """A tool with a fully checked definition and compiled schemas.
 
-    If the tool is a function, it has either `function`, which is called in this process, or
-    `address`, by which another process finds the function.
+    `output` is the schema that results must be checked against, or None. If the tool is a function,
+    it has either `function`, which is called in this process, or `address`, by which another
+    process finds the function. `disabled_because` is the reason why the tool is disabled, or None.
     """
 
     definition: ToolDefinition
@@ -87,15 +90,15 @@ class RegisteredTool:
     disabled_because: str | None = None
     address: FunctionAddress | None = None
     service: Service | None = field(default=None, compare=False)
-    """The service that the executor calls, set by the part that registered the tool, never by a
-    definition."""
+    """The service that the executor calls for this tool. It is set by the part that registered the
+    tool, never by a definition."""
 
 
 def tool_of_document(
     document: Any, source: str, secrets: SecretBindings = NO_SECRETS
 ) -> RegisteredTool:
-    """Check the definition of a tool from outside the engine, and return the tool. The tool is not
-    added to an index.
+    """Check the definition of a tool that comes from outside the engine, and return the tool. The
+    tool is not added to an index.
 
     The definition may refer to those `secrets` that are bound to the tool.
 
@@ -115,11 +118,12 @@ def tool_of_document(
 
 
 class ToolIndex:
-    """All registered tools by name and version. The tools' definitions may refer to the secrets in
+    """All registered tools by name and version. Their definitions may refer to the secrets in
     `secrets`.
 
-    External tools are never registered. `external` returns the tool for a name that begins with
-    `external:`.
+    External tools are never registered. The function `external` returns the tool for a name that
+    begins with `external:`, and for the name `net`. `coming` are prefixes of the names of tools
+    that may be registered later.
     """
 
     def __init__(
@@ -130,7 +134,8 @@ class ToolIndex:
     ) -> None:
         self.secrets = secrets
         self.changes = 0
-        """A counter that grows with every change, so that callers notice changes."""
+        """The number of changes of the index. Other code compares this number with an earlier one
+        to detect changes."""
         self._external = external
         self.coming = tuple((prefix, "") for prefix in coming)
         """Prefixes of the tool names that may be registered later, each with an empty version.
@@ -150,10 +155,11 @@ class ToolIndex:
         disabled_because: str | None = None,
         address: FunctionAddress | None = None,
     ) -> RegisteredTool:
-        """Add one version of a tool to the index, and return it.
+        """Check one version of a tool, add it to the index, and return it.
 
-        The definition of a built-in tool is not checked here, because the test suite checks all
-        built-in tools.
+        `function` or `address` must be given if the tool is a Python function (see
+        `RegisteredTool`). The definition of a built-in tool is not checked here, because the test
+        suite checks all built-in tools.
 
         Raises:
             InvalidDefinition: the definition has faults, the version is already registered, the
@@ -174,7 +180,7 @@ class ToolIndex:
         return tool
 
     def put(self, tool: RegisteredTool) -> None:
-        """Add a version that was already checked, or replace the version if it exists.
+        """Add a version of a tool that was already checked. If the version exists, it is replaced.
 
         Raises:
             InvalidDefinition: another source has a tool with this name.
@@ -183,7 +189,7 @@ class ToolIndex:
         self._set(tool)
 
     def require_free(self, name: str, source: str) -> None:
-        """Raise InvalidDefinition if another source has a tool with this name."""
+        """Raise InvalidDefinition if a source other than `source` has a tool with this name."""
         owner = self.owner(name, but=source)
         if owner is not None:
             fault = f"name: {name} belongs to another source ({owner})"
@@ -195,8 +201,8 @@ class ToolIndex:
         self._put(name, {v: tool for v, tool in versions.items() if v != version})
 
     def switch(self, name: str, version: str, *, is_active: bool) -> None:
-        """Enable or disable one version of a tool. Do nothing if the version is missing or already
-        in that state.
+        """Enable or disable one version of a tool. Does nothing if the version is missing or
+        already in the wanted state.
         """
         tool = self.find(name, version)
         if tool is None or tool.definition.is_active is is_active:
@@ -205,17 +211,17 @@ class ToolIndex:
         self._set(replace(tool, definition=definition))
 
     def find(self, name: str, version: str) -> RegisteredTool | None:
-        """Return this version of the tool, or None if it does not exist."""
+        """Return this version of the tool, or None if there is no such version."""
         return self._by_name.get(name, {}).get(version)
 
     def _set(self, tool: RegisteredTool) -> None:
-        """Add a version of a tool, or replace the version if it exists."""
+        """Add a version of a tool. If the version exists, it is replaced."""
         name, version = tool.definition.name, tool.definition.version
         self._put(name, {**self._by_name.get(name, {}), version: tool})
 
     def _put(self, name: str, versions: dict[str, RegisteredTool]) -> None:
-        """Replace all versions of the tool `name` with these. If there are none, remove the
-        name.
+        """Replace all versions of the tool `name` with the given ones. If none are given, remove
+        the name.
         """
         if versions:
             self._by_name[name] = versions
@@ -229,8 +235,8 @@ class ToolIndex:
         """Replace all tools of a source at once, so that readers see either all old or all new
         tools.
 
-        The caller guarantees that the tools have this source and distinct names and versions, and
-        that no other source has a tool with one of their names.
+        The caller guarantees that all of the new tools have this source, that their names and
+        versions are distinct, and that no other source has a tool with one of their names.
         """
         after = {
             name: versions
@@ -247,8 +253,8 @@ class ToolIndex:
         self.changes += 1
 
     def owner(self, name: str, *, but: str) -> str | None:
-        """Return the source that already has a tool with this name, or None if no source except
-        `but` has one.
+        """Return the source that already has a tool with this name. The source `but` is ignored.
+        Return None if no other source has such a tool.
         """
         versions = self._by_name.get(name, {}).values()
         return next((tool.source for tool in versions if tool.source != but), None)
@@ -256,9 +262,9 @@ class ToolIndex:
     def get(self, reference: str, *, names_others: bool = True) -> RegisteredTool:
         """Return the tool for a reference: `name@1.2.0`, or `name` for the preferred version.
 
-        The preferred version is the newest version that is not deprecated or, if all are
-        deprecated, the newest. If `names_others` is True, an error suggests similar names, which
-        only a caller that may see every tool should get.
+        The preferred version is the newest version that is not deprecated or, if all versions are
+        deprecated, the newest version. If `names_others` is True, an error suggests similar names.
+        Only a caller that may see every tool should get such suggestions.
 
         Raises:
             ToolNotFound: there is no tool with this name, or no such version.
@@ -287,12 +293,12 @@ class ToolIndex:
         return sorted(found, key=lambda tool: tool.definition.version_key, reverse=True)
 
     def __iter__(self) -> Iterator[RegisteredTool]:
-        """Iterate over the preferred versions of all tools, sorted by name."""
+        """Iterate over all tools, sorted by name. Each tool is in its preferred version."""
         return iter([self._preferred[name] for name in self._sorted()])
 
     def _sorted(self) -> list[str]:
-        """Return the names of all tools in alphabetical order. The result is cached, because lists
-        of tools are requested often.
+        """Return the names of all tools in alphabetical order. The list is cached, because lists of
+        tools are requested often.
         """
         if self._names is None:
             self._names = sorted(self._preferred)
@@ -328,7 +334,7 @@ def _registered(
     disabled_because: str | None = None,
     address: FunctionAddress | None = None,
 ) -> RegisteredTool:
-    """Return a tool with its schemas compiled. The definition must already be checked."""
+    """Return a registered tool with compiled schemas. The definition must already be checked."""
     return RegisteredTool(
         definition=definition,
         source=source,
@@ -345,8 +351,9 @@ def _preference(tool: RegisteredTool) -> tuple[bool, tuple[Any, ...]]:
 
 
 def _promise_to_check(definition: ToolDefinition) -> CompiledSchema | None:
-    """Return the compiled output schema against which results must be checked, or None if no check
-    is needed: the tool has no output schema, or its executor guarantees it.
+    """Return the compiled output schema that results must be checked against. Return None if no
+    check is needed, because the tool has no output schema or its executor guarantees the output
+    schema.
     """
     promised = definition.output_schema
     if promised is None or promised == _guaranteed_by(definition.executor):
@@ -377,8 +384,11 @@ ANY_ARGUMENTS: JsonObject = {"type": "object", "additionalProperties": True}
 
 
 class ExternalTools:
-    """The external tools of one configuration. An instance is called with a name to get the
-    tool.
+    """The external tools of one configuration, and the tool `net`. Call the object with a reference
+    to get the tool.
+
+    `declared` maps names without the prefix `external:` to settings. Other external tools get the
+    default settings.
     """
 
     def __init__(self, declared: Mapping[str, ExternalToolSettings]) -> None:
@@ -428,7 +438,7 @@ NET = RegisteredTool(
     CompiledSchema(ANY_ARGUMENTS),
     None,
 )
-"""The tool that represents a program's network request when a human decides on it. Only the gateway
+"""The tool that represents a program's network request on which a human decides. Only the gateway
 makes calls of this tool."""
 
 
@@ -437,7 +447,7 @@ makes calls of this tool."""
 
 @dataclass(frozen=True, slots=True)
 class ToolFilter:
-    """A filter for a list of tools. A field that is None accepts every tool; any other value must
+    """A filter for a list of tools. A field that is None accepts every tool. Any other value must
     match exactly.
     """
 
@@ -446,7 +456,7 @@ class ToolFilter:
     type: ToolType | None = None
 
     def accepts(self, tool: ToolDefinition) -> bool:
-        """Whether a tool matches all fields of the filter."""
+        """Return whether a tool matches all fields of the filter."""
         return (
             (self.category is None or tool.category == self.category)
             and (self.tag is None or self.tag in tool.tags)
@@ -455,15 +465,15 @@ class ToolFilter:
 
     @property
     def listing(self) -> str:
-        """The name of the list that this filter produces. A cursor is only valid for the list for
-        which it was made.
+        """A name for the list of tools that this filter accepts. A cursor is valid only for the
+        list for which it was made.
         """
         return "tools" + strict_json.dumps([self.category, self.tag, self.type]).decode()
 
 
 @dataclass(frozen=True, slots=True)
 class ToolPage:
-    """One page of a list of tools."""
+    """One page of a list of tools. `total_count` counts the tools on all pages."""
 
     tools: list[RegisteredTool]
     next_cursor: str | None
@@ -471,7 +481,7 @@ class ToolPage:
 
     @property
     def pagination(self) -> JsonObject:
-        """The field `data.pagination` of the envelope."""
+        """The value of the field `data.pagination` in the envelope."""
         return {
             "has_more": self.next_cursor is not None,
             "next_cursor": self.next_cursor,
@@ -488,7 +498,7 @@ def page_of_tools(
     limit: int,
     cursor: str | None,
 ) -> ToolPage:
-    """Return one page of the tools that the filter accepts, each in its preferred version.
+    """Return one page of the tools that the filter accepts. Each tool is in its preferred version.
 
     Raises:
         InvalidParams: the limit is out of range, or the cursor belongs to another list or
@@ -509,7 +519,7 @@ def page_of_tools(
 
 @dataclass(frozen=True, slots=True)
 class LeftOut:
-    """A tool that `filter_tools` did not choose, and the first reason against it."""
+    """A tool that is left out of a list, and the first reason against it."""
 
     name: str
     reason: str
@@ -517,7 +527,7 @@ class LeftOut:
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """The result of `filter_tools`: the chosen tools, in their original order, and the tools that
+    """The result of `filter_tools`: the chosen tools in their original order, and the tools that
     were left out.
     """
 
@@ -533,9 +543,9 @@ def filter_tools(
     max_cost: Decimal | None = None,
     at_most: int | None = None,
 ) -> Selection:
-    """Choose at most `at_most` tools, and keep their order.
+    """Choose at most `at_most` of the tools, and keep their order.
 
-    If `categories` is None, every category is allowed; if it is empty, no tool is chosen.
+    If `categories` is None, every category is allowed. If it is empty, no tool is chosen.
     `max_cost` is the highest allowed `cost_per_use`. Disabled tools are never chosen.
     """
     kept: list[ToolDefinition] = []
