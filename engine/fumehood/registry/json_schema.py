@@ -1,15 +1,15 @@
-"""JSON Schema validation with a bounded cost, and the faults of untrusted schemas.
+"""JSON Schema validation with a bounded cost, and the check of untrusted schemas for faults.
 
 Host side, used by `pipeline/validate`, `pipeline/result` and `definitions`. Invariants: no schema,
 pattern or argument makes a validation take unlimited time, and nothing is ever fetched. Patterns
-run on RE2, which takes linear time; all other keywords of one validation share a limited number of
-steps. A keyword that would be ignored, or whose cost is unbounded, is a fault of its schema.
+run on RE2, which takes linear time. All other keywords of one validation share a limited number of
+steps. If a keyword would be ignored or its cost is unbounded, it is a fault of its schema.
 
 Objects with a few plain parameters are validated on a fast path, because a full validation costs
-some twenty microseconds even if it finds nothing. The fast path accepts only documents that the
-full validation would accept. The check of a schema also has a fast path for common schemas, because
-the full check takes half a millisecond. This fast path accepts only schemas that the full check
-would accept.
+about twenty microseconds even if it finds nothing. The fast path accepts only documents that the
+full validation would accept. The check of a schema also has a fast path, for common schemas,
+because the full check takes half a millisecond. This fast path accepts only schemas that the full
+check would accept.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ from fumehood.core.tool import MAX_SCHEMA_DEPTH
 from fumehood.protocol import strict_json
 
 MAX_SCHEMA_NODES = 10_000
-"""Maximum number of JSON values in one schema, at all levels together."""
+"""Maximum number of JSON values in one schema, counted at all levels together."""
 
 DIALECT = re.compile(
     r"https?://json-schema\.org/(draft/2020-12/|draft/2019-09/|draft-0[467]/)?schema#?"
 )
-"""Accepted values of `$schema`, all read as draft 2020-12. If an older draft gives a keyword
-another meaning, as with `exclusiveMinimum: true` or a list of `items`, the schema is invalid in
-draft 2020-12, or the keyword is in `_NOT_OFFERED`. Draft 3 is not accepted: it has keywords that
-would be ignored."""
+"""Accepted values of `$schema`. Schemas of all these drafts are read as draft 2020-12. Some
+keywords have another meaning in an older draft, such as `exclusiveMinimum: true` or a list of
+`items`. A schema that uses them is invalid in draft 2020-12, or the keyword is in `_NOT_OFFERED`.
+Draft 3 is not accepted, because it has keywords that would be ignored."""
 
 REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
 """Keywords that refer to another schema."""
@@ -52,18 +52,19 @@ _NOT_OFFERED = {
     "unevaluatedProperties": "use additionalProperties",
     "unevaluatedItems": "use items",
 }
-"""Refused keyword → remedy. Such a keyword would be ignored, or its cost is unbounded."""
+"""Refused keyword → remedy. The keyword is refused because it would be ignored, or because its cost
+is unbounded."""
 
 MAX_STEPS = 100_000
 """Maximum number of keyword evaluations for one document. A large, legitimate document needs a few
-thousand."""
+thousand evaluations."""
 
 MAX_ERRORS = 20
 """Maximum number of violations reported for one document."""
 
 UNKNOWN = "is not a parameter of this tool"
 PATTERN_MEMORY_BYTES = 1 << 20
-"""Memory that RE2 may use for one pattern. Larger patterns are refused."""
+"""Memory that RE2 may use for one pattern. Patterns that need more are refused."""
 
 
 class TooCostly(Exception):
@@ -72,8 +73,10 @@ class TooCostly(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Violation:
-    """A place where a document violates its schema. `path` contains the keys that lead to the
-    place, joined by dots. The path of the document itself is "".
+    """A place where a document violates its schema, and what is wrong there.
+
+    `path` contains the keys that lead to the place, joined by dots. The path of the document itself
+    is "".
     """
 
     path: str
@@ -81,7 +84,7 @@ class Violation:
 
 
 class CompiledSchema:
-    """A schema without faults, compiled for validation."""
+    """A schema that is compiled for validation. It must not have faults (`schema_faults`)."""
 
     def __init__(self, schema: JsonObject) -> None:
         self._validator = _Validator(schema)
@@ -91,7 +94,7 @@ class CompiledSchema:
         self._filled_in = {name for name, said in properties.items() if "default" in said}
 
     def is_plainly_right(self, document: JsonObject) -> bool:
-        """Whether a document passes the fast path, and is therefore valid and complete.
+        """Return whether a document passes the fast path. Such a document is valid and complete.
 
         A complete document has no unknown parameter, and has a value for every parameter with a
         default. If the result is False, only the full validation can decide whether the document is
@@ -106,7 +109,7 @@ class CompiledSchema:
         document is valid.
 
         Raises:
-            TooCostly: the validation took over `MAX_STEPS` steps, or recursed too deeply.
+            TooCostly: the validation took more than `MAX_STEPS` steps, or recursed too deeply.
         """
         if self._accepts is not None and self._accepts(document):
             return []
@@ -125,8 +128,8 @@ class CompiledSchema:
 
 
 def compile_pattern(pattern: str) -> Any:
-    """Compile a pattern with RE2. Return None if the pattern is too large or invalid, or has syntax
-    that RE2 does not support (look-around, back-references).
+    """Compile a pattern with RE2. Return None if the pattern is invalid, needs too much memory, or
+    uses syntax that RE2 does not support (look-around, back-references).
     """
     options = re2.Options()
     options.log_errors = False
@@ -141,9 +144,9 @@ def compile_pattern(pattern: str) -> Any:
 
 
 def without_wrong_defaults(schema: JsonObject) -> JsonObject:
-    """Return a schema without the defaults that violate it. The engine fills in the defaults of
-    missing parameters, so a call that omits the parameter would fail. The schema must have no
-    faults.
+    """Return a tool's schema without the defaults that violate it. The engine fills in the default
+    of a parameter that a call omits, so a wrong default would make the call fail. The schema must
+    have no faults.
     """
     properties = schema.get("properties", {})
     defaults = {
@@ -262,8 +265,8 @@ def _additional_properties(
 def _multiple_of(
     validator: Any, factor: Any, instance: Any, schema: Any
 ) -> Iterator[ValidationError]:
-    """Check the keyword `multipleOf` exactly: 19.99 is a multiple of 0.01, and integers may have
-    any size.
+    """Check the keyword `multipleOf` exactly. For example, 19.99 is a multiple of 0.01, and
+    integers may have any size.
     """
     if isinstance(instance, bool) or not isinstance(instance, int | float):
         return
@@ -282,7 +285,7 @@ def _unique_items(
 
 
 def _canonical(value: Any) -> Any:
-    """Return a JSON value in a form that is the same for equal values: keys are sorted, and 1.0
+    """Convert a JSON value to a form that is the same for equal values: keys are sorted, and 1.0
     becomes 1.
     """
     if isinstance(value, dict):
@@ -409,8 +412,10 @@ _TYPES: Mapping[str, tuple[type, ...]] = {
 
 def plain_acceptor(schema: JsonObject) -> Acceptor | None:
     """Return the function for the fast path of a schema, or None if the schema is not simple
-    enough. The function returns True only for valid documents; False means that the full validation
-    must decide.
+    enough.
+
+    The returned function takes a document and returns True only if it is valid. If it returns
+    False, only the full validation can decide.
     """
     properties = schema.get("properties", {})
     if (
@@ -466,8 +471,8 @@ def _property_acceptor(schema: Any) -> Acceptor | None:
 
 
 def schema_faults(schema: JsonObject, where: str) -> list[str]:
-    """Return the faults of a schema, each as a text that begins with `where`. The list is empty if
-    there are none.
+    """Return the faults of a schema. Each fault is a text that begins with `where`. The list is
+    empty if there are no faults.
     """
     if not _is_small(schema):
         return [f"{where}: over {MAX_SCHEMA_NODES} nodes or {MAX_SCHEMA_DEPTH} levels"]
@@ -560,11 +565,12 @@ _SCHEMAS = frozenset({
 
 
 def without_nils(schema: Any, levels: int = MAX_SCHEMA_DEPTH) -> Any:
-    """Return a schema without keywords whose value is the empty value of another programming
+    """Return a schema without keywords that only have the empty value of another programming
     language.
 
-    Go writes `null` for a missing list, PHP `[]` for an empty object, and Lua `{}` for an empty
-    list. Values with which a keyword compares arguments, such as in `const: null`, are kept.
+    For example, Go writes `null` for a missing list, PHP writes `[]` for an empty object, and Lua
+    writes `{}` for an empty list. A value with which a keyword compares arguments is kept, such as
+    in `const: null`. At most `levels` levels of the schema are changed.
     """
     if schema in (None, []):
         return {}
@@ -599,8 +605,8 @@ _TYPE_NAMES = {"string", "integer", "number", "boolean", "array", "object", "nul
 
 
 def is_surely_sound(schema: Any) -> bool:
-    """Whether a schema passes the fast path, and therefore has no faults. If the result is False,
-    only the full check can decide.
+    """Return whether a schema passes the fast path of the check. Such a schema has no faults. If
+    the result is False, only the full check can decide.
 
     The schema must not be nested too deeply, which `_is_small` checks.
     """

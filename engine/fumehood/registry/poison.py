@@ -1,8 +1,8 @@
-"""Poison: texts in a definition that attack the model that reads it.
+"""Poison: texts in a tool's definition that attack a model that reads the definition.
 
-Host side, pure functions. When a tool is registered, its definition is searched for such texts. An
-MCP server's tool whose definition contains such a text counts as dangerous. The rules are in the
-kernel, because the kernel decides which tools count as dangerous.
+Host side, pure functions. When a tool is registered, its definition is searched for such texts. If
+such a text is found in the definition of an MCP server's tool, the tool counts as dangerous. The
+rules are not in a part, because parts do not decide which tools count as dangerous.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ POISON: Rules = {
     "model-instructions": (Severity.ERROR, "Describe the tool. Do not give orders to the model."),
     "look-alike-name": (Severity.ERROR, "Choose a name that cannot be taken for another tool's."),
 }
-"""Rule → its severity, and the remedy for the author."""
+"""Rule → the severity of a violation, and the remedy for the definition's author."""
 
 MAX_FINDINGS = 200
 """Maximum number of findings reported for one definition."""
 
 MAX_PATH = 500
-"""Maximum number of characters of one finding's path. Longer paths are cut, because all paths
-together could otherwise be far larger than a definition with long keys."""
+"""Maximum number of characters of the path of one finding. Longer paths are cut off. Otherwise, all
+paths together could be far larger than the definition itself if it has long keys."""
 
 PIECE = 256
-"""Number of characters of a text that are normalized at once."""
+"""Number of characters of a text that are normalized together."""
 
 _ORDERS = re2.compile(
     r"(?i)\b(?:ignore|disregard|forget|override)\b.{0,40}\b(?:instructions?|prompts?|guidelines)\b"
@@ -56,8 +56,8 @@ _ORDERS = re2.compile(
     r"\b(?:conversation|chat|message)(?: history|s so far)\b"
     r"|~/\.(?:ssh|aws|config|cursor|gnupg)|\bid_rsa\b|/etc/(?:passwd|shadow)\b|\bmcp\.json\b"
 )
-"""Phrases that give orders to the model, or name files with secrets. The text is searched after its
-line breaks were removed."""
+"""Phrases that give orders to the model, or that name files with secrets. Line breaks are removed
+from a text before it is searched."""
 
 # *Source*: Unicode's Default_Ignorable_Code_Point, without single characters that emoji and some
 # scripts need.
@@ -70,8 +70,10 @@ _LOOKS = str.maketrans({"0": "o", "1": "l", "i": "l", "5": "s", "_": None, "-": 
 
 
 def poison(document: JsonObject, others: Iterable[str] = ()) -> list[Finding]:
-    """Return findings for texts in a definition that may attack a model that reads it. `others` are
-    the names of other tools; a finding also reports a tool name that looks like one of them.
+    """Return findings for texts in a definition that may attack a model that reads the definition.
+
+    `others` are the names of other tools. If the tool's own name looks like one of them, a finding
+    reports this.
     """
     found: list[Finding] = []
     for path, text in texts(document, ""):
@@ -95,12 +97,12 @@ def poison(document: JsonObject, others: Iterable[str] = ()) -> list[Finding]:
 
 
 def looks_like(name: str, other: str) -> bool:
-    """Whether two names differ, but people could easily confuse them."""
+    """Return whether two names differ, but people could easily confuse them."""
     return name != other and _look(name) == _look(other)
 
 
 def finding(rules: Rules, rule: str, path: str, message: str) -> Finding:
-    """Return a finding that reports a violation of `rule` at `path`."""
+    """Return a finding that reports a violation of `rule`, one of `rules`, at `path`."""
     severity, remedy = rules[rule]
     return Finding(rule=rule, severity=severity, path=path, message=message, remedy=remedy)
 
@@ -108,15 +110,16 @@ def finding(rules: Rules, rule: str, path: str, message: str) -> Finding:
 def _normalized(text: str) -> str:
     """Normalize a text to NFKC, in pieces of `PIECE` characters.
 
-    The normalization of a long row of accents as a whole would take quadratic time, and block the
-    whole process.
+    To normalize a long row of accents as a whole would take quadratic time and block the process.
     """
     pieces = (text[at : at + PIECE] for at in range(0, len(text), PIECE))
     return "".join(unicodedata.normalize("NFKC", piece) for piece in pieces)
 
 
 def texts(value: Any, path: str) -> Iterator[tuple[str, str]]:
-    """Yield every text in a document, including keys, each with its dotted path."""
+    """Yield every text in a document, including keys. Each text is paired with its dotted path,
+    which begins with `path`.
+    """
     level = [(value, path)]
     while level:
         value, path = level.pop()

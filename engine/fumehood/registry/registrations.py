@@ -1,7 +1,7 @@
-"""Tools that are registered while the engine runs. They can be called immediately, and again after
-a restart.
+"""Tools that administrators register while the engine runs. Such a tool can be called immediately,
+and again after a restart.
 
-Host side, behind the control socket. Invariants: a registered tool is REST or MCP, fully checked,
+Host side, used by the control socket. Invariants: a registered tool is REST or MCP, fully checked,
 and in the database before it can be called; tools of other sources can be enabled and disabled, but
 not changed.
 """
@@ -23,8 +23,11 @@ from fumehood.storage.schema import DEFINITIONS, SWITCHES
 
 
 class Registrations:
-    """Registers, replaces, deletes, enables and disables tools. `load_faults` describes the stored
-    definitions that this version of the engine refuses.
+    """Registers, replaces, deletes, enables and disables tools.
+
+    `load_faults` contains the faults of stored definitions that this version of the engine refuses.
+    In all methods, `by` is the principal that makes the change, and `now` is the time of the
+    change.
     """
 
     def __init__(self, index: ToolIndex, database: Database) -> None:
@@ -34,8 +37,8 @@ class Registrations:
         self._load(*database.read_now(_all_rows))
 
     def apply_switches(self) -> None:
-        """Enable or disable tool versions as recorded in the database. Must be called after the
-        tools of a source were reloaded.
+        """Enable and disable versions of tools as recorded in the database. Must be called after
+        the tools of a source were reloaded.
         """
         for (name, version), is_active in self._switches.items():
             self._index.switch(name, version, is_active=is_active)
@@ -43,7 +46,7 @@ class Registrations:
     async def register(
         self, document: JsonObject, *, by: Principal, now: datetime
     ) -> RegisteredTool:
-        """Register one version of a tool, and return it.
+        """Register one version of a tool from its definition, and return the tool.
 
         Raises:
             InvalidDefinition: the document has faults. The error lists all of them.
@@ -62,8 +65,8 @@ class Registrations:
     async def replace(
         self, name: str, version: str, document: JsonObject, *, by: Principal, now: datetime
     ) -> RegisteredTool:
-        """Replace the definition of a registered version, and return the tool. The name and the
-        version must stay the same.
+        """Replace the definition of a registered version, and return the tool. The new definition
+        must have the same name and version.
 
         Raises:
             ToolNotFound: there is no such version.
@@ -79,7 +82,7 @@ class Registrations:
             return await self._put(tool, document, "tool.replace", by, now)
 
     async def delete(self, name: str, version: str, *, by: Principal, now: datetime) -> None:
-        """Delete a registered version. Running calls continue.
+        """Delete a registered version of a tool. Calls of it that are already running continue.
 
         Raises:
             ToolNotFound: there is no such version.
@@ -99,7 +102,7 @@ class Registrations:
     async def switch(
         self, name: str, version: str | None, *, is_active: bool, by: Principal, now: datetime
     ) -> list[RegisteredTool]:
-        """Enable or disable one version of a tool, or all its versions if `version` is None. Return
+        """Enable or disable one version of a tool, or all versions if `version` is None. Return
         these versions.
 
         The tool may come from any source.
@@ -182,8 +185,8 @@ class Registrations:
 def _all_rows(
     connection: Connection,
 ) -> tuple[list[JsonObject], dict[tuple[str, str], bool]]:
-    """Return the stored definitions. Also return which tool versions the administrators have
-    enabled (True) or disabled (False), by name and version.
+    """Return the stored definitions. Also return, by name and version, which versions of tools the
+    administrators have enabled (True) or disabled (False).
     """
     rows = connection.execute(select(SWITCHES)).mappings()
     switches = {(row["name"], row["version"]): row["is_active"] for row in rows}
@@ -197,7 +200,9 @@ def all_definitions(connection: Connection) -> list[JsonObject]:
 def put_definition(
     connection: Connection, name: str, version: str, document: JsonObject, at: str
 ) -> None:
-    """Store a definition. An existing definition with the same name and version is replaced."""
+    """Store a definition. If a definition with this name and version exists, it is replaced. `at`
+    is the time of the change, as a text.
+    """
     here = (DEFINITIONS.c.name == name) & (DEFINITIONS.c.version == version)
     made = connection.execute(select(DEFINITIONS.c.created_at).where(here)).scalar()
     connection.execute(delete(DEFINITIONS).where(here))
@@ -212,6 +217,6 @@ def put_definition(
 
 
 def delete_definition(connection: Connection, name: str, version: str) -> None:
-    """Delete a definition, and the record that enables or disables it."""
+    """Delete a definition, and the record of whether the tool version is enabled."""
     for table in (DEFINITIONS, SWITCHES):
         connection.execute(delete(table).where(table.c.name == name, table.c.version == version))

@@ -1,9 +1,10 @@
 """Secrets of REST and MCP tools: their values, and which definitions may refer to them.
 
 Host side. A definition refers to a secret as `${secret:NAME}`. The operator's configuration binds
-this name to the secret's source, to tools and to hosts. Invariants: a reference that is not bound
-to the tool and to the host of its endpoint is refused at registration and again at the call; a
-value is read for one call, never stored, and never shown in a message.
+this name to the secret's source, to tools and to hosts. Invariants: a reference to a secret is
+refused, at registration and again at the call, if the secret is not bound to the tool and to the
+host of the tool's endpoint; a secret's value is read for one call, never stored, and never shown in
+a message.
 """
 
 from __future__ import annotations
@@ -50,14 +51,14 @@ def _lower_host(value: str) -> str:
 
 
 HostPattern = Annotated[str, AfterValidator(_lower_host)]
-"""A host (with any port), or a host and port. A pattern must match exactly. IPv6 addresses are in
-brackets."""
+"""A host, which stands for all of its ports, or a host and a port. It must match exactly. IPv6
+addresses are in brackets."""
 
 _HeaderName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$"), AfterValidator(str.lower)]
 
 
 class Settings(Value):
-    """A group of the operator's settings."""
+    """Base class for groups of the operator's settings."""
 
 
 class RestSettings(Settings):
@@ -77,28 +78,30 @@ class KeyringEntry(Settings):
 
 
 class SecretSettings(Settings):
-    """The source of one secret, and the tools and hosts that may get it."""
+    """The operator's settings for one secret: its source, and the tools and hosts that may get
+    it.
+    """
 
     env: str | None = Field(default=None, min_length=1, max_length=200)
-    """A variable of the engine's environment."""
+    """The name of a variable in the engine's environment that contains the secret."""
     file: Path | None = None
-    """A file that only the engine's user can read."""
+    """A file that contains the secret and that only the engine's user can read."""
     keyring: KeyringEntry | None = None
-    """An entry in the user's keyring, read by the optional package `keyring`."""
+    """An entry in the user's keyring. It is read with the optional package `keyring`."""
     tools: tuple[str, ...] = ()
-    """Tools whose definitions may refer to the secret, or whose programs get its placeholder. With
-    `inside`, an empty list means all programs."""
+    """Names of the tools whose definitions may refer to the secret, or whose programs get the
+    secret's placeholder. If `inside` is given, an empty list means all programs."""
     hosts: tuple[HostPattern, ...] = Field(min_length=1)
     inside: str | None = Field(default=None, pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,63}$")
     """The environment variable in which programs get the secret's placeholder."""
     headers: tuple[_HeaderName, ...] = ()
-    """Headers in which programs may send the secret, in addition to `Authorization`. A host might
-    store other headers and return them."""
+    """Names of the headers in which programs may send the secret, in addition to `Authorization`. A
+    host might store the values of other headers and return them."""
     misuse: Literal["refuse", "end", "pass"] = "refuse"
-    """What happens to a request that misuses the placeholder. A request may contain the placeholder
-    only in `Authorization` or one of `headers`, and only if it goes to one of the `hosts`. `refuse`
-    refuses a misuse, `end` also ends the program, and `pass` forwards the request unchanged,
-    without the secret's value."""
+    """What happens to a request that misuses the secret's placeholder. A request may contain the
+    placeholder only in `Authorization` or in one of `headers`, and only if the request goes to one
+    of the `hosts`. `refuse` refuses a misuse. `end` also ends the program. `pass` forwards the
+    request unchanged, without the secret's value."""
 
     @model_validator(mode="after")
     def _has_one_source(self) -> Self:
@@ -116,7 +119,7 @@ class SecretSettings(Settings):
         return tuple(dict.fromkeys(("authorization", *self.headers)))
 
     def is_of_host(self, host: str) -> bool:
-        """Whether the secret may be sent to a host on any of its ports. The host may therefore know
+        """Return whether the secret may be sent to any port of a host, so that the host may know
         the secret. IPv6 addresses are in brackets.
         """
         return any(host_and_port(pattern)[0] == host for pattern in self.hosts)
@@ -132,11 +135,11 @@ KEYRING_FAULTS = {
     "KeyringLocked": ("the keyring is locked", "Unlock it."),
     "NoKeyringError": ("the engine's user has no keyring on this host", "Set one up."),
 }
-"""Name of an exception of the `keyring` package → the reason shown, and the remedy."""
+"""Name of an exception of the package `keyring` → the reason that is shown, and the remedy."""
 
 
 class KeyringFault(Exception):
-    """The keyring cannot be read. `args` are the reason, and the remedy for the operator."""
+    """The keyring cannot be read. `args` contains the reason, and the remedy for the operator."""
 
 
 AllSecrets = dict[Annotated[str, Field(pattern=SECRET_NAME)], SecretSettings]
@@ -144,9 +147,7 @@ AllSecrets = dict[Annotated[str, Field(pattern=SECRET_NAME)], SecretSettings]
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """The scheme, the host and the port of a URL. The host is in lower case and without
-    brackets.
-    """
+    """The scheme, the host and the port of a URL. The host is in lower case and has no brackets."""
 
     scheme: str
     host: str
@@ -163,26 +164,29 @@ class Origin:
 
     @property
     def shown_host(self) -> str:
-        """The host as it is written in a URL: with brackets if it is an IPv6 address."""
+        """The host in the form that it has in a URL: in brackets if it is an IPv6 address."""
         return f"[{self.host}]" if ":" in self.host else self.host
 
     @property
     def shown(self) -> str:
-        """The host as it is written in the configuration and in a `Host` header: followed by the
-        port, unless the port is the scheme's default.
+        """The host in the form that it has in the configuration and in a `Host` header. The port
+        follows the host unless it is the default port of the scheme.
         """
         usual = {"https": 443, "http": 80}[self.scheme]
         return self.shown_host if self.port == usual else f"{self.shown_host}:{self.port}"
 
     def is_in(self, hosts: Collection[str]) -> bool:
-        """Whether a list contains this host, either without a port or with the same port."""
+        """Return whether a list of host patterns contains this host, either without a port or with
+        the same port.
+        """
         return self.shown_host in hosts or f"{self.shown_host}:{self.port}" in hosts
 
 
 class SecretBindings:
     """The operator's secrets, and the tools and hosts that may get them.
 
-    Without settings, every reference to a secret is refused.
+    `environment` contains the environment variables. If there are no settings, every reference to a
+    secret is refused.
     """
 
     def __init__(
@@ -200,8 +204,8 @@ class SecretBindings:
         self._keyring_lock = threading.Lock()
 
     def value(self, name: str) -> str:
-        """Read and return the value of a secret. The caller must already have checked that the
-        request may contain the secret. May block.
+        """Read and return the value of a secret. May block. The caller must already have checked
+        that the request may contain the secret.
 
         Raises:
             ExecutionError: the secret has no usable value.
@@ -225,10 +229,10 @@ class SecretBindings:
         return value
 
     def report_unusable(self, names: Collection[str] | None = None) -> list[str]:
-        """Log a warning for each secret that has no usable value now, and return the names of these
+        """Log a warning for each secret that has no usable value now. Return the names of these
         secrets. May block.
 
-        If `names` is given, only these secrets are checked. Secrets in keyrings are not checked,
+        If `names` is given, only these secrets are checked. Secrets in a keyring are not checked,
         because a keyring may ask its user to unlock it.
         """
         found = []
@@ -241,8 +245,8 @@ class SecretBindings:
         return found
 
     def _unusable(self, name: str, reason: str, remedy: str) -> ExecutionError:
-        """Log the reason and the remedy for the operator. Return the error for the caller, which
-        does not contain the remedy.
+        """Log why a secret cannot be used, and the remedy, for the operator. Return the error for
+        the caller. The error does not contain the remedy.
         """
         log = self._log or quiet_logger()
         log.warning("secret.unusable", secret=name, reason=reason, remedy=remedy)
@@ -252,7 +256,9 @@ class SecretBindings:
         )
 
     def faults(self, definition: ToolDefinition) -> list[str]:
-        """Return a fault for each secret that a definition refers to but may not use."""
+        """Return a fault for each secret that a definition refers to and that the tool may not
+        use.
+        """
         return [
             f"{field}: {fault}"
             for field, text in _texts(definition)
@@ -306,7 +312,7 @@ class SecretBindings:
     def _read_keyring(self, entry: KeyringEntry) -> str:
         """Return the password of an entry in the keyring.
 
-        A keyring may wait for its user to unlock it. Therefore only one call at a time reads the
+        A keyring may wait for its user to unlock it. Therefore, only one call at a time reads the
         keyring, and other calls wait at most `KEYRING_WAIT_S` seconds.
 
         Raises:
@@ -338,8 +344,8 @@ NO_SECRETS = SecretBindings()
 
 
 def _texts(definition: ToolDefinition) -> list[tuple[str, str]]:
-    """Return the texts in a definition that may refer to secrets, each with the name of its
-    field.
+    """Return the texts in a definition that may refer to secrets. Each text is preceded by the name
+    of its field.
     """
     headers = (definition.headers or {}).values()
     return [("endpoint", definition.endpoint or ""), *(("headers", value) for value in headers)]

@@ -1,8 +1,8 @@
-"""The operator's settings for external tools and for the built-in web tools. Values only.
+"""Data classes for the operator's settings of external tools and of the built-in web tools.
 
-An agent with `fetch_url` can send data to any host that the tool may reach, at least as a part of
-the address. The queries of `search_web` go to one service. Invariant: without configuration, both
-tools are disabled.
+An agent with the tool `fetch_url` can send data to any host that the tool may reach, at least as a
+part of the URL. The queries of the tool `search_web` go to one service. Invariant: without
+configuration, both tools are disabled.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ HIT = frozenset({"title", "url", "snippet"})
 
 
 class ExternalToolSettings(Settings):
-    """The settings of an external tool, which the caller runs itself."""
+    """The operator's settings of one external tool. The caller runs such a tool itself."""
 
     dangerous: bool = True
     description: str = Field(
@@ -43,8 +43,8 @@ AllExternalTools = dict[Annotated[str, Field(pattern=EXTERNAL_NAME_PATTERN)], Ex
 
 
 class SearchSettings(Settings):
-    """The service that `search_web` queries, and where the search results are in the service's
-    JSON.
+    """The operator's settings of `search_web`: the service that it queries, and where the search
+    results are in the service's JSON.
     """
 
     endpoint: str
@@ -61,13 +61,14 @@ class SearchSettings(Settings):
 
 
 class WebToolSettings(Settings):
-    """Settings of the built-in web tools, which determine what agents may read on the web."""
+    """The operator's settings of the built-in web tools. They determine what agents may read on the
+    web.
+    """
 
     fetch_url: bool = False
     allowed_hosts: tuple[HostPattern, ...] = ()
     """Hosts that `fetch_url` may reach although their addresses are not public."""
     only_hosts: tuple[HostPattern, ...] | None = None
-    """The only hosts that `fetch_url` may reach. None allows all public addresses; empty allows no
-    host.
-    """
+    """The only hosts that `fetch_url` may reach. None allows all public addresses. An empty list
+    allows no host."""
     search: SearchSettings | None = None

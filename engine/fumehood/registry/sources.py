@@ -1,7 +1,7 @@
 """The kernel's sources of an engine's tools: packages, the embedding program, administrators.
 
-Host side, created by `compose`, which reads the sources in this order. The embedding program's
-tools must all be valid. A faulty tool of another source is left out, and its fault is logged.
+Host side, created by `compose`, which reads the sources in this order. The tools of the embedding
+program must all be valid. A faulty tool of another source is left out, and its fault is logged.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from fumehood.storage.errors import understood
 
 @dataclass(frozen=True, slots=True)
 class ToolSources:
-    """The sources of one engine's tools. `load_faults` are the reasons why tools of installed
+    """The sources of one engine's tools. `load_faults` contains the reasons why tools of installed
     packages were left out.
     """
 
@@ -37,11 +37,11 @@ def find_tools(
     private: Sequence[Path],
     log: Logger,
 ) -> list[LoadFault]:
-    """Register the tools of installed packages, and then the tools in `given`, which the embedding
-    program passes in.
+    """Register the tools of installed packages, and then the tools in `given`, which come from the
+    embedding program. Return the reasons why tools of packages were left out.
 
-    Return the reasons why tools of packages were left out. A sandboxed function is refused if its
-    import path contains a `private` directory.
+    `host_tools` are the names of packages' tools that may run on the host. A sandboxed function is
+    refused if its import path contains a `private` directory.
 
     Raises:
         InvalidDefinition: a tool in `given` is invalid.
@@ -60,7 +60,10 @@ def read_sources(
     database: Database,
     log: Logger,
 ) -> ToolSources:
-    """Add the tools that administrators registered in earlier runs of the engine.
+    """Register the tools that administrators registered in earlier runs of the engine. Return all
+    sources of tools.
+
+    `load_faults` is the result of `find_tools`.
 
     Raises:
         DamagedState: the database has invalid rows.
