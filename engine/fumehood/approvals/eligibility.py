@@ -1,8 +1,9 @@
-"""Eligibility: who can approve now, whose approval counts, and which authority a caller still has.
+"""Eligibility: who can approve now, whose approval counts, and what authority a caller still has.
 
-Host side, uses `identity`. This module is used when a quorum is counted, when an approval is shown,
-and when a call requests approval or starts. Invariants: an approval counts only while its approver
-may still approve; no call waits for approvers who do not exist.
+Host side. Reads the current authority from `identity`. This module is used when a quorum is
+counted, when an approval is shown, and when a call requests approval or starts. Invariants: an
+approval counts only while its approver may still approve; no call waits for approvers who do not
+exist.
 """
 
 from __future__ import annotations
@@ -18,10 +19,10 @@ from fumehood.policy.model import Decision
 
 
 class Eligibility:
-    """The approvers and callers of one engine, with their current authority.
+    """The approvers and callers of one engine, with the authority that they have now.
 
-    `others` are ids of further principals that can approve, such as the principal of webhook
-    decisions.
+    `others` are ids of further principals that can approve, such as the principal for decisions
+    that arrive through the webhook.
     """
 
     def __init__(
@@ -38,7 +39,7 @@ class Eligibility:
         self._now = now
 
     def approver_ids(self) -> frozenset[str]:
-        """Return the ids of the principals that can approve now."""
+        """Return the ids of all principals that can approve now."""
         now = self._now()
         known, tokens = self._identities.approvers.current(), self._identities.tokens
         approvers = {one.principal.id for one in known if Scope.APPROVE in one.scopes}
@@ -50,19 +51,26 @@ class Eligibility:
         return frozenset(approvers | holders | self._others)
 
     def counts(self, principal_id: str) -> bool:
-        """Whether decisions of this principal count now. They count only while the principal may
-        approve.
+        """Return whether decisions of this principal count now. They count only while the principal
+        may approve.
         """
         return principal_id in self.approver_ids()
 
     def remedy_without_approvers(self) -> str | None:
-        """Return a clause that explains how the operator can add an approver, or None if an
-        approver exists.
+        """Return a clause that tells the operator how to add an approver. Return None if there
+        already is an approver.
         """
         return None if self.approver_ids() else self._identities.approvers.cure
 
     def require_enough(self, tool: str, decision: Decision, principal_id: str) -> None:
-        """Raise RequiresHumanApproval if too few approvers exist for the quorum of a new call."""
+        """Check that there are enough approvers for a new call.
+
+        `tool` is the tool's name, `decision` the policy's decision on the call, and `principal_id`
+        the caller.
+
+        Raises:
+            RequiresHumanApproval: there are too few approvers for the quorum of the call.
+        """
         if (remedy := self.remedy_without_approvers()) is not None:
             raise refusals.no_approvers(tool, remedy)
         lack = self._lack(decision.approvers, decision.quorum, principal_id)
@@ -70,8 +78,8 @@ class Eligibility:
             raise refusals.too_few_approvers(tool, lack)
 
     def shown(self, approval: Approval) -> Approval:
-        """Return the approval with its fields `counted` and `stuck` set to the current state of the
-        approvers.
+        """Return the approval with its fields `counted` and `stuck` filled in. They depend on who
+        can approve now.
         """
         if approval.state is not ApprovalState.PENDING:
             return approval.model_copy(update={"counted": tuple(sorted(approval.yes_votes))})
@@ -81,7 +89,7 @@ class Eligibility:
         return approval.model_copy(update={"counted": counted, "stuck": stuck})
 
     def caller_of(self, stored: StoredApproval) -> Principal | None:
-        """Return the caller of a stored call with its current authority.
+        """Return the caller of a stored call with the authority that the caller has now.
 
         Return None if the caller's token is no longer valid.
         """
@@ -91,8 +99,10 @@ class Eligibility:
         )
 
     def _lack(self, approvers: Sequence[str], quorum: int, principal_id: str) -> str | None:
-        """Return why the quorum cannot be reached, as a clause, or None if the quorum can be
-        reached.
+        """Return a clause that explains why the quorum of a call cannot be reached. Return None if
+        the quorum can be reached.
+
+        `approvers` are those that the policy rules name, and `principal_id` is the caller.
         """
         able = {
             one
@@ -115,8 +125,8 @@ def _votes(quorum: int) -> str:
 
 
 def may_decide(approvers: Sequence[str], principal_id: str) -> bool:
-    """Whether a principal may decide under rules that name these approvers. If no approvers are
-    named, every principal may.
+    """Return whether a principal may decide on a call for which the policy rules name these
+    approvers. If no approvers are named, every principal may decide.
     """
     names = (principal_id, principal_id.removeprefix("approver:"))
     return not approvers or any(name in approvers for name in names)

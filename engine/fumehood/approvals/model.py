@@ -1,7 +1,8 @@
-"""Approvals as plain values: the record of each call that needs a human's approval, and the
-settings.
+"""Data classes for approvals and their settings. An approval is the record of a call that needs a
+human's approval.
 
-`approvals/store.py` stores approvals and defines each change. The states and their order:
+`approvals/store.py` stores approvals and defines each change. An approval changes its state in
+these ways:
 
     pending → approved | denied | expired | cancelled
     approved → started | failed (a gate refused the call) | expired | cancelled
@@ -25,7 +26,7 @@ from fumehood.core.value import Value
 
 MAX_REASON_CHARACTERS = 1000
 LONGEST_POLL_S = 25.0
-"""Maximum seconds that one request waits for a change of an approval."""
+"""Maximum number of seconds that one request waits for a change of an approval."""
 
 SESSION = "session"
 PROGRAM: Need = "program"
@@ -37,34 +38,35 @@ OUTLIVED: Mapping[str, str] = MappingProxyType(
         TRIAL: "The engine was restarted, and the effect of this trial is not kept",
     }
 )
-"""Value in `Approval.changed` → message that explains why the call can no longer run. Each value
-names something that the waiting call needed and that has ended: its session, the program that made
-the request, or the effect of its trial."""
+"""Something that a waiting call needs → the message that explains why the call can no longer run
+after this has ended. It is the call's session, the program that made the request, or the effect of
+the call's trial. The key is stored in `Approval.changed`."""
 
 
 class ApprovalState(StrEnum):
-    """The state of an approval."""
+    """The state of an approval and of the call that needs it."""
 
     PENDING = "pending"
     APPROVED = "approved"
-    """The call was approved, but has not started yet."""
+    """The call was approved, and has not started yet."""
     DENIED = "denied"
     EXPIRED = "expired"
-    """The call was not decided or not started in time, its action changed, or something that it
-    needs ended."""
+    """The call was not decided or not started in time, its action changed, or something that the
+    call needs ended."""
     CANCELLED = "cancelled"
     STARTED = "started"
-    """The call has used the approval, and is running."""
+    """The call has used up the approval, and is running."""
     DONE = "done"
     FAILED = "failed"
-    """The call's answer is an error: it ran and failed, or a gate refused it after the approval."""
+    """The call's answer is an error, because the call ran and failed, or because a gate refused the
+    call after the approval."""
     INTERRUPTED = "interrupted"
     """The engine ended while the call ran, so the call may have had an effect. Only a human can
     resolve the approval."""
 
 
 OPEN_STATES = frozenset({ApprovalState.PENDING, ApprovalState.APPROVED, ApprovalState.STARTED})
-"""States in which the call has not ended."""
+"""The states in which the call has not ended."""
 
 
 class DecisionRecord(Value):
@@ -72,20 +74,20 @@ class DecisionRecord(Value):
 
     at: AwareDatetime
     approver: str
-    """The principal, such as `approver:alice`."""
+    """The id of the approver's principal, such as `approver:alice`."""
     channel: str
     """The interface through which the decision was sent, such as `control` or `webhook`."""
     decision: Literal["approve", "deny"]
     action_digest: str
-    """Digest of the action on which the approver decided. After an edit, this is the edited
-    action."""
+    """Digest of the action on which the approver decided. If the approver edited the call, it is
+    the digest of the edited action."""
     reason: str | None = None
     edited: bool = False
     is_self_approval: bool = False
 
 
 class Approval(Value):
-    """One approval. `version` grows with every visible change, and is the approval's `ETag`.
+    """One approval. `version` grows with every visible change, and is used as the `ETag`.
 
     Callers see their own approvals without `approvers`, `decisions`, `binding` and `sends`, and
     without the arguments that the agent's configuration fixes.
@@ -107,22 +109,22 @@ class Approval(Value):
     """The effective arguments of the original call if an approver has edited them, otherwise
     null."""
     sends: JsonObject | None = None
-    """What the call sends to another service: the request of a REST tool, or the server of an MCP
-    tool. Secrets appear as `${secret:NAME}`."""
+    """What the call sends to another service. It is the request of a REST tool, or the server of an
+    MCP tool. Secrets appear as `${secret:NAME}`."""
     preview: JsonObject | None
-    """The changes to the workspace if the tool has a preview, or the call's context if the tool is
-    an `external:` tool."""
+    """For a tool with a preview, the changes that the call would make to the workspace. For an
+    `external:` tool, the call's context."""
     previewed_at: AwareDatetime | None = None
-    """When the preview was computed."""
+    """The time at which the preview was computed."""
     rule: str
     asked_by: tuple[str, ...] = ()
     """The ids of all policy rules that require the approval. Empty if a default requires it."""
     reason: str | None
-    """Text for approvers: the policy rule's reason, the budget that the call would exceed, and
-    missing secrets."""
+    """Text for approvers. It contains the policy rule's reason, the limit that the call would
+    exceed, and the names of secrets without a usable value."""
     budget: JsonObject | None = None
-    """The budget that the call may exceed if it is approved, as it was when approval was
-    requested."""
+    """The budget that the call may exceed if it is approved, in its state at the time of the
+    request for approval."""
     dangerous: bool
     approvers: tuple[str, ...]
     quorum: int
@@ -142,19 +144,19 @@ class Approval(Value):
     answer."""
     changed: tuple[str, ...] = ()
     """Names of the fields of `binding` that changed before the call started. If something that the
-    call needs ended first, this is `session`, `program` or `trial` instead."""
+    call needs ended before the call started, this is instead `session`, `program` or `trial`."""
     counted: tuple[str, ...] = ()
-    """Principals whose approval of the current action counts. While the approval is pending, only
-    principals who may still approve are included."""
+    """Ids of the principals whose approval of the current action counts. While the approval is
+    pending, only principals who may still approve are included."""
     stuck: str | None = None
-    """Why the quorum cannot be reached now, or None if it can."""
+    """Why the quorum cannot be reached now, or None if the quorum can be reached."""
     has_answer: bool = False
     """Whether the call's envelope is stored."""
 
     @property
     def outlived(self) -> str | None:
-        """The name of what the call needs and what has already ended: `session`, `program` or
-        `trial`. None if nothing has ended.
+        """The name of something that the call needs and that has ended: `session`, `program` or
+        `trial`. None if nothing of this has ended.
         """
         return next((one for one in self.changed if one in OUTLIVED), None)
 
@@ -167,12 +169,14 @@ class Approval(Value):
 
     @property
     def yes_votes(self) -> frozenset[str]:
-        """The principals who approved the current action."""
+        """The ids of the principals who approved the current action."""
         return yes_votes(self.decisions, self.action_digest)
 
 
 def yes_votes(decisions: Iterable[DecisionRecord], action_digest: str) -> frozenset[str]:
-    """Return the approvers whose newest decision is an approval of exactly this action."""
+    """Return the ids of the approvers whose newest decision approves exactly the action with this
+    digest.
+    """
     newest = {one.approver: one for one in decisions}
     return frozenset(
         one.approver
@@ -182,14 +186,14 @@ def yes_votes(decisions: Iterable[DecisionRecord], action_digest: str) -> frozen
 
 
 class RememberWish(Value):
-    """A request to allow matching calls without approval from now on.
+    """An approver's request to allow matching calls without approval from now on.
 
-    The request is stored as a rule that administrators can review. The scope `session` limits the
-    rule to the call's session, so the call must have one. `arguments` names the arguments that must
-    be equal to the approved ones. If it is absent or names all of them, a matching call has exactly
-    the approved arguments and no others. If it names only some of them, all other arguments may
-    have any value; this is refused for a dangerous tool. `uses` is the number of calls that the
-    rule allows.
+    The request is stored as a rule that administrators can review. With the scope `session`, the
+    rule holds only in the call's session, so the call must have a session. `arguments` are the
+    names of the arguments that must be equal to the approved ones. If `arguments` is absent or
+    names all of them, a matching call has exactly the approved arguments and no others. If it names
+    only some of them, all other arguments may have any value; this is refused for a dangerous tool.
+    `uses` is the number of calls that the rule allows.
     """
 
     scope: Literal["session", "until"] = "session"
@@ -205,12 +209,12 @@ class RememberWish(Value):
 
 
 class NewDecision(Value):
-    """An approver's decision.
+    """An approver's decision on a call.
 
     If `arguments` are given, they replace the call's arguments. Such an edit approves another
-    action, and is validated like a new call. The model receives the `reason` of a denial.
-    `action_digest` is the digest in the approval or edit preview that the approver saw. If the
-    action's digest is now different, the decision is refused.
+    action, and is validated like a new call. If the call is denied, the model receives the
+    `reason`. `action_digest` is the digest in the approval, or in the preview of an edit, that the
+    approver saw. If the digest of the action is now different, the decision is refused.
     """
 
     decision: Literal["approve", "deny"]
@@ -227,17 +231,20 @@ class NewDecision(Value):
 
 
 class NewEdit(Value):
-    """An edit to preview. `arguments` replace all arguments of the call, as in `NewDecision`."""
+    """A request to preview an edit. `arguments` replace all arguments of the call, as in
+    `NewDecision`.
+    """
 
     arguments: dict[str, Any]
 
 
 class OneOfSeveral(Value):
-    """One of several decisions. If one of them is refused, none takes effect."""
+    """One decision in a batch of decisions. If one of them is refused, none takes effect."""
 
     approval_id: str = Field(max_length=100)
     version: int | None = Field(default=None, strict=True)
-    """The version of the approval that the approver saw, as in `If-Match`. None accepts any."""
+    """The version of the approval that the approver saw, as in `If-Match`. None accepts any
+    version."""
     decision: NewDecision
 
 
@@ -255,7 +262,9 @@ class Resolution(Value):
 
 
 class ApprovalQuery(Value):
-    """Which approvals to list, newest first. `cursor` is the id of the last approval received."""
+    """A request to list approvals, newest first. `cursor` is the id of the last approval that was
+    received.
+    """
 
     state: ApprovalState | None = None
     tool: str | None = Field(default=None, max_length=160)
@@ -266,7 +275,7 @@ class ApprovalQuery(Value):
 
 
 class ApprovalPage(Value):
-    """A page of approvals, without their `binding`."""
+    """One page of a list of approvals. The approvals have no `binding`."""
 
     items: tuple[Approval, ...]
     has_more: bool
@@ -276,7 +285,7 @@ class ApprovalPage(Value):
 
 
 class RememberedRule(Value):
-    """A remembered rule, which allows matching calls without approval."""
+    """A remembered rule: it allows matching calls without approval."""
 
     id: str
     tool: str
@@ -284,15 +293,15 @@ class RememberedRule(Value):
     agent_id: str | None
     session_id: str | None
     arguments: JsonObject
-    """Argument → value that a matching call must have."""
+    """Argument → the value that this argument must have in a matching call."""
     any_others: bool = False
     """Whether a matching call may have arguments that are not in `arguments`."""
     rule: str
-    """The policy rules that the remembered rule satisfies, separated by `, `. It satisfies no other
-    rules."""
+    """The ids of the policy rules that the remembered rule satisfies, separated by `, `. The
+    remembered rule does not satisfy any other rules."""
     definition: str
-    """Hash of the tool's definition, the call's context, and the options that affect how it runs.
-    If any of them changes, calls need approval again."""
+    """Hash of the tool's definition, the call's context, and the options that affect how the call
+    runs. If any of these changes, calls need approval again."""
     approval_id: str
     created_by: str
     created_at: AwareDatetime
@@ -304,55 +313,57 @@ class RememberedRule(Value):
 
 @dataclass(frozen=True, slots=True)
 class StoredRequest:
-    """The request of a stored call, from which the call is run later."""
+    """The request of a stored call. The call is run later from this request."""
 
     arguments: JsonObject
     """The arguments that the caller sent, without the agent's defaults and fixed arguments."""
     options: JsonObject
     token_id: str | None
     expected: str | None = None
-    """The state of the workspace (`Effect.base`) when the call's effect was previewed."""
+    """The state of the workspace (`Effect.base`) for which the call's effect was previewed."""
     may_exceed: tuple[str, ...] = ()
-    """`Decision.may_exceed` of the policy decision that required approval."""
+    """The value of `Decision.may_exceed` in the policy's decision that required approval."""
     hidden: tuple[str, ...] = ()
-    """Arguments that the agent's configuration fixes and hides from the caller."""
+    """Names of the arguments that the agent's configuration fixes and hides from the caller."""
     is_program: bool = False
     """Whether the program that embeds the engine made the call."""
     parent_id: str | None = None
-    """If a program made this call: the id of the program's call. Otherwise None."""
+    """If a program in the sandbox made this call, the id of the call that runs the program.
+    Otherwise None."""
     context: JsonObject | None = None
     """The context of a call of an `external:` tool."""
     traceparent: str | None = None
-    """The caller's trace span to which the call belongs."""
+    """The caller's trace span to which the call belongs, as the text of a `traceparent`."""
     needs: Need | None = None
-    """What the call's held action needs (a program or a trial). It exists only in the memory of the
-    engine, so it is lost if the engine ends. None if the call has no held action."""
+    """Set if the call has a held action, which runs after approval instead of the tool. The value
+    says what the held action needs (a program or a trial). The held action exists only in the
+    memory of the engine, so it is lost if the engine ends."""
 
     @property
     def document(self) -> JsonObject:
-        """The request as JSON, in the form in which the database stores it."""
+        """The request as JSON, in the form that the database stores."""
         return {one.name: getattr(self, one.name) for one in fields(self)}
 
 
 @dataclass(frozen=True, slots=True)
 class StoredApproval:
-    """An approval together with fields that only the engine uses."""
+    """An approval, together with further fields that only the engine uses."""
 
     approval: Approval
     request: StoredRequest
     idempotency_key: str | None = None
     answer: str | None = None
-    """The call's envelope, as JSON."""
+    """The call's envelope as JSON, or None if there is none."""
     repeat_key: str | None = None
-    """A later call with the same key counts as a repeat of this call. None if no later call can be
-    a repeat."""
+    """A key of the call. A later call with the same key counts as a repeat of this call. None if no
+    later call can be a repeat."""
 
 
 def own_view(stored: StoredApproval) -> Approval:
-    """Return an approval as its caller sees it.
+    """Return an approval in the form that its caller may see.
 
-    It omits the binding, the approvers, their decisions, what the call sends, and the arguments
-    that the agent's configuration fixes.
+    This form omits the binding, the approvers, their decisions, what the call sends, and the
+    arguments that the agent's configuration fixes.
     """
     approval = stored.approval
 
@@ -377,20 +388,23 @@ def own_view(stored: StoredApproval) -> Approval:
 
 
 class ApprovalSettings(Value):
-    """Settings of approvals: time limits, quotas of waiting calls, and self-approval."""
+    """The operator's settings of approvals: time limits, quotas of waiting calls, and
+    self-approval.
+    """
 
     expire_seconds: float = Field(default=3600, ge=1, le=30 * 86_400)
     """A call expires if nobody decides on it within this many seconds."""
     start_within_seconds: float = Field(default=300, ge=1, le=86_400)
     """An approved call expires if it does not start within this many seconds."""
     warn_seconds: float = Field(default=300, ge=0, le=86_400)
-    """Seconds before an approval's expiry at which a warning is sent."""
+    """A warning is sent this many seconds before an approval expires."""
     max_wait_seconds: float = Field(default=600, ge=1, le=3600)
-    """Maximum seconds for which a call with `wait_for_approval` keeps its connection open."""
+    """Maximum number of seconds for which a call with `wait_for_approval` keeps its connection
+    open."""
     max_pending: int = Field(default=10_000, ge=1, le=1_000_000)
     max_pending_per_principal: int = Field(default=1000, ge=1, le=1_000_000)
     max_pending_mb_per_principal: int = Field(default=64, ge=1, le=100_000)
-    """Maximum disk space of the records of one principal's waiting calls."""
+    """Maximum disk space in MiB for the records of one principal's waiting calls."""
     kept_days: int = Field(default=90, ge=1, le=3650)
     repeat_seconds: float = Field(default=86_400, ge=0, le=30 * 86_400)
     """For this many seconds after a call's end, repeats of the call get its answer, unless the
@@ -399,4 +413,5 @@ class ApprovalSettings(Value):
     """Whether a principal may approve its own call. The decision is then recorded as a
     self-approval."""
     url: str | None = Field(default=None, max_length=500)
-    """Address of an approval's page, with `{id}` for its id. Sent as `approval_url`."""
+    """Address of the web page for one approval, with `{id}` in place of the approval's id. Callers
+    receive it as `approval_url`."""

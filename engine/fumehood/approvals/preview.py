@@ -1,12 +1,12 @@
-"""Preview: the action of a call. Approvers see the action, and it is checked again when the call
-starts.
+"""The action of a call, which approvers see and which is checked again when the call starts.
 
-Host side, used by `stored_calls` and `scheduler`. An approval is bound to the *action*: one
-document with everything that affects the call's execution, and its hash. If the document differs
-when the call starts, the approval is invalid. Descriptive fields, such as a trace id or a reason,
-are not in the document. Approvers also see the call's effect on the workspace, and the budget that
-the call would exceed. If the arguments are edited, the call has another action. Invariant: an edit
-never lowers the quorum, and never admits approvers whom the original call did not admit.
+Host side, used by `stored_calls` and `scheduler`. The *action* is one document with everything that
+affects how the call runs, and the hash of this document. An approval is bound to the action: if the
+document differs when the call starts, the approval is invalid. Descriptive fields, such as a trace
+id or a reason, are not in the document. Approvers also see the call's effect on the workspace, and
+the budget that the call would exceed. If the arguments are edited, the call has another action.
+Invariant: an edit never lowers the quorum, and never admits approvers whom the original call did
+not admit.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ from fumehood.registry.index import RegisteredTool
 from fumehood.sandbox.sessions import SessionKeeper
 
 SCHEMA = 1
-"""Version of the action document's format. Actions of different versions never match."""
+"""Version of the format of the action's document. Actions of different versions never match."""
 
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """A document with everything that affects a call's execution, and the document's hash."""
+    """A document with everything that affects how a call runs, and the hash of the document."""
 
     document: JsonObject
     digest: str
@@ -52,9 +52,10 @@ def action_of(
     effect: Effect | None,
     sends: JsonObject | None,
 ) -> Action:
-    """Return the action of a call as it would run now.
+    """Return the action that a call would have if it ran now.
 
-    `place` is the result of `plan.place_of`, and `sends` the result of `sends_of`.
+    `place` is the result of `plan.place_of`, `effect` the result of `preview`, and `sends` the
+    result of `sends_of`.
     """
     tool, options = permitted.tool.definition, permitted.request.options
     binding = permitted.validated.binding
@@ -99,10 +100,10 @@ def changed_fields(before: Mapping[str, Any], after: Mapping[str, Any]) -> tuple
 
 
 def is_same(before: Mapping[str, Any], after: Mapping[str, Any], name: str) -> bool:
-    """Whether a field has the same value in both documents.
+    """Return whether a field has the same value in both documents.
 
-    The comparison uses canonical JSON, as the documents' digests do. Therefore, true differs from
-    1, but 1.0 equals 1.
+    The comparison uses canonical JSON, as the digests of the documents do. Therefore, true differs
+    from 1, but 1.0 equals 1.
     """
     if name not in before or name not in after:
         return False
@@ -112,10 +113,10 @@ def is_same(before: Mapping[str, Any], after: Mapping[str, Any], name: str) -> b
 def definition_digest(
     tool: RegisteredTool, context: JsonObject | None = None, sends: JsonObject | None = None
 ) -> str:
-    """Return a hash of a tool's definition, its code and the call's context.
+    """Return a hash of a tool's definition, the tool's code and the call's context.
 
     The code is the source of the tool's function. For a tool that a server runs, `sends` describes
-    the server and takes the place of the code.
+    the server and is used instead of the code.
     """
     document: JsonObject = {"definition": tool.definition.model_dump(mode="json")}
     if context is not None:
@@ -130,10 +131,10 @@ def definition_digest(
 
 
 async def preview(permitted: PermittedCall, plan: Plan, sessions: SessionKeeper) -> Effect | None:
-    """Return the effect that a call would have on its session's workspace. Nothing is changed.
+    """Return the effect that a call would have on the workspace of its session. Nothing is changed.
 
-    Return None if the tool has no preview. Wait until the session is free. After the approval, the
-    executor refuses to run if the workspace no longer matches `Effect.base`.
+    Return None if the tool has no preview. Waits until the session is free. After the approval, the
+    executor refuses to run the call if the workspace no longer matches `Effect.base`.
 
     Raises:
         EngineError: the call itself would fail now, because its session has ended, is lost or is
@@ -151,11 +152,11 @@ async def preview(permitted: PermittedCall, plan: Plan, sessions: SessionKeeper)
 
 
 def full_reason(decision: Decision, excess: str | None, unusable: Sequence[str]) -> str | None:
-    """Return the reason for the request, as approvers see it, or None if there is nothing to
-    report.
+    """Return the reason that approvers see for a request, or None if there is nothing to say.
 
-    It combines the policy rule's reason, the excess that an approval would permit, and the names of
-    the secrets that have no usable value.
+    The reason combines the policy rule's reason, `excess` (a text about the limit that an approval
+    would permit the call to exceed), and the names of `unusable` secrets, which have no usable
+    value.
     """
     parts = [
         decision.reason,
@@ -187,9 +188,10 @@ def _network(plan: Plan, sends: JsonObject | None) -> str | None:
 
 
 def _source_of_module(address: FunctionAddress) -> str:
-    """Return a hash of the module file from which another process imports the function.
+    """Return a hash of the module file from which another process imports the function at this
+    address.
 
-    For a pickled function, return the digest in its address instead.
+    For a pickled function, return the digest in the address instead.
     """
     if address.pickled:
         return address.digest
@@ -201,7 +203,7 @@ def _source_of_module(address: FunctionAddress) -> str:
 
 
 def _source_of_function(function: Any) -> str:
-    """Return a hash of the function's source, or of its bytecode if the source is not available."""
+    """Return a hash of a function's source, or of its bytecode if the source is not available."""
     own = getattr(function, "__self__", function)
     target = inspect.unwrap(getattr(own, "function", function))
     try:
@@ -218,17 +220,19 @@ _OF_RULES = ("rule", "asked_by", "reason", "budget", "policy_version")
 
 
 def with_action(stored: StoredApproval, new: StoredApproval) -> StoredApproval:
-    """Return `stored` with the action of `new`, in which the arguments or the preview differ."""
+    """Return `stored` with the action of `new`. The two differ in the arguments or in the
+    preview.
+    """
     asked = new.request
     request = replace(stored.request, arguments=asked.arguments, expected=asked.expected)
     return replace(stored, approval=_taking(stored, new, _OF_ACTION), request=request)
 
 
 def edited(stored: StoredApproval, new: StoredApproval, *, is_asked: bool) -> StoredApproval:
-    """Return `stored` with the arguments and the action of `new`, the approval that the edited call
-    would request.
+    """Return `stored` with the arguments and the action of `new`.
 
-    `is_asked` means that the policy requires approval for the edited call as well.
+    `new` is the approval that the edited call would request. If `is_asked` is True, the policy
+    requires approval for the edited call as well.
 
     Raises:
         PermissionDenied: too few approvers may decide on both the original and the edited call.
@@ -258,7 +262,7 @@ def _taking(stored: StoredApproval, new: StoredApproval, names: Sequence[str]) -
 
 
 def edit_warning(stored: StoredApproval) -> str | None:
-    """Return the warning for the caller of an edited call, or None if the call was not edited.
+    """Return the warning for the caller that an approver edited the call, or None if nobody did.
 
     The warning names the changed arguments, but not their values. It omits arguments that the
     agent's configuration fixes.
@@ -273,5 +277,5 @@ def edit_warning(stored: StoredApproval) -> str | None:
 
 
 def _pointer(name: str) -> str:
-    """Return the JSON pointer (RFC 6901) of an argument."""
+    """Return the JSON pointer (RFC 6901) to the argument with this name."""
     return "/" + name.replace("~", "~0").replace("/", "~1")

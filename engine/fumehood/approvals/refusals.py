@@ -1,6 +1,6 @@
-"""Refusals: the errors that callers and approvers receive.
+"""Refusals: the errors that callers and approvers of calls receive.
 
-Host side, pure. The functions return an error, except `require_known_options`, which raises it.
+Host side, pure functions. They return an error, except `require_known_options`, which raises it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,9 @@ from fumehood.core.json_types import JsonObject
 
 
 def require_known_options(options: JsonObject) -> None:
-    """Raise InvalidParams if a stored call has an option that this engine does not know."""
+    """Check the stored options of a call. Raise InvalidParams if this engine does not know one of
+    them.
+    """
     _, lost = read_stored(options)
     if lost:
         raise InvalidParams(
@@ -42,7 +44,7 @@ def require_known_options(options: JsonObject) -> None:
 def no_approvers(tool: str, remedy: str) -> RequiresHumanApproval:
     """Return the error for a call that needs approval while the engine has no approvers.
 
-    `remedy` is a clause that explains how the operator can add an approver.
+    `remedy` is a clause that tells the operator how to add an approver.
     """
     return RequiresHumanApproval(
         f"{tool} needs approval, and this engine has no approvers. The operator has to add one "
@@ -53,7 +55,7 @@ def no_approvers(tool: str, remedy: str) -> RequiresHumanApproval:
 def too_few_approvers(tool: str, lack: str) -> RequiresHumanApproval:
     """Return the error for a call whose quorum cannot be reached.
 
-    `lack` is a clause with the reason.
+    `lack` is a clause that explains why.
     """
     return RequiresHumanApproval(
         f"{tool} cannot be approved: {lack}. The operator has to change the rule or add approvers "
@@ -96,7 +98,8 @@ def waits(approval: Approval, url: str | None) -> RequiresHumanApproval | CallIn
 def denial(approval: Approval, *, again: bool = False) -> ApprovalDenied:
     """Return the error for a denied call.
 
-    `again` means that an earlier, identical call was denied, not this one.
+    If `again` is True, an identical earlier call was denied instead of this one, and `approval` is
+    that of the earlier call.
     """
     newest = next((one for one in reversed(approval.decisions) if one.decision == "deny"), None)
     reason = f" The reason: {newest.reason}" if newest is not None and newest.reason else ""
@@ -111,8 +114,8 @@ def denial(approval: Approval, *, again: bool = False) -> ApprovalDenied:
 
 
 def expired(approval: Approval) -> ApprovalExpired:
-    """Return the error for a call that was not decided in time or, after approval, not started in
-    time.
+    """Return the error for a call that was not decided in time, or that was approved but not
+    started in time.
     """
     was = (
         "Nobody decided in time"
@@ -127,7 +130,7 @@ def expired(approval: Approval) -> ApprovalExpired:
 
 
 def session_over(approval: Approval) -> ApprovalExpired:
-    """Return the error for a waiting call whose session ended."""
+    """Return the error for a waiting call whose session has ended."""
     return ApprovalExpired(
         f"The session of this call of {approval.tool} ended before anybody decided, so the call "
         "can no longer run. It was not denied. Make a new session, and ask again if the call is "
@@ -138,7 +141,9 @@ def session_over(approval: Approval) -> ApprovalExpired:
 
 
 def lost_with_engine(approval: Approval, what: Need) -> ApprovalExpired:
-    """Return the error for a waiting call whose program or trial was lost when its engine ended."""
+    """Return the error for a waiting call that needs a program or a trial (`what`), which was lost
+    when the engine ended.
+    """
     lost, done, then = (
         ("the program that wanted to send this request", "sent", "Run the program again")
         if what == PROGRAM
@@ -153,14 +158,16 @@ def lost_with_engine(approval: Approval, what: Need) -> ApprovalExpired:
 
 
 def unusable_approval() -> ApprovalExpired:
-    """Return the error for a call whose approval became invalid just before the call started."""
+    """Return the error for a call whose approval became invalid just before the call was to
+    start.
+    """
     return ApprovalExpired(
         "The approval of this call is no longer valid. Ask again if the call is still needed."
     )
 
 
 def not_as_approved(changed: Sequence[str]) -> ApprovalExpired:
-    """Return the error for a call whose action differs from the approved action.
+    """Return the error for a call whose action now differs from the approved action.
 
     `changed` names the fields of the action that differ.
     """
@@ -172,7 +179,7 @@ def not_as_approved(changed: Sequence[str]) -> ApprovalExpired:
 
 
 def used_decision() -> ApprovalExpired:
-    """Return the error for an `external:` call whose approval has already been used by an identical
+    """Return the error for an `external:` call whose approval was already used by an identical
     call.
     """
     return ApprovalExpired(
@@ -181,7 +188,7 @@ def used_decision() -> ApprovalExpired:
 
 
 def interrupted(approval: Approval) -> OutcomeUnknown:
-    """Return the error for a call that was running when the engine ended, so that its outcome is
+    """Return the error for a call that was running when the engine ended. Its outcome is
     unknown.
     """
     return OutcomeUnknown(
@@ -192,7 +199,9 @@ def interrupted(approval: Approval) -> OutcomeUnknown:
 
 
 def cannot_be_edited(what: Need) -> InvalidParams:
-    """Return the error for an attempt to edit a held action, which can only run unchanged."""
+    """Return the error for an attempt to edit a call with a held action, which can only run
+    unchanged. `what` says whether the held action is a program's request or a trial.
+    """
     held = (
         "A program's request is sent as it is"
         if what == PROGRAM
@@ -213,10 +222,10 @@ def unknown() -> ResourceNotFound:
 
 
 def nothing_to_decide(approval_id: str) -> ResourceNotFound:
-    """Return the error for a batch of decisions with an unknown approval id. No decision of the
-    batch was made.
+    """Return the error for a batch of decisions that contains an unknown approval id. No decision
+    of the batch takes effect.
 
-    The id is untrusted text of limited length.
+    `approval_id` is an untrusted text of limited length.
     """
     shown = ascii(approval_id)
     return ResourceNotFound(
@@ -226,8 +235,8 @@ def nothing_to_decide(approval_id: str) -> ResourceNotFound:
 
 
 def too_late(approval: Approval) -> ApprovalExpired:
-    """Return the error for a decision that was made after the approval expired or the call's
-    session ended.
+    """Return the error for a decision that comes after the approval expired or after the call's
+    session, program or trial ended.
     """
     at = approval.ended_at or approval.expires_at
     is_of_session = approval.outlived == SESSION
@@ -258,14 +267,14 @@ def no_scope() -> PermissionDenied:
 
 
 def own_call() -> PermissionDenied:
-    """Return the error for an approver who is also the caller."""
+    """Return the error for an approver who is also the caller of the call."""
     return PermissionDenied(
         "Nobody can approve their own call. Another approver has to decide. Do not retry."
     )
 
 
 def not_among(approvers: Sequence[str]) -> PermissionDenied:
-    """Return the error for a principal who is not among the approvers that the policy rules
-    name.
+    """Return the error for a principal who is not among `approvers`, the approvers that the policy
+    rules name.
     """
     return PermissionDenied(f"Only {', '.join(approvers)} may decide this one. Do not retry.")

@@ -1,11 +1,11 @@
-"""Remembered rules: calls that an approver has allowed in advance, together with an approval.
+"""Remembered rules: with an approval, an approver can also allow matching later calls.
 
 Host side, used by `stored_calls` if the policy requires approval. Invariants: a remembered rule
 satisfies exactly the policy rules that required approval when it was made, for the same caller,
-tool, definition and execution options, and only if one approval suffices; an argument that the
-approver did not free has the approved value, or is absent if it was absent; deny rules come first;
-a use of a limited rule is counted in the database before the call starts, so a crash can only lose
-uses.
+tool, definition and execution options, and only if one approval is enough; an argument that the
+approver did not leave open has the approved value, or is absent if it was absent; policy rules that
+deny always win; a use of a rule with a limited number of uses is counted in the database before the
+call starts, so a crash can only lose uses.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ from fumehood.storage.database import Database
 from fumehood.storage.schema import REMEMBERED
 
 REQUEST_ARGUMENTS = {"method", "host", "port", "path"}
-"""The arguments of a program's request that a remembered rule must always compare. Other arguments
-differ in almost every request."""
+"""The arguments of a program's network request that a remembered rule must always compare. The
+other arguments differ in almost every request."""
 
 
 class RememberedRules:
@@ -49,7 +49,7 @@ class RememberedRules:
         self._load(database.read_now(all_rules))
 
     async def reload(self) -> None:
-        """Read the rules again after one was written."""
+        """Read the rules from the database again. Needed after a rule was written."""
         self._load(await self._database.read(all_rules))
 
     def all(self) -> list[RememberedRule]:
@@ -65,7 +65,8 @@ class RememberedRules:
     ) -> str | None:
         """Return the id of the first rule that allows this call, or None.
 
-        A rule counts only if the approver who created it may still approve.
+        `definition` is the result of `definition_digest` for the call. A rule counts only if
+        `still_approves` returns True for the id of the approver who created it.
         """
         for rule in self._rules.values():
             if _allows(rule, permitted, definition, now) and still_approves(rule.created_by):
@@ -73,11 +74,11 @@ class RememberedRules:
         return None
 
     async def use(self, rule_id: str) -> None:
-        """Count one use of a rule. The count is durable when this returns.
+        """Count one use of a rule. The count is durable when this method returns.
 
         Raises:
-            PermissionDenied: no use is left, or the rule was removed meanwhile.
-            WriteFailed: the use may not be stored, so the call must not run.
+            PermissionDenied: the rule has no use left, or was removed meanwhile.
+            WriteFailed: the use may not have been stored, so the call must not run.
         """
         used = (
             update(REMEMBERED)
@@ -96,7 +97,9 @@ class RememberedRules:
         await self.reload()
 
     async def forget(self, rule_id: str, by: Principal, now: datetime) -> RememberedRule:
-        """Remove a rule. Raises ResourceNotFound if it does not exist or was already removed."""
+        """Remove a rule, and return it. `by` is the principal that removes the rule. Raises
+        ResourceNotFound if the rule does not exist or was already removed.
+        """
         rule = self._rules.get(rule_id)
         if rule is None or rule.removed_at is not None:
             raise ResourceNotFound("There is no such remembered rule. Do not retry.")
@@ -123,7 +126,9 @@ def wished_rule(
     record: DecisionRecord,
     new_id: Callable[[], str],
 ) -> RememberedRule | None:
-    """Return the rule that the approver wants to be remembered with a decision, or None.
+    """Return the remembered rule that a decision is to create, or None if `wish` is None.
+
+    `stored` is the approval, and `record` is the decision. `new_id` returns a new approval id.
 
     Raises:
         InvalidParams: the decision cannot create such a rule.
@@ -142,12 +147,14 @@ def wished_rule(
 def remembered_rule(
     stored: StoredApproval, wish: RememberWish, rule_id: str, by: str, now: datetime
 ) -> RememberedRule:
-    """Build the rule that an approver requests with the approval of a call.
+    """Build the remembered rule that an approver requests with the approval of a call.
+
+    `rule_id` is the id of the new rule, and `by` is the id of the approver's principal.
 
     Raises:
-        InvalidParams: the call has no session that the rule could end with, its end has passed,
-            it names arguments that the call does not have, or it frees arguments of a dangerous
-            tool.
+        InvalidParams: the rule would be limited to a session and the call has none, its end has
+            passed, it names arguments that the call does not have, or it leaves arguments of a
+            dangerous tool open.
     """
     approval = stored.approval
     if wish.scope == "session" and approval.session_id is None:
@@ -219,11 +226,12 @@ def _allows(rule: RememberedRule, permitted: PermittedCall, definition: str, now
 
 
 def _with_options(tool: str, definition: str, options: JsonObject) -> str:
-    """Extend a definition's hash by the given options that affect how a call runs.
+    """Return a hash of a tool's definition (`definition`) and of those options that affect how a
+    call runs.
 
-    Without such options, return the hash unchanged. For a request made by a program, the options
-    include the call that runs the program, so the hash never equals that of another program's
-    request.
+    If there are no such options, return `definition` unchanged. For a program's network request,
+    the options include the call that runs the program, so the hash never equals that of another
+    program's request.
     """
     definition = definition if tool != NET.definition.name else ""
     given = {name: value for name, value in options.items() if is_deciding(name, value)}
@@ -231,15 +239,17 @@ def _with_options(tool: str, definition: str, options: JsonObject) -> str:
 
 
 def _asking(rule: str, asked_by: Sequence[str]) -> str:
-    """Return the ids of the rules that require approval as one text.
+    """Return the ids of the policy rules that require approval (`asked_by`) as one text.
 
-    If there are none, return the id of the deciding rule.
+    If there are none, return `rule`, the id of the deciding rule.
     """
     return ", ".join(asked_by) or rule
 
 
 def _same(arguments: JsonObject, name: str, value: object) -> bool:
-    """Whether an argument exists and has the same value and type: true and 1.0 differ from 1."""
+    """Return whether an argument exists and has this value and type. For example, true and 1.0
+    differ from 1.
+    """
     return name in arguments and _written(arguments[name]) == _written(value)
 
 
@@ -250,7 +260,7 @@ _written = json.JSONEncoder(sort_keys=True).encode
 
 
 def add_rule(connection: Connection, rule: RememberedRule) -> None:
-    """Store a new rule."""
+    """Store a new remembered rule in the database."""
     row: dict[str, Any] = rule.model_dump()
     for name in ("created_at", "expires_at", "removed_at"):
         row[name] = stamp(row[name]) if row[name] is not None else None
@@ -258,6 +268,6 @@ def add_rule(connection: Connection, rule: RememberedRule) -> None:
 
 
 def all_rules(connection: Connection) -> list[RememberedRule]:
-    """Return all rules, oldest first, including removed ones."""
+    """Return all remembered rules in the database, oldest first, including removed ones."""
     rows = connection.execute(select(REMEMBERED).order_by(REMEMBERED.c.created_at)).mappings()
     return [RememberedRule(**row) for row in rows]

@@ -1,10 +1,11 @@
-"""Requests: create stored calls that need approval, wait for them, start and end them.
+"""Requests: stores calls that need approval, waits for them, and records their start and end.
 
 Host side. This module neither runs calls nor builds envelopes. `stored_calls.py`, `scheduler.py`
 and `service.py` share one `ApprovalRequests`. Invariants: a change is durable before it is
 reported; a change that has begun is completed and reported, even if the task that requested it is
-cancelled; a call counts against the quota before it is stored, so two calls never take the same
-place; storing the end of a call is retried until it succeeds or the engine stops.
+cancelled; a call is counted against the quota before it is stored, so two calls never get the same
+free place; if the end of a call cannot be stored, this is retried until it succeeds or the engine
+stops.
 """
 
 from __future__ import annotations
@@ -48,12 +49,13 @@ RETRY_S = 5.0
 """Seconds between two attempts to store the end of a call."""
 
 STOP_S = 15.0
-"""Maximum seconds that `ApprovedRuns.stop` waits for the end of a cancelled call."""
+"""Maximum number of seconds that `ApprovedRuns.stop` waits for the end of a cancelled call."""
 
 
 class ApprovalRequests:
-    """All approvals of one engine. `is_draining` returns True while the engine refuses new
-    calls.
+    """All approvals of one engine, and the calls that wait for them.
+
+    `is_draining` returns True while the engine refuses new calls.
     """
 
     def __init__(
@@ -80,23 +82,25 @@ class ApprovalRequests:
         self.changes = 0
         """The number of changes of approvals since the engine's start."""
         self.new_call = anyio.Event()
-        """Set when a call begins to wait."""
+        """An event. It is set when a call begins to wait."""
         self._changed = anyio.Event()
         self._subscribers = subscribers or no_subscribers()
         self._quota = PendingQuota(settings)
         self._now = now
         self._latest = now()
         self.held: dict[str, Held] = {}
-        """Approval id → held action of the call. Held actions exist only in memory."""
+        """Approval id → the call's held action, which runs after approval instead of the tool. Held
+        actions exist only in memory."""
         self._untold: set[str] = set()
-        """Ids of waiting calls whose callers have not received the approval's id yet."""
+        """Ids of waiting calls whose callers have not received the id of the approval yet."""
         self._fetched: dict[str, asyncio.Future[None]] = {}
         """Call id → the pending write that marks the call's answer as fetched."""
 
     def now(self) -> datetime:
-        """Return the current time, which never goes back.
+        """Return the current time. The returned time never goes back, even if the clock is set
+        back.
 
-        Therefore, an expired approval stays expired even if the clock is set back.
+        Therefore, an expired approval stays expired.
         """
         self._latest = max(self._latest, self._now())
         return self._latest
@@ -104,8 +108,8 @@ class ApprovalRequests:
     # -- a call asks, waits, starts and ends ---------------------------------------------
 
     async def count_pending(self) -> None:
-        """Count the waiting calls in the database against the quota. Called when the engine
-        starts.
+        """Count the waiting calls that are in the database against the quota. Called when the
+        engine starts.
         """
         for pending in await self.table.pending():
             self._quota.add(*pending)
@@ -116,7 +120,8 @@ class ApprovalRequests:
         return sessions_of(waiting)
 
     async def same_call(self, repeat_key: str, tool: str) -> str | None:
-        """Return the approval id of the stored call that a call with this key repeats, or None.
+        """If a call with this key repeats a stored call of the tool, return the approval id of the
+        stored call, otherwise None.
 
         The stored call is waiting or running, or it ended recently and nobody has fetched its
         answer.
@@ -125,10 +130,10 @@ class ApprovalRequests:
         return found[0] if found is not None and found[1] not in self._fetched else None
 
     def fetched(self, call_id: str) -> None:
-        """Record that the caller has received the answer to its call.
+        """Record that the caller of a call has received the call's answer.
 
-        From now on, an identical call counts as a new call, not as a repeat. This is stored in the
-        background. If the engine crashes before that, the answer is delivered again to a repeat.
+        From now on, an identical call counts as a new call, not as a repeat. The record is written
+        in the background. If the engine crashes before that, a repeat gets the answer again.
         """
         self._fetched[call_id] = asyncio.ensure_future(self._store_fetched(call_id))
 
@@ -144,11 +149,11 @@ class ApprovalRequests:
             raise refusals.used_decision()
 
     async def create(self, stored: StoredApproval, held: Held | None = None) -> str:
-        """Store a call that waits for approval, and return its approval id.
+        """Store a call that waits for approval, and return the id of its approval.
 
-        If the call repeats a stored call, return that call's approval id instead. If `held` is
-        given, this action runs after approval instead of the tool. This method must not be
-        cancelled, because it may already have committed.
+        If the call repeats a stored call, return the approval id of the stored call instead. If
+        `held` is given, this action runs after approval instead of the tool. This method must not
+        be cancelled, because its transaction may already be committed.
 
         Raises:
             RateLimited: too many calls are waiting.
@@ -173,16 +178,17 @@ class ApprovalRequests:
         return approval_id
 
     def told(self, call_id: str) -> None:
-        """Record that the caller has received the approval's id, so that it can fetch the answer
-        later.
+        """Record that the caller of a call has received the id of the approval, with which the
+        caller can fetch the answer later.
         """
         self._untold.discard(call_id)
 
     def is_wanted(self, approval: Approval, *, by_program: bool) -> bool:
-        """Whether a stored call must continue although a caller that waited for it gives up.
+        """Return whether a stored call must continue although one of the callers that wait for it
+        gives up.
 
         The call continues if another caller waits for it. If the caller that gives up is a program,
-        the call also continues if any caller has received the approval's id.
+        the call also continues if any caller has received the id of the approval.
         """
         if self.runs.followers(approval.id):
             return True
@@ -203,11 +209,12 @@ class ApprovalRequests:
         return None
 
     async def begin(self, stored: StoredApproval) -> None:
-        """Mark the approval as used. The call now counts as started, and can never start again.
+        """Record that an approved call starts. This uses up the approval, so the call can never
+        start again.
 
         Raises:
             ApprovalExpired: the approval has expired, or its state has changed since it was read.
-            WriteFailed: the approval was not used, and nothing may run.
+            WriteFailed: the approval was not used up, and nothing may run.
         """
         step = steps.started(stored.approval, self.now())
         try:
@@ -224,6 +231,9 @@ class ApprovalRequests:
         changed: Sequence[str] = (),
     ) -> None:
         """Store how an approved call ended. If the write fails, retry until it succeeds.
+
+        `to` is the new state, and `envelope` the call's answer. `changed` names the fields of the
+        action that differed from the approved action.
 
         Raises:
             IdempotencyConflict: the approval has already been ended in another way.
@@ -244,8 +254,8 @@ class ApprovalRequests:
     # -- changes -------------------------------------------------------------------------
 
     async def change(self, *changes: tuple[str, Step]) -> list[StoredApproval]:
-        """Apply all the steps to their approvals in one transaction, and return the changed
-        approvals.
+        """Apply steps to approvals in one transaction, and return the changed approvals. Each
+        change is a pair of an approval id and a step.
 
         Raises:
             ResourceNotFound, IdempotencyConflict, ApprovalExpired: a step cannot be applied;
@@ -260,7 +270,9 @@ class ApprovalRequests:
             await self._changed.wait()
 
     def log_fault(self, approval_id: str, fault: Exception) -> None:
-        """Log an exception that a bug or an unreadable row caused. The approval stays unchanged."""
+        """Log an exception that was caused by a bug or by an unreadable row. The approval stays
+        unchanged.
+        """
         self.log.warning("approval.fault", approval_id=approval_id, reason=repr(fault)[:500])
 
     async def _change(self, changes: Sequence[tuple[str, Step]]) -> list[StoredApproval]:
@@ -270,8 +282,8 @@ class ApprovalRequests:
         return after
 
     def _tell(self, approval: Approval) -> None:
-        """Report a change that is already durable to the log, the subscribers and all waiting
-        tasks.
+        """Report a change of an approval to the log, the subscribers and all waiting tasks. The
+        change must already be durable.
         """
         self.log.info(
             "approval.changed",
@@ -304,11 +316,11 @@ class ApprovalRequests:
             self._fetched.pop(call_id, None)
 
     def _repeated_since(self, tool: str) -> datetime:
-        """Return the cutoff time for repeats. A call that ended before this time does not answer
-        repeats.
+        """Return the cutoff time for repeats of calls of a tool. If a call ended before this time,
+        a repeat does not get its answer.
 
-        For `external:` tools, the limit is the time within which an approved call must start,
-        because fetching their answer uses up the approval.
+        For an `external:` tool, the limit is the time within which an approved call must start,
+        because fetching the answer uses up the approval.
         """
         settings, is_decision = self.settings, tool.startswith(EXTERNAL)
         kept_s = settings.start_within_seconds if is_decision else settings.repeat_seconds
@@ -327,8 +339,8 @@ def read_requests(
     is_draining: Callable[[], bool],
     log: Logger,
 ) -> ApprovalRequests:
-    """Create the `ApprovalRequests` of one engine. `others` are ids of further principals that can
-    approve.
+    """Create the `ApprovalRequests` of one engine from the database. `others` are ids of further
+    principals that can approve.
 
     Raises:
         DamagedState: the database has invalid rows.
@@ -362,30 +374,30 @@ class ApprovedRun:
 
 
 class ApprovedRuns:
-    """The approved calls that are running, at most one per approval, and the handles that follow
-    them.
+    """The approved calls that are running, at most one for each approval, and the handles of the
+    callers that wait for these calls.
     """
 
     def __init__(self) -> None:
         self.running: dict[str, ApprovedRun] = {}
-        """Approval id → running call."""
+        """Approval id → the running call."""
         self._followers: dict[str, list[CallHandle]] = {}
 
     def enter(self, approval_id: str, now: datetime) -> ApprovedRun:
-        """Register the run of an approved call, and return the new entry."""
+        """Add the run of an approved call, and return it."""
         followers = self._followers.setdefault(approval_id, [])
         self.running[approval_id] = run = ApprovedRun(_handle_for(followers), now)
         return run
 
     def leave(self, approval_id: str) -> None:
-        """Remove the entry of a run that has ended."""
+        """Remove a run that has ended."""
         run = self.running.pop(approval_id)
         if not self._followers.get(approval_id):
             self._followers.pop(approval_id, None)
         run.over.set()
 
     async def stop(self, approval_id: str) -> bool:
-        """Cancel a run, and wait up to `STOP_S` seconds for its end.
+        """Cancel a run, and wait at most `STOP_S` seconds for its end.
 
         Return False if there is no such run, or if the run cannot be cancelled.
         """
@@ -402,13 +414,15 @@ class ApprovedRuns:
             await next(iter(self.running.values())).over.wait()
 
     def followers(self, approval_id: str) -> Sequence[CallHandle]:
-        """Return the handles of the callers that wait for the answer to this approval's call."""
+        """Return the handles of the callers that wait for the answer to the call of this
+        approval.
+        """
         return self._followers.get(approval_id, ())
 
     @contextmanager
     def followed_by(self, handle: CallHandle, approval_id: str) -> Iterator[None]:
-        """During the block, pass the output and progress of the approval's call to `handle`, once
-        the call runs.
+        """Pass the output and the progress of the approval's call to `handle` during the block. The
+        call may start later.
         """
         followers = self._followers.setdefault(approval_id, [])
         followers.append(handle)
@@ -421,15 +435,15 @@ class ApprovedRuns:
 
 
 class PendingQuota:
-    """Limits how many calls wait for approval, in total and per caller, and how much disk space
-    they use.
+    """Limits how many calls wait for approval, in total and for each caller, and how much disk
+    space they use.
     """
 
     def __init__(self, settings: ApprovalSettings) -> None:
         self._places = FairShare(settings.max_pending, settings.max_pending_per_principal)
         self._bytes = FairShare(sys.maxsize, settings.max_pending_mb_per_principal << 20)
         self._held: dict[str, tuple[str, int]] = {}
-        """Approval id → principal id and size in bytes."""
+        """Approval id → the principal id and the size in bytes of each counted call."""
 
     def add(self, approval_id: str, principal_id: str, size: int) -> None:
         """Count a call, even if this exceeds the quota."""
@@ -438,7 +452,7 @@ class PendingQuota:
         self._held[approval_id] = principal_id, size
 
     def take(self, stored: StoredApproval) -> None:
-        """Count a new call. Raises RateLimited if the quota is full."""
+        """Count a new call. Raises RateLimited, without counting the call, if the quota is full."""
         approval, size = stored.approval, size_of(stored)
         who = approval.principal_id
         if self._places.lacks(who) or self._bytes.lacks(who, size):
@@ -454,7 +468,7 @@ class PendingQuota:
 
 
 def sessions_of(waiting: Sequence[Waiting]) -> frozenset[str]:
-    """Return the ids of the sessions of this engine that the waiting calls need."""
+    """Return the ids of those sessions of this engine that the waiting calls need."""
     return frozenset(one.own_session for one in waiting if one.own_session is not None)
 
 
