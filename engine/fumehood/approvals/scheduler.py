@@ -1,13 +1,13 @@
-"""The scheduler: starts approved calls, recovers calls after a crash, and expires waiting calls.
+"""The scheduler: starts approved calls, settles calls after a crash, and expires waiting calls.
 
-Host side, uses the pipeline and `requests`. Before an approved call runs, it passes every check
+Host side. Uses the pipeline and `requests`. Before an approved call runs, it passes every check
 again with the current settings. A disabled tool, a revoked identity or a new deny rule ends the
-call. A new rule that requires approval does not end it, because a human has already approved the
-call. If the action differs from the approved action, the call ends with `APPROVAL_EXPIRED`, and the
+call. A new rule that requires approval does not end the call, because a human has already approved
+it. If the action differs from the approved action, the call ends with `APPROVAL_EXPIRED`, and the
 error names the differences. A loop reads the waiting calls from the database. If a crash or a full
-disk interrupts the work, a later round completes it.
+disk interrupts the work, a later round of the loop completes it.
 
-Invariants: an approval is used only once, when its call already holds a place in the sandbox and
+Invariants: an approval is used up only once, when its call already holds a place in the sandbox and
 starts; a running call never expires; no call starts while the engine is stopping; if a bug ends a
 call after its start, the call is marked as interrupted and never runs again; an unreadable row does
 not delay other rows, and its call is not ended.
@@ -74,18 +74,18 @@ from fumehood.storage.changes import stamp
 from fumehood.storage.errors import ReadFailed, WriteFailed, WriteUnavailable
 
 Outcomes = Mapping[str, EngineError | None]
-"""Id of an interrupted call → its outcome. None means that everything was done. An error means that
-nothing was done."""
+"""Id of an interrupted call → the call's outcome. None means that everything was done. An error
+means that nothing was done."""
 
 NOT_KNOWN: Outcomes = MappingProxyType({})
 
 LOOK_S = 2.0
-"""Seconds between two rounds of the loop while calls are waiting."""
+"""Seconds between two rounds of the loop while any calls are waiting."""
 
 
 class ApprovalScheduler:
-    """Runs the approved calls of one engine, and expires waiting calls, during the block of
-    `running`.
+    """Runs the approved calls of one engine, and expires waiting calls. It works only during the
+    block of `running`.
     """
 
     def __init__(self, calls: StoredCalls) -> None:
@@ -97,9 +97,9 @@ class ApprovalScheduler:
 
     @asynccontextmanager
     async def running(self, outcomes: Outcomes) -> AsyncIterator[None]:
-        """Run approved calls during the block. First, end the calls that a crash interrupted.
+        """First, end the calls that a crash interrupted. Then run approved calls during the block.
 
-        `outcomes` contains the outcomes of interrupted calls, as far as they are known.
+        `outcomes` contains the outcomes of those interrupted calls whose outcome is known.
         """
         requests = self._requests
         await requests.count_pending()
@@ -114,8 +114,8 @@ class ApprovalScheduler:
             self._tasks.cancel_scope.cancel()
 
     def start(self, approval_id: str) -> None:
-        """Run an approved call. Do nothing if the call is already running or the engine refuses new
-        calls.
+        """Run the call of an approval in the background. Does nothing if the call is already
+        running or the engine refuses new calls.
         """
         requests = self._requests
         runs = requests.runs
@@ -124,8 +124,8 @@ class ApprovalScheduler:
         self._tasks.start_soon(self._run, approval_id, runs.enter(approval_id, requests.now()))
 
     async def catch_up(self) -> bool:
-        """Do what is due for each waiting call: expire it, start it or warn about its expiry.
-        Return whether any calls are waiting.
+        """Expire, start, or warn about each waiting call for which this is due. Return whether any
+        calls are waiting.
         """
         requests, now = self._requests, self._requests.now()
         waiting, any_waits = await requests.table.waiting(now + self._warn_before)
@@ -142,13 +142,14 @@ class ApprovalScheduler:
         return any_waits
 
     def permit_again(self, stored: StoredApproval, call: CallContext) -> PermittedCall:
-        """Resolve, validate and authorize a stored call again, with the current settings.
+        """Resolve, validate and authorize a stored call again, with the current settings. `call` is
+        the context of the stored call.
 
         Raises:
             PermissionDenied: the caller is no longer allowed to make calls.
             ApprovalExpired: the engine that held the call's action in memory has ended.
             InvalidParams: this engine does not know one of the call's options.
-            EngineError: a stage refuses the call.
+            EngineError: a stage of the pipeline refuses the call.
         """
         if stored.request.needs is not None and call.request.held is None:
             raise refusals.lost_with_engine(stored.approval, stored.request.needs)
@@ -160,13 +161,15 @@ class ApprovalScheduler:
         return permit(call, self._services)
 
     async def edited(self, stored: StoredApproval, arguments: JsonObject) -> StoredApproval:
-        """Return the approval with its arguments replaced by `arguments`, which are checked like
-        those of a new call.
+        """Return the approval as an edit would change it. Nothing is stored.
+
+        `arguments` replace the call's arguments, and are checked like those of a new call.
 
         Raises:
             InvalidParams: the arguments do not fit the tool, change a fixed argument, or cannot be
                 edited for this call.
-            PermissionDenied: a rule forbids the edited call, or it needs other approvers.
+            PermissionDenied: a rule denies the edited call, or the edited call needs other
+                approvers.
         """
         approval = stored.approval
         if stored.request.needs is not None:
@@ -185,7 +188,8 @@ class ApprovalScheduler:
         return edited(stored, new, is_asked=permitted.decision.verdict is Verdict.ASK)
 
     async def previewed(self, stored: StoredApproval) -> StoredApproval | None:
-        """Return the approval with a new preview: the effect that the waiting call would have now.
+        """Return the approval with a new preview, that is, the effect that the waiting call would
+        have now. Nothing is stored.
 
         Return None, so that the approval stays unchanged, in three cases: the tool has no preview,
         the session is busy, or more than the session's files has changed. In the last case, the
@@ -258,7 +262,7 @@ class ApprovalScheduler:
             requests.runs.leave(approval_id)
 
     async def _carry_out(self, stored: StoredApproval, run: ApprovedRun) -> None:
-        """Run an approved call, and store its answer.
+        """Run an approved call, and store the call's answer.
 
         Raises:
             ReadFailed, WriteFailed, ShuttingDown, SandboxUnavailable, CircuitOpen, RateLimited:
@@ -280,11 +284,11 @@ class ApprovalScheduler:
             call.close()
 
     async def _interrupt(self, approval_id: str, outcomes: Outcomes = NOT_KNOWN) -> None:
-        """End a call whose start is stored but that is not running: with its outcome in `outcomes`,
-        or as interrupted if there is none.
+        """End a call whose start is stored but that is not running. If `outcomes` contains the
+        call's outcome, the call ends with it. Otherwise, the call ends as interrupted.
 
-        Do nothing if the call's row cannot be read. Wait while the database is unavailable, because
-        its last commit may have stored the start.
+        Does nothing if the row of the call cannot be read. Waits while the database is unavailable,
+        because the last commit may have stored the start.
         """
         try:
             stored = await self._settled(approval_id)
@@ -301,8 +305,8 @@ class ApprovalScheduler:
             self._requests.log_fault(approval_id, fault)
 
     async def _end_known(self, stored: StoredApproval, error: EngineError | None) -> None:
-        """End an interrupted call whose outcome is known. If `error` is None, the call had done
-        everything. Otherwise, it had done nothing.
+        """End an interrupted call whose outcome is known. If `error` is None, the call has done
+        everything. Otherwise, it has done nothing, and its answer is the error.
         """
         note = "Everything was done before the engine ended; only the answer is lost."
         answer = (
@@ -371,22 +375,23 @@ class ApprovalScheduler:
         record_ending(call, envelope, services)
 
     async def _asking_now(self, permitted: PermittedCall) -> tuple[StoredApproval, Effect | None]:
-        """Return the approval that the call would request now, and the effect of the call."""
+        """Return the approval that a call would request now, and the effect of the call."""
         services = self._services
         plan = await plan_now(permitted, services.walls, services.sessions)
         return await self.calls.asker.new_approval(permitted, plan, services)
 
     async def _use(self, stored: StoredApproval, call: CallContext, plan: Plan) -> None:
-        """Check that the action is still the approved action, and mark the approval as used.
+        """Check that the call's action is still the approved action. Then use up the approval.
 
-        The check is needed because the call may have waited long for its place. This method does
-        not compare the workspace, because the executor does so before it changes anything.
+        The check is needed because the call may have waited long for its place in the sandbox. This
+        method does not compare the workspace, because the executor does so before it changes
+        anything.
 
         Raises:
             ApprovalExpired: the action differs from the approved action, or the approval is no
                 longer valid.
-            EngineError: a stage refuses the call now.
-            WriteFailed: the approval was not used, and nothing may run.
+            EngineError: a stage of the pipeline refuses the call now.
+            WriteFailed: the approval was not used up, and nothing may run.
         """
         place = await place_of(plan, self._services.sessions)
         again = self.calls.context_of(stored)
@@ -403,7 +408,8 @@ class ApprovalScheduler:
 
 
 _LATER = (ReadFailed, WriteFailed, ShuttingDown, SandboxUnavailable, CircuitOpen, RateLimited)
-"""Errors after which a call can still start later. The approval therefore stays valid."""
+"""Errors after which a call can still start later. After such an error, the approval stays
+valid."""
 
 
 def _passes(refusal: EngineError) -> bool:
@@ -414,7 +420,7 @@ def _passes(refusal: EngineError) -> bool:
 
 
 def _without_fixed(stored: StoredApproval, arguments: JsonObject) -> JsonObject:
-    """Return the edited arguments without the arguments that the agent's configuration fixes.
+    """Return the edited arguments (`arguments`) without those that the agent's configuration fixes.
 
     Raises:
         InvalidParams: the edit would change a fixed argument.

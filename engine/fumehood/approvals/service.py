@@ -1,10 +1,10 @@
-"""The service: approvers see and decide approvals, callers find and cancel their own.
+"""The service: approvers see and decide approvals, and callers find and cancel their own approvals.
 
-Host side. This is the engine's interface to approvals, which the HTTP routes and the webhook use.
-Invariants: a principal can decide on its own call only if the operator permits self-approval, and
-the decision is recorded as self-approval; a batch of decisions is made completely or not at all;
-attempts without authority are recorded in the audit chain; an approved call starts only after its
-approval is durable.
+Host side. The HTTP routes and the webhook use this interface. Invariants: a principal can decide on
+its own call only if the operator permits self-approval, and the decision is then recorded as a
+self-approval; a batch of decisions is made completely or not at all; attempts to decide without
+authority are recorded in the audit chain; an approved call starts only after its approval is
+durable.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ from fumehood.storage.errors import WriteFailed
 
 
 class ApprovalService:
-    """All approvals of one engine, for approvers and callers."""
+    """All approvals of one engine, as approvers and callers use them."""
 
     def __init__(self, services: PipelineServices, asker: HumanAsker) -> None:
         self._calls = StoredCalls(services, asker)
@@ -67,8 +67,8 @@ class ApprovalService:
     async def list(
         self, query: ApprovalQuery, *, principal: Principal | None = None
     ) -> ApprovalPage:
-        """Return a page of approvals, newest first. If `principal` is given, only its own approvals
-        are listed.
+        """Return a page of approvals, newest first. If `principal` is given, list only the
+        approvals of this principal's own calls.
 
         Raises:
             ResourceNotFound: the cursor is unknown.
@@ -81,10 +81,11 @@ class ApprovalService:
         return page.model_copy(update={"items": shown})
 
     async def show(self, approval_id: str, *, principal: Principal | None = None) -> Approval:
-        """Return an approval. If `principal` is given, the approval must be its own.
+        """Return an approval. If `principal` is given, the approval must be for this principal's
+        own call.
 
         Raises:
-            ResourceNotFound: there is no such approval, or it is not the principal's.
+            ResourceNotFound: there is no such approval, or it is not the principal's own.
         """
         stored = await self.requests.table.get(approval_id)
         if principal is None:
@@ -96,8 +97,8 @@ class ApprovalService:
         """Return an approval for an approver, with a preview of the changes that the call would
         make now.
 
-        A changed preview is stored as a new version of the approval. If no preview can be computed,
-        the approval keeps the earlier preview and its time.
+        If the preview has changed, it is stored as a new version of the approval. If no preview can
+        be computed, the approval keeps the earlier preview and the time of that preview.
 
         Raises:
             ResourceNotFound: there is no such approval.
@@ -108,8 +109,8 @@ class ApprovalService:
         return self._eligibility.shown(stored.approval)
 
     async def of_call(self, call_id: str, principal: Principal) -> Approval | None:
-        """Return the newest approval of the principal's own call, or None. It is shown as its
-        caller may see it.
+        """Return the newest approval of the principal's own call, or None. The approval is in the
+        form that its caller may see.
         """
         stored = await self._own_call(call_id, principal)
         return None if stored is None else own_view(stored)
@@ -117,8 +118,8 @@ class ApprovalService:
     async def answer_of(
         self, call_id: str, principal: Principal, *, is_fetched: bool = True
     ) -> Envelope | None:
-        """Return the answer to the principal's own call that needed approval, or None if there is
-        no answer.
+        """Return the answer to the principal's own call, if the call needed approval. Return None
+        if there is no answer.
 
         The answer is marked as fetched. If `is_fetched` is False, it is not marked, and the caller
         of this method must call `fetched` once the answer has been delivered.
@@ -131,7 +132,7 @@ class ApprovalService:
         return decode_envelope(stored.answer.encode())
 
     def fetched(self, call_id: str) -> None:
-        """Record that a caller has received the answer to its call.
+        """Record that the caller of a call has received the call's answer.
 
         From now on, an identical call counts as a new call, not as a repeat.
         """
@@ -139,10 +140,10 @@ class ApprovalService:
 
     async def next_change(self, after: int, *, within_s: float = LONGEST_POLL_S) -> int:
         """Wait until the number of changes differs from `after`, at most `within_s` seconds. Return
-        the number.
+        the number of changes.
 
-        The number grows with every change of any approval. It starts from 0 when the engine starts,
-        so `after` may be greater than the number.
+        This number grows with every change of any approval. It is 0 when the engine starts.
+        Therefore, `after` may be greater than the number, and this method then returns immediately.
         """
         requests = self.requests
         if requests.changes == after:
@@ -155,8 +156,8 @@ class ApprovalService:
         return await self.requests.table.count(ApprovalState.PENDING)
 
     def remedy_without_approvers(self) -> str | None:
-        """Return a clause that explains how the operator can add an approver, or None if an
-        approver exists.
+        """Return a clause that tells the operator how to add an approver. Return None if there
+        already is an approver.
         """
         return self._eligibility.remedy_without_approvers()
 
@@ -174,9 +175,10 @@ class ApprovalService:
     ) -> Approval:
         """Approve or deny a call, and return its approval.
 
-        `version` is the version of the approval that the approver saw. None accepts any version.
-        `peer` is the principal of the Unix user at the other end of the socket. It matters because
-        this user may also be the call's caller.
+        `by` is the approver. `channel` names the interface through which the decision was sent,
+        such as `control`. `peer` is the principal id of the Unix user at the other end of the
+        socket, or None; this user may also be the caller of the call. `version` is the version of
+        the approval that the approver saw; None accepts any version.
 
         Raises:
             ResourceNotFound: there is no such approval.
@@ -197,9 +199,10 @@ class ApprovalService:
         channel: str,
         peer: str | None = None,
     ) -> tuple[Approval, ...]:
-        """Make several decisions in one transaction. If one of them is refused, none takes effect.
+        """Make several decisions in one transaction, and return the approvals. If one decision is
+        refused, none takes effect.
 
-        Raises the same errors as `decide`.
+        The arguments and the raised errors are those of `decide`.
         """
         if len({one.approval_id for one in items}) != len(items):
             raise InvalidParams("An approval is given twice.", fields=["items"])
@@ -217,7 +220,8 @@ class ApprovalService:
     async def preview_edit(
         self, approval_id: str, arguments: JsonObject, by: Principal, *, peer: str | None = None
     ) -> Approval:
-        """Return the approval as it would be after this approver's edit. Nothing is stored.
+        """Return the approval as it would be after this approver's edit. Nothing is stored. `peer`
+        is explained in `decide`.
 
         Raises:
             ResourceNotFound, PermissionDenied, IdempotencyConflict, ApprovalExpired,
@@ -236,7 +240,8 @@ class ApprovalService:
     async def resolve(
         self, approval_id: str, resolution: Resolution, by: Principal, *, peer: str | None = None
     ) -> Approval:
-        """Record the outcome of an interrupted call, as determined by an approver.
+        """Record the outcome of an interrupted call, and return the approval. An approver (`by`)
+        has determined the outcome. `peer` is explained in `decide`.
 
         Raises the same errors as `decide`.
         """
@@ -251,8 +256,8 @@ class ApprovalService:
     async def note_refusal(
         self, approval_id: str | None, by: Principal, peer: str | None, why: str
     ) -> None:
-        """Record an attempt to decide without authority in the log and the audit chain.
-        `approval_id` is None for a batch.
+        """Record an attempt to decide without authority in the log and the audit chain. `why` is
+        the reason for the refusal. `approval_id` is None if the attempt was a batch of decisions.
         """
         about = None if approval_id is None else approval_id[:MAX_NAME_CHARACTERS]
         values = {"approval_id": about, "by": by.id, "peer": peer, "why": why}
@@ -262,7 +267,8 @@ class ApprovalService:
     # -- cancelling ----------------------------------------------------------------------
 
     async def cancel(self, approval_id: str, principal: Principal) -> Approval:
-        """Cancel the principal's own call if it is waiting, or stop it if it is running.
+        """Cancel the principal's own call if it is waiting, or stop the call if it is running.
+        Return its approval.
 
         Raises:
             ResourceNotFound: the principal has no such approval.
@@ -272,8 +278,8 @@ class ApprovalService:
         return own_view(await self._calls.cancel(approval_id, principal.id))
 
     async def cancel_call(self, call_id: str, principal: Principal) -> Approval:
-        """Cancel the principal's own call, which is given by the call's id. Raises the same errors
-        as `cancel`.
+        """Cancel the principal's own call as `cancel` does, but find it by its call id. Raises the
+        same errors as `cancel`.
         """
         stored = await self._own_call(call_id, principal)
         if stored is None:
@@ -285,6 +291,10 @@ class ApprovalService:
     async def preview_remember(self, approval_id: str, wish: RememberWish) -> RememberedRule:
         """Return the remembered rule that an approval with this wish would create. Nothing is
         stored.
+
+        Raises:
+            ResourceNotFound: there is no such approval.
+            InvalidParams: the approval cannot create such a rule.
         """
         stored = await self.requests.table.get(approval_id)
         now = self.requests.now()
@@ -295,7 +305,9 @@ class ApprovalService:
         return self.requests.remembered.all()[::-1]
 
     async def forget(self, rule_id: str, by: Principal) -> RememberedRule:
-        """Remove a remembered rule. Raises ResourceNotFound if there is no such rule."""
+        """Remove a remembered rule, and return it. `by` is the principal that removes the rule.
+        Raises ResourceNotFound if there is no such rule.
+        """
         return await self.requests.remembered.forget(rule_id, by, self.requests.now())
 
     async def _previewed(self, stored: StoredApproval) -> StoredApproval:
@@ -324,8 +336,8 @@ class ApprovalService:
         return stored
 
     async def _get(self, approval_id: str) -> StoredApproval:
-        """Return an approval for a decision. If it does not exist, raise ResourceNotFound with its
-        id.
+        """Return an approval on which to decide. If the approval does not exist, raise a
+        ResourceNotFound whose message contains the approval id.
         """
         try:
             return await self.requests.table.get(approval_id)
@@ -354,8 +366,10 @@ class ApprovalService:
         *,
         is_self_approval: bool,
     ) -> tuple[Step, Envelope | None]:
-        """Return the state change that the decision makes. If the decision ends the call, also
-        return the call's answer, otherwise None.
+        """Return the state change that a decision makes. If the decision ends the call, also return
+        the call's answer, otherwise None.
+
+        `one` contains the decision, `stored` is the approval, and `by` is the approver.
         """
         approval, decision, now = stored.approval, one.decision, self.requests.now()
         _require_open(approval)
@@ -387,9 +401,10 @@ class ApprovalService:
         return step, None
 
     async def _require_approver(self, approval: Approval, by: Principal, peer: str | None) -> bool:
-        """Return whether the principal is deciding on its own call, if it may decide on the call.
+        """Check that a principal may decide on a call. Return True if the call is the principal's
+        own.
 
-        Otherwise, record the refusal in the audit chain.
+        If the principal may not decide, the refusal is recorded in the audit chain.
 
         Raises:
             PermissionDenied: the principal may not decide on the call.
@@ -404,9 +419,9 @@ class ApprovalService:
     def _refused(
         self, approval: Approval, by: Principal, peer: str | None
     ) -> tuple[str, PermissionDenied] | None:
-        """Return why this principal may not decide, or None if the principal may.
+        """Return why this principal may not decide, or None if the principal may decide.
 
-        The text is the reason for the audit chain. The error is for the principal.
+        The result is a pair of a text for the audit chain and an error for the principal.
         """
         if Scope.APPROVE not in by.scopes:
             return "no scope", refusals.no_scope()
@@ -419,13 +434,15 @@ class ApprovalService:
 
 
 def _require_open(approval: Approval) -> None:
-    """Raise ApprovalExpired or IdempotencyConflict if the approval is not pending."""
+    """Check that an approval is pending. If it has expired, raise ApprovalExpired. If it has
+    another state, raise IdempotencyConflict.
+    """
     if approval.state is not ApprovalState.PENDING:
         is_late = approval.state is ApprovalState.EXPIRED
         raise refusals.too_late(approval) if is_late else refusals.conflict(approval)
 
 
 def _require_own(stored: StoredApproval, principal: Principal) -> None:
-    """Raise ResourceNotFound if the approval is not this principal's own."""
+    """Raise ResourceNotFound if the approval is not for this principal's own call."""
     if stored.approval.principal_id != principal.id:
         raise refusals.unknown()

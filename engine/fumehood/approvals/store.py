@@ -1,11 +1,11 @@
-"""Approvals in the database, and every state change as one value, a `Step`.
+"""Approvals in the database, and every state change of an approval as one value, a `Step`.
 
 Host side, used by the other files of this package. One `Step` is one transaction. Everything that
 the step changes is written together or not at all: the state, an approver's decision, the
-remembered rule, the call's answer, its idempotency key, the audit row and the subscribers' rows.
-Invariants: only this file defines the conditions of each change, its entries for the audit chain
-and its event; `version` grows with each visible change, so one of two simultaneous decisions is
-refused.
+remembered rule, the call's answer, the call's idempotency key, the audit row and the subscribers'
+rows. Invariants: only this file defines the conditions of each change, its entries for the audit
+chain and its event; `version` grows with each visible change, so that of two simultaneous decisions
+one is refused.
 """
 
 from __future__ import annotations
@@ -67,36 +67,42 @@ STAYING = OPEN_STATES | {ApprovalState.INTERRUPTED}
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One change of one approval. `columns` contains the new values of database columns. Other
-    columns stay unchanged.
+    """One change of one approval. `by` is the id of the principal that makes the change, or
+    `engine`.
+
+    `columns` contains the new values of database columns. Other columns stay unchanged.
     """
 
     transition: Transition
     by: str
     at: datetime
     version: int | None = None
-    """If given, the approval must still have this version."""
+    """If given, the approval must still have this version. Otherwise, the change is refused."""
     digest: str | None = None
-    """If given, this must still be the digest of the approval's action."""
+    """If given, the approval's action must still have this digest. Otherwise, the change is
+    refused."""
     in_time: bool = False
-    """Whether the change is refused once the approval has expired."""
+    """Whether the change is refused if the approval has expired."""
     columns: Mapping[str, Any] = field(default_factory=dict)
     becomes: StoredApproval | None = None
-    """The approval with its edited arguments or its new preview; None if they stay the same."""
+    """The approval with edited arguments or a new preview. None if the arguments and the preview
+    stay the same."""
     changed: tuple[str, ...] = ()
-    """Names of the fields of the action that differ from the approved action."""
+    """Names of the fields of the action that differ from the approved action, or what the call
+    needed and has ended (`Approval.changed`)."""
     decision: DecisionRecord | None = None
     remember: RememberedRule | None = None
     answer: Envelope | None = None
     event: str | None = None
     """The event for subscribers, such as `approval.created`, or None for no event."""
     details: JsonObject = field(default_factory=dict)
-    """Details for the audit chain."""
+    """Further fields for the audit chain."""
     counts: Callable[[str], bool] = lambda approver: True
-    """Returns whether an earlier approval by this principal counts. The approval of the principal
-    who decides now always counts."""
+    """Returns whether an earlier approval by the principal with this id counts. The approval of the
+    principal who decides now always counts."""
     is_seen: bool = True
-    """Whether the change is visible to users. If so, it increments the approval's version."""
+    """Whether the change is visible to users. If so, the change increments the approval's
+    version."""
 
 
 # Decisions of people.
@@ -111,9 +117,11 @@ def approved(
     remember: RememberedRule | None,
     counts: Callable[[str], bool],
 ) -> Step:
-    """Return the step for an approval of the call, which must then start before `start_by`.
+    """Return the step for a decision to approve a call. Once approved, the call must start before
+    `start_by`.
 
-    If `edited` is given, the call is approved in its edited form.
+    If `edited` is given, the call is approved in this edited form. `remember` is the remembered
+    rule to create, or None. `version` and `counts` are explained in `Step`.
     """
     details = _details(decision)
     if remember is not None:
@@ -128,7 +136,7 @@ def approved(
 
 
 def denied(decision: DecisionRecord, *, version: int | None, answer: Envelope) -> Step:
-    """Return the step for a call that an approver denied."""
+    """Return the step for a decision to deny a call. `answer` is the call's answer."""
     at = stamp(decision.at)
     return Step(
         TRANSITIONS["deny"], decision.approver, decision.at,
@@ -139,7 +147,9 @@ def denied(decision: DecisionRecord, *, version: int | None, answer: Envelope) -
 
 
 def cancelled(by: str, now: datetime, answer: Envelope) -> Step:
-    """Return the step for a call that its caller cancelled before it started."""
+    """Return the step for a call that its caller cancels before it starts. `by` is the caller's id,
+    and `answer` is the call's answer.
+    """
     return Step(
         TRANSITIONS["cancel"], by, now,
         columns={"ended_at": stamp(now), "code": "CANCELLED"},
@@ -148,7 +158,9 @@ def cancelled(by: str, now: datetime, answer: Envelope) -> Step:
 
 
 def resolved(resolution: Resolution, by: str, now: datetime, answer: Envelope) -> Step:
-    """Return the step for an interrupted call whose outcome a human determined."""
+    """Return the step for an interrupted call whose outcome a human has determined. `by` is the
+    human's principal id, and `answer` is the call's answer.
+    """
     return Step(
         TRANSITIONS[f"resolve as {resolution.outcome}"], by, now,
         answer=answer, event="approval.ended",
@@ -160,8 +172,8 @@ def resolved(resolution: Resolution, by: str, now: datetime, answer: Envelope) -
 
 
 def started(approval: Approval, now: datetime) -> Step:
-    """Return the step for the start of an approved call. The step fails if the action is no longer
-    the one in `approval`.
+    """Return the step for the start of an approved call. The step is refused if the call's action
+    is no longer that of `approval`.
     """
     return Step(
         TRANSITIONS["start"], "engine", now, digest=approval.action_digest, in_time=True,
@@ -170,7 +182,7 @@ def started(approval: Approval, now: datetime) -> Step:
 
 
 def ended(to: ApprovalState, envelope: Envelope, changed: Sequence[str], now: datetime) -> Step:
-    """Return the step for a call that has ended.
+    """Return the step for a call that has ended. `to` is the new state.
 
     `changed` names the fields of the action that differed from the approved action.
     """
@@ -186,8 +198,8 @@ def ended(to: ApprovalState, envelope: Envelope, changed: Sequence[str], now: da
 
 
 def expiring(now: datetime) -> Step:
-    """Return the step that records the warning that an approval expires soon. It creates no new
-    version.
+    """Return the step that records a warning that an approval expires soon. This step creates no
+    new version of the approval.
     """
     return Step(
         TRANSITIONS["warn"], "engine", now,
@@ -196,15 +208,19 @@ def expiring(now: datetime) -> Step:
 
 
 def previewed(before: Approval, becomes: StoredApproval, now: datetime) -> Step:
-    """Return the step for a waiting call that would now have another effect, and so another action.
+    """Return the step for a waiting call that would now have another effect, and therefore another
+    action.
 
-    Decisions on the earlier action do not count for the new one.
+    `before` is the approval with the earlier action, and `becomes` has the new one. Decisions on
+    the earlier action do not count for the new action.
     """
     return Step(TRANSITIONS["update"], "engine", now, digest=before.action_digest, becomes=becomes)
 
 
 def expired(now: datetime, answer: Envelope) -> Step:
-    """Return the step for a call that was not decided, or not started, in time."""
+    """Return the step for a call that was not decided in time, or approved but not started in
+    time.
+    """
     return Step(
         TRANSITIONS["expire"], "engine", now,
         columns={"ended_at": stamp(now), "code": "APPROVAL_EXPIRED"},
@@ -215,7 +231,7 @@ def expired(now: datetime, answer: Envelope) -> Step:
 def outlived(what: str, now: datetime, answer: Envelope) -> Step:
     """Return the step for a call whose session, program or trial ended before the call started.
 
-    `what` says which of them ended, with one of the values of `Approval.outlived`.
+    `what` says which of them ended: `session`, `program` or `trial`.
     """
     row = TRANSITIONS[f"end with its {'session' if what == SESSION else 'engine'}"]
     return replace(
@@ -248,7 +264,7 @@ def _details(decision: DecisionRecord) -> JsonObject:
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """The columns of a waiting call that the scheduler needs.
+    """A waiting call, with the columns that the scheduler needs.
 
     The values are not parsed, so that a damaged row does not stop the scheduler.
     """
@@ -264,15 +280,15 @@ class Waiting:
     def own_session(self) -> str | None:
         """The id of the session of this engine that the call needs, or None.
 
-        For an `external:` tool, it is None, because the client chooses the session id of such a
+        It is None for an `external:` tool, because the client chooses the session id of such a
         call.
         """
         return None if self.tool.startswith(EXTERNAL) else self.session_id
 
 
 class ApprovalTable:
-    """The approvals in one database. Subscribers handle each event in the transaction of the
-    change.
+    """The approvals in one database. Subscribers handle the event of a change in the transaction of
+    this change. Approvals are kept for `kept_days` days after their end.
     """
 
     def __init__(
@@ -288,10 +304,11 @@ class ApprovalTable:
         self._kept = timedelta(days=kept_days)
 
     async def create(self, stored: StoredApproval, since: datetime) -> str:
-        """Store a new approval and return its id.
+        """Store a new approval, and return its id. From now on, the approval owns the call's
+        idempotency key.
 
-        The call's idempotency key now belongs to the approval. If the call repeats a stored call
-        (see `of_repeat`), store nothing and return the id of that call's approval.
+        If the call repeats a stored call (see `of_repeat`), store nothing, and return the approval
+        id of the stored call.
 
         Raises:
             WriteFailed: nothing was stored.
@@ -309,22 +326,23 @@ class ApprovalTable:
         return await self._database.write(job)
 
     async def of_repeat(self, repeat_key: str, since: datetime) -> tuple[str, str] | None:
-        """Return the approval id and call id of the stored call that a call with this key repeats,
-        or None.
+        """If a call with this key repeats a stored call, return the approval id and the call id of
+        the stored call, otherwise None.
 
-        Only a call counts that has not ended, or that ended after `since` and whose answer nobody
-        has fetched.
+        A stored call counts only if it has not ended, or if it ended after `since` and nobody has
+        fetched its answer.
         """
         return await self._database.read(lambda c: _of_repeat(c, repeat_key, since))
 
     async def fetched(self, call_id: str, *, is_decision: bool = False) -> bool:
-        """Record that the caller has received the answer to its call.
+        """Record that the caller of a call has received the call's answer. From now on, an
+        identical call counts as a new call.
 
-        From now on, an identical call counts as a new call.
+        For an `external:` call, the answer is an approval, and this record uses it up. Such an
+        approval is used up only if `is_decision` is True. Otherwise, the caller only reads it.
 
         Return False if nothing was recorded, for example because the answer was already fetched, or
-        because a human must first resolve the interrupted call. The approval of an `external:` call
-        is used up only with `is_decision`. Without it, the caller only reads the approval.
+        because a human must first resolve the interrupted call.
 
         Raises:
             WriteFailed: the answer was not marked as fetched.
@@ -338,14 +356,14 @@ class ApprovalTable:
         return await self._database.write(lambda c: _forget_repeats(c, of_call) > 0)
 
     async def get(self, approval_id: str) -> StoredApproval:
-        """Return an approval. Raises ResourceNotFound, or ReadFailed if the database cannot be
-        read.
+        """Return an approval. Raises ResourceNotFound if there is no such approval, or ReadFailed
+        if the database cannot be read.
         """
         return await self._database.read(lambda connection: _get(connection, approval_id))
 
     async def settled(self, approval_id: str) -> StoredApproval:
-        """Return an approval after all earlier writes have been completed, including commits whose
-        outcome was unknown.
+        """Return an approval in its state after all earlier writes, including commits whose outcome
+        was unknown.
 
         Raises:
             ResourceNotFound: there is no such approval.
@@ -358,13 +376,14 @@ class ApprovalTable:
         return await self._newest(APPROVALS.c.call_id == call_id)
 
     async def page(self, query: ApprovalQuery, principal_id: str | None) -> ApprovalPage:
-        """Return a page of approvals, newest first: those of one principal, or all if
-        `principal_id` is None. Raises ResourceNotFound if the cursor is unknown.
+        """Return a page of approvals, newest first. If `principal_id` is given, list only the
+        approvals of this principal's calls. Raises ResourceNotFound if the cursor is unknown.
         """
         return await self._database.read(lambda connection: _page(connection, query, principal_id))
 
     async def change(self, steps: Sequence[tuple[str, Step]]) -> list[StoredApproval]:
-        """Apply all the steps in one transaction, and return the changed approvals.
+        """Apply steps to approvals in one transaction, and return the changed approvals. `steps`
+        contains pairs of an approval id and a step.
 
         Raises:
             ResourceNotFound, IdempotencyConflict, ApprovalExpired: a step cannot be applied;
@@ -378,8 +397,8 @@ class ApprovalTable:
         return await self._database.write(job)
 
     async def denied_before(self, approval: Approval, since: datetime) -> Approval | None:
-        """Return the newest approval of the same action, caller and session that was denied since
-        `since`, or None.
+        """Return the newest denied approval with the same action, caller and session as `approval`,
+        or None. Denials before `since` are ignored.
         """
         found = await self._newest(
             APPROVALS.c.action_digest == approval.action_digest,
@@ -391,11 +410,14 @@ class ApprovalTable:
         return None if found is None else found.approval
 
     async def note(self, kind: str, at: datetime, values: JsonObject) -> None:
-        """Add a row to the audit chain, without changing an approval."""
+        """Append a row with this kind, time and further fields to the audit chain. No approval is
+        changed.
+        """
         await self._database.write(lambda c: self._chain.append(c, kind, stamp(at), values))
 
     async def prune(self, now: datetime) -> int:
-        """Delete approvals that ended more than `kept_days` ago. Return how many were deleted.
+        """Delete approvals that ended more than `kept_days` ago. Return the number of deleted
+        approvals.
 
         Raises:
             WriteFailed: the remaining approvals stay until the next run.
@@ -410,17 +432,17 @@ class ApprovalTable:
         return await self._database.repeat(job)
 
     async def in_state(self, state: ApprovalState) -> list[str]:
-        """Return the ids of all approvals in one state, oldest first."""
+        """Return the ids of all approvals in this state, oldest first."""
         ids = select(APPROVALS.c.id).where(APPROVALS.c.state == state.value)
         ordered = ids.order_by(APPROVALS.c.seq)
         return await self._database.read(lambda c: list(c.execute(ordered).scalars()))
 
     async def maybe_lost(self) -> list[str]:
-        """Return the ids of the waiting approvals whose calls may need data in the memory of an
-        earlier engine.
+        """Return the ids of the waiting approvals whose calls may need data that was in the memory
+        of an earlier engine.
 
-        These are programs' network requests, and all calls in sessions, because some of them decide
-        on trials.
+        These are the approvals of programs' network requests and of all calls in sessions, because
+        some calls in sessions decide on trials.
         """
         needs = (APPROVALS.c.tool == NET_TOOL) | APPROVALS.c.session_id.is_not(None)
         waits = APPROVALS.c.state.in_([state.value for state in WAITING])
@@ -428,11 +450,11 @@ class ApprovalTable:
         return await self._database.read(lambda c: list(c.execute(ids).scalars()))
 
     async def waiting(self, by: datetime) -> tuple[list[Waiting], bool]:
-        """Return the waiting calls that may need attention, oldest first, and whether any call is
-        waiting.
+        """Return the waiting calls that may need attention, oldest first. Also return whether any
+        call is waiting.
 
-        A call may need attention if it expires by `by`, has a session, or was approved and has not
-        started.
+        A call may need attention if it expires by the time `by`, has a session, or was approved and
+        has not started.
         """
         waits = APPROVALS.c.state.in_([state.value for state in WAITING])
         rows = (
@@ -454,13 +476,13 @@ class ApprovalTable:
         return await self._database.read(find)
 
     async def count(self, state: ApprovalState) -> int:
-        """Return the number of approvals in a state."""
+        """Return the number of approvals in this state."""
         counted = select(func.count()).where(APPROVALS.c.state == state.value)
         return await self._database.read(lambda c: c.execute(counted).scalar_one())
 
     async def pending(self) -> list[tuple[str, str, int]]:
-        """Return the id, the principal id and the approximate size in bytes of each pending
-        approval.
+        """Return the approval id, the principal id and the approximate size in bytes of each
+        pending approval.
         """
         size = func.length(RawBytes(APPROVALS.c.document))
         rows = select(APPROVALS.c.id, APPROVALS.c.principal_id, size)
@@ -529,7 +551,8 @@ class ApprovalTable:
 
 
 def _forget(connection: Connection, before: str) -> int:
-    """Delete some of the approvals that ended before a time. Return how many were deleted.
+    """Delete a batch of the approvals that ended before a time. Return the number of deleted
+    approvals.
 
     Interrupted calls stay until a human resolves them.
     """
@@ -553,8 +576,8 @@ def _of_repeat(connection: Connection, repeat_key: str, since: datetime) -> tupl
 
 
 def _undecided(to: ApprovalState, tool: str) -> bool:
-    """Whether the call ended without a decision, or with one that its caller cannot have
-    received.
+    """Return whether a call with the new state `to` has ended without a decision, or with a
+    decision that its caller cannot have received.
     """
     if to is ApprovalState.INTERRUPTED:
         return tool.startswith(EXTERNAL)
@@ -562,8 +585,8 @@ def _undecided(to: ApprovalState, tool: str) -> bool:
 
 
 def _forget_repeats(connection: Connection, which: ColumnElement[bool]) -> int:
-    """Clear the repeat keys of these approvals, so that identical calls count as new calls. Return
-    the number of changed rows.
+    """Clear the repeat keys of the approvals that match this condition, so that identical calls
+    count as new calls. Return the number of changed rows.
     """
     return connection.execute(update(APPROVALS).where(which).values(repeat_key=None)).rowcount
 
@@ -581,7 +604,7 @@ def _require(approval: Approval, step: Step) -> None:
 
 
 def _after_decision(connection: Connection, approval: Approval, step: Step) -> ApprovalState | None:
-    """Store the step's decision, if there is one. Return the approval's next state, or None if the
+    """Store the decision of a step, if it has one. Return the approval's next state, or None if the
     state stays the same.
 
     Raises:
@@ -605,7 +628,7 @@ def _after_decision(connection: Connection, approval: Approval, step: Step) -> A
 
 
 def _is_repeated(approval: Approval, decision: DecisionRecord) -> bool:
-    """Whether a decision is identical to the same approver's previous decision.
+    """Return whether a decision is identical to the previous decision of the same approver.
 
     A repeated decision can still complete the quorum if the previous decision did not count.
     """
@@ -617,7 +640,9 @@ def _is_repeated(approval: Approval, decision: DecisionRecord) -> bool:
 
 
 def _votes(decisions: Sequence[DecisionRecord], digest: str, step: Step) -> int:
-    """Return the number of approvers who have approved this action and whose approval counts."""
+    """Return the number of approvers whose newest decision approves this action and whose approval
+    counts.
+    """
     return sum(one == step.by or step.counts(one) for one in yes_votes(decisions, digest))
 
 
@@ -677,10 +702,10 @@ def _page(connection: Connection, query: ApprovalQuery, principal_id: str | None
 def _that_fit(
     connection: Connection, wanted: Sequence[ColumnElement[bool]], limit: int
 ) -> tuple[list[int], bool]:
-    """Return the sequence numbers of the newest rows that fit on a page, and whether there are more
-    rows.
+    """Return the `seq` of the newest rows that fit on one page, and whether there are more rows.
 
-    The first row is always returned, even if it is larger than a page.
+    `wanted` are the SQL conditions for the rows. At least one row is returned if there is any, even
+    if it is larger than a page.
     """
     size = func.length(RawBytes(APPROVALS.c.document))
     newest = select(APPROVALS.c.seq, size).where(*wanted).order_by(APPROVALS.c.seq.desc())
@@ -704,7 +729,7 @@ _COLUMNS = (
 
 
 def size_of(stored: StoredApproval) -> int:
-    """Return an approval's approximate size on disk in bytes."""
+    """Return the approximate size of an approval on disk in bytes."""
     return len(strict_json.dumps(_document(stored)))
 
 
@@ -751,8 +776,8 @@ def _stored(row: RowMapping, decisions: list[DecisionRecord]) -> StoredApproval:
 
 
 def _needed_before(tool: str, request: JsonObject) -> Need | None:
-    """Return the value of `StoredRequest.needs` for a call that an earlier version stored without
-    this field.
+    """Return the value of `StoredRequest.needs` for a call that was stored without this field, by
+    an earlier version of the engine.
     """
     if tool == NET_TOOL:
         return PROGRAM
@@ -772,8 +797,8 @@ def _decision(row: RowMapping) -> DecisionRecord:
 
 
 def _audited(approval: Approval, *, by: str) -> JsonObject:
-    """Return the approval's fields for the audit chain. They contain a hash instead of the
-    arguments.
+    """Return the fields of an approval for the audit chain. They contain the digest of the action
+    instead of the arguments.
     """
     return {
         "by": by,

@@ -1,11 +1,11 @@
-"""Stored calls: store a call that needs approval, and end a stored call that will not run.
+"""Stored calls: stores calls that need approval, and ends stored calls that will not run.
 
-Host side, uses the pipeline, `preview` and `requests`; used by `scheduler` and `service`.
-`HumanAsker` is the pipeline's `Asker`. It stores a call with everything that determines what the
-call will do, and `scheduler` runs the call after its approval. A call that is denied, cancelled,
-expired, interrupted or resolved gets an envelope and a row in the call log like any other call;
-`StoredCalls` makes both. Invariant: without a human's decision, a call passes only by a remembered
-rule, and a held action with `always_asks` never passes.
+Host side. Uses the pipeline, `preview` and `requests`, and is used by `scheduler` and `service`.
+`HumanAsker` is the `Asker` that the pipeline asks for approval. It stores a call with everything
+that determines what the call will do. After the approval, `scheduler` runs the call. A call that is
+denied, cancelled, expired, interrupted or resolved gets an envelope and a row in the call log like
+any other call; `StoredCalls` makes both. Invariant: without a human's decision, a call passes only
+by a remembered rule, and a held action with `always_asks` never passes.
 """
 
 from __future__ import annotations
@@ -67,14 +67,16 @@ from fumehood.pipeline.result import build_envelope
 from fumehood.protocol.messages import decode_envelope
 
 DENIED_FOR = timedelta(hours=24)
-"""How long after a denial identical calls are also refused."""
+"""For this time after a denial, identical calls are also refused."""
 
 TAKE_BACK_S = 10.0
-"""Maximum seconds for which a cancelled caller waits until its stored call is cancelled as well."""
+"""Maximum number of seconds for which a cancelled caller waits until its stored call is cancelled
+as well."""
 
 RECORDED_S = 30.0
-"""How long a decision waits for the record of a human's yes. Nothing runs in this time, so only a
-busy host needs more than a few milliseconds."""
+"""Maximum number of seconds for which the caller of an `external:` call waits until a human's
+approval is recorded as the call's answer. Nothing runs in this time, so only a busy host needs more
+than a few milliseconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,8 +88,8 @@ class HumanAsker:
     async def ask(
         self, claimed: ClaimedCall, plan: Plan, call: CallContext, services: PipelineServices
     ) -> Consent | Envelope:
-        """Return the consent of a remembered rule. If there is none, store the call and wait for
-        its answer.
+        """Return the consent of a remembered rule that allows the call. If there is no such rule,
+        store the call and wait for its answer.
 
         Raises:
             RequiresHumanApproval: the call waits for a human, or there are too few approvers.
@@ -121,12 +123,12 @@ class HumanAsker:
         return await self.wait_for(approval_id, call)
 
     async def wait_for(self, approval_id: str, call: CallContext) -> Envelope:
-        """Wait for the answer to a stored call, at most as long as the option `wait_for_approval`
-        allows.
+        """Wait for the answer to a stored call, for as long as the option `wait_for_approval` of
+        `call` allows. `call` is the call that waits: the stored call itself, or a repeat of it.
 
         Raises:
-            RequiresHumanApproval: the call still waits for a human.
-            CallInProgress: the call is still running.
+            RequiresHumanApproval: the stored call still waits for a human.
+            CallInProgress: the stored call is still running.
         """
         wait_s = self.wait_s(call.request.options.wait_for_approval)
         handle, requests = call.handle, self.requests
@@ -149,8 +151,8 @@ class HumanAsker:
         raise self._waits(stored.approval)
 
     def wait_s(self, wanted: bool | float | None) -> float:
-        """Return how many seconds a call with the option `wait_for_approval=wanted` may wait for
-        its approval.
+        """Return how many seconds a call may wait for its approval. `wanted` is the value of the
+        call's option `wait_for_approval`.
         """
         if wanted is None or wanted is False:
             return 0.0
@@ -158,13 +160,15 @@ class HumanAsker:
         return longest if wanted is True else min(float(wanted), longest)
 
     async def same_call(self, repeat_key: str, tool: str) -> str | None:
-        """Return the approval id of the stored call that a call with this key repeats, or None."""
+        """If a call with this key repeats a stored call of the tool, return the approval id of the
+        stored call, otherwise None.
+        """
         return await self.requests.same_call(repeat_key, tool)
 
     async def take_back(
         self, approval_id: str, call: CallContext, services: PipelineServices
     ) -> None:
-        """Cancel a stored call whose caller was cancelled while waiting.
+        """Cancel a stored call, because a caller that waited for it (`call`) was cancelled.
 
         The stored call is not cancelled if it must continue (`ApprovalRequests.is_wanted`) or has
         already ended.
@@ -178,7 +182,8 @@ class HumanAsker:
                 await StoredCalls(services, self).cancel(approval_id, approval.principal_id)
 
     async def ending_of(self, call_id: str, principal_id: str) -> Envelope | EngineError | None:
-        """Return the answer to the principal's stored call, or an error if the call has not ended.
+        """Return the answer to the principal's stored call. If the call has not ended, return an
+        error that says so.
 
         Return None if the principal has no stored call with this id.
         """
@@ -197,10 +202,12 @@ class HumanAsker:
         idempotency_key: str | None = None,
         repeat_key: str | None = None,
     ) -> tuple[StoredApproval, Effect | None]:
-        """Build the approval that the call would request now. Return it with the call's effect.
+        """Build the approval that a call would request now, and return it with the call's effect.
+        Nothing is stored.
 
         Raises:
-            EngineError: the call's effect cannot be computed, or its request cannot be built.
+            EngineError: the call's effect cannot be computed, or the request that the call would
+                send cannot be built.
         """
         place = await place_of(plan, services.sessions)
         effect = await preview(permitted, plan, services.sessions)
@@ -266,11 +273,11 @@ class HumanAsker:
         return StoredApproval(approval, kept, idempotency_key, repeat_key=repeat_key), effect
 
     async def _answered(self, answer: Envelope, call: CallContext) -> Envelope:
-        """Return the stored answer. If this call repeats the stored call, the answer is marked as a
-        replay.
+        """Return the stored answer for `call`. If `call` repeats the stored call, the answer is
+        marked as a replay.
 
         The answer to a stored call can usually be fetched several times, because the action runs
-        only once. An approval of an `external:` call can be fetched only once, because each fetch
+        only once. The approval of an `external:` call can be fetched only once, because each fetch
         could lead to another run.
 
         Raises:
@@ -292,9 +299,9 @@ class HumanAsker:
         return answer.model_copy(update={"metadata": metadata})
 
     async def _park(self, stored: StoredApproval, claimed: ClaimedCall, call: CallContext) -> str:
-        """Store the call and return its approval id.
+        """Store a call, and return the id of its approval.
 
-        The call's idempotency key now belongs to the approval.
+        From now on, the approval owns the call's idempotency key.
         """
         held = claimed.permitted.request.held
         call.parked_as = approval_id = await self.requests.create(stored, held)
@@ -309,7 +316,7 @@ class HumanAsker:
 
 @dataclass(frozen=True, slots=True)
 class StoredCalls:
-    """The stored calls of one engine."""
+    """Continues and ends the stored calls of one engine."""
 
     services: PipelineServices
     asker: HumanAsker
@@ -317,11 +324,11 @@ class StoredCalls:
     def request_of(
         self, stored: StoredApproval, arguments: JsonObject | None = None
     ) -> CallRequest:
-        """Return the request of a stored call, with its caller's current authority.
+        """Return the request of a stored call, with the authority that its caller has now.
 
         If `arguments` are given, they replace the stored arguments. The request's principal is None
         if the caller may no longer make calls. Options that this engine does not know are left out;
-        `permit_again` refuses such a call.
+        `ApprovalScheduler.permit_again` refuses such a call.
         """
         approval, request = stored.approval, stored.request
         return CallRequest(
@@ -343,8 +350,8 @@ class StoredCalls:
         handle: CallHandle | None = None,
         arguments: JsonObject | None = None,
     ) -> CallContext:
-        """Return a context with which the stored call can continue. If `arguments` are given, they
-        replace the stored arguments.
+        """Return a call context with which a stored call can continue. If `arguments` are given,
+        they replace the stored arguments.
         """
         approval = stored.approval
         asked = Asked(
@@ -361,11 +368,15 @@ class StoredCalls:
         return CallContext(self.request_of(stored, arguments), trace, handle, asked=asked)
 
     async def answer(self, stored: StoredApproval, error: EngineError) -> Envelope:
-        """Return the error envelope of a call that did not run, or whose outcome is unknown."""
+        """Return the envelope with this error, for a stored call that did not run or whose outcome
+        is unknown.
+        """
         return await build_envelope(self.context_of(stored), error, self.services)
 
     async def resolved(self, stored: StoredApproval, resolution: Resolution, by: str) -> Envelope:
-        """Return the envelope of an interrupted call whose outcome a human has determined."""
+        """Return the envelope of an interrupted call whose outcome a human has determined. `by` is
+        the id of the human's principal.
+        """
         note = f" {resolution.note}" if resolution.note else ""
         failed = await self.answer(
             stored,
@@ -384,7 +395,7 @@ class StoredCalls:
         )  # fmt: skip
 
     def record(self, stored: StoredApproval, envelope: Envelope) -> None:
-        """Record the end of the call in the call log."""
+        """Record the end of a stored call in the call log."""
         record_ending(self.context_of(stored), envelope, self.services)
 
     async def end(
@@ -393,9 +404,11 @@ class StoredCalls:
         error: EngineError,
         step: Callable[[datetime, Envelope], Step],
     ) -> StoredApproval:
-        """End a call that does not run, or whose outcome is unknown, and record its end.
+        """End a stored call that does not run, or whose outcome is unknown. Record its end in the
+        call log.
 
-        `step` returns the approval's state change, given the time and the call's answer.
+        `error` becomes the call's answer. `step` returns the approval's state change, given the
+        time and the answer.
 
         Raises:
             ResourceNotFound, IdempotencyConflict: the approval's state has changed since it was
@@ -408,7 +421,8 @@ class StoredCalls:
         return after
 
     async def cancel(self, approval_id: str, by: str) -> StoredApproval:
-        """Cancel a call if it is waiting, or stop it if it is running.
+        """Cancel a stored call if it is waiting, or stop it if it is running. `by` is the caller's
+        id.
 
         Raises:
             ResourceNotFound: there is no such approval.

@@ -1,8 +1,8 @@
 """The transitions of an approval: every way in which its state can change.
 
-Each change in `store.py` uses one row of this table, and is refused if the row does not fit the
-approval's state. The table in `docs/explanation/approval.md` is generated from the table here, and
-a model-based test covers it.
+Each change in `store.py` uses one row of the table `TRANSITIONS`. A change is refused if its row
+does not fit the approval's state. The table in `docs/explanation/approval.md` is generated from
+this table, and a model-based test covers it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ PENDING, APPROVED, STARTED = ApprovalState.PENDING, ApprovalState.APPROVED, Appr
 
 @dataclass(frozen=True, slots=True)
 class Transition:
-    """One row of the table: a change of an approval's state or of another property."""
+    """One row of the table: a change of an approval's state or of another property. `leaves`
+    contains the states in which the change is possible.
+    """
 
     name: str
     leaves: frozenset[ApprovalState]
@@ -27,7 +29,7 @@ class Transition:
     when: str
     """When the change is made, as text for the documentation."""
     kind: str = ""
-    """The name of the change in the audit chain. If it is empty, the name is `approval.` followed
+    """The name of the change in the audit chain. If this is empty, the name is `approval.` followed
     by the new state."""
 
     @property
@@ -107,7 +109,7 @@ TRANSITIONS = _rows(
         "an approver", "who found out that it did not", kind="approval.resolved",
     ),
 )  # fmt: skip
-"""Name of a change → its row, in the order of a call's life."""
+"""Name of a change → the row for this change. The rows are in the order of a call's life."""
 
 ENDINGS = {
     ApprovalState.DONE: TRANSITIONS["succeed"],
