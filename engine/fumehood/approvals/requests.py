@@ -446,7 +446,7 @@ class PendingQuota:
         """Approval id → the principal id and the size in bytes of each counted call."""
 
     def add(self, approval_id: str, principal_id: str, size: int) -> None:
-        """Count a call, even if this exceeds the quota."""
+        """Count a waiting call of this size in bytes, even if this exceeds the quota."""
         self._places.add(principal_id)
         self._bytes.add(principal_id, size)
         self._held[approval_id] = principal_id, size

@@ -81,7 +81,9 @@ than a few milliseconds."""
 
 @dataclass(frozen=True, slots=True)
 class HumanAsker:
-    """The `Asker` of an engine whose approvers are humans."""
+    """Asks humans to approve calls. This is the pipeline's `Asker` in an engine whose approvers are
+    humans.
+    """
 
     requests: ApprovalRequests
 

@@ -150,7 +150,9 @@ class PolicyFile:
         return parse_policy(self.path.name, data, self._tools())
 
     def text(self) -> tuple[str, str]:
-        """Return the file's content and its version. Raises PolicyError."""
+        """Return the file's content and the version of this content. Raises PolicyError if the file
+        cannot be read.
+        """
         data, _ = _read(self.path)
         return data.decode("utf-8", "replace"), version_of(data)
 

@@ -70,7 +70,7 @@ class OfCall:
 
 @dataclass(frozen=True, slots=True)
 class CompiledRule:
-    """A rule with its compiled tests."""
+    """A rule, compiled to functions that test a tool (`of_tool`) and a call (`of_call`)."""
 
     rule: Rule
     line: int | None

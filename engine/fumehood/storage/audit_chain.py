@@ -175,8 +175,8 @@ def all_rows(connection: Connection) -> Iterator[AuditRow]:
 
 
 def attach_chain(engine: Engine, chain: AuditChain) -> None:
-    """Attach the chain to all connections of `engine`, a SQLAlchemy engine, so that `chain_of`
-    finds it.
+    """Attach an audit chain to all connections of `engine`, a SQLAlchemy engine, so that `chain_of`
+    can find the chain.
     """
 
     @event.listens_for(engine, "engine_connect")

@@ -109,7 +109,9 @@ def _write(path: Path, key: AuditKey) -> None:
 
 
 def _read(path: Path) -> AuditKey | None:
-    """Return the key in a file, or None if the file is missing. Raises AuditKeyLost or OSError."""
+    """Return the key in a file, or None if the file is missing. Raises AuditKeyLost if the file is
+    not a private file with a valid key, or OSError if it cannot be read.
+    """
     try:
         # Non-blocking, because the path may be a pipe, on which opening would block.
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)

@@ -34,7 +34,7 @@ ROTATED_BODY = f'{{"kind":"{ROTATED}",'.encode()
 
 @dataclass(frozen=True, slots=True)
 class AuditKey:
-    """A key with which some rows of a chain are written. These rows refer to the key by its
+    """A key with which some rows of an audit chain are written. These rows refer to the key by its
     `id`.
     """
 
@@ -65,12 +65,14 @@ class Unreadable(ValueError):
 
 
 def commitment_to(secret: bytes) -> str:
-    """Return a hash that identifies a key without revealing it."""
+    """Return a hash that identifies the key with this secret without revealing the secret."""
     return hashlib.sha256(b"fumehood audit key\0" + secret).hexdigest()
 
 
 def mac_of(secret: bytes, before: bytes, seq: int, body: bytes) -> bytes:
-    """Return the mac of a row, given the mac of the row before it."""
+    """Return the mac of the row with this number and body. `secret` is the key's secret, and
+    `before` is the previous row's mac.
+    """
     return hmac.digest(secret, before + seq.to_bytes(8, "big") + body, "sha256")
 
 

@@ -56,7 +56,8 @@ from fumehood.storage.settings import RecordSettings
 from fumehood.storage.writer import Row
 
 IN_MEMORY_KEPT = 10_000
-"""Maximum number of calls kept per principal (about 5 MB) if the log is only in memory."""
+"""Maximum number of calls kept for each principal if the log is only in memory. They need about 5
+MB."""
 
 IN_MEMORY_MB = 8
 """Maximum size of all records in MB if the log is only in memory."""

@@ -68,7 +68,7 @@ class Files(Protocol):
 
     @abstractmethod
     def open(self, name: str, size: int) -> BinaryIO:
-        """Open a file of `size` bytes for reading.
+        """Open the file with this name for reading. `size` is the size in bytes that it must have.
 
         Raises:
             FileNotFoundError: there is no such file, or it has another size.
@@ -183,7 +183,7 @@ class Directory:
         write_private(self.path / name, content)
 
     def open(self, name: str, size: int) -> BinaryIO:
-        """Open a file of `size` bytes for reading.
+        """Open the file with this name for reading. `size` is the size in bytes that it must have.
 
         Raises:
             FileNotFoundError: there is no such file, or it has another size.
@@ -241,7 +241,7 @@ def file_name(session_id: str, content: bytes) -> str:
 
 
 class Missing(Exception):
-    """A file is missing or damaged."""
+    """A saved file is missing or damaged. The message is the file's name."""
 
 
 class SavedFiles:

@@ -18,7 +18,8 @@ from fumehood.storage.errors import StoreError
 INTERVAL_S = 3600.0
 
 Prune = Callable[[datetime], Awaitable[int]]
-"""Deletes the expired entries of one store and returns their number."""
+"""A function that deletes the expired entries of one store and returns the number of these
+entries."""
 
 
 @asynccontextmanager
