@@ -24,7 +24,7 @@ from fumehood.identity.model import Agent, Binding
 
 
 class Done(Value):
-    """An answer that contains only what the request named. For such an answer, the clients' methods
+    """An answer that only repeats what the request named. For such an answer, the clients' methods
     return None.
     """
 
@@ -46,7 +46,7 @@ class Pagination(Value):
 
 
 class ToolList(Value):
-    """A page of tool definitions. `sources` maps each tool's name to the tool's source.
+    """One page of a list of tool definitions. `sources` maps each tool's name to the tool's source.
 
     `unavailable` names the tools that cannot run now, because their sandbox or image is missing.
     """
@@ -58,7 +58,7 @@ class ToolList(Value):
 
 
 class LeftOutTool(Value):
-    """A tool of an agent that was left out of the list, and the first reason for that."""
+    """A tool that was left out of an agent's list, and the first reason why it was left out."""
 
     name: str
     reason: str
@@ -85,11 +85,11 @@ class ToolDetails(Value):
     circuit: CircuitStatus | None = None
     """The circuit of the service that a REST tool calls."""
     findings: tuple[Finding, ...] = ()
-    """The rules for the protection of models that the tool breaks."""
+    """The rules that protect models and that this tool breaks."""
 
 
 class ToolWithSource(ToolDefinition):
-    """A tool definition, its source, and the rules for the protection of models that it breaks."""
+    """A tool definition, its source, and the rules that protect models and that the tool breaks."""
 
     source: str
     findings: tuple[Finding, ...] = ()
@@ -103,7 +103,7 @@ class CallList(Value):
 
     @property
     def page(self) -> CallPage:
-        """The same page as an embedded engine's methods return it."""
+        """The same page as a `CallPage`, the type that an embedded engine's methods return."""
         return CallPage(items=self.items, **self.pagination.model_dump())
 
 
@@ -125,8 +125,9 @@ class CallDetails(Value):
     """One call of any principal, with everything that is kept of it.
 
     For approvers and administrators. `stages_ms` has the duration of each stage, in order.
-    `audit_seq` is the number of the call's row in the audit chain. `children` are the calls that
-    the call's program made, directly or through the programs of other calls.
+    `audit_seq` is the number of the call's row in the audit chain (the engine's tamper-evident
+    log). `children` are the calls that the call's program made, directly or through the programs of
+    other calls.
     """
 
     call: CallRecord
@@ -263,7 +264,7 @@ class ApprovalList(Value):
 
     @property
     def page(self) -> ApprovalPage:
-        """The same page as an embedded engine's methods return it."""
+        """The same page as an `ApprovalPage`, the type that an embedded engine's methods return."""
         return ApprovalPage(items=self.items, **self.pagination.model_dump())
 
 
@@ -279,10 +280,10 @@ class ApprovalChanges(Value):
 
 
 class AuditRecord(Value):
-    """One row of the audit chain.
+    """One row of the audit chain, the engine's tamper-evident log.
 
-    `mac` authenticates the exact bytes of `body`, which is JSON. `before` is the previous row's
-    `mac`.
+    `mac` authenticates the exact bytes of `body`, which is JSON. `before` is the `mac` of the
+    previous row.
     """
 
     seq: int
@@ -293,7 +294,7 @@ class AuditRecord(Value):
 
 
 class AuditFinding(Value):
-    """One place at which the audit chain is not intact."""
+    """A place at which the audit chain is not intact."""
 
     seq: int
     problem: str
@@ -303,8 +304,9 @@ class AuditFinding(Value):
 class AuditVerdict(Value):
     """The result of verifying the whole audit chain.
 
-    `anchored_to` is the number of the newest row that an anchor confirms. Only the first findings
-    are listed; `problems` is the number of all findings.
+    `anchored_to` is the number of the newest row that an anchor confirms. An anchor is a copy of a
+    row's `mac` that is kept outside the database. Only the first findings are listed; `problems` is
+    the number of all findings.
     """
 
     intact: bool
@@ -320,7 +322,9 @@ class AuditVerdict(Value):
 
 
 class AuditRotation(Value):
-    """The change to a new key of the audit chain. Its row is the last row with the previous key."""
+    """A change of the key that authenticates the audit chain. The row that records this change is
+    the last row with the previous key.
+    """
 
     seq: int
     key_id: str

@@ -1,9 +1,10 @@
-"""The options of a call as callers send them: the kernel's options, and those that parts add.
+"""The options of a call as callers send them: the kernel's options, and the options that parts add.
 
-`core/call.py` defines only the kernel's options. All code that reads options from outside uses the
-models in this module. Invariant: the kernel does not act on the value of a part's option. The
-kernel only refuses a value of the wrong type, runs the part's own check, which can refuse the call,
-and stores the value with the call if the value can change what the call does.
+The kernel is the engine without its parts. `core/call.py` defines only the kernel's options. All
+code that reads options from outside uses the models in this module. Invariant: the kernel does not
+act on the value of a part's option. The kernel only refuses a value of the wrong type, runs the
+part's own check, which can refuse the call, and stores the value with the call if the value can
+change what the call does.
 """
 
 from __future__ import annotations
@@ -51,8 +52,9 @@ def with_options(added: Mapping[str, CallOption[Any]]) -> Any:
 
 
 FORMER: Mapping[str, Any] = {"packages": None}
-"""Options that an earlier version of the kernel had, and a part has now → the value that was stored
-for calls without the option. These calls run without the part as well."""
+"""Options that an earlier version of the kernel had and that a part has now. Each is mapped to the
+value that was stored for calls without the option. A call with this value runs without the part as
+well."""
 
 OF_PARTS = options_of(parts())
 """The options that parts add, by name."""
@@ -79,8 +81,10 @@ def chosen_options(options: kernel.CallOptions) -> Iterator[CallOption[Any]]:
 
 
 def inherited(options: kernel.CallOptions) -> dict[str, Any]:
-    """Return the options added by parts that the calls made by this call's program inherit, by
-    name. Options with their default value are left out.
+    """Return the values of the part options that the calls of a program inherit, by name. `options`
+    are the options of the program's own call.
+
+    Only options that parts add can be inherited. Options with their default value are left out.
     """
     chosen = chosen_options(options)
     return {option.name: option.of(options) for option in chosen if option.inherited}

@@ -1,10 +1,10 @@
-"""The parts of an engine: create, start, recover, drain and stop them.
+"""Composition: create, start, recover, drain and stop the objects that make up an engine.
 
 Host side, below `engine`. Only this module uses concrete classes of all packages. Each package
 creates its own objects from arguments; this module passes them the configuration. Invariants:
 `compose` creates each object from earlier ones, starts none of them, and raises the first fault in
-the tools, the state or the policy. Calls are accepted only after interrupted calls were recovered,
-and approved calls start after that. When the engine has ended, none of its tasks is running.
+the tools, the state or the policy. The engine accepts calls only after it has recovered interrupted
+calls, and then starts approved calls. When the engine has ended, none of its tasks is running.
 """
 
 from __future__ import annotations
@@ -99,10 +99,12 @@ def compose(
     container: SessionWall | None,
     walls_given: Mapping[str, Wall],
 ) -> Composition:
-    """Create the objects of an engine, with the database `given`. The stores of files are not open.
+    """Create the objects of an engine, with the database `given`. The stores of files are not
+    opened yet.
 
-    `walls_given` replace the walls of parts with the same names. None for another argument means a
-    default, such as the configuration from the environment, a new database, or no log.
+    Each wall in `walls_given` replaces the wall of a part with the same name. None for another
+    argument means a default, such as the configuration from the environment, a new database, or no
+    log.
 
     Raises:
         ConfigError, TypeError, InvalidDefinition, DamagedState, PolicyError, PartError: the first
@@ -242,7 +244,7 @@ def _make_asker(
 
 
 class EngineLife:
-    """Starts and stops the parts of an engine. `end` stops them in the reverse order of `begin`."""
+    """Starts and stops the objects of an engine. `end` stops the objects in reverse order."""
 
     def __init__(self, made: Composition) -> None:
         self._made = made
@@ -252,7 +254,9 @@ class EngineLife:
         self.has_begun = False
 
     async def begin(self) -> None:
-        """Start all parts in order, and accept calls. If one fails, stop the started ones."""
+        """Start all objects in order, and accept calls. If one fails to start, stop the objects
+        that were started.
+        """
         try:
             await self._begin()
         except BaseException:
@@ -284,12 +288,12 @@ class EngineLife:
         await made.parts.recover()
 
     async def drained(self) -> None:
-        """Wait, after `drain`, until no call is running, including approved ones."""
+        """Wait until no call is running, including approved calls. Call `drain` first."""
         await self._made.calls.drained()
         await self._made.approvals.requests.runs.drained()
 
     async def end(self) -> None:
-        """Accept no more calls, and stop all parts."""
+        """Accept no more calls, and stop all objects."""
         self._made.calls.intake.is_open = False
         try:
             await self._stack.aclose()
@@ -322,9 +326,9 @@ class EngineLife:
             )
 
     async def _recover_keys(self) -> None:
-        """Mark the keys of interrupted calls as lost.
+        """Mark the idempotency keys of interrupted calls as lost.
 
-        If this fails, each of these calls is found to be lost when its key is used again.
+        If this fails, the engine detects each lost call when its key is used again.
         """
         recover = partial(self._made.services.keys.recover, self._now())
         lost = await self._try("idempotency_keys", recover)
@@ -332,10 +336,11 @@ class EngineLife:
             self._log.warning("idempotency.outcomes_unknown", calls=lost)
 
     async def _try(self, name: str, work: Callable[[], Awaitable[T]]) -> T | None:
-        """Do some work on a store and return its result.
+        """Do some work on a store and return its result. `name` is the name of the store in the
+        log.
 
-        If the store fails, log that and return None. The engine still starts, and answers report
-        what is missing.
+        If the store fails, log the failure and return None. The engine still starts, and answers
+        report what is missing.
         """
         try:
             return await work()

@@ -102,7 +102,9 @@ class ServiceConfig(Value):
 
 
 class KernelConfig(BaseSettings):
-    """The settings of the kernel. `Config` also has those of the parts."""
+    """The settings of the kernel (the engine without its parts). `Config` also has the settings of
+    the parts.
+    """
 
     model_config = SettingsConfigDict(
         env_prefix=PREFIX,
@@ -211,7 +213,7 @@ class KernelConfig(BaseSettings):
 
     @cached_property
     def principal_ids(self) -> dict[int, str]:
-        """Id of each local Unix user that the configuration assigns to a principal → the
+        """Maps the id of each Unix user to whom the configuration assigns a principal to this
         principal's id.
         """
         return {uid: principal.id for principal in self.principals for uid in principal.uids}
@@ -273,8 +275,8 @@ class KernelConfig(BaseSettings):
 
 
 def _unknown_tables(settings: type[BaseSettings]) -> Iterator[tuple[str, str]]:
-    """Yield the key and the value of each environment variable that sets a table or a list with a
-    key that `settings` does not have.
+    """Yield the key and the value of each environment variable that sets a table or a list whose
+    key is not a field of `settings`.
 
     The key may belong to a missing part. It is yielded so that the validation refuses it.
     """
@@ -367,7 +369,7 @@ def _place_of(path: Sequence[int | str]) -> str:
 
 
 def variable_of(path: Sequence[int | str]) -> str:
-    """Return the name of the environment variable that sets a key."""
+    """Return the name of the environment variable that sets the configuration key at `path`."""
     return PREFIX + NESTED.join(map(str, path)).upper()
 
 

@@ -1,9 +1,10 @@
-"""The kernel's engine: the interface for the daemon, its parts and embedding programs.
+"""The engine without the methods that parts add: the interface for the daemon, the parts and
+embedding programs.
 
 Host side, between the interfaces to callers and `compose`, which creates, starts and stops the
-parts. Every interface makes its calls through `run`, with the rights of the principal, so that no
-call can skip a gate. Entering the engine starts the walls; leaving the engine ends them, and
-everything that runs in them.
+engine's objects. Every interface makes its calls through `run`, with the rights of the principal,
+so that no call can skip a gate (a check before a call). Entering the engine starts the walls.
+Leaving the engine ends the walls and everything that runs in them.
 """
 
 from __future__ import annotations
@@ -78,8 +79,8 @@ PartOfEngine = TypeVar("PartOfEngine", bound=EnginePart)
 
 
 class Engine:
-    """The engine with the core methods only. Programs use `fumehood.Engine`, which adds those of
-    parts.
+    """The engine with the core methods only. Programs use `fumehood.Engine`, which also has the
+    methods of parts.
 
     `engine_with_parts.py` explains the arguments.
     """
@@ -255,7 +256,8 @@ class Engine:
         return self._made.calls.run(tool, body, principal, live or CallHandle())
 
     def delivered(self, live: CallHandle) -> None:
-        """Record that the caller has received the answer to the call of `live`.
+        """Record that the caller has received the answer to a call. `live` is the handle of the
+        call.
 
         From now on, an identical call counts as a new call, not as a repeat. Use this method only
         for a streamed call, or if `live` has `is_delivered_later`.
@@ -352,7 +354,7 @@ class Engine:
         return self.registry.changes, agents, principal.has_authenticated
 
     def findings(self, tool: RegisteredTool) -> tuple[Finding, ...]:
-        """Return the rules for the protection of models that a tool's definition violates."""
+        """Return the rules that protect models and that a tool's definition breaks."""
         if tool.source is Source.BUILTIN:  # an imitated name is the other tool's fault
             return ()
         from fumehood.registry.poison import poison  # its patterns take a while to compile
@@ -423,8 +425,8 @@ class Engine:
         return await self.calls_of(self.owner, asked)
 
     async def calls_of(self, principal: Principal, query: CallQuery) -> CallPage:
-        """Return a page of one principal's calls, from the call log or, if `query` selects them,
-        the running calls.
+        """Return a page of one principal's calls. The calls come from the call log or, if `query`
+        selects running calls, from the engine's memory.
 
         Raises:
             ResourceNotFound: the cursor is unknown, or too old.

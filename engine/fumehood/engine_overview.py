@@ -1,8 +1,8 @@
-"""What an engine knows of its running calls and of all principals' sessions, and the metrics.
+"""An overview of an engine: its running calls, the sessions of all principals, and its metrics.
 
-Host side. Used by the engine and by parts; uses what `compose` creates. Invariant: nothing here
-runs a tool. Only administrators see the files of other principals' sessions, for whom they could
-create a token anyway.
+Host side. Used by the engine and by parts. Uses the objects that `compose` creates. Invariant:
+nothing here runs a tool. Only administrators see the files of other principals' sessions. They
+could create a token for these principals anyway.
 """
 
 from __future__ import annotations
@@ -28,14 +28,15 @@ _FIELDS = {"agent": "agent_id", "principal": "principal_id", "session": "session
 
 
 class Overview:
-    """The view over one engine's running calls and all its sessions."""
+    """Shows one engine's running calls and all its sessions."""
 
     def __init__(self, made: Composition) -> None:
         self._made = made
         self._clock = made.services.clock
         self._redactor = made.services.redactor
         self._watched: dict[str, tuple[CallRequest, JsonObject]] = {}
-        """Call id → request and redacted arguments, for running calls that operators look at."""
+        """Maps the id of each running call that operators look at to its request and its redacted
+        arguments."""
 
     # -- calls -----------------------------------------------------------------------------
 
@@ -59,7 +60,10 @@ class Overview:
     def running_call(
         self, call_id: str, principal_id: str | None = None
     ) -> tuple[CallRecord, JsonObject] | None:
-        """Return a running call with the end of its output, and its redacted arguments, or None."""
+        """Return a running call with the end of its output, and its redacted arguments. Return None
+        if the call is not running, or if `principal_id` is given and the call belongs to another
+        principal.
+        """
         for one in self._running():
             by = one.request.principal
             is_own = principal_id is None or (by is not None and by.id == principal_id)
@@ -97,7 +101,7 @@ class Overview:
         """Cancel a running call of one principal, and wait until its program has ended.
 
         Raises:
-            ResourceNotFound: the principal has no such call, or it has ended.
+            ResourceNotFound: the principal has no such call, or the call has ended.
         """
         calls = self._made.calls
         live = calls.own(call_id, principal)
@@ -119,8 +123,8 @@ class Overview:
     def session(self, reference: str) -> OwnedSession:
         """Return one session by its id or name.
 
-        A name refers to the session in use with this name, or else to the last session with this
-        name that ended.
+        If an active session has this name, return it. Otherwise, return the session with this name
+        that ended last.
 
         Raises:
             ResourceNotFound: there is no such session, or several principals have a session with
@@ -137,7 +141,9 @@ class Overview:
         return _owned(found[0])
 
     def id_of_session(self, reference: str | None) -> str | None:
-        """Return the id of the session with this id or name, or the reference if there is none."""
+        """Return the id of the session with this id or name. If there is no such session, return
+        `reference`.
+        """
         with suppress(ResourceNotFound):
             return self.session(reference).id if reference is not None else None
         return reference
@@ -171,7 +177,7 @@ def _owned(kept: KeptSession) -> OwnedSession:
 
 
 async def figures_of(made: Composition) -> list[Figure]:
-    """Return all metrics of the engine. Raises ReadFailed."""
+    """Return all metrics of the engine. Raises ReadFailed if the state cannot be read."""
     pending = await made.approvals.count_pending()
     shown = Figure("approvals_pending", "Calls that wait for a human's approval.", pending)
     return [shown, *_of_calls(made), *_of_containers(made), *_of_state(made), *_of_parts(made)]

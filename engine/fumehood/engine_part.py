@@ -1,6 +1,6 @@
-"""The behaviour of a part in one engine.
+"""The hooks by which a part takes effect in one engine.
 
-Host side, used by `engine_parts`, and by the parts.
+Host side. `engine_parts` calls the hooks, and parts override them.
 """
 
 from __future__ import annotations
@@ -42,7 +42,10 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class Kernel:
-    """The objects that every part can use. None of them has started yet."""
+    """The objects of the kernel (the engine without its parts) that every part can use.
+
+    None of the objects has been started when a part is created.
+    """
 
     config: Config
     database: Database
@@ -52,17 +55,23 @@ class Kernel:
     tracer_provider: TracerProvider | Literal["environment"] | None = None
     files: FilePlaces = field(default_factory=FilePlaces)
     subscribers: Subscribers = field(default_factory=no_subscribers)
-    """All parts of the engine, once they have been created."""
+    """All parts of the engine, as receivers of events. Empty until all parts have been created."""
 
     async def record(self, kind: str, fields: JsonObject) -> None:
-        """Append a row of this kind with these fields to the audit chain. Raises WriteFailed."""
+        """Append a row to the audit chain (the tamper-evident log). Raises WriteFailed.
+
+        `kind` is the kind of the row, and `fields` are its values.
+        """
         at, chain = stamp(self.clock.now()), self.database.audit
         await self.database.write(lambda connection: chain.append(connection, kind, at, fields))
 
     async def record_change(
         self, by: str, action: str, subject: str, details: Mapping[str, str]
     ) -> None:
-        """Record an administrative change that nothing else stores. Raises WriteFailed."""
+        """Record an administrative change that is not stored anywhere else. Raises WriteFailed.
+
+        `by` is the principal who made the change, and `subject` is the object that was changed.
+        """
         await self.database.write(
             recorded(
                 lambda _: None, at=self.clock.now(), by=by, action=action, subject=subject,
@@ -71,7 +80,10 @@ class Kernel:
         )  # fmt: skip
 
     async def notify(self, event: str, document: JsonObject) -> None:
-        """Pass an event to the parts that notify people. Raises WriteFailed."""
+        """Pass an event to the parts that notify people. Raises WriteFailed.
+
+        `document` is the content of the event.
+        """
         now = self.clock.now()
 
         def job(connection: Connection) -> None:
@@ -83,10 +95,11 @@ class Kernel:
 
 
 class EnginePart(Subscriber, CallPart):
-    """A part of one engine. Subclasses override the methods that they need.
+    """One part in one engine. Subclasses override the hooks that they need.
 
     Raises:
-        ConfigError: a setting of the part cannot be used; the engine does not start.
+        ConfigError: the constructor raises this if a setting of the part cannot be used. The engine
+            then does not start.
     """
 
     def __init__(self, kernel: Kernel) -> None:
@@ -94,19 +107,23 @@ class EnginePart(Subscriber, CallPart):
 
     @property
     def approver(self) -> str | None:
-        """The principal that makes the decisions of this part, or None if it makes none."""
+        """The name of the principal in whose name this part decides on calls, or None if the part
+        makes no decisions.
+        """
         return None
 
     def gates(self) -> Iterable[Gate]:
-        """Return the part's own gates, in their order."""
+        """Return the part's own gates (checks before a call), in the order in which they are
+        called.
+        """
         return ()
 
     def use_policy(self, values: Mapping[str, Any], tools: Collection[str]) -> None:
-        """Use a policy's values of the keys that parts add to the file (`Part.policy`).
+        """Use the values of the policy keys that this part and others add (`Part.policy`).
 
-        Called when the engine is created, and again for each later policy. `values` contains only
-        the keys that the file has, and is empty without a file. `tools` are the names of the
-        registered tools.
+        Called when the engine is created, and again whenever the policy changes. `values` contains
+        only the keys that the policy file has, and is empty if there is no policy file. `tools` are
+        the names of the registered tools.
         """
 
     def add_tools(self, registry: ToolIndex, registrations: Registrations) -> None:
@@ -115,40 +132,43 @@ class EnginePart(Subscriber, CallPart):
         """
 
     def walls(self, own: OwnWalls) -> Mapping[str, Wall]:
-        """Return the part's own walls by name. Called once.
+        """Return the part's own walls by name. Called once. `own` contains the engine's wall
+        settings and its container wall, from which the part can make its walls.
 
-        Executors of parts name the walls in their `Placement`. A wall named `container`, which may
-        wrap the kernel's wall of this name, runs the engine's containers. Walls that are
-        asynchronous context managers are open as long as the engine's own walls.
+        An executor names its wall in its `Placement`. If a part returns a wall named `container`,
+        this wall runs the engine's containers. It may wrap the engine's own wall of this name. A
+        wall that is an asynchronous context manager is open as long as the engine's own walls.
         """
         return {}
 
     def image_maker(self) -> NewImageMaker | None:
-        """Return what creates the `ImageMaker` of the engine's containers, or None.
+        """Return a function that creates the `ImageMaker` of the engine's containers, or None.
 
-        Called once, before `walls`. One part of an engine at most may have one.
+        Called once, before `walls`. At most one part of an engine may return a function.
         """
         return None
 
     def saver(self) -> Saver | None:
-        """Return what saves the files of durable sessions outside their containers, or None.
+        """Return the object that saves the files of durable sessions outside their containers, or
+        None.
 
-        Called once. One part of an engine at most may have one.
+        Called once. At most one part of an engine may return an object.
         """
         return None
 
     @asynccontextmanager
     async def around_lasting(self, program: LastingProgram) -> AsyncIterator[Given | None]:
-        """Surround a program that serves many calls. Yield what this part adds to it, or None.
+        """Surround the run of a program that serves many calls. Yield this part's contributions to
+        the run, or None.
 
-        Raises EngineError if the program must not run, or if the part has ended it.
+        Raises EngineError if the program must not run, or if this part has ended the program.
         """
         yield None
 
     @asynccontextmanager
     async def while_open(self) -> AsyncIterator[None]:
-        """Work while the database is open: from before anything else of the engine is started until
-        everything else has stopped.
+        """Work in the background while the database is open. The block begins before any other
+        object of the engine is started, and ends after every other object has stopped.
         """
         yield
 
@@ -157,48 +177,56 @@ class EnginePart(Subscriber, CallPart):
         return ()
 
     def close(self) -> None:
-        """Release what the part still holds, after the last call was recorded. Runs in a thread."""
+        """Release the part's resources. Called in a thread, after the last call was recorded."""
 
     @asynccontextmanager
     async def running(self, made: Composition) -> AsyncIterator[None]:
-        """Run the part's background work, from before the first call until after the last."""
+        """Work in the background while the engine runs. The block begins before the first call, and
+        ends after the last call. `made` contains the engine's objects.
+        """
         yield
 
     def in_session(self, access: SessionAccess) -> object | None:
-        """Return what this part's executors use during a turn in a session, or None.
+        """Return an object that this part's executors use during one turn in a session, or None.
 
-        The executors find the object by its class (`SessionLease.part`).
+        The executors get the object by its class (`SessionLease.part`). `access` gives access to
+        the session.
         """
         return None
 
     async def in_new_container(self, access: SessionAccess, container: SessionContainer) -> None:
-        """Prepare the new container of a session, whose earlier container has ended with everything
-        that ran in it. Called before the first program runs there. Must not raise an exception.
+        """Prepare a session's new container, before the first program runs in it. Must not raise an
+        exception.
+
+        The session's earlier container has ended, together with everything that ran in it. `access`
+        gives access to the session.
         """
 
     async def carry_over(self, source: KeptValues, made: KeptValues) -> None:
-        """Keep with a new session what this part keeps with the session that it is made like.
+        """Copy this part's values from a session to a new session that gets the same files.
 
-        The new session gets the files of the other one. It does not exist until all values are
-        kept, and if this raises, it is not created.
+        `source` has the values that parts keep with the existing session, and `made` those of the
+        new session. The new session does not exist until all parts have copied their values. If
+        this method raises an exception, the new session is not created.
         """
 
     async def outcomes(self) -> Mapping[str, EngineError | None]:
-        """Finish or undo actions that a killed process had begun, and return how these calls ended:
-        call id → None if the call did everything, or its error if it did nothing.
+        """Finish or undo actions that were interrupted when an earlier process was killed. Return
+        the outcomes of the calls to which the actions belong.
 
-        Called once, in `running`, before any call can start and before the kernel ends interrupted
-        calls, which it does with these outcomes. The outcome of any other interrupted call is
-        unknown. What is returned must be returned again by the next process, until `recovered` was
-        called.
+        The result maps a call id to None if the call took its full effect, or to the call's error
+        if it had no effect. Called once, in `running`, before any call can start. After that, the
+        kernel ends the interrupted calls with these outcomes. The outcome of any other interrupted
+        call is unknown. If the engine ends before `recovered` was called, the next process must
+        return the same outcomes again.
         """
         return {}
 
     async def recovered(self) -> None:
-        """End what an earlier process has left unfinished.
+        """Complete what an earlier process has left unfinished.
 
-        Called once, in `running`, after the kernel has recovered interrupted calls. The engine has
-        started when this method has returned.
+        Called once, in `running`, after the kernel has recovered interrupted calls. The engine
+        counts as started once this method has returned.
         """
 
 
@@ -206,11 +234,12 @@ class EnginePart(Subscriber, CallPart):
 async def around_lasting(
     program: LastingProgram, parts: Iterable[EnginePart]
 ) -> AsyncIterator[Surroundings]:
-    """Enter the hooks of all parts around a program that serves many calls.
+    """Enter the `around_lasting` hooks of all parts for a program that serves many calls. Yield the
+    contributions of all parts.
 
     Raises:
         SandboxUnavailable: the program needs a feature that no part provides.
-        EngineError: a part refuses to let the program run, or has ended it.
+        EngineError: a part refuses to let the program run, or has ended the program.
     """
     needs, given = frozenset({"network"} if program.hosts else ()), list[Given]()
     async with AsyncExitStack() as stack:

@@ -1,8 +1,8 @@
-"""The parts of one engine: create them, pass them what they use, start and stop them.
+"""The parts of one engine: create them, pass them the objects that they use, start and stop them.
 
-Host side, used by `compose`, which creates the `EngineParts` after the objects that the parts can
-use and before the gates, so that the gates know the parts as subscribers. Invariants: a fault of a
-part is reported with the part's name; every part is closed, also after a fault of another one.
+Host side, used by `compose`. `compose` creates the `EngineParts` after the objects that parts can
+use, and before the gates, because the gates notify the parts of events. Invariants: a fault in a
+part is reported with the part's name; every part is closed, even if another part fails.
 """
 
 from __future__ import annotations
@@ -38,11 +38,10 @@ T = TypeVar("T")
 
 
 class EngineParts:
-    """The parts of one engine, in their order.
+    """All parts of one engine, in a fixed order.
 
     Raises:
-        PartError: a part itself fails, or the state needs a part that is not there. The message
-            has its name.
+        PartError: a part fails, or the state needs a missing part. The message names the part.
         ConfigError: a setting of a part cannot be used.
     """
 
@@ -68,30 +67,32 @@ class EngineParts:
                 part.add_tools(registry, registrations)
 
     def approvers(self) -> Iterable[str]:
-        """Return the principals that make the decisions of parts."""
+        """Return the names of the principals in whose names parts decide on calls."""
         return {part.approver for part in self if part.approver}
 
     def image_maker(self) -> NewImageMaker | None:
-        """Return what creates the image maker of this engine, or None if no part has one.
+        """Return the function that creates the `ImageMaker` of this engine, or None if no part has
+        one.
 
-        Raises PartError if two parts have one.
+        Raises PartError if two parts have such a function.
         """
         return _only("make images", ((part, part.image_maker()) for part in self))
 
     def saver(self) -> Saver | None:
-        """Return what saves the files of durable sessions, or None if no part does.
+        """Return the object that saves the files of durable sessions, or None if no part has one.
 
-        Raises PartError if two parts do.
+        Raises PartError if two parts have such an object.
         """
         return _only("save files of sessions", ((part, part.saver()) for part in self))
 
     def walls(self, own: OwnWalls) -> Mapping[str, Wall]:
-        """Return the walls of parts by name.
+        """Return the walls that parts add, by name. `own` contains the engine's wall settings and
+        its container wall, from which parts can make their walls.
 
         Raises:
-            PartError: a wall cannot be created, has the name of another one, or does not require
-                the limits that the engine always requires.
-            ConfigError: a setting of the part cannot be used.
+            PartError: a wall cannot be created, or has the name of another wall. Or the wall does
+                not require a limit that the engine requires of every wall with this name.
+            ConfigError: a setting of a part cannot be used.
         """
         found: dict[str, Wall] = {}
         for part in self:
@@ -107,18 +108,21 @@ class EngineParts:
         return found
 
     def use_policy(self, registry: ToolIndex, policy: Policy | None) -> None:
-        """Pass the values of the parts' own keys to them. `policy` is None without a file."""
+        """Pass the values of the policy keys that parts add to all parts. `policy` is None if there
+        is no policy file.
+        """
         values = policy.of_parts if policy is not None else {}
         tools = {tool.definition.name for tool in registry}
         for part in self:
             part.use_policy(values, tools)
 
     def in_calls(self) -> CallParts:
-        """Return what the pipeline uses of the parts.
+        """Return the parts' hooks that the pipeline calls.
 
         Raises:
-            PartError: no gate has one of the keys that parts add to rules (`Part.excesses`), so
-                that a rule with this key would never match. Or see `CallParts.of`.
+            PartError: a part adds a key to rules (`Part.excesses`), but no gate has this key, so
+                that a rule with the key would never match. `CallParts.of` raises PartError for
+                further reasons.
         """
         gates = tuple(gate for part in self for gate in part.gates())
         if missing := self._keys - {gate.key for gate in gates}:
@@ -126,38 +130,39 @@ class EngineParts:
         return CallParts.of(self, gates, self._kernel.subscribers)
 
     async def open(self, stack: AsyncExitStack) -> None:
-        """Start what the parts do while the database is open, which ends with `stack`."""
+        """Enter `while_open` of all parts. The exit of `stack` ends this background work."""
         for part in self:
             with self._starting(part):
                 await stack.enter_async_context(part.while_open())
 
     async def start(self, made: Composition, stack: AsyncExitStack) -> None:
-        """Start the parts' background work, which ends with `stack`."""
+        """Enter `running` of all parts. The exit of `stack` ends this background work."""
         for part in self:
             with self._starting(part):
                 await stack.enter_async_context(part.running(made))
 
     def in_sessions(self) -> list[InSession]:
-        """Return the functions that make the parts' objects for a turn in a session."""
+        """Return the `in_session` hooks of the parts that override this hook."""
         return [
             part.in_session for part in self if type(part).in_session is not EnginePart.in_session
         ]
 
     def in_new_containers(self) -> list[InNewContainer]:
-        """Return the functions by which parts prepare the new container of a session."""
+        """Return the `in_new_container` hooks of the parts that override this hook."""
         kernel = EnginePart.in_new_container
         return [part.in_new_container for part in self if type(part).in_new_container is not kernel]
 
     def carry_overs(self) -> list[CarryOver]:
-        """Return the functions that carry the parts' values over to a session made like another."""
+        """Return the `carry_over` hooks of the parts that override this hook."""
         return [
             part.carry_over for part in self if type(part).carry_over is not EnginePart.carry_over
         ]
 
     async def outcomes(self) -> dict[str, EngineError | None]:
-        """Return the outcomes of interrupted calls that parts know (`EnginePart.outcomes`).
+        """Return the outcomes of interrupted calls from all parts (see `EnginePart.outcomes`), by
+        call id.
 
-        Raises PartError if two parts know the outcome of the same call.
+        Raises PartError if two parts return an outcome for the same call.
         """
         known: dict[str, EngineError | None] = {}
         for part in self:
@@ -169,13 +174,15 @@ class EngineParts:
         return known
 
     async def recover(self) -> None:
-        """Let each part end what an earlier process has left unfinished."""
+        """Let each part complete what an earlier process has left unfinished
+        (`EnginePart.recovered`).
+        """
         for part in self:
             with self._starting(part):
                 await part.recovered()
 
     async def close(self) -> None:
-        """Release what the parts hold, in reverse order. A fault is only logged."""
+        """Close all parts in reverse order. If a part fails to close, this is only logged."""
         for part in reversed(self._all):
             try:
                 await anyio.to_thread.run_sync(part.close)
@@ -184,7 +191,10 @@ class EngineParts:
 
     @contextmanager
     def _starting(self, part: EnginePart) -> Iterator[None]:
-        """Raise PartError, with the part's name, for an exception that is not the engine's."""
+        """Convert an exception that the block raises to a PartError with the part's name.
+
+        Exceptions that are already a `FumehoodError` are not converted.
+        """
         try:
             yield
         except FumehoodError:
@@ -195,7 +205,11 @@ class EngineParts:
 
 
 def _only(does: str, found: Iterable[tuple[EnginePart, T | None]]) -> T | None:
-    """Return the one object that parts have, or None. Raises PartError if two parts have one."""
+    """Return the only object in `found` that is not None, or None if there is no such object.
+
+    Each item is a part and the part's object. `does` says in the message what the object does.
+    Raises PartError if two parts have an object.
+    """
     given = [(part, one) for part, one in found if one is not None]
     if len(given) > 1:
         names = " and ".join(type(part).__name__ for part, _ in given)
@@ -204,7 +218,7 @@ def _only(does: str, found: Iterable[tuple[EnginePart, T | None]]) -> T | None:
 
 
 def _make(part: Part, kernel: Kernel) -> EnginePart:
-    """Create the object of a part for one engine."""
+    """Create the `EnginePart` of a part for one engine."""
     with named_faults(f"The part {part.name!r} could not be made"):
         made: EnginePart = imported(part.in_engine)(kernel)
     return made

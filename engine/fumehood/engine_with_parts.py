@@ -1,6 +1,6 @@
-"""The public `Engine`: the kernel's engine with the methods that parts add.
+"""The public `Engine`: the engine of `engine.py` with the methods that parts add.
 
-The kernel and the daemon's own routes use `engine.py` only.
+The daemon's own routes use only `engine.py`.
 """
 
 from __future__ import annotations
@@ -34,21 +34,23 @@ else:
 
 
 class Engine(EngineOfParts):
-    """Runs tools behind their gates and walls.
+    """Runs tools in sandboxes, after checks of each call.
 
         async with Engine(tools=[send_invoice]) as engine:
             envelope = await engine.call("calculator", {"expression": "5! + 2**10"})
 
-    State that must survive the process is kept in `database` (`open_database`); without one it is
-    kept in memory until the engine ends.
+    State that must survive the process is kept in `database`, which `open_database` opens. Without
+    a `database`, the state is kept in memory until the engine ends.
 
-    `tools` come from the embedding program, which is the operator: functions made by `@tool`,
-    definitions, or documents of definitions. Built-in tools, entry points and the files of
-    `tools_directory` are found automatically; the files are watched while the engine runs. Spans
-    of calls go to `tracer_provider`, an OpenTelemetry provider that the program shuts down itself;
-    with "environment" to the collector that OpenTelemetry's variables name.
+    `tools` are the tools of the embedding program, which is the operator: functions made by
+    `@tool`, definitions, or documents of definitions. The engine itself finds built-in tools, entry
+    points and the files of `tools_directory`, and watches these files while it runs. Spans of calls
+    are sent to `tracer_provider`, an OpenTelemetry provider that the program itself shuts down. If
+    `tracer_provider` is "environment", spans are sent to the collector that OpenTelemetry's
+    environment variables name.
 
     Raises:
-        InvalidDefinition: a tool of `tools` is wrong; with all its faults.
-        PolicyError: the configuration's `policy_file` cannot be used; with all faults.
+        InvalidDefinition: a tool in `tools` is invalid. The error contains all faults of the tool.
+        PolicyError: the configuration's `policy_file` cannot be used. The error contains all
+            faults.
     """

@@ -1,9 +1,9 @@
 """Find the parts of the product.
 
-A part is an entry point in the group `fumehood.parts`. The kernel never imports a part directly: it
-calls `parts()`, and imports by name the objects that it uses. So a command does not load the code
-of parts that it does not use, and if the files and the entry point of a part are deleted,
-everything else still works.
+A part is an entry point in the group `fumehood.parts`. The kernel (the product without parts) never
+imports a part directly: it calls `parts()`, and imports by name the objects that it uses. So a
+command does not load the code of parts that it does not use, and if the files and the entry point
+of a part are deleted, everything else still works.
 
 Invariants: the order of parts is fixed (by `Part.after`, then by name; parts of other distributions
 come last); two parts never add the same thing. A part of another distribution runs inside the
@@ -42,7 +42,8 @@ _SINGLE = (
     "commands", "checks", "exports", "mounts", "executors", "policy", "excesses", "conditions",
     "states", "files", "session_fields",
 )  # fmt: skip
-"""The fields of `Part` with names of which each can belong to one part only."""
+"""Fields of `Part` that contain names. Two parts must not have the same name in one of these
+fields."""
 
 T = TypeVar("T")
 
@@ -97,12 +98,11 @@ def own_parts() -> tuple[Part, ...]:
 
 
 def with_methods(kernel: type[T]) -> type[T]:
-    """Return a subclass of a kernel class that also has the methods which the product's own parts
-    add to the class. If no part adds a method, return the class itself.
+    """Return a subclass of `kernel`, a core class such as `Engine`, that also has the methods that
+    the product's own parts add to it. If no part adds a method, return the class itself.
 
     Raises:
-        PartError: a part would replace an attribute of the kernel's class or of another part's
-            class.
+        PartError: a part would replace an attribute of the core class or of another part's class.
     """
     added: list[type[T]] = []
     known = set(dir(kernel))
@@ -124,15 +124,18 @@ def tool_kinds() -> dict[str, ToolKind]:
 
 
 def places(kind: Literal["states", "files"]) -> dict[str, Named]:
-    """Return the names of the classes that parts add for the schemes of `state.url` (if `kind` is
-    `states`) or `files.url` (if it is `files`), by scheme.
+    """Return the storage classes that parts add. The result maps a URL scheme to the name of a
+    class.
+
+    If `kind` is `states`, the schemes are those of `state.url`. If it is `files`, they are those of
+    `files.url`.
     """
     return {scheme: place for part in parts() for scheme, place in getattr(part, kind).items()}
 
 
 def fields_of_parts(values: Mapping[str, JsonObject]) -> dict[str, Any]:
     """Return the fields that parts add to a session's record, by name. `values` contains the values
-    that the parts keep with the session. A field whose value is missing is None.
+    that the parts keep with the session, by name. A field whose value is missing is None.
     """
     return {
         name: imported(place)(values[name]) if name in values else None
@@ -142,7 +145,9 @@ def fields_of_parts(values: Mapping[str, JsonObject]) -> dict[str, Any]:
 
 
 def missing_options(wanted: object) -> list[str]:
-    """Return the options that a session or preset wants and that no part provides, by name."""
+    """Return the names of the options that `wanted` sets and that no part provides. `wanted` is a
+    session or a preset.
+    """
     given = {name for part in parts() for name in part.session_options}
     return [name for name in SESSION_OPTIONS if getattr(wanted, name) and name not in given]
 
@@ -155,7 +160,9 @@ def listed(names: Iterable[str]) -> str:
 
 
 def coming(config: Any) -> list[str]:
-    """Return the beginnings of the names of tools that parts may register after the start."""
+    """Return the name prefixes of tools that parts may register after the start. `config` is the
+    engine's configuration.
+    """
     places = [part.coming for part in parts() if part.coming is not None]
     return [prefix for place in places for prefix in imported(place)(config)]
 

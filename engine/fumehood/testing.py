@@ -68,7 +68,7 @@ class SeenRun:
     limits: Limits
     image: str | None = None
     held_in: str | None = None
-    """The image of the session's container, or None if the run was not in a session."""
+    """The image of the session's container, or None if the run did not belong to a session."""
 
 
 SMALL_LIMITS = WallLimits(
@@ -125,7 +125,7 @@ class FakeWall:
     runs: list[SeenRun] = field(default_factory=list)
     files: Callable[[SeenRun], Iterable[tuple[str, bytes]]] = lambda run: ()
     images: dict[str, tuple[str, ...]] = field(default_factory=lambda: dict(FAKE_IMAGES))
-    """Name of an image → its languages. Sessions can be created only from these images."""
+    """Maps the name of an image to its languages. Sessions can only have these images."""
     held: list[FakePlace] = field(default_factory=list)
     keeps_sessions: bool = False
     host_memory_mb: int = 64 * 1024
@@ -260,8 +260,8 @@ class _FakeLease:
 
 @dataclass(eq=False)
 class FakePlace:
-    """The fake container of a session. While `may_run` is not set, every run waits. Tests clear
-    `may_run` to hold runs back.
+    """The fake container of a session. While `may_run` is not set, every run waits, so that a test
+    can delay runs.
     """
 
     wall: FakeWall

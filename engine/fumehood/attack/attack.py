@@ -65,8 +65,8 @@ class Look(StrEnum):
     """The host can see the program's processes while the program runs, their number stays within
     the limit, and no process is left after the program's end."""
     SEALED = "sealed"
-    """The kernel reports that the processes have no capabilities, that `no_new_privs` is set, and
-    that they have a seccomp filter."""
+    """The Linux kernel reports that the processes have no capabilities, that `no_new_privs` is set,
+    and that they have a seccomp filter."""
     UNBROKEN = "unbroken"
     """Neither the wall's guest process nor its containers were replaced or ended."""
     LAYER = "layer"
@@ -142,8 +142,8 @@ class Attack:
     on_gvisor: OnGvisor | None = None
 
     def on(self, *, is_gvisor: bool) -> Attack:
-        """Return a copy of the attack for one kind of runtime: with the changes in `on_gvisor` if
-        `is_gvisor` is True, otherwise without them.
+        """Return a copy of the attack for one kind of container runtime. If `is_gvisor` is True,
+        the copy has the changes in `on_gvisor`.
         """
         differs = self.on_gvisor
         if differs is None or not is_gvisor:

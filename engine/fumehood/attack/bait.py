@@ -60,7 +60,7 @@ class Bait:
         self.word = f"word-{secrets.token_hex(12)}"
         self.knock = secrets.token_hex(KNOCK_BYTES // 2)
         self.mark = f"fh{secrets.token_hex(5)}"  # the kernel keeps 15 characters of a name
-        """The name that programs give their processes, so that the host can find them."""
+        """The mark: the name that programs give their processes, so that the host can find them."""
         self.abstract = f"fumehood-attack-{secrets.token_hex(8)}"
         self._stack = contextlib.ExitStack()
         self._heard: list[str] = []
@@ -99,8 +99,8 @@ class Bait:
     # -- checks afterwards ---------------------------------------------------------------------
 
     def losses(self, answer: str) -> list[str]:
-        """Return a description of each loss since the last call of this method: a change of the
-        bait, the secret word in `answer`, or a knock.
+        """Return a description of each loss since the last call of this method. A loss is a change
+        of the bait, the secret word in `answer`, or a knock.
 
         `answer` is all data that the program returned, as text. Changed bait is restored.
         """

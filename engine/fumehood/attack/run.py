@@ -5,10 +5,10 @@ is reported as untried, with the reason, and never as held; `held` means that th
 exactly as expected, every check from outside passed, and the harmless twin passed afterwards on the
 same wall.
 
-Checks from outside, during and after an attack, rely on the host, Docker and the kernel, and never
-on the program's own report. Programs in containers give their processes a unique name, by which the
-host finds them. Programs behind process walls are found among the descendants of the wall's guest.
-A check that observed nothing fails, because it proves nothing.
+Checks from outside, during and after an attack, rely on the host, Docker and the Linux kernel, and
+never on the program's own report. Programs in containers give their processes a unique name, by
+which the host finds them. Programs behind process walls are found among the descendants of the
+wall's guest. A check that observed nothing fails, because it proves nothing.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ TOTAL_S = 115.0
 """Seconds for all attacks. Attacks that have not started by then are reported as untried."""
 
 HELLO = {"calculator": "1 + 1", "function": "out = 2", "python": "1 + 1"}
-"""Language → the harmless program that a wall must run before it is attacked."""
+"""Maps a language to the harmless program that a wall must run before it is attacked."""
 
 HELLO_S = 10.0
 """Time limit of the harmless first program, in seconds."""
@@ -474,7 +474,7 @@ class Watch:
 
 
 def named(mark: str) -> list[int]:
-    """Return the ids of the processes whose name is `mark`, without zombies."""
+    """Return the ids of the processes whose name is `mark` (see `Bait.mark`), without zombies."""
     found = [one.pid for one in psutil.process_iter(["name"]) if one.info["name"] == mark]
     return [pid for pid in found if not _is_zombie(pid)]
 

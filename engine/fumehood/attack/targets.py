@@ -164,8 +164,8 @@ class Standing:
     environment: Mapping[str, str] = field(default_factory=dict)
     """Environment variables of the programs."""
     losses: Callable[[], list[str]] = list
-    """Returns descriptions of the losses since the previous call of this function, except losses of
-    the bait."""
+    """Returns a description of each loss, such as a write that a program was able to make, since
+    the previous call of this function. Losses of the bait are not included."""
 
 
 Open = Callable[[], AbstractAsyncContextManager[Standing]]

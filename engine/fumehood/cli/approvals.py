@@ -86,7 +86,7 @@ STYLES = {
     "head": "bold", "theirs": "", "plain": "", "added": "green", "removed": "red",
     "warning": "bold yellow",
 }  # fmt: skip
-"""Kind of a line → the style in which the line is printed."""
+"""Maps the kind of a line to the style in which the line is printed."""
 
 VERSION = re.compile(r"[1-9][0-9]{0,8}", re.ASCII)
 PAGE = 100
@@ -321,10 +321,10 @@ def _holds(rule: RememberedRule) -> bool:
 
 
 def _looked_at(given: Sequence[str], version: int | None) -> dict[str, int | None]:
-    """Parse words of the form `ID[@VERSION]`.
+    """Parse words of the form `ID[@VERSION]`, which name approvals.
 
-    Return each id → the version that the user has seen, or None if the word contains no version. In
-    that case, `version` (the option `--version`) is used if it is given.
+    Return a dictionary from each id to the version that the user has seen. For a word without a
+    version, this is `version` (the option `--version`), which may be None.
     """
     if version is not None and (len(given) > 1 or "@" in given[0]):
         fail("--version takes one approval. For several, use ID@VERSION.", ExitCode.USAGE)
@@ -556,7 +556,7 @@ INDENT = "  "
 MARK = "  │ "
 
 BESIDE_FILES = ("printed", "variables", "requests")
-"""Fields of a trial's preview that describe effects other than changed files."""
+"""Keys in the preview of a trial for effects other than changed files."""
 
 
 def approval_lines(approval: Approval, now: datetime, columns: int) -> list[Line]:
@@ -752,7 +752,7 @@ def _entry(sign: str, entry: JsonObject, columns: int) -> Iterator[Line]:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One line of text that is safe to print. Its kind determines its colour."""
+    """One line of text that is safe to print. The line's `kind` determines its colour."""
 
     text: str
     kind: Kind = "plain"

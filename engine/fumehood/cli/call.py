@@ -58,7 +58,7 @@ class CallCommand(PlainCommand):
 
 
 COMMAND_CLASS = CallCommand
-"""The class of which `fumehood.cli.main` creates the command."""
+"""The class from which `fumehood.cli.main` creates the command."""
 
 
 def call(
@@ -250,7 +250,7 @@ def _waiting(given: str) -> bool | float:
 
 
 def options_of(**given: Any) -> dict[str, Any]:
-    """Return the given options of a call, without those that are None."""
+    """Return the options in `given` whose value is not None, as the options of a call."""
     return {name: value for name, value in given.items() if value is not None}
 
 

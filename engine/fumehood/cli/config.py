@@ -24,8 +24,8 @@ config = typer.Typer(help="The configuration: values and their sources.", no_arg
 KeyPath = tuple[str, ...]
 
 FILE, DEFAULT = KNOWN_SOURCES = ("file", "default")
-"""Sources of a value that no environment variable sets: the configuration file, or the default. If
-a variable sets the value, the source is the variable's name."""
+"""The sources of values that no environment variable sets: the configuration file and the default.
+If a variable sets a value, the source is the variable's name."""
 
 
 @config.command("show")
@@ -109,7 +109,7 @@ def _masked(path: KeyPath, value: Any) -> Any:
 
 
 def _variable(path: KeyPath) -> str:
-    """Return the name of the environment variable that sets a key.
+    """Return the name of the environment variable that sets the configuration key at `path`.
 
     A variable can set the key itself or a whole table that contains the key.
     """

@@ -80,11 +80,11 @@ GROUPS = {
     "Images": ("image:",),
     "Tools": ("tools", "tools directory"),
 }
-"""Title of a group → names of its checks. A name that ends in a colon is a prefix of several
-checks' names.
+"""Maps the title of a group to the names of its checks. A name that ends in a colon is a prefix of
+the names of several checks.
 
-Further checks of the group Authority are named by `authority_checks`, and of the group Host by
-`libraries`. Parts can add groups, and can add checks to `OPEN_GROUP`."""
+The group Authority also contains the checks that `authority_checks` names, and the group Host the
+checks that `libraries` names. Parts can add groups, and can add checks to `OPEN_GROUP`."""
 
 OPEN_GROUP = "Limits"
 """The group of checks of walls. Parts can add checks of their own walls to it."""
@@ -195,8 +195,8 @@ def _examine(socket: Path | None) -> Iterator[Finding]:
 
 
 def _titles(kernel: tuple[str, ...], own: Sequence[Check]) -> list[str]:
-    """Return the titles of all groups in display order: those of the kernel, and those that parts
-    add.
+    """Return the titles of all groups in display order. `kernel` are the titles of the built-in
+    groups, and `own` are the checks of parts, which may add groups.
     """
     added = {str(check.group): check.after for check in own if check.group != OPEN_GROUP}
     return placed(kernel, added)
@@ -211,7 +211,9 @@ def _platform() -> Finding:
 
 
 def libraries() -> dict[str, str]:
-    """Return each library that parts need → the oldest version that satisfies every part."""
+    """Return a dictionary from each library that parts need to the oldest version that satisfies
+    every part.
+    """
     found: dict[str, str] = {}
     for part in parts():
         for name, oldest in part.libraries.items():
@@ -249,8 +251,8 @@ def _state(config: Config) -> Finding:
 
 
 def daemon_findings(config: Config) -> Iterator[Finding]:
-    """Yield a finding on whether the daemon is ready. If calls to services are suspended, also
-    yield a finding about that.
+    """Yield a finding on whether the daemon is ready. If calls to services are suspended, yield a
+    second finding that says so.
     """
     try:
         path = config.socket_path
@@ -375,7 +377,7 @@ def _wrapped(text: str) -> str:
 
 
 CHECKS = ("approvers", "policy", "audit key", "secrets")
-"""The names of the kernel's checks of authority, in display order."""
+"""The names of the built-in checks of authority, in display order. Parts can add checks."""
 
 JsonMapping = Mapping[str, Any]
 

@@ -35,7 +35,7 @@ COMMANDS = {
     "calls": "The call log of the running engine.",
     "sessions": "Sessions: files and variables that persist between calls.",
 }
-"""Name of each command of the kernel → its help line. A test compares these lines with each
+"""Maps the name of each built-in command to its help line. A test compares these lines with each
 command's own help."""
 
 MODULES = {
@@ -44,11 +44,11 @@ MODULES = {
     "tokens": "authority",
     "usage": "calls",
 }
-"""Name of a command → name of its module in this package, if the names differ."""
+"""Maps the name of a command to the name of its module in this package, if the names differ."""
 
 OPEN = frozenset({"doctor", "serve", "sessions", "tools"})
-"""Commands to which parts may add options, and groups to which parts may add commands. The kernel's
-other commands start without loading the parts."""
+"""Commands to which parts may add options, and groups to which parts may add commands. All other
+built-in commands start without loading the parts."""
 
 SETTINGS: dict[str, Any] = {
     "pretty_exceptions_enable": False,
@@ -81,10 +81,10 @@ class CommandsOnDemand(PlainGroup):
 
 
 def all_commands() -> dict[str, str]:
-    """Return the name of each command → its help line, in the order of `--help`.
+    """Return a dictionary from the name of each command to its help line, in the order of `--help`.
 
     Raises:
-        PartError: a part adds a command with the name of a kernel's command, or adds something to a
+        PartError: a part adds a command with the name of a built-in command, or adds something to a
             command that is not in `OPEN`.
     """
     changed = {options.command for part in parts() for options in part.options}

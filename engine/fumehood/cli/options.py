@@ -135,7 +135,7 @@ def read_text(name: str, what: str) -> str:
 
 
 def json_object(raw: bytes | str, what: str, hint: str = "") -> JsonObject:
-    """Parse a JSON object. `what` names it in messages.
+    """Parse a JSON object. `what` names the object in messages.
 
     If `raw` is not a JSON object, end the command with a message, to which `hint` is appended.
     """
@@ -178,7 +178,7 @@ def pages(fetch: Callable[..., Any]) -> Iterator[Any]:
 def newest(
     fetch: Callable[..., Any], limit: int, known: str | None = None
 ) -> tuple[list[Any], bool]:
-    """Return the newest calls of a list, and True if the list contains more calls.
+    """Return the newest calls of a list, and whether the list contains more calls.
 
     `fetch` returns pages of calls, newest first. At most `limit` calls are returned. If `known` is
     given, only calls that are newer than the call with this id are returned.
@@ -222,8 +222,8 @@ def moment(text: str | None, now: datetime, option: str = "--since") -> datetime
 
 
 def pairs_of(words: list[str]) -> dict[str, str]:
-    """Parse words of the form NAME=VALUE, and return each NAME → its VALUE. End the command if a
-    word has another form.
+    """Parse words of the form NAME=VALUE, and return a dictionary from each NAME to its VALUE. End
+    the command if a word has another form.
     """
     for word in words:
         if "=" not in word:

@@ -64,7 +64,9 @@ def overview(path: Path) -> JsonObject:
 
 
 def share_of(spent: str | int, held: str | int, limit: str | int) -> Decimal:
-    """Return the share of a budget that is spent or reserved (`held`). The whole budget is 1."""
+    """Return the share of a budget that is spent or reserved (`held`). The share of the whole
+    budget is 1.
+    """
     return (Decimal(spent) + Decimal(held)) / Decimal(limit) if Decimal(limit) else Decimal(1)
 
 

@@ -29,8 +29,8 @@ def plain(
     scope: str | None = ADMIN,
     name: str = "",
 ) -> None:
-    """Add a command to a group (`plain_command`). `words` is the help text. `name` is the command's
-    name if it differs from the method's.
+    """Add the command that `plain_command` returns to a group. `words` is the help text. `name` is
+    the command's name if it differs from the name of `method`.
     """
     command = plain_command(method, show, arguments=arguments, check=check, scope=scope)
     command.__doc__ = words
@@ -47,9 +47,10 @@ def plain_command(
 ) -> Callable[..., None]:
     """Return a command that calls `method`, such as `agents.show`, of a client.
 
-    Without `show` nothing is printed. `arguments` maps each of the method's arguments to its type
-    or, for a keyword argument, to its type and default. `check` validates the first argument.
-    `scope` is the scope that the credential needs, or None for the callers' socket.
+    `show` prints the answer. Without `show`, nothing is printed. `arguments` maps each of the
+    method's arguments to its type or, for a keyword argument, to its type and default. `check`
+    validates the first argument. `scope` is the scope that the credential needs, or None for the
+    callers' socket.
     """
     required = {one: kind for one, kind in (arguments or {}).items() if not isinstance(kind, tuple)}
     optional = {one: kind for one, kind in (arguments or {}).items() if isinstance(kind, tuple)}

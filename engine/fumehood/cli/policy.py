@@ -241,8 +241,8 @@ class _Call(Value):
 
 
 _EXCESSES: dict[str, Any] = {key: (bool, False) for part in parts() for key in part.excesses}
-"""Name, type and default of one field of a test call for each rule key in `Part.excesses`. True
-means that the gate with this key has an `Excess` for the call."""
+"""Fields of a test call, one for each rule key in `Part.excesses`. Each name is mapped to the
+field's type and default. True means that the gate with this key has an `Excess` for the call."""
 
 if TYPE_CHECKING:
     from fumehood.definition_files.directory import DirectoryFault
@@ -262,8 +262,8 @@ _KEYS = sorted({*ExpectedCall.model_fields, *ExpectedCalls.model_fields})
 
 
 class Offline:
-    """The installed and configured tools without an engine, and methods that apply a policy to
-    them. `tools_directory` replaces the configured directory of definitions.
+    """The installed and configured tools without an engine, with methods that apply a policy to
+    these tools. `tools_directory` replaces the configured directory of definitions.
     """
 
     def __init__(self, config: Config, tools_directory: Path | None = None) -> None:

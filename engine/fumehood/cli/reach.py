@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 
 
 LOOK_S = 1.0
-"""Seconds between two checks for approvals that a running call waits for."""
+"""Seconds between two checks whether a running call waits for approvals."""
 
 SEEN = 20
 """Number of the caller's newest pending approvals that are searched for approvals of a running
@@ -345,8 +345,8 @@ def read_config(**overrides: object) -> Config:
 
 
 def read_socket_path(config: Config, *, control: bool = False) -> Path:
-    """Return the socket path of a daemon with this configuration: the callers' or, with `control`,
-    the control socket.
+    """Return the path of the callers' socket or, with `control`, of the control socket of a daemon
+    with this configuration.
     """
     try:
         return config.control_socket_path if control else config.socket_path

@@ -52,7 +52,7 @@ FILE_CONTENT = "content_base64"
 code."""
 
 OPTIONS = {"memory_limit_mb": "--memory", "timeout_seconds": "--timeout"}
-"""Name of a call's option → name of the command line's option."""
+"""Maps the name of a call option to the name of the command line's option."""
 
 _ADVICE = re.compile(
     rf"(allow more (?:memory )?(?:\(|with )|^)({'|'.join(OPTIONS)})"
@@ -69,7 +69,7 @@ _TO_MODELS = re.compile(
 """Matches the end of an engine's message, if it is meant only for models."""
 
 NOTHING_RAN = (CallerError, RuleError, CircuitOpen, SandboxUnavailable, ShuttingDown)
-"""Errors which mean that nothing ran, provided that the answer has no sandbox report."""
+"""Classes of errors which mean that nothing ran, provided that the answer has no sandbox report."""
 
 
 def wants_json(asked: bool) -> bool:
@@ -78,7 +78,9 @@ def wants_json(asked: bool) -> bool:
 
 
 def circuit_words(circuit: CircuitStatus) -> str:
-    """Describe a circuit's state, its failures and the time until its next trial."""
+    """Describe a circuit's state, its failures and the time until a request is sent again as a
+    test. A circuit suspends calls to a failing service.
+    """
     wait_ms = circuit.retry_after_ms
     then = f"; next trial in {math.ceil(wait_ms / 1000)} s" if wait_ms else ""
     return (

@@ -31,7 +31,7 @@ ANSWER_GRACE_S = 30.0
 
 
 LONGEST_CALL_S = 600.0
-"""Seconds for which a call without its own timeout may run. No wall allows a longer time."""
+"""Maximum seconds that a call without its own timeout may run. No wall allows a longer time."""
 
 LONGEST_WAIT_S = 3600.0
 """Seconds for which a call without its own limit may wait for approval. The configuration allows no
@@ -82,8 +82,10 @@ def ask(
 ) -> ApiRequest[T]:
     """Create a request for the address `/v1/PART/PART…`, without sending it.
 
-    `read` is the function that parses the answer, for example the result of `data_of(…)`,
-    `field_of(…)` or `plain(…)`.
+    Each of `parts` is one segment of the address. `query` has the query parameters, and `body` the
+    JSON body. `work_s` is how many seconds the engine may work before it answers. `read` is the
+    function that parses the answer, for example the result of `data_of(…)`, `field_of(…)` or
+    `plain(…)`.
 
     Raises:
         ValueError: a part would change the address, for example because of a slash, or the body is
@@ -95,7 +97,7 @@ def ask(
 
 
 def ask_for_bytes(path: str, work_s: float = 0.0) -> ApiRequest[None]:
-    """Create a request whose answer is raw bytes, without sending it.
+    """Create a request whose answer is raw bytes, without sending it. `path` is the whole address.
 
     The request's `read` parses only refusals, and raises Refused for them. `work_s` is how many
     seconds the engine may work before it answers.
@@ -165,7 +167,8 @@ def _work_s(options: JsonObject) -> float:
 
 
 def _seconds(asked: Any) -> float | None:
-    """Return `asked` if it is a positive number of seconds, or None for any other value.
+    """Return a requested time limit if it is a positive number of seconds, or None for any other
+    value.
 
     The engine refuses an invalid value immediately, so the client need not allow any time for it.
     """
@@ -175,7 +178,7 @@ def _seconds(asked: Any) -> float | None:
 
 
 def address(*parts: str) -> str:
-    """Return `/v1/…` with each part quoted.
+    """Return the address `/v1/PART/PART…`, with each part quoted.
 
     Raises:
         ValueError: a part would change the address, for example because of a slash.

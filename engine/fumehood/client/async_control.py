@@ -39,7 +39,8 @@ from fumehood.identity.model import Agent
 
 
 class AsyncControlClient(AsyncBaseClient, AsyncControlOperations):
-    """A client of the control socket: approvals, agents, tools, tokens, approvers, audit, cache.
+    """A client of the control socket, for approvals, agents, tools, tokens, approvers, audit and
+    cache.
 
     Raises:
         DaemonUnavailable: from every method, if no server answers in time.
@@ -140,8 +141,7 @@ class AsyncControlledApprovals(AsyncControlApprovals):
         return await self._decide(approval_id, decision, version)
 
     async def next_change(self, after: int = -1, *, wait_s: float = LONGEST_POLL_S) -> int:
-        """Wait until the number of changes to approvals differs from `after`, and return the new
-        number.
+        """Wait until the number of changes to approvals differs from `after`. Return the number.
 
         After `wait_s` seconds (25 at most), return the number even if it has not changed.
         """
@@ -170,8 +170,8 @@ class AsyncControlledCalls(AsyncControlCalls):
     """The methods of `AsyncControlClient.calls`, which act on the calls of all principals."""
 
     async def dry_run(self, call_id: str) -> Envelope:
-        """Repeat, as a dry run, a call that needed approval. The dry run has the rights of the
-        call's caller.
+        """Repeat a call that needed approval as a dry run. The dry run has the rights of the call's
+        caller.
         """
         path = address("calls", call_id, "dry-run")
         return await self._transport.send(ApiRequest("POST", path, _dry_run_answer))

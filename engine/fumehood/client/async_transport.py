@@ -105,9 +105,10 @@ class AsyncTransport:
         raise failed
 
     def begun(self, request: ApiRequest[Any], progress: Progress) -> Any:
-        """Return a context manager that sends a request and waits for the answer to begin.
+        """Return a context manager that sends a request and waits until the answer begins.
 
-        The context manager yields the answer, whose body has not been read.
+        The context manager yields the answer before its body is read. `progress` records whether
+        the head of the request was sent.
         """
         return self._http.stream(
             request.method,

@@ -1,4 +1,4 @@
-"""`AsyncClient` as programs use it: the kernel's client with the methods that parts add."""
+"""`AsyncClient` as programs use it: the core client with the methods that parts add."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ DROPPED = (httpx2.ReadError, httpx2.WriteError, httpx2.RemoteProtocolError)
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """An engine's address, the credential to send, and the time limits for connecting and waiting.
+    """The address of an engine, the credential to send, and the limits for connecting and waiting.
 
     `path` is the path of a Unix socket, or the address of an engine on another machine,
     `https://HOST:PORT`. The client waits for an answer `grace_s` seconds longer than the engine may

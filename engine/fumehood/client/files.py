@@ -54,7 +54,8 @@ def opened(source: Source) -> Iterator[bytes | BinaryIO]:
 
 @contextmanager
 def plain_file(path: Path, *, follow: bool = True) -> Iterator[BinaryIO]:
-    """Open a regular file for reading. Without `follow` a link is refused (OSError, ELOOP).
+    """Open a regular file for reading, and yield it. If `follow` is False, a link is refused
+    (OSError, ELOOP).
 
     Raises:
         ValueError: the path is a directory, pipe, socket or device.
@@ -224,9 +225,10 @@ class Saving:
 
 
 def _below(parent: int, name: str) -> int:
-    """Open a subdirectory, which is created if needed, and return its descriptor.
+    """Open the subdirectory `name` of the directory with the descriptor `parent`, and return its
+    descriptor.
 
-    Raises OSError for a link.
+    The subdirectory is created if it does not exist. Raises OSError for a link.
     """
     with suppress(FileExistsError):
         os.mkdir(name, dir_fd=parent)

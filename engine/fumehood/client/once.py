@@ -66,8 +66,8 @@ class Response:
 
 
 def _size(digits: str | bytes, base: int) -> int:
-    """Parse the size of a body, or of one chunk of a body. Raises ConnectionError if the text is
-    not a number.
+    """Parse the size of a body or of one chunk, written with the number base `base`. Raises
+    ConnectionError if the text is not a number.
     """
     try:
         return int(digits, base)
@@ -102,8 +102,8 @@ class Connection:
         return Response(self._reader)
 
     def limit(self, seconds: float) -> None:
-        """Set a time limit for all later reads. A read raises TimeoutError if the daemon sends
-        nothing for `seconds`.
+        """Set a time limit for all later reads. A read raises TimeoutError if no data arrives for
+        `seconds`.
         """
         self._socket.settimeout(seconds)
 

@@ -38,7 +38,7 @@ _PARTS = {
     "sends": "what it sends",
     "workspace": "the files of its session",
 }
-"""Part of an action, as named in `Approval.changed` → the words that people read."""
+"""Maps each part of an action that `Approval.changed` can name to the words that people read."""
 
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9_.-]+", re.ASCII)
 
@@ -150,8 +150,8 @@ def _recipient(sends: JsonObject) -> ToolKind | None:
 
 
 def ending_in_words(approval: Approval) -> str:
-    """Describe how a call ended, if it did not end as decided. Return an empty text for any other
-    call.
+    """Describe how a call ended, if it ended differently than the approver decided. Return an empty
+    text for any other call.
     """
     has_started = approval.started_at is not None
     done = "It may have done a part of its work." if has_started else "Nothing was done."

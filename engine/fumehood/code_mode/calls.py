@@ -29,7 +29,7 @@ ANSWER_BYTES = 1024
 """Bytes reserved for everything in an answer except its result."""
 
 Answer = Callable[[bytes], None]
-"""Sends the answer to a call, as JSON, to the program."""
+"""A function that sends the answer to a call, as JSON, to the program."""
 
 
 class ToolCalls:
@@ -51,7 +51,7 @@ class ToolCalls:
         self, number: int, tool: str, arguments: JsonObject, answer: Answer, clock: RunClock
     ) -> None:
         """Start a call of the program, or refuse it. In both cases, `answer` is called with the
-        answer, which contains the call's `number`.
+        answer, which contains the call's `number`. `clock` is the clock of the program's run.
         """
         self._made += 1
         refusal = self._refusal(tool)

@@ -21,8 +21,8 @@ from fumehood.sandbox.streams import RunClock, StreamKind, StreamPort
 CALLS = StreamKind("calls", modules=("tools",))
 
 OnCall = Callable[[int, str, JsonObject, Callable[[bytes], None], RunClock], None]
-"""Receives a program's call: its number, the tool, the arguments, a function that sends the answer,
-and the program's clock."""
+"""A function that receives a call of a program. Its arguments are the call's number, the tool, the
+arguments, a function that sends the answer, and the clock of the program's run."""
 
 
 class ProgramCall(StrictFrame):

@@ -115,12 +115,14 @@ parameter.
 HIDDEN: dict[str, JsonValue] = {FOR_CLIENTS: True}
 
 COMMAND_OR_ARGV = ("command", "argv")
-"""Alternatives, one of which is required: what bash runs, or a program and its arguments."""
+"""The names of two arguments, exactly one of which is required. `command` is text that bash runs;
+`argv` is a program with its arguments."""
 
 ONE_OF: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {"code:shell": COMMAND_OR_ARGV, "process:start": COMMAND_OR_ARGV}
 )
-"""Executor → alternatives among its arguments, for clients, which make schemas for models."""
+"""Maps an executor to the names of arguments of which exactly one is required. Clients use this
+table to make schemas for models."""
 
 
 class Arguments(BaseModel):
@@ -132,17 +134,19 @@ class Arguments(BaseModel):
         frozen=True, strict=True, json_schema_extra={"additionalProperties": False}
     )
     one_of: ClassVar[tuple[str, ...]] = ()
-    """Alternatives, exactly one of which is required."""
+    """The names of arguments of which exactly one is required, or empty."""
     exclusive: ClassVar[tuple[tuple[str, str], ...]] = ()
-    """Pairs of alternatives. If both are given and one is empty, the empty one counts as absent."""
+    """Pairs of arguments that exclude each other. If both are given and one is empty, the empty one
+    counts as absent."""
     source: ClassVar[str] = ""
-    """The argument that holds the program, if there is one."""
+    """The name of the argument that holds the program, or an empty text if there is none."""
     is_checked_here: ClassVar[bool] = True
     """False if the program in the sandbox checks its arguments itself."""
 
     def further_faults(self) -> Iterator[tuple[str, str]]:
-        """Yield the faults of arguments that are valid separately but not together. Each fault is a
-        dotted path and a clause.
+        """Yield the faults of arguments that are valid separately but not together.
+
+        Each fault is the dotted path of an argument and a clause that describes the fault.
         """
         yield from ()
 
@@ -289,13 +293,14 @@ ARGUMENTS: Mapping[str, type[Arguments]] = MappingProxyType(
         "code:python": PythonArguments,
     }
 )
-"""The kernel's executors → the model of their arguments. A tool's schema may narrow the arguments,
-but not add any. `registry/arguments.py` also has the models of parts."""
+"""Maps each executor of the engine itself to the model of its arguments. A tool's schema may narrow
+the arguments, but not add any. `registry/arguments.py` also has the models of executors that parts
+add."""
 
 
 def faults_of_arguments(model: type[Arguments], arguments: JsonObject) -> list[tuple[str, str]]:
-    """Return all faults of a call's arguments, each as a dotted path and a clause. The list is
-    empty if the arguments are valid.
+    """Return all faults of a call's arguments, each as the dotted path of an argument and a clause
+    that describes the fault. The list is empty if the arguments are valid.
     """
     try:
         return list(model.model_validate(arguments).further_faults())

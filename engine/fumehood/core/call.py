@@ -26,7 +26,7 @@ MAX_KEY_CHARACTERS = 255
 """Maximum characters of an idempotency key."""
 
 MAX_KEYS = 1000
-"""Maximum number of arguments of one call. Each unknown one causes a message or a warning."""
+"""Maximum number of arguments of one call. Each unknown argument causes a message or a warning."""
 
 MAX_TOOL_CHARACTERS = 256
 """Maximum characters of a tool's name and version in a batch."""
@@ -58,7 +58,7 @@ NetworkHosts = Annotated[
 
 
 class CallOptions(StrictValue):
-    """Options of one call. For an absent limit, that of the tool or of the wall applies."""
+    """Options of one call. If a limit is absent, the limit of the tool or of the wall applies."""
 
     # `fumehood.call_options` adds the options of parts.
 
@@ -68,7 +68,7 @@ class CallOptions(StrictValue):
     memory_limit_mb: Megabytes | None = Field(
         default=None, json_schema_extra={"minimum": MIN_MEMORY_MB}
     )
-    """At least the minimum of the tool's wall."""
+    """The memory limit of the call. It must be at least the smallest limit of the tool's wall."""
     max_length: int | None = Field(default=None, gt=0)
     return_summary: bool = True
     wait_for_approval: bool | float | None = None
@@ -86,8 +86,8 @@ class CallOptions(StrictValue):
 DECIDING_OPTIONS = (
     "timeout_seconds", "memory_limit_mb", "isolation", "network",
 )  # fmt: skip
-"""The kernel's call options that change what a call does. `agent_id` and `session_id` also do
-so."""
+"""The call options that change what a call does, without the options that parts add. `agent_id` and
+`session_id` also change what a call does."""
 
 _NO_OPTIONS = CallOptions()
 
@@ -116,8 +116,8 @@ class TraceParent:
 
 
 Need = Literal["program", "trial"]
-"""What a held action needs, which exists only in the engine's memory: the program whose request the
-action sends, or the effect of a trial."""
+"""What a held action depends on. `program` is the running program whose request the action sends,
+and `trial` is the effect of a trial. Both exist only in the engine's memory."""
 
 
 class Held(Protocol):
@@ -173,8 +173,7 @@ class ToolResult:
 
     @classmethod
     def of(cls, returned: Any) -> ToolResult:
-        """Return a function's return value as a `ToolResult`. A value that is already one is
-        returned unchanged.
+        """Return a function's return value as a `ToolResult`. A `ToolResult` is returned unchanged.
 
         The value is untrusted and may misreport its class, so this method runs no code of the
         value.
@@ -227,8 +226,8 @@ class FunctionAddress:
     """How another process finds a function: by `module`, `name` and `import_path`.
 
     A function of the main program cannot be imported. It has an empty `import_path`, and `pickled`
-    contains the function itself, in base64. `digest` then stands for the function's source in
-    approvals.
+    contains the function itself, in base64. An approval of such a function applies to `digest`
+    instead of the function's source.
     """
 
     module: str
@@ -248,7 +247,7 @@ _set = object.__setattr__
 
 
 def replaced(model: M, **fields: Any) -> M:
-    """Return a copy of a model in which these fields have new values. This takes half the time of
+    """Return a copy of a model in which these fields have new values, in half the time of
     `model_copy`.
 
     The new values are not validated. The copy has the same set of explicitly set fields as the

@@ -1,7 +1,7 @@
 """The call log as its readers see it: records, pages, queries, metrics, and trials of rules.
 
-Values only. The fields have the same names as in the envelope. Argument values and results are not
-among them; they are stored separately and returned by the details of a call.
+Values only. The fields have the same names as in the envelope. A record contains neither argument
+values nor results. They are stored separately, and the details of a call contain them.
 """
 
 from __future__ import annotations
@@ -112,8 +112,8 @@ _NO_WORD = re.compile(r"[\W_]+")
 def only_words(text: str) -> str:
     """Return a text with everything except its words replaced by single spaces.
 
-    Databases split other texts into words in different ways, but all databases split this form in
-    the same way.
+    Databases split texts with punctuation into words in different ways, but all databases split
+    this form in the same way.
     """
     return _NO_WORD.sub(" ", text).strip()
 
@@ -168,7 +168,7 @@ class CallQuery(Value):
 
 
 class CallStep(Value):
-    """The metrics of the calls of one hour or day, with the fields of `ToolFigures`.
+    """The metrics of all calls in one hour or day. The fields mean the same as in `ToolFigures`.
 
     `at` is the hour, such as `2026-01-31T09`, or the day, such as `2026-01-31`.
     """
@@ -254,7 +254,7 @@ class TriedRule(Value):
 
 
 class TriedRules(Value):
-    """The tried rules, and the number of past calls against which they were tried.
+    """The rules that were tried, and the number of past calls that were compared with them.
 
     `skipped` is the number of calls of a tool, or of a version of a tool, that the engine does not
     have.

@@ -2,7 +2,7 @@
 
 The caller runs an external tool itself, if the decision is `allow`. Inside the engine, a request
 for a decision is a call of the tool `external:NAME`, which does nothing. `registry/index` creates
-this tool, and every gate treats the call like any other call.
+this tool. Every gate (a check before a call runs) treats this call like any other call.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from fumehood.core.value import StrictValue, Value
 ExternalName = Annotated[str, Field(pattern=EXTERNAL_NAME_PATTERN)]
 
 ALLOWED: JsonObject = {"decision": "allow"}
-"""The data of a call that passed every gate."""
+"""The `data` of the answer to a call that every gate (check before a call) allowed."""
 
 _PENDING = frozenset({RequiresHumanApproval.code, CallInProgress.code})
 DENIALS = frozenset(

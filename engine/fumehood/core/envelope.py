@@ -83,7 +83,8 @@ class NetworkReport(_Value):
     misused: int = Field(default=0, exclude_if=not_)
     """Requests with a secret's placeholder in a place where it is not allowed."""
     replayed: int = Field(default=0, exclude_if=not_)
-    """Requests that were answered from a receipt, without being sent."""
+    """Requests that were not sent, because the answer was taken from a receipt: the record of an
+    earlier run of the same program."""
 
 
 class SandboxReport(_Value):
@@ -130,7 +131,7 @@ class Metacognition(_Value):
 
 
 class CacheReport(_Value):
-    """Whether the answer is that of an earlier equal call. `ttl_remaining` is in seconds."""
+    """Whether the answer was taken from the result cache. `ttl_remaining` is in seconds."""
 
     hit: bool
     cached_at: str | None = Field(default=None, exclude_if=not_)
@@ -155,7 +156,11 @@ class FallbackReport(_Value):
 
 
 class ReceiptLink(_Value):
-    """The address of a call's receipt, or in `not_kept` the reason why there is no receipt."""
+    """The address of a call's receipt, or in `not_kept` the reason why there is no receipt.
+
+    A receipt holds the inputs and results of a program's call, so that the program can be run
+    again.
+    """
 
     url: str | None = Field(default=None, exclude_if=not_)
     expires_at: str | None = Field(default=None, exclude_if=not_)
@@ -255,10 +260,11 @@ class Envelope(_Value):
         return found
 
     def read_whole(self, field: str, content: bytes) -> Any:
-        """Return the whole content of a field, given the bytes of the field's blob.
+        """Return the whole content of the field with the dotted path `field`. `content` is the
+        field's blob.
 
-        The content is returned as a text. The only exception is the field `value`: if the envelope
-        left it out, its content is parsed as JSON.
+        The content is returned as a text, with one exception: if the envelope left the field
+        `value` out, `content` is parsed as JSON.
         """
         text = content.decode("utf-8", "replace")
         return json.loads(text) if field == "value" and self.at(field) is None else text

@@ -69,7 +69,7 @@ class EngineError(FumehoodError):
     the engine or a sandbox is unavailable.
     """
     was_sent = True
-    """Whether a byte may have reached another service. False only if certainly none did."""
+    """Whether data may have reached another service. False only if certainly no byte was sent."""
 
     def __init__(
         self,
@@ -314,7 +314,9 @@ class ShuttingDown(HostError):
 
 
 class Timeout(GuestError):
-    """The call took longer than its limit. Retryable for upstreams only."""
+    """The call took longer than its limit. Such a call may be repeated only if another service was
+    too slow.
+    """
 
     code = "TIMEOUT"
     http_status = 504

@@ -56,7 +56,7 @@ def aligned(text: str) -> str:
 
 
 def misleading_in(text: str) -> Counter[str]:
-    """Return the characters of a text that `printable` escapes, and how often each occurs."""
+    """Return each character of a text that `printable` escapes, with the number of occurrences."""
     found: Counter[str] = Counter()
     for line in text.split("\n"):
         if not _is_harmless(line):

@@ -44,7 +44,7 @@ class Principal:
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """The process at the other end of a Unix socket, as the kernel attests it."""
+    """The process at the other end of a Unix socket, as the Linux kernel attests it."""
 
     pid: int
     uid: int

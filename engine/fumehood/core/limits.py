@@ -78,18 +78,19 @@ do not apply."""
 _EVERY_LIMIT = frozenset(Limit)
 
 KERNEL_WALLS = frozenset({"jail", "host"})
-"""Names of the walls that only the kernel has."""
+"""Names of walls that the engine itself provides. A part cannot add a wall with such a name."""
 
 ESSENTIAL_WALLS = frozenset({"interpreter"})
-"""Names of walls without which an engine that has them refuses all calls."""
+"""Names of walls that are essential. If such a wall exists but is not ready, the engine refuses all
+calls."""
 
 _LEAST_LIMITS = {
     "interpreter": PROCESS_WALL_LIMITS,
     "jail": PROCESS_WALL_LIMITS,
     "host": frozenset({Limit.WALL_TIME, Limit.OUTPUT}),
 }
-"""Name of a wall → the limits that it must enforce before anything runs there, whoever creates
-it."""
+"""Maps the name of a wall to the limits that it must enforce before anything runs there, no matter
+who created the wall."""
 
 
 def least_limits(wall: str) -> frozenset[Limit]:

@@ -11,7 +11,8 @@ INLINE_BYTES = 10 * 1024
 """Maximum size of a text that is not shortened, in bytes of UTF-8."""
 
 SIDE_BYTES = 5000
-"""Bytes kept at each end. The note between them fits into the rest of `INLINE_BYTES`."""
+"""Number of bytes that a shortened text keeps at its beginning and at its end. The note between
+them fits into the rest of `INLINE_BYTES`."""
 
 LOOP_SIZE = 64 * 1024
 """Maximum size of a value that is processed in the event loop: its characters, plus `ELEMENT_SIZE`
@@ -59,8 +60,8 @@ def head_and_tail(text: str, max_length: int | None = None) -> str:
 
 
 def ends_of(head: str, tail: str, length: int, max_length: int | None) -> str:
-    """Do the same as `head_and_tail`, for a text of which the caller has only the beginning, the
-    end and the length.
+    """Return the same result as `head_and_tail` for a text of which the caller has only the
+    beginning (`head`), the end (`tail`) and the length in characters.
     """
     if max_length is not None:
         side = (max_length - len(_left_out(length))) // 2

@@ -66,6 +66,7 @@ def checked_keywords(kind: type, method: str, given: Mapping[str, object]) -> di
     """Check the names of the keyword arguments that a method was called with, and return the
     arguments.
 
+    `kind` is the `TypedDict` of the allowed names, and `method` names the method in the message.
     The values are not checked here: the engine checks them as it does for requests over a socket.
 
     Raises:
@@ -91,9 +92,9 @@ def nearest(given: str, known: Iterable[str], most: int = 3) -> list[str]:
 def named_apart(name: str, original: str, longest: int) -> str:
     """Return `name`, made unique by a hash of `original` if that is necessary.
 
-    The hash is added if `name` is longer than `longest`, which shortens `name`, or if `original`
-    has letters outside ASCII. So two originals that differ only in such letters get different
-    names.
+    `original` is the text from which `name` was made. The hash is added if `name` is longer than
+    `longest` characters or if `original` has letters outside ASCII. The result then has at most
+    `longest` characters. So two originals that differ only in such letters get different names.
     """
     has_lost = any(letter.isalnum() and not letter.isascii() for letter in original)
     if len(name) <= longest and not has_lost:

@@ -18,7 +18,8 @@ union, the value is passed on unchanged."""
 def without_nulls(arguments: JsonObject, parameters: JsonObject) -> JsonObject:
     """Return a call's arguments without the nulls that stand for omitted arguments.
 
-    A null is removed if its parameter is optional and does not accept null.
+    `parameters` is the tool's parameter schema. A null is removed if its parameter is optional and
+    does not accept null.
     """
     value: JsonObject = _cleaned(arguments, parameters, parameters, {})
     return value
@@ -29,8 +30,8 @@ def takes_null(
 ) -> bool:
     """Whether a schema accepts null, or may accept null because it has unknown keywords.
 
-    `known` caches the results by the schema's `id()`, because branches may share subschemas or
-    contain themselves.
+    References are resolved within `root`, at most `hops` of them in a row. `known` caches the
+    results by the schema's `id()`, because branches may share subschemas or contain themselves.
     """
     schema = resolved(schema, root)
     if not isinstance(schema, dict) or hops == 0:
@@ -56,8 +57,9 @@ def _looks_null(schema: JsonObject, root: JsonObject, known: dict[int, bool], ho
 
 
 def _cleaned(value: Any, schema: Any, root: JsonObject, known: dict[int, bool]) -> Any:
-    """Return a value without the nulls that stand for omitted properties, at any depth. The
-    recursion is as deep as the value.
+    """Return `value`, which `schema` describes, without the nulls that stand for omitted
+    properties. Nulls are removed at any depth, and the recursion is as deep as the value.
+    References are resolved within `root`.
     """
     schema = _branch_for(value, schema, root)
     if not isinstance(schema, dict):
@@ -82,10 +84,11 @@ def _cleaned(value: Any, schema: Any, root: JsonObject, known: dict[int, bool]) 
 
 
 def _branch_for(value: Any, schema: Any, root: JsonObject) -> Any:
-    """Return the schema that describes a value.
+    """Return the branch of a schema that describes a value.
 
-    If the schema is a union and the value is an object or an array, return the only branch of this
-    type. If there is no such branch or more than one, return the union.
+    References are resolved within `root`. If the schema is a union and the value is an object or an
+    array, return the only branch of this type. In all other cases, return the schema itself, with
+    its reference resolved.
     """
     kind = "object" if isinstance(value, dict) else "array" if isinstance(value, list) else None
     for _ in range(MAX_SCHEMA_DEPTH):
@@ -105,8 +108,9 @@ def _branch_for(value: Any, schema: Any, root: JsonObject) -> Any:
 
 
 def resolved(schema: Any, root: JsonObject) -> Any:
-    """Return the schema to which a chain of references leads, or True (anything is valid) if the
-    chain is too long. A schema without a reference is returned unchanged.
+    """Follow the references of `schema` within the document `root`, and return the schema at their
+    end. If there are too many references, return True (anything is valid). A schema without a
+    reference is returned unchanged.
     """
     for _ in range(MAX_SCHEMA_DEPTH):
         target = schema.get("$ref") if isinstance(schema, dict) else None

@@ -1,4 +1,5 @@
-"""Parts: features that can be deleted, and what each part adds to the rest of the product.
+"""Parts: features that can be deleted, and what each part adds to the kernel (the product without
+parts).
 
 A `Part` names its additions as `module:name`, so that reading the parts does not import the code
 that they run. `fumehood/parts.py` finds the parts.
@@ -21,7 +22,7 @@ SESSION_OPTIONS = ("durable",)
 """Fields of `SessionFields` that are refused unless a part provides them."""
 
 Named = str
-"""Where an object is, as `package.module:name`. The module is imported when the object is used."""
+"""The place of an object: `package.module:name`. The module is imported when the object is used."""
 
 
 class PartError(FumehoodError):
@@ -49,17 +50,17 @@ class CallOption(Generic[V]):
     type: Any
     default: V
     decides: bool = True
-    """Whether the option changes what a call does. If so, an idempotency key, an approval and a
-    remembered rule apply only to this value, and a call with another value than the default is
-    never answered with the result of an identical call."""
+    """Whether the option changes what the call does. If so, an idempotency key, an approval and a
+    remembered rule apply only to calls with the same value of the option. If the value is not the
+    default, the call is never answered with the result of an identical call."""
     inherited: bool = False
     """Whether the calls that a program makes get the value of the program's call."""
     adds_to_image: bool = False
-    """Whether the value lists what is added to the image of the call's container, as wishes to the
-    engine's `ImageMaker` (`sandbox/container/additions.py`)."""
+    """Whether the value lists additions to the image of the call's container. The engine's
+    `ImageMaker` makes the additions (`sandbox/container/additions.py`)."""
     check: Callable[[Any, Any], None] | None = None
-    """Called with a permitted call and its plan if the option's value is not the default. Raises
-    EngineError if the value does not fit the call or the plan."""
+    """A function that takes a permitted call and its plan. It is called if the option's value is
+    not the default, and raises EngineError if the value does not fit the call or the plan."""
 
     def of(self, options: object) -> V:
         """Return this option's value in a call's options, or the default if the options lack it."""
@@ -72,26 +73,27 @@ class Command:
     """A command that a part adds to the command line. `after` is the command after which `--help`
     lists it.
 
-    Typer makes the command from `function`. In a group of the kernel, `function` may also be a
-    `Typer`, which becomes a subgroup and is listed after the group's commands.
+    Typer makes the command from `function`. If the command belongs to a group of the kernel,
+    `function` may also be a `Typer`. It then becomes a subgroup, which is listed after the group's
+    commands.
     """
 
     help: str
     function: Named
     after: str
     takes_options: bool = False
-    """Whether options that the command does not know are arguments, such as those of a program.
-    Only for a command in a group of the kernel."""
+    """Whether unknown options count as arguments, such as those of a program that the command runs.
+    Only a command in a group of the kernel may set this field."""
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
     """Options that a part adds to a command of the kernel, before the parameter `before`.
 
-    The parameters of `function` are the added options. `function` may also have parameters of the
-    command, and then gets their values. `function` is called before the command, and may end the
-    process instead of returning. If the command has a parameter `added`, this parameter gets the
-    return value of `function`.
+    The parameters of `function` are the added options. If `function` has a parameter of the
+    command, it gets the value of this parameter. `function` is called before the command, and may
+    end the process instead of returning. If the command has a parameter `added`, this parameter
+    gets the return value of `function`.
     """
 
     command: str
@@ -103,14 +105,13 @@ class Options:
 class Check:
     """A check that a part adds to `fumehood doctor`.
 
-    `function` takes the configuration and yields `Finding`s. Without a `group`, the check belongs
-    to the checks of authority and follows the check `after`. With a `group`, every user runs the
-    check. Its findings are shown in a separate group with this title, which follows the group
-    `after`.
+    `function` takes the configuration and yields `Finding`s. If `group` is absent, the check
+    belongs to the checks of authority, and `after` names the check before it. If `group` is given,
+    every user runs the check. Its findings are then shown in a group with the title `group`, and
+    `after` names the group before it.
 
-    If `group` is `Limits`, which is a group of the kernel, the check reports the limits of the
-    part's own wall. `name` then ends with a colon, and the names of the check's findings begin with
-    it.
+    A check whose `group` is `Limits`, a group of the kernel, reports the limits of the part's own
+    wall. Its `name` ends with a colon, and the names of its findings begin with `name`.
     """
 
     name: str
@@ -126,26 +127,28 @@ class ToolKind:
     executor: Named
     """A subclass of `Executor` (`executors/base.py`)."""
     type: str | None = None
-    """A `ToolType`, if another service runs the tools and only this executor calls them. The tools'
-    definitions may come from outside the engine."""
+    """A `ToolType`, if another service runs the tools and only this executor calls them. The
+    definitions of such tools may come from outside the engine. Otherwise None."""
     fields: frozenset[str] = frozenset()
-    """Names from `registry.definitions.FIELDS` that definitions of this type may have."""
+    """Names from `registry.definitions.FIELDS` that definitions of this `type` may have."""
     is_builtin: bool = False
     """Whether only the product's own tools may name the executor."""
     streams: bool = False
     """Whether the executor can give a tool's result in parts."""
     place: str
-    """Where the tools run, as text for people."""
+    """A text for people that says where the tools run."""
     why: str
-    """Why the tools run there, as text for people."""
+    """A text for people that says why the tools run there."""
     arguments: Named | None = None
-    """A subclass of `Arguments` (`core/arguments.py`), if the engine runs the tools in a sandbox.
-    It checks their definitions and calls, which are never retried, because they call no service."""
+    """A subclass of `Arguments` (`core/arguments.py`) if the engine runs the tools in a sandbox,
+    otherwise None. It checks the tools' definitions and calls. These calls are never retried,
+    because they call no service."""
     output: Named | None = None
-    """The output schema that the executor guarantees. A tool with this schema is not checked for
-    it again."""
+    """The output schema that the executor guarantees. If a tool has exactly this schema, the engine
+    does not check the tool's results."""
     recipient: str | None = None
-    """The key in `Executor.sends`, as shown to approvers, whose value names the recipient."""
+    """The key in `Executor.sends` under which approvers see the recipient of a call's data, or
+    None."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,73 +159,76 @@ class Part:
     after: tuple[str, ...] = ()
     """Names of the parts that come before this part, if they exist."""
     settings: Named | None = None
-    """A mapping from configuration keys to `Setting`s."""
+    """A mapping from each configuration key to its `Setting`."""
     commands: Mapping[str, Command] = field(default_factory=dict)
     """Commands by name. The name `GROUP NAME` adds a command to a group of the kernel."""
     options: tuple[Options, ...] = ()
     """Options that the part adds to commands of the kernel."""
     gives: frozenset[str] = frozenset()
-    """What programs get only from this part, as names from `needs_of` (`executors/around.py`)."""
+    """What programs get only from this part. The names are those that `needs_of` returns
+    (`executors/around.py`)."""
     call_options: Named | None = None
     """A sequence of `CallOption`s."""
     checks: tuple[Check, ...] = ()
     libraries: Mapping[str, str] = field(default_factory=dict)
-    """Installed libraries that it needs → the oldest version of each that is safe to use, such as
-    `1.0.10`. `fumehood doctor` checks them."""
+    """Maps each installed library that the part needs to its oldest safe version, such as `1.0.10`.
+    `fumehood doctor` checks the versions."""
     approvers: Named | None = None
-    """Takes the configuration, and returns the names of approvers that are not people."""
+    """A function that takes the configuration, and returns the names of approvers that are not
+    people."""
     operations: Named | None = None
-    """A list of operations on the callers' socket. An operation with the method and address of one
-    of the kernel's operations replaces it, and must need the same authority."""
+    """A list of operations on the callers' socket. If an operation has the method and address of an
+    operation of the kernel, it replaces that operation and must need the same authority."""
     control_operations: Named | None = None
     """A list of operations on the control socket. The same rules apply as to `operations`."""
     exports: Mapping[str, Named] = field(default_factory=dict)
-    """Export format for tools → a function that takes a definition and returns it in this
+    """Maps an export format for tools to a function that takes a definition and returns it in this
     format."""
     mounts: Mapping[str, Named] = field(default_factory=dict)
-    """Path on the callers' socket → a function that takes the engine and returns an ASGI
+    """Maps a path on the callers' socket to a function that takes the engine and returns an ASGI
     application."""
     handovers: Named | None = None
-    """A list of `Handovers` (`http/peer.py`): requests on the callers' socket that get their
-    connection as a whole."""
+    """A list of `Handovers` (`http/peer.py`). Each describes requests on the callers' socket that
+    take over their whole connection."""
     session_fields: Mapping[str, Named] = field(default_factory=dict)
-    """Name of a value that the part keeps with sessions (`SessionKeeper.keep`) → a function that
-    takes the value and returns what the field of this name in `SessionRecord` shows. Only for the
-    product's own parts, because the record's fields are the kernel's."""
+    """Maps the name of a value that the part keeps with sessions (`SessionKeeper.keep`) to a
+    function. The function takes the value, and returns what the field of this name in
+    `SessionRecord` shows. Only the product's own parts may use this, because the record's fields
+    are defined in the kernel."""
     session_options: frozenset[str] = frozenset()
     """Names from `SESSION_OPTIONS`: options of new sessions and of presets that this part
     provides."""
     methods: Mapping[str, Named] = field(default_factory=dict)
-    """Name of a public class of the product (`Engine`, a client) → a subclass of the kernel's class
-    of that name, with the methods that the part adds. Only for the product's own parts, because
-    type checkers must see these methods."""
+    """Maps the name of a public class of the product (`Engine`, a client) to a subclass of the
+    kernel's class of that name, with the methods that the part adds. Only for the product's own
+    parts, because type checkers must see these methods."""
     in_foreground: Named | None = None
-    """Takes the configuration of a daemon in the foreground, and returns the configuration to
-    use."""
+    """A function that takes the configuration of a daemon in the foreground, and returns the
+    configuration to use."""
     executors: Mapping[str, ToolKind] = field(default_factory=dict)
-    """Name of an executor in definitions → the executor."""
+    """Maps the name of an executor, as in definitions, to the executor's `ToolKind`."""
     definitions: Named | None = None
-    """Takes the document of a tool's definition, and yields its faults. A definition with faults is
-    refused."""
+    """A function that takes the document of a tool's definition, and yields its faults. A
+    definition with faults is refused."""
     enforces: frozenset[str] = frozenset()
     """Names from `registry.definitions.RESTRICTIONS`: fields of tools' definitions that this part
     enforces."""
     policy: Mapping[str, Named] = field(default_factory=dict)
-    """Key of the policy file, a plural → the type of its value: a tuple of models. The values of a
-    policy are passed to `EnginePart.use_policy`."""
+    """Maps a key of the policy file, a plural, to the type of its value: a tuple of models. The
+    values of a policy are passed to `EnginePart.use_policy`."""
     excesses: frozenset[str] = frozenset()
-    """Keys of rules in the policy. A rule with such a key matches if the gate of this part with the
-    same key has an `Excess`."""
+    """Keys that rules of the policy may have because of this part. A rule with such a key matches
+    if the part's gate with the same key has an `Excess`."""
     conditions: Mapping[str, Named] = field(default_factory=dict)
-    """Key of conditions in the policy → a subclass of `PartCondition` (`policy/model.py`). A rule
-    itself may also have the key, which is then short for a condition in `when`."""
+    """Maps a key of conditions in the policy to a subclass of `PartCondition` (`policy/model.py`).
+    If a rule itself has the key, this is short for the same condition in `when`."""
     coming: Named | None = None
-    """Takes the configuration, and returns name prefixes of tools that are registered later. A
-    policy may name such tools before they are registered."""
+    """A function that takes the configuration, and returns name prefixes of tools that are
+    registered later. A policy may name such tools before they are registered."""
     states: Mapping[str, Named] = field(default_factory=dict)
-    """Scheme of `state.url` → a subclass of `RemoteBackend` (`storage/backend.py`)."""
+    """Maps a scheme of `state.url` to a subclass of `RemoteBackend` (`storage/backend.py`)."""
     files: Mapping[str, Named] = field(default_factory=dict)
-    """Scheme of `files.url` → a subclass of `RemoteFiles` (`storage/files.py`)."""
+    """Maps a scheme of `files.url` to a subclass of `RemoteFiles` (`storage/files.py`)."""
     in_engine: Named | None = None
     """A subclass of `EnginePart` (`fumehood.engine_part`)."""
 
@@ -242,8 +248,8 @@ def named_faults(what: str) -> Iterator[None]:
 
 
 def ordered(found: Iterable[Part]) -> tuple[Part, ...]:
-    """Return the parts in an order in which each part follows the parts in its `after`. Parts that
-    need not follow each other are sorted by name.
+    """Return the parts in an order in which each part comes after the parts that its `after` names.
+    Parts that need not follow each other are sorted by name.
 
     Raises:
         PartError: no such order exists.
@@ -271,7 +277,7 @@ def imported(place: Named | None, default: Any = ()) -> Any:
 
 def placed(kernel: Sequence[str], added: Mapping[str, str]) -> list[str]:
     """Insert the keys of `added` into the names of `kernel`, and return all names in order. Each
-    key follows the name that is its value.
+    key is placed after the name that is its value.
 
     The value may also be another key of `added`. A key comes last if the name that it should follow
     does not exist.

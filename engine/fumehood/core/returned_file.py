@@ -25,7 +25,7 @@ _URL = re.compile(
 @dataclass(frozen=True, slots=True)
 class ReturnedFile:
     """One file in an answer. `data` is None if the file is too large to be in the answer itself.
-    Such a file is fetched from its `url`.
+    Such a file must be fetched from `url`.
     """
 
     filename: str

@@ -62,7 +62,7 @@ Variables = Annotated[
     ),
     AfterValidator(_require_small),
 ]
-"""Name of each environment variable → its value."""
+"""Maps the name of each environment variable to its value."""
 
 
 class SessionStatus(StrEnum):
@@ -174,7 +174,8 @@ class SessionHome:
 
     container: str
     epoch: int
-    """The epoch of the last engine that controlled the container. The next engine's is higher."""
+    """The epoch of the last engine that controlled the container. The next engine gets a higher
+    epoch."""
     idle_s: float
     lifetime_s: float
     lock: str = ""

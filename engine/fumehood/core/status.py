@@ -13,7 +13,9 @@ from fumehood.core.value import Value
 
 
 class Health(Value):
-    """The engine's process answers. This does not mean that it serves calls (see `Readiness`)."""
+    """States that the engine's process answers. This does not mean that it serves calls (see
+    `Readiness`).
+    """
 
     status: Literal["ok"] = "ok"
 
@@ -136,13 +138,13 @@ class NodeRecord(Value):
     slots: int = 0
     """Maximum number of calls on the node at the same time."""
     used: int = 0
-    """Slots in use, including those that other engines use."""
+    """Slots in use, including the slots that other engines use."""
     sessions: int = 0
     """Number of sessions on the node that are not stopped."""
     memory_mb: int = 0
     enforced: tuple[Limit, ...] = ()
     images: dict[str, str] = Field(default={})
-    """Name of an image → digest."""
+    """Maps the name of an image to its digest."""
 
 
 class EngineSummary(Value):
@@ -158,7 +160,8 @@ class EngineSummary(Value):
     containers: dict[str, int]
     sessions: dict[str, int]
     circuits: tuple[CircuitStatus, ...]
-    """Circuits of services called since the start, those that are not closed first."""
+    """The circuits of all services that were called since the engine's start. Circuits that are not
+    closed come first."""
 
 
 def engine_version() -> str:

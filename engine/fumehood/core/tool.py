@@ -341,9 +341,10 @@ class ResponseMapping(_Value):
 
     With `items`, the result is a list; with `fields`, an object; with both, a list of objects with
     these fields. If the list has several pages, the query parameter `cursor_parameter` requests the
-    next page. Exactly one of these fields determines its value: `next_cursor`, the place of the
-    value in the answer; `next_url`, the place of a URL in the answer that contains the parameter;
-    or `counts`, for a number of pages or items, counted from `first`.
+    next page. Exactly one of three fields determines the value of this parameter. `next_cursor` is
+    the place in the answer that has the value. `next_url` is the place in the answer that has a URL
+    with the parameter. `counts` says that the value is a number of pages or items, which is counted
+    from `first`.
     """
 
     items: Pointer | None = None

@@ -28,7 +28,8 @@ CHARACTERS_PER_TOKEN = {
     TextKind.MARKDOWN: 3.5,
     TextKind.CODE: 2.0,
 }
-"""Estimated characters per token."""
+"""Maps the kind of a text to the estimated number of characters per token. Maps each currency in
+the call log to an amount."""
 
 
 class TokenCounter(Protocol):

@@ -16,7 +16,7 @@ MAX_NAME_BYTES = 255
 
 
 WORKSPACE = "/workspace"
-"""Path of the workspace inside the sandbox."""
+"""Absolute path of the workspace inside the sandbox."""
 
 RESERVED_PREFIX = ".fumehood-upload-"
 """Name prefix of an unfinished upload."""

@@ -202,7 +202,7 @@ def _targets(
 
 
 def _registered(tool: ToolDefinition) -> JsonObject:
-    """Return a tool's definition as a document. `sandboxed` is left out if definitions of the
+    """Return a tool's definition as a JSON document. `sandboxed` is left out if definitions of the
     tool's type must not set it.
     """
     is_remote = tool.type not in ("BUILTIN", "NATIVE")

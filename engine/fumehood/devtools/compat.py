@@ -43,10 +43,10 @@ _STRICTER = {
     "strict": "values are no longer converted to the declared type",
     "requires_auth": "calls without authentication are refused",
 }
-"""Field → what callers experience if the field becomes true. This change breaks callers."""
+"""Maps a field to what callers experience if the field becomes true, which breaks callers."""
 
 _PROMISES = {"read_only": "changes things now", "idempotent": "can no longer be repeated safely"}
-"""Field → what callers experience if the field becomes false. This change breaks callers."""
+"""Maps a field to what callers experience if the field becomes false, which breaks callers."""
 
 _LIMITS = ("timeout_seconds", "memory_limit_mb", "rate_limit", "timeout")
 """Fields of a definition whose value may be lowered in a minor version."""

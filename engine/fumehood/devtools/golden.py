@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
 
 class GoldenCall(Value):
-    """One call of a golden sequence, and its recorded answer, or None if it has not been
-    recorded.
+    """One call of a golden sequence, with its recorded answer. The answer is None if it has not
+    been recorded.
     """
 
     tool: str

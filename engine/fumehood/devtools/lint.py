@@ -62,7 +62,7 @@ RULES: Mapping[str, tuple[Severity, str]] = {
     "deprecation": (W, "Name a `replacement` or a `migration_guide`."),
     **POISON,
 }
-"""Name of a rule → its severity, and the remedy that authors of definitions get."""
+"""Maps the name of a rule to its severity, and to the remedy that authors of definitions get."""
 
 _VERBS = frozenset(
     re.findall(

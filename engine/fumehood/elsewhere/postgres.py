@@ -77,10 +77,11 @@ CONNECT_S = 5
 """Time limit in seconds for opening a connection."""
 
 SILENCE_MS = 4000
-"""Milliseconds after which a connection whose other end does not answer counts as lost."""
+"""Milliseconds of silence after which a connection counts as lost."""
 
 ANSWER_S = 5.0
-"""Seconds of silence after which a statement fails. Longer than the server waits for a lock."""
+"""Seconds of silence after which a statement fails. This time is longer than the server's limit for
+waiting for a lock."""
 
 REST_S = 1.0
 """Seconds after a timed-out connection attempt during which further attempts fail at once.
@@ -103,8 +104,9 @@ FENCE = Table(
     Column("active", BigInteger, nullable=False),
     Column("commits", BigInteger, nullable=False),
 )
-"""A table with one row: the number of migrations that have run, a random number for the active
-engine's start, and the number of that engine's last durable commit."""
+"""The fence, a table with one row that proves which engine is active: the number of migrations that
+have run, a random number for the active engine's start, and the number of that engine's last
+durable commit."""
 
 OUTCOME_S = 5.0
 """Maximum seconds for finding out whether a commit succeeded whose acknowledgement was lost."""
@@ -135,8 +137,8 @@ class Postgres(RemoteBackend):
         self._number = number
         self._next = 1
         self._commits = [0]
-        """Possible values of the fence's `commits`: several after commits with an unknown
-        outcome."""
+        """Possible values of the column `commits` in the fence (`FENCE`). After commits with an
+        unknown outcome, there are several."""
 
     @classmethod
     def open(cls, url: str) -> Self | None:

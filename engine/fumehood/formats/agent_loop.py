@@ -93,8 +93,8 @@ class AgentLoop:
             self.envelopes[place] = envelope
 
     def go_on(self) -> bool:
-        """Write the final results of the last turn into the conversation of a run that was passed
-        as an `AgentRun`.
+        """Replace the results of the last turn in the conversation by the final results, if the run
+        was passed as an `AgentRun`.
 
         Return True if the run can continue, or False if one of the calls still waits for approval.
         For a new run, do nothing and return True.

@@ -1,7 +1,8 @@
 """The methods of `fumehood.Engine` for exported tools and the messages of models.
 
-Host side, above the kernel's engine. This module uses only public members of the engine. Every call
-in a message goes through `Engine.run`, so that no call skips a gate.
+Host side, above the engine of `engine.py`. This module uses only public members of that engine.
+Every call in a message goes through `Engine.run`, so that no call skips a gate (a check before a
+call).
 """
 
 from __future__ import annotations

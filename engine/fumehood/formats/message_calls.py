@@ -40,10 +40,12 @@ library's time is quadratic in the length, and takes a few seconds for this numb
 REPAIRED = "the model's arguments were no JSON and were repaired"
 
 FindTool = Callable[[str], ToolDefinition | None]
-"""Returns the definition of the tool with this name, or None if there is no such tool."""
+"""A function that returns the definition of the tool with this name, or None if there is no such
+tool."""
 
 OpenBatch = Callable[[Sequence[Any], BatchOptions, Parse], Batch]
-"""Creates a batch from unparsed calls. The batch parses each call with the `Parse` function."""
+"""A function that creates a batch from unparsed calls. The batch parses each call with the `Parse`
+function."""
 
 
 def parse_message(document: Any) -> HandleBody:

@@ -161,7 +161,7 @@ def _undescribed(schema: JsonObject) -> JsonObject:
 
 
 class _Fitting:
-    """The state of one conversion. `fit` creates this object and runs it once."""
+    """The state of one conversion of a schema. `fit` creates this object and calls `run` once."""
 
     def __init__(self, tool: ToolDefinition, dialect: Dialect) -> None:
         self._tool = tool.name
@@ -233,7 +233,7 @@ class _Fitting:
 
     def _part(self, made: JsonObject, keyword: str, said: Any, where: str, level: int) -> None:
         """Convert the value of a keyword that contains schemas or enumerated values, and add it to
-        `made`.
+        the converted schema `made`.
         """
         if keyword == "$ref":
             made[keyword] = self._reference(said, where)
@@ -432,8 +432,8 @@ def _in_order(kind: Any) -> list[str]:
 
 
 def _aliases(schema: JsonObject, allowed: re.Pattern[str] | None) -> dict[str, str]:
-    """Return each property name that needs an alias → its alias. All levels of the schema are
-    searched.
+    """Return a dictionary from each property name that needs an alias to this alias. All levels of
+    the schema are searched.
     """
     found: dict[str, str] = {}
     waiting: list[Any] = [] if allowed is None else [schema]

@@ -52,8 +52,8 @@ TRACEPARENT = HEADER.encode()
 
 
 def with_added(kernel: Sequence[Operation], added: Iterable[Operation]) -> list[Operation]:
-    """Return the kernel's operations with the parts' operations added. A part's operation at the
-    same address and method replaces the kernel's.
+    """Return the kernel's operations together with the operations that parts add. A part's
+    operation replaces the kernel's operation with the same address and method.
 
     Raises:
         PartError: two parts add the same operation, or a part's operation requires a different
@@ -163,8 +163,9 @@ class Faces:
 class Application:
     """Serves the operations of one socket for an engine that has been started.
 
-    The class uses Starlette's requests and responses, but not its application and routes. These
-    would take about as much time in every call as a gate does.
+    The class uses Starlette's requests and responses, but not its application and routes.
+    Starlette's application and routes would take about as much time in every call as one of the
+    engine's gates.
     """
 
     def __init__(self, engine: Engine, title: str, operations: Sequence[Operation]) -> None:

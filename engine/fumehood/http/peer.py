@@ -1,4 +1,4 @@
-"""The peer of a connection: its identity, attested by the kernel, and limits for its user.
+"""The peer of a connection: its identity, attested by the Linux kernel, and limits for its user.
 
 Host side. uvicorn's protocol class does not provide peer credentials, so this module subclasses it.
 The subclass also refuses requests that the HTTP parser rejects, and connections of users who have
@@ -169,7 +169,7 @@ class Faces(Protocol):
 
 
 def peer_of(connection: socket.socket) -> Peer:
-    """Return the peer process of a connection, as attested by the kernel."""
+    """Return the peer process of a connection, as attested by the Linux kernel."""
     credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
     return Peer(*_UCRED.unpack(credentials))
 
@@ -180,7 +180,7 @@ class Face(StrEnum):
     ENGINE = "engine"
     CONTROL = "control"
     TCP = "tcp"
-    """A TCP address. The kernel does not attest who its peers are."""
+    """A TCP address. The Linux kernel does not attest the identity of its peers."""
 
 
 NOBODY = Peer(pid=0, uid=OVERFLOW_UID, gid=0)
@@ -266,7 +266,8 @@ class PeerProtocol(H11Protocol):
     _look: asyncio.TimerHandle | None = None
     _idle_looks = 0
     _counted = ""
-    """The key under which the connection is counted. "" if the connection is not counted."""
+    """The socket and the user (or network address) for which the connection is counted, or "" if it
+    is not counted."""
     _face: Face
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:

@@ -579,7 +579,7 @@ def _warn_where_nobody_can_be_asked(engine: Engine) -> None:
 
 
 class _ToLog(logging.Handler):
-    """Forwards warnings of libraries to the engine's log.
+    """Forwards the log warnings of libraries to the engine's log.
 
     Warnings from the same source line are forwarded at most once a second.
     """
@@ -588,7 +588,8 @@ class _ToLog(logging.Handler):
         super().__init__(logging.WARNING)
         self._log = log
         self._last: dict[tuple[str, int], float] = {}
-        """Source file and line → the time of the last warning that was forwarded from there."""
+        """Maps a source file and line to the time of the last warning that was forwarded from this
+        line."""
 
     def emit(self, record: logging.LogRecord) -> None:
         if record.msg == UNFINISHED and isinstance(record.args, tuple):

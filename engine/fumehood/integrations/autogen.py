@@ -22,7 +22,7 @@ TOOLS = {
     "python": "run_python", "py": "run_python", "sh": "run_shell", "bash": "run_shell",
     "shell": "run_shell", "javascript": "run_javascript", "js": "run_javascript",
 }  # fmt: skip
-"""Language of a code block, in lower case → name of the tool that runs the block."""
+"""Maps the language of a code block, in lower case, to the name of the tool that runs the block."""
 
 
 class FumehoodCodeExecutorConfig(BaseModel):

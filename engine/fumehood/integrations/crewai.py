@@ -33,8 +33,8 @@ class FumehoodApprover:
         self._client = client or Client()
         self._options = options
         self._reasons: dict[int, str] = {}
-        """The `id()` of a blocked call's arguments → the reason why the call was blocked. `after`
-        removes the reason and returns it to the model."""
+        """Maps the `id()` of a blocked call's arguments to the reason why the call was blocked.
+        `after` removes the reason and returns it to the model."""
 
     def __enter__(self) -> Self:
         register_before_tool_call_hook(self.before)

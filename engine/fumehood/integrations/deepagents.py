@@ -34,10 +34,10 @@ _ERRORS = (
     ("denied", "permission_denied"),
     ("Read-only", "permission_denied"),
 )
-"""A part of a shell's error message → deepagents' error code."""
+"""Maps a part of a shell's error message to deepagents' error code."""
 
 _FAULTS = {"RESOURCE_NOT_FOUND": "file_not_found", "INVALID_PARAMS": "invalid_path"}
-"""An error code of the engine → deepagents' error code."""
+"""Maps an error code of the engine to deepagents' error code."""
 
 
 class FumehoodBackend(BaseSandbox):

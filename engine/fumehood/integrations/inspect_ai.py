@@ -90,7 +90,7 @@ _ERRORS = (
     ("denied", errno.EACCES),
     ("Read-only", errno.EACCES),
 )
-"""A part of a shell's error message → the corresponding errno."""
+"""Maps a part of a shell's error message to the corresponding errno."""
 
 
 class FumehoodSandboxConfig(BaseModel, frozen=True, extra="forbid"):

@@ -86,7 +86,7 @@ class FumehoodKernel(Kernel):
         self.session.send(stream, "interrupt_reply", {"status": "ok"}, parent, ident=ident)
 
     async def do_shutdown(self, restart: bool) -> JsonObject:
-        """End the session, in the event loop in which it was created."""
+        """End the session. This is done in the event loop in which the session was created."""
         if self._loop is not None:
             self._cancel()
             closing = asyncio.run_coroutine_threadsafe(self._sandbox.close(), self._loop)

@@ -63,7 +63,7 @@ _PROGRAM = _messages(
 
 
 class ExpressionExecutor(Executor):
-    """Evaluates expressions, in a process that one trust domain's calls may share."""
+    """Evaluates expressions. Calls of the same trust domain may share one process."""
 
     place = Placement(
         "interpreter",

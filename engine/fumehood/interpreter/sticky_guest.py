@@ -74,7 +74,7 @@ class StickyGuest(GuestProcess):
         """Run a program in the sticky worker of the trust domain `key`. Without a key, or if the
         request is large, run the program in a fresh child.
 
-        On cancellation, end the program before raising.
+        If the caller is cancelled, end the program before the cancellation is raised.
 
         Raises:
             RequestTooLarge: the arguments exceed the maximum size of a request.

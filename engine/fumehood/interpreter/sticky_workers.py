@@ -42,9 +42,8 @@ worker waits in a system call and uses almost none.
 """
 
 MAX_CPU_NS = 1_000_000_000
-"""Total CPU time in nanoseconds after which a worker is replaced. The kernel's limit is set once,
-to one run's limit plus this value, so this value must be small.
-"""
+"""Total CPU time in nanoseconds after which a worker is replaced. The Linux kernel's limit for the
+process is set once, to one run's limit plus this value. This value must therefore be small."""
 
 MAX_ATTEMPTS = 3
 """Attempts to find a living child for a call, so that a child that has died does not fail the call.
@@ -92,7 +91,7 @@ class StickyWorkers:
 
     `check_out` takes limits (memory in bytes, CPU seconds) and returns a sealed child with these
     limits, or None if the guest is lost. `end_checkout` kills the child of a checkout id; the guest
-    reports the child's ending when the kernel has confirmed it.
+    reports the child's end when the Linux kernel has confirmed it.
     """
 
     def __init__(
@@ -114,7 +113,8 @@ class StickyWorkers:
         worker, create one.
 
         `request` is one frame of at most `MAX_REQUEST_BYTES`. Nothing else may run for this key at
-        the same time. On cancellation, end the program before raising.
+        the same time. If the caller is cancelled, end the program before the cancellation is
+        raised.
         """
         for _ in range(MAX_ATTEMPTS):
             worker = await self._worker_for(key, limits)

@@ -54,8 +54,8 @@ class InterpreterWall(ProcessWall):
         super().__init__(limits, command or interpreter_command(), on_event)
         self._sticky = sticky
         self._turns: dict[str, asyncio.Event] = {}
-        """Key of each trust domain whose sticky worker is in use → the event that is set when the
-        worker is free."""
+        """Maps the key of each trust domain whose sticky worker is in use to an event, which is set
+        when the worker is free."""
 
     def lease(
         self,

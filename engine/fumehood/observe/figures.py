@@ -16,7 +16,7 @@ class Figure:
     name: str
     help: str
     value: float | Mapping[str, float]
-    """The metric's value. If the metric has a label, this is a mapping: value of the label → value
+    """The metric's value. If the metric has a label, this maps each value of the label to a value
     of the metric."""
     label: str | None = None
     kind: Literal["gauge", "counter"] = "gauge"

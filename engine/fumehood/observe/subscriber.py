@@ -32,7 +32,9 @@ class Subscriber:
         """
 
     def on_anchor(self, connection: Connection, anchor: JsonObject, at: datetime) -> None:
-        """Handle a new anchor of the audit chain."""
+        """Handle a new anchor of the audit chain (the engine's tamper-evident log). An anchor
+        confirms the newest row of the chain.
+        """
 
     def on_notice(
         self, connection: Connection, event: str, document: JsonObject, at: datetime
@@ -40,7 +42,9 @@ class Subscriber:
         """Handle a notice that a part sends to people (`Kernel.notify`)."""
 
     def on_commit(self) -> None:
-        """Handle the commit of one or more of the events above. They are now on disk."""
+        """Handle the commit of one or more events of the methods above. These events are now on
+        disk.
+        """
 
     def on_call(self, call: EndedCall) -> None:
         """Handle the end of a call. Must be fast, because it runs in the event loop for every
@@ -48,8 +52,8 @@ class Subscriber:
         """
 
     def forget(self, connection: Connection, before: str) -> None:
-        """Delete stored data about approvals that ended before the time `before` (in the format of
-        `storage.changes.stamp`).
+        """Delete the subscriber's stored data about approvals that ended before the time `before`
+        (in the format of `storage.changes.stamp`).
         """
 
 

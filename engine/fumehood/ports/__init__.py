@@ -1,1 +1,1 @@
-"""Ports: the way from outside to servers in a session."""
+"""Ports: connections from outside the engine to servers that run in a session."""

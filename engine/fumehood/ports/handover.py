@@ -1,10 +1,10 @@
-"""Requests to a port of a session, which get their connection as a whole.
+"""Requests to a port of a session. Such a request takes over its whole connection.
 
-Host side. The owner of a session reaches its ports at
-`ANY /v1/sessions/{id}/ports/{port}/{path}`. The head of the request is forwarded to the port,
-without the beginning of the address and the caller's credential, and then the bytes of both sides
-pass unchanged. HTTP, event streams and WebSocket therefore work, and no code here parses the
-session's data. With `Upgrade: tcp` no head is forwarded, so that any protocol works.
+Host side. The owner of a session reaches its ports at `ANY /v1/sessions/{id}/ports/{port}/{path}`.
+The head of the request is forwarded to the port, without the beginning of the address and the
+caller's credential, and then the bytes of both sides pass unchanged. HTTP, event streams and
+WebSocket therefore work, and no code here parses the session's data. With `Upgrade: tcp` no head is
+forwarded, so that any protocol works.
 """
 
 from __future__ import annotations

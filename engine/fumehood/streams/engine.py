@@ -1,6 +1,6 @@
 """The methods of `fumehood.Engine` that stream a call's events.
 
-Host side, above the kernel's engine, of which only public members are used.
+Host side, above the engine of `engine.py`, of which only public members are used.
 """
 
 from __future__ import annotations

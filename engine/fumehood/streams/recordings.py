@@ -48,8 +48,9 @@ a large number of small files."""
 
 CALL_ID = re.compile("call_[0-9a-f]{24}")
 ELSEWHERE = "another engine"
-"""Stands for the unknown owner of another engine's recording. The room counts the space of such
-recordings under this name. The real owner is known only after the recording was downloaded."""
+"""The name that stands for the unknown owner of another engine's recording. The store of files
+counts the space of such recordings under this name. The real owner is known only after the
+recording was downloaded."""
 
 READ_BYTES = 64 * 1024
 """Number of bytes that a reader reads from the file at a time. If a line is longer, it is read
@@ -73,7 +74,7 @@ EVENT_ID = re.compile(r"(0|[1-9][0-9]{0,14}):(0|[1-9][0-9]{0,14})")
 
 
 class RecordedCall(NamedTuple):
-    """Information about a recorded call. It is the first line of the recording's file."""
+    """Information about a recorded call, which is the first line of the recording's file."""
 
     call_id: str
     principal_id: str
@@ -133,7 +134,7 @@ class Recording:
         self._store = store
         self._notice = notice
         self._refused: str | None = None
-        """The reason why the room refused an event, or None."""
+        """The reason why the store of files had no room for an event, or None."""
         self._written = count
         self._newest = (self.size, b"")
 
@@ -169,7 +170,7 @@ class Recording:
 
     def _write(self, events: list[tuple[str, bytes]]) -> Callable[[], None]:
         """Write events to the file. Return a function that makes them available to readers. Runs in
-        the room's thread.
+        the thread of the store of files.
         """
         events.sort(key=lambda event: event[0] in LAST_KINDS)  # a thread may report progress late
         is_last = events[-1][0] in LAST_KINDS
@@ -342,11 +343,12 @@ class RecordingStore:
         remote: RemoteFiles | None = None,
     ) -> None:
         self._all: dict[str, Recording] = {}
-        """Call id → recording. Contains the recordings of running calls, those with readers, and
-        those that are kept."""
+        """Maps the id of a call to its recording. Contains recordings of running calls, recordings
+        with readers, and recordings that are kept."""
         self._remote = remote.below(DIRECTORY_NAME, CALL_ID) if remote and kept_s > 0 else None
         self._elsewhere: dict[str, Found] = {}
-        """Recordings of other engines that are in the remote place."""
+        """Maps the id of a call to the place of its recording, for recordings of other engines in
+        the remote place."""
         self._is_listed = False
         self.room = FileRoom(
             state, DIRECTORY_NAME, max_bytes, self._forget, max_files=MAX_KEPT, remote=self._remote
@@ -462,8 +464,8 @@ class RecordingStore:
         return (now - timedelta(seconds=self._kept_s)).timestamp()
 
     def _find(self) -> None:
-        """Take over the previous engine's files, oldest first. Must run before the room's thread is
-        started.
+        """Take over the previous engine's files, oldest first. Must run before the thread of the
+        store of files is started.
         """
         found = Directory(self.room.directory).found().items()
         for ended_at, name in sorted((one.changed_at, name) for name, one in found):

@@ -106,7 +106,8 @@ def as_sent(fields: list[ArgumentField], form: Form, errors: Mapping[str, str]) 
 def arguments_of(form: Form) -> tuple[JsonObject, dict[str, str]]:
     """Parse the arguments in a submitted form.
 
-    Return the arguments, and the name of each invalid argument → its error message.
+    Return the arguments, and a dictionary from the name of each invalid argument to its error
+    message.
     """
     given = {name[6:] for name, _ in form.fields if name.startswith("given:")}
     arguments: JsonObject = {}
@@ -128,9 +129,10 @@ def arguments_of(form: Form) -> tuple[JsonObject, dict[str, str]]:
 
 
 def errors_of(fields: tuple[str, ...] | None, message: str) -> dict[str, str]:
-    """Return the name of each argument in `fields` → the message of the engine's refusal.
+    """Return the message of the engine's refusal for each argument in `fields`, as a dictionary
+    from the argument's name to `message`.
 
-    If `fields` is None or empty, the message is returned under the empty name.
+    If `fields` is None or empty, the dictionary has only the empty name.
     """
     names = {_argument(pointer) for pointer in fields or ()}
     return dict.fromkeys(names or {""}, message)

@@ -154,7 +154,7 @@ def size_of(number: Any) -> str:
 _PLACES = {
     "code": ("container", "It runs untrusted programs."),
 }
-"""The kind of an executor → the place where its tools run, and the reason."""
+"""Maps the kind of an executor to the place where its tools run, and the reason."""
 
 _JAIL = ("jail", "A function of an installed package, in a process without rights.")
 _HOST = ("host", "A function that the operator trusts. It is not sandboxed.")

@@ -38,14 +38,16 @@ class Ports:
     def __init__(self, callers: Path) -> None:
         self._callers = callers
         self._open: dict[tuple[str, str, int], str] = {}
-        """Key of a login, id of a session, and the session's port → the link under which the port
-        is reachable."""
+        """Maps the key of a login, the id of a session and the session's port to the link under
+        which the port is reachable."""
         self._opening = anyio.Lock()
         self.group: anyio.abc.TaskGroup | None = None
         """The task group of the tasks that forward ports. None unless the console is running."""
 
     def of(self, login: Login, session_id: str) -> dict[int, str]:
-        """Return each port of a session that a login has opened → its link."""
+        """Return a dictionary from each port of a session that a login has opened to the port's
+        link.
+        """
         own = login.key, session_id
         return {port: link for (*of, port), link in self._open.items() if tuple(of) == own}
 

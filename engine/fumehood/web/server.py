@@ -54,7 +54,7 @@ def protect(*, ends_with_parent: bool = False) -> None:
     With `ends_with_parent`, the process gets SIGTERM when its parent ends.
 
     Raises:
-        OSError: the kernel refused the protection.
+        OSError: the Linux kernel refused the protection.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(PR_SET_DUMPABLE, 0, 0, 0, 0) != 0:

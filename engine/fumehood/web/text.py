@@ -63,7 +63,7 @@ SEEN_LINES, SEEN_CHARACTERS = 12, 600
 `.code` in `app.css`."""
 
 _DIFF_KINDS = {"+": "added", "-": "removed", "@": "hunk"}
-"""First character of a line in a diff → the line's CSS class."""
+"""Maps the first character of a line in a diff to the line's CSS class."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +163,7 @@ def amount(number: float) -> str:
 def brief(value: Any, length: int = 120) -> str:
     """Return the beginning of a text or of a JSON value on one line.
 
-    If the value is longer than `length`, the result ends with a mark.
+    If the value is longer than `length` characters, the result ends with a sign that shows this.
     """
     text = value if isinstance(value, str) else _arguments_in_brief(value, length)
     return cut(text[: length + 1].replace("\n", " ⏎ ").replace("\t", " "), length)
@@ -221,8 +221,8 @@ def _finalize(value: Any) -> Any:
 
 
 def _static_addresses() -> dict[str, str]:
-    """Return the name of each static file → its address, which changes whenever the file's content
-    changes.
+    """Return a dictionary from the name of each static file to its address, which changes whenever
+    the file's content changes.
     """
     return {
         path.name: f"/static/{path.name}?{hashlib.sha256(path.read_bytes()).hexdigest()[:16]}"
@@ -233,7 +233,7 @@ def _static_addresses() -> dict[str, str]:
 # -- changed files ----------------------------------------------------------------------------
 
 KINDS = {"added": "+", "changed": "~", "removed": "−"}
-"""Kind of change → the sign that the page shows for it."""
+"""Maps a kind of change to the sign that the page shows for it."""
 
 MAX_SHOWN_OF_KIND = 200
 """Maximum number of files of one kind of change on a page. The downloaded preview contains all
@@ -335,7 +335,8 @@ class Branch:
 
 
 def tree_of(entries: Iterable[tuple[str, Any]]) -> Sequence[Branch]:
-    """Return entries as a tree of directories. Each item is an entry's path and the entry.
+    """Return entries as a tree of directories. Each item of `entries` is a path and the entry at
+    this path.
 
     A directory without an entry of its own that contains only one node is joined with that node.
     """

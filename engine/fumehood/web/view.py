@@ -94,7 +94,9 @@ def query_of(**parts: str) -> str:
 
 
 def mark_of(state: object) -> str:
-    """Return a short hash of a state. A page can compare two hashes to detect a change."""
+    """Return the mark of a state: a short hash of it. A page can compare two marks to detect a
+    change.
+    """
     return sha256(repr(state).encode("utf-8", "replace")).hexdigest()[:16]
 
 
@@ -218,8 +220,8 @@ class View:
         """Render a part of a page that refreshes itself. Return an empty response if the part has
         not changed.
 
-        The page sends the `mark` of the part that it shows. If this is equal to the new `mark`, the
-        part has not changed.
+        `mark` is a hash of the part's content (`mark_of`). The page sends the mark of the part that
+        it shows. If this is equal to `mark`, the part has not changed.
         """
         if self.query.get("mark") == mark:
             return Response(status_code=204)

@@ -1,1 +1,3 @@
-"""The webhook: notifies one address of approvals, anchors and alerts, and may accept decisions."""
+"""The webhook: notifies one address of approvals, alerts and anchors of the audit chain, and may
+accept decisions.
+"""

@@ -62,16 +62,15 @@ SUCCESS = (200, 300)
 
 FIRST_PAUSE_S = 1.0
 LOOK_S = 30.0
-"""Seconds until the next check for messages if nothing wakes the sender. Also the longest pause
-after a failure."""
+"""Maximum seconds between two checks for pending messages, and the longest pause after a failure."""
 
 Show = Callable[[str], Awaitable[Approval]]
-"""Returns an approval in its current state, as approvers see it. Raises ResourceNotFound,
-ReadFailed."""
+"""A function that takes the id of an approval, and returns the approval in its current state, as
+approvers see it. Raises ResourceNotFound or ReadFailed."""
 
 Send = Callable[[bytes, dict[str, str]], Awaitable[int]]
-"""Sends a body with headers, and returns the answer's status. Raises OSError or
-httpx2.HTTPError."""
+"""A function that sends a body with headers, and returns the status of the answer. Raises OSError
+or httpx2.HTTPError."""
 
 
 class WebhookChannel:
@@ -304,7 +303,7 @@ class Callbacks:
         self._secret = secret
         self._window_s = window_s
         self._seen: dict[bytes, float] = {}
-        """Signature → the time after which the signature is too old to be accepted."""
+        """Maps a signature to the time after which it is too old to be accepted."""
         self._latest = -math.inf
 
     def check(self, headers: Sequence[str], body: bytes, now: datetime) -> None:

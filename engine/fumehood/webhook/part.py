@@ -1,4 +1,4 @@
-"""The webhook as a part of the product."""
+"""The declaration of the webhook as a part of the product."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Programs in a container that attack the host, the kernel, the guest, or later calls.
+"""Programs in a container that attack the host, the Linux kernel, the guest, or later calls.
 
-Floods stop by themselves if the wall fails. Programs make system calls by number, not through a
-library function. Some runtimes do not implement every system call: the wall holds as long as the
-call grants the program nothing.
+Programs that flood a resource stop by themselves if the wall fails. Programs make system calls by
+number, not through a library function. Some runtimes do not implement every system call: the wall
+holds as long as the call grants the program nothing.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ RIGHTS, GUEST, RESET = Topic.RIGHTS, Topic.GUEST, Topic.RESET
 # -- resources ---------------------------------------------------------------------------
 
 MARKED = "open('/proc/self/comm', 'w').write('@MARK@')\n"
-"""Program text that renames its process, so that the host can find it."""
+"""Text of a program that renames its own process, so that the host can find it."""
 
 NOT_THE_HOSTS = "Processes under gVisor are not the host's; that none is left is tried by reset."
 
@@ -369,8 +369,8 @@ GETPID = (39, 172)
 
 
 def call(numbers: tuple[int, int], *arguments: str) -> str:
-    """Return the text of a program that makes one system call and raises the kernel's error as an
-    exception.
+    """Return the text of a program that makes one system call and raises the Linux kernel's error
+    as an exception.
 
     `numbers` are the call's numbers on x86-64 and on AArch64.
     """

@@ -1,8 +1,8 @@
 """Attacks on the jail by an untrusted sandboxed function.
 
 The function may read the interpreter and its libraries, and cannot reach any other process, socket
-or file. If the function makes a system call that the filter does not allow, the kernel kills the
-process, and the run ends as `policy`.
+or file. If the function makes a system call that the filter does not allow, the Linux kernel kills
+the process, and the run ends as `policy`.
 """
 
 from __future__ import annotations

@@ -230,7 +230,7 @@ async def preview_edit(
 
     The answer is the approval with the edited arguments: its action, changes and approvers. A
     decision that includes the `action_digest` of this answer applies only to this action. The
-    `ETag` of the answer is that of the stored approval.
+    answer has the `ETag` of the stored approval.
     """
     peer = peer_principal_id(request)
     return await engine.approvals.preview_edit(approval_id, body.arguments, caller, peer=peer)

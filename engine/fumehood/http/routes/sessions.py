@@ -32,7 +32,9 @@ FILE_ERRORS = frozenset({InvalidParams, ResourceNotFound, SandboxUnavailable})
 
 
 class NoQuery(Value):
-    """No parameters. Others are refused, since a client might believe that they had an effect."""
+    """A query without parameters. Parameters are refused, since a client might believe that they
+    had an effect.
+    """
 
 
 def refuse_while_draining(request: Request) -> None:

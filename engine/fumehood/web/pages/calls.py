@@ -50,7 +50,8 @@ PICTURES = {
     b"\x89PNG\r\n\x1a\n": "image/png", b"\xff\xd8\xff": "image/jpeg",
     b"GIF87a": "image/gif", b"GIF89a": "image/gif",
 }  # fmt: skip
-"""First bytes of a picture → its content type. SVG is excluded, because it may contain scripts."""
+"""Maps the first bytes of a picture to its content type. SVG is excluded, because it may contain
+scripts."""
 
 
 async def show(view: View) -> Response:
@@ -282,7 +283,7 @@ def _tree(root: str, calls: Sequence[CallRecord]) -> list[Any]:
 def parts_of(envelope: Envelope) -> dict[str, Any]:
     """Split an answer into pictures, files, a traceback, tables, texts and the rest.
 
-    Return the name of each of these kinds → its content.
+    Return a dictionary from the name of each of these kinds to its content.
     """
     tables: dict[str, Any] = {}
     texts: dict[str, Any] = {}

@@ -39,7 +39,7 @@ from fumehood.web.figures import limits_in_words, money
 from fumehood.web.view import Form, Page, Problem, View, get, in_words, is_name, post
 
 DECIDED_EACH = 20
-"""The list of decided approvals is made from this many approvals of each state."""
+"""Number of approvals of each state from which the list of decided approvals is made."""
 
 NOT_PENDING = [state for state in ApprovalState if state is not ApprovalState.PENDING]
 
@@ -47,11 +47,11 @@ MOVED_ON = frozenset({"IDEMPOTENCY_CONFLICT", "APPROVAL_EXPIRED"})
 """Codes of engine errors which mean that an approval has changed since the page showed it."""
 
 PERIODS = {"1h": ("1 hour", 1), "8h": ("8 hours", 8), "1d": ("1 day", 24), "7d": ("7 days", 168)}
-"""Value of the form's field for a rule's duration → its label, and the number of hours for which
-the remembered rule is valid."""
+"""Maps each value of the form's field for a rule's duration to its label, and to the number of
+hours for which the remembered rule is valid."""
 
 SESSION = "session"
-"""The value of that field for a rule that is valid until its session ends."""
+"""The value of the form's field for a rule's duration if the rule is valid for its session."""
 
 
 async def show(view: View) -> Response:
@@ -338,7 +338,7 @@ def _of_detail(view: View, approval: Approval, problem: str = "") -> dict[str, A
 
 
 def _mark(approval: Approval) -> str:
-    """Return a text that changes whenever a page must show an approval again.
+    """Return the approval's mark: a text that changes whenever a page must show the approval again.
 
     The approval's version is not sufficient, because the number of approvers whose decisions count
     can change without a new version.

@@ -13,7 +13,7 @@ MOST = 8
 """Maximum number of results of one kind."""
 
 IDS = {"call_": "/calls/", "sess_": "/sessions/", "apr_": "/inbox/"}
-"""Prefix of an id → prefix of the address of the page for the object with that id."""
+"""Maps the prefix of an id to the prefix of the address of the page for the object with that id."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -175,7 +175,7 @@ async def _processes(view: View, session_id: str, *, has_output: bool = True) ->
 async def _output(view: View, session_id: str, process: str) -> dict[str, Any]:
     """Return the end of a process's output, or the reason why it cannot be shown.
 
-    The result's `mark` changes whenever the output changes.
+    The value `mark` in the result is a text that changes whenever the output changes.
     """
     try:
         found = await view.control.sessions.process_output(session_id, process)
