@@ -1,4 +1,4 @@
-"""The attacks on this host's walls as a part of the product."""
+"""Declaration of the part `attack`: attacks on this host's own walls, for `fumehood doctor`."""
 
 from __future__ import annotations
 

@@ -227,8 +227,8 @@ def checked_credential(
 ) -> tuple[Path, str, Whoami]:
     """Read a credential and check it with the engine, for a process that uses the credential later.
 
-    Return the path of the control socket, the credential, and the engine's description of its
-    principal.
+    Return the path of the control socket, the credential, and the engine's description of the
+    credential's principal.
     """
     from fumehood.client import ControlClient
 

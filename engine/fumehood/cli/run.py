@@ -214,8 +214,11 @@ def _in_a_copy(
     top: Path | None, command: list[str], wishes: JsonObject, others: tuple[object, ...],
     timeout: float | None, socket: Path | None, *, as_json: bool,
 ) -> None:  # fmt: skip
-    """Run a command in a copy of the directory `top`, and end this command. If `top` is None, only
+    """Run `command` in a copy of the directory `top`, and end this command. If `top` is None, only
     return.
+
+    `wishes` are the options of the new session. `others` are the values of options that cannot be
+    combined with `--project`; if one of them is set, the command ends with an error.
     """
     if top is None:
         if len(command) > 1:

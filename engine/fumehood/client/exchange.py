@@ -170,7 +170,10 @@ def unavailable(
 def no_answer(
     request: ApiRequest[Any], path: Path | str, error: Exception, *, was_sent: bool = True
 ) -> DaemonUnavailable:
-    """Return the error for a connection on which no complete answer arrived."""
+    """Return the error for a connection on which no complete answer arrived. `error` is the cause.
+
+    If `was_sent` is False, the engine certainly did not receive the request.
+    """
     may_have_acted = was_sent and request.method != "GET"
     words = "It is unknown whether the request took effect. " if may_have_acted else ""
     return DaemonUnavailable(

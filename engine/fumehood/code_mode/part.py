@@ -1,4 +1,4 @@
-"""Code mode as a part of the product."""
+"""Declaration of the part `code_mode`: programs in containers call other tools."""
 
 from __future__ import annotations
 

@@ -30,8 +30,9 @@ def takes_null(
 ) -> bool:
     """Whether a schema accepts null, or may accept null because it has unknown keywords.
 
-    References are resolved within `root`, at most `hops` of them in a row. `known` caches the
-    results by the schema's `id()`, because branches may share subschemas or contain themselves.
+    References are resolved within `root`. At most `hops` levels of nested branches are examined; a
+    schema below them counts as accepting null. `known` caches the results by the schema's `id()`,
+    because branches may share subschemas or contain themselves.
     """
     schema = resolved(schema, root)
     if not isinstance(schema, dict) or hops == 0:
@@ -87,8 +88,9 @@ def _branch_for(value: Any, schema: Any, root: JsonObject) -> Any:
     """Return the branch of a schema that describes a value.
 
     References are resolved within `root`. If the schema is a union and the value is an object or an
-    array, return the only branch of this type. In all other cases, return the schema itself, with
-    its reference resolved.
+    array, return the only branch of this type. If the schema is no union, or several branches or
+    none have this type, return the schema itself, with its reference resolved. Return None if the
+    unions are nested too deeply.
     """
     kind = "object" if isinstance(value, dict) else "array" if isinstance(value, list) else None
     for _ in range(MAX_SCHEMA_DEPTH):

@@ -28,8 +28,7 @@ CHARACTERS_PER_TOKEN = {
     TextKind.MARKDOWN: 3.5,
     TextKind.CODE: 2.0,
 }
-"""Maps the kind of a text to the estimated number of characters per token. Maps each currency in
-the call log to an amount."""
+"""Maps the kind of a text to the estimated number of characters per token."""
 
 
 class TokenCounter(Protocol):

@@ -131,7 +131,7 @@ class UsageRow(Value):
     output_tokens: int
     tokens_used: int
     cost: dict[str, str]
-    """Maps each currency in the call log to the amount."""
+    """Maps each currency in the call log to the amount in this currency."""
 
 
 class UsageTable(Value):

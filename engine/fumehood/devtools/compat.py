@@ -186,7 +186,7 @@ def _breaking(path: str, message: str, who: str, todo: str) -> Change:
 
 
 def _of_input(old: Any, new: Any, path: str) -> Iterator[Change]:
-    """Yield the differences between two input schemas.
+    """Yield the differences between two input schemas. `path` is their place in the definition.
 
     A difference breaks callers if values that the old schema allows are now invalid.
     """

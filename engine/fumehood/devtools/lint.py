@@ -230,7 +230,8 @@ def _description(document: JsonObject, name: str, text: str) -> Iterator[Finding
 
 def _parameters(schema: JsonObject, path: str, depth: int) -> Iterator[Finding]:
     """Apply the rules for parameters to the properties of an object, and to the objects nested in
-    it.
+    it. `path` is the place of the object's schema in the definition, and `depth` the object's level
+    of nesting.
     """
     properties, required = declared_in({"parameters": schema})
     if schema.get("additionalProperties", True) is True:
@@ -270,7 +271,9 @@ def _parameter(
 
 
 def _unlisted(kinds: set[Any], schema: JsonObject, text: str, path: str) -> Iterator[Finding]:
-    """Apply the rules for a parameter whose values are not enumerated."""
+    """Apply the rules for a parameter whose values are not enumerated. `kinds` are the parameter's
+    types, `text` is its description, and `path` its place in the definition.
+    """
     given = set(schema)
     if "string" in kinds and "format" not in given:
         missing = sorted({"maxLength", "minLength"} - given)

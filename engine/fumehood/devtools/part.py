@@ -1,4 +1,6 @@
-"""Tools for authors of definitions as a part of the product."""
+"""Declaration of the part `devtools`: checks of tool definitions and recorded calls for their
+authors.
+"""
 
 from __future__ import annotations
 

@@ -1,3 +1,3 @@
-"""A part: it keeps the state in PostgreSQL and files in a bucket, and copies a stopped engine's
+"""The part that keeps the state in PostgreSQL and files in a bucket, and copies a stopped engine's
 state.
 """

@@ -1,4 +1,6 @@
-"""The state in PostgreSQL, and files in a bucket, as a part of the product."""
+"""Declaration of the part `elsewhere`: state in PostgreSQL, files in a bucket, and copies of a
+state.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The state that one engine keeps for the provider formats."""
+"""The part object of one engine for the formats, and the state that it keeps."""
 
 from __future__ import annotations
 

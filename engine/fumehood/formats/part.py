@@ -1,4 +1,4 @@
-"""The formats of model providers as a part of the product."""
+"""Declaration of the part `formats`: tools and messages in the formats of model providers."""
 
 from __future__ import annotations
 

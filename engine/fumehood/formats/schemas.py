@@ -191,7 +191,8 @@ class _Fitting:
     def _miss(self, where: str, what: str, change: str) -> None:
         """Record that the dialect cannot express a part of the schema.
 
-        This is a fault if the dialect is strict, and otherwise a loss.
+        `where` is the place in the schema, `what` says what is missing, and `change` what the
+        tool's author can do. The record is a fault if the dialect is strict, and otherwise a loss.
         """
         if not self._dialect.is_strict:
             self._lose(where, what, change)
@@ -232,8 +233,9 @@ class _Fitting:
         return made
 
     def _part(self, made: JsonObject, keyword: str, said: Any, where: str, level: int) -> None:
-        """Convert the value of a keyword that contains schemas or enumerated values, and add it to
-        the converted schema `made`.
+        """Convert the value `said` of a keyword that contains schemas or enumerated values, and add
+        it to the converted schema `made`. `where` is the place of the schema in the tool's
+        parameters, and `level` its depth.
         """
         if keyword == "$ref":
             made[keyword] = self._reference(said, where)
@@ -249,8 +251,8 @@ class _Fitting:
     def _note(self, keyword: str, said: Any, where: str) -> str:
         """Return the note that replaces an unsupported keyword in the description.
 
-        A loss is recorded, because the provider will not check the keyword. A `default` does not
-        count as a loss.
+        `said` is the keyword's value, and `where` the place of its schema. A loss is recorded,
+        because the provider will not check the keyword. A `default` does not count as a loss.
         """
         if keyword != "default":
             self._lose(
@@ -316,9 +318,11 @@ class _Fitting:
         return list(values)
 
     def _typed(self, made: JsonObject, schema: JsonObject, where: str) -> None:
-        """Add a type to a converted schema that has none, because a strict dialect requires a type.
+        """Add a type to `made`, the converted form of `schema`, if it has none, because a strict
+        dialect requires a type.
 
-        If this is impossible, or the dialect does not accept the type, this is recorded.
+        If no type can be determined, or the dialect does not accept the type, this is recorded for
+        the place `where`.
         """
         dialect = self._dialect
         if "enum" in made and not dialect.has_type_lists:

@@ -1,4 +1,6 @@
-"""The formats of all providers by name. `exports.py` adds formats that can only export tools."""
+"""The table of all providers' formats by name. `exports.py` adds formats that can only export
+tools.
+"""
 
 from __future__ import annotations
 

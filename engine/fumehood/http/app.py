@@ -390,8 +390,8 @@ def _responses(operation: Operation, schemas: Schemas, definitions: JsonObject) 
 def _envelope(
     definitions: JsonObject, name: str, *, is_success: bool, data: JsonObject
 ) -> JsonObject:
-    """Add the definition of an envelope with this `data` to `definitions`, and return a reference
-    to the new definition.
+    """Add the definition of an envelope to `definitions` under `name`, and return a reference to
+    this definition. `data` is the schema of the envelope's `data`.
     """
     any_envelope = definitions["Envelope"]
     fields = {

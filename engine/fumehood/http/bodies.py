@@ -255,7 +255,7 @@ class IncomingBody:
 
 
 def _hold(scope: Scope, size: int) -> None:
-    """Add `size` bytes to the bytes that the request's user holds."""
+    """Count `size` more bytes as held in memory for the request's user."""
     scope["state"]["held_bytes"].add(scope["state"]["who"], size)
 
 

@@ -325,8 +325,9 @@ class _Signature:
 
 @cache
 def _object_with(note: As, name: str, kind: Any) -> type[BaseModel]:
-    """Create the model of an object with one field. For equal arguments, the same model is
-    returned.
+    """Create the model of an object with one field of the type `kind`. `note` has the field's name
+    and the object's description, and `name` is the model's name. For equal arguments, the same
+    model is returned.
     """
     config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
     fields: dict[str, Any] = {note.field: (kind, ...)}
@@ -341,7 +342,8 @@ def _responder(
 ) -> Respond:
     """Return the coroutine function that answers requests by calling `function`.
 
-    The signature has already been inspected, so that no request waits for the inspection.
+    `signature` is the result of inspecting the function, so that no request waits for the
+    inspection. `authorize` and `before_reading` are those of `endpoint`.
     """
     reads_json = signature.body is not None
     before_caller, from_caller = signature.before_caller, signature.from_caller

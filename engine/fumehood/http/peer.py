@@ -429,8 +429,9 @@ class PeerProtocol(H11Protocol):
 def make_protocol(
     faces: Faces, refusal_body: RefusalBody, control_path: str, shares: Shares
 ) -> type[PeerProtocol]:
-    """Create the protocol class for one server.
+    """Create the protocol class for the server of the application `faces`.
 
+    `control_path` is the path of the control socket, and `shares` counts what each user holds.
     `refusal_body` returns the encoded envelope for a request that is refused before the application
     receives it.
     """

@@ -676,9 +676,11 @@ async def _stop_on_signal(
     manager: str,
     on_draining: Callable[[int], None],
 ) -> None:
-    """Drain the engine and stop the server on the first signal; stop immediately on the second.
+    """On the first signal, drain the engine and then stop the server. On the second, stop at once.
 
-    While the engine drains, the server still listens, and refuses new calls with retryable errors.
+    `manager` is the address of the service manager. `on_draining` receives the number of running
+    calls. While the engine drains, the server still listens, and refuses new calls with retryable
+    errors.
     """
     async with anyio.create_task_group() as group:
         async for number in signals:

@@ -1,4 +1,4 @@
-"""The interpreter of one engine, which provides the wall `interpreter`."""
+"""The part object of one engine for the interpreter, which provides the wall `interpreter`."""
 
 from __future__ import annotations
 

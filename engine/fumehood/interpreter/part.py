@@ -1,4 +1,4 @@
-"""The interpreter as a part of the product."""
+"""Declaration of the part `interpreter`: a wall for expressions and short programs."""
 
 from __future__ import annotations
 

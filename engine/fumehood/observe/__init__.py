@@ -1,1 +1,3 @@
-"""Observation: the structured log, metrics, alerts and traces, and clocks and identifiers."""
+"""Observation of the engine: the structured log, metrics, alerts and traces; clocks and
+identifiers.
+"""

@@ -1,4 +1,4 @@
-"""Ports as a part of the product."""
+"""Declaration of the part `ports`: connections to servers that run in a session."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Metrics, alerts and traces of calls that have ended."""
+"""The part for metrics, alerts and traces of calls that have ended."""

@@ -199,7 +199,8 @@ class Alerts:
 
     def _judge(self, tool: str | None, name: AlertName, rule: Rule, totals: Totals) -> Alert:
         """Compare one value with its threshold, record whether the alert fires or is resolved, and
-        return the alert.
+        return the alert. The value is computed from `totals`, the sums over the tool's calls. If
+        `tool` is None, these are the calls of all tools.
         """
         since = self._firing.get((tool, name))
         value = rule.value(totals) if totals.calls else None

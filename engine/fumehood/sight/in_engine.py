@@ -1,4 +1,4 @@
-"""Metrics, alerts and spans of one engine."""
+"""The metrics, alerts and spans of one engine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Metrics, alerts and traces as a part of the product."""
+"""Declaration of the part `sight`: metrics, alerts and traces of ended calls."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""The streams of one engine.
+"""The part object of one engine for streams.
 
 If the engine ends before a followed call has ended, the call's last event is an error. If the
-engine stops normally, it records this event itself. After a crash, the next engine does so.
+engine stops normally, it records this event itself. After a crash, the next engine records this
+event.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The call option that streams add."""
+"""The call option that the part `streams` adds."""
 
 from __future__ import annotations
 

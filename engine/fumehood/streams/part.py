@@ -1,4 +1,4 @@
-"""The part that adds streams to the product."""
+"""Declaration of the part `streams`: the events of a call while it runs."""
 
 from __future__ import annotations
 

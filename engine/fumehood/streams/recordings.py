@@ -1,11 +1,12 @@
 """Recordings: the events of calls. Each call has one file, which is kept for some time after the
 call ends.
 
-Host side, in a `file_room`. `call.py` writes recordings, and the public interfaces read them. A
-file's first line describes its call; each other line is one event, `["kind",SEQUENCE,data]`.
-Readers read the file, so that a slow reader does not use the daemon's memory. Invariants: readers
-get only complete events, from the beginning or after any event; a file's first line names the
-principal that owns the file; a file with readers is not removed.
+Host side, in a `file_room`: a private directory with a size limit, which one thread writes.
+`call.py` writes recordings, and the public interfaces read them. A file's first line describes its
+call; each other line is one event, `["kind",SEQUENCE,data]`. Readers read the file, so that a slow
+reader does not use the daemon's memory. Invariants: readers get only complete events, from the
+beginning or after any event; a file's first line names the principal that owns the file; a file
+with readers is not removed.
 
 A call never fails because of its recording. If events cannot be written, they are omitted, and one
 event reports this. The last event is always delivered, from memory if necessary. A crash can leave
@@ -134,7 +135,7 @@ class Recording:
         self._store = store
         self._notice = notice
         self._refused: str | None = None
-        """The reason why the store of files had no room for an event, or None."""
+        """The reason why the store of files did not accept an event, or None."""
         self._written = count
         self._newest = (self.size, b"")
 
@@ -477,8 +478,9 @@ class RecordingStore:
                 self.room.unlink(name)
 
     async def _list(self, patience_s: float | None) -> None:
-        """List the recordings of other engines in the remote place. Does nothing if they are
-        already listed. Raises FilesAway.
+        """List the recordings of other engines in the remote place. Do nothing if they are already
+        listed. `patience_s` is the maximum wait for the remote place in seconds, or None for the
+        default. Raises FilesAway.
         """
         if self._remote is None or self._is_listed:
             return
@@ -491,8 +493,8 @@ class RecordingStore:
         self._is_listed = True
 
     def _fetch(self, call_id: str, principal_id: str, place: Found) -> None:
-        """Download a recording. If it is missing or damaged, remove it from the list instead. Runs
-        in a thread.
+        """Download a recording from its place in the remote place. If the recording is missing or
+        damaged, remove it from the list of remote recordings instead. Runs in a thread.
         """
         room = self.room
         if room.hold(ELSEWHERE, call_id) is None:

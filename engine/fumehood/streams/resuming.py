@@ -97,7 +97,8 @@ class Following:
         return is_first and may_send_again(self.request, error, progress)
 
     def pause_s(self, failed: DaemonUnavailable | None) -> float:
-        """Prepare the request that resumes the stream, and return the seconds to wait before it.
+        """Prepare the request that resumes the stream, and return the seconds to wait before
+        sending it. `failed` is the error of the last attempt, or None.
 
         Raises:
             DaemonUnavailable: too many attempts have failed, or no event has arrived yet, so that

@@ -1,4 +1,4 @@
-"""The web console as a part of the product."""
+"""Declaration of the part `console`: the web console for approvers and administrators."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ SUCCESS = (200, 300)
 
 FIRST_PAUSE_S = 1.0
 LOOK_S = 30.0
-"""Maximum seconds between two checks for pending messages, and the longest pause after a failure."""
+"""Maximum seconds between checks for pending messages, and the longest pause after a failure."""
 
 Show = Callable[[str], Awaitable[Approval]]
 """A function that takes the id of an approval, and returns the approval in its current state, as

@@ -1,4 +1,4 @@
-"""The declaration of the webhook as a part of the product."""
+"""Declaration of the part `webhook`: signed messages about approvals, anchors and alerts."""
 
 from __future__ import annotations
 

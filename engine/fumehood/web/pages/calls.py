@@ -186,7 +186,8 @@ async def _running(view: View) -> dict[str, Any]:
 
 
 def _query_of(view: View, given: dict[str, str]) -> dict[str, Any]:
-    """Return the query to the engine that the page's filters describe.
+    """Return the query to the engine that the page's filters describe. `given` maps the filters to
+    texts.
 
     The form of the search text `q` determines whether the text is taken as an id, a principal, a
     code or a tool.

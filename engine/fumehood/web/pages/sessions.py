@@ -186,7 +186,7 @@ async def _output(view: View, session_id: str, process: str) -> dict[str, Any]:
 
 
 async def _content(view: View, session_id: str, name: str, most: int) -> bytes:
-    """Return the content of a file.
+    """Return the content of the file `name` in a session's workspace.
 
     If the file is longer than `most` bytes, return only its beginning, which also has more than
     `most` bytes. The caller can thus detect that the content is incomplete.
