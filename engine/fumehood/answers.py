@@ -83,7 +83,8 @@ class ToolDetails(Value):
     versions: tuple[str, ...]
     source: str
     circuit: CircuitStatus | None = None
-    """The circuit of the service that a REST tool calls."""
+    """The state of requests to the service that a REST tool calls, which are suspended if it fails
+    too often."""
     findings: tuple[Finding, ...] = ()
     """The rules that protect models and that this tool breaks."""
 

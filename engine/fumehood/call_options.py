@@ -21,10 +21,10 @@ from fumehood.parts import parts
 
 
 def options_of(found: Iterable[Part]) -> Mapping[str, CallOption[Any]]:
-    """Return the call options that these parts add, by name.
+    """Return the call options that the parts in `found` add, by name.
 
     Raises:
-        PartError: the kernel or another part has an option with the same name.
+        PartError: a built-in option, or an option of another part, has the same name.
     """
     added: dict[str, CallOption[Any]] = {}
     by: dict[str, str] = {}
@@ -43,7 +43,7 @@ def options_of(found: Iterable[Part]) -> Mapping[str, CallOption[Any]]:
 
 
 def with_options(added: Mapping[str, CallOption[Any]]) -> Any:
-    """Return a model that has the kernel's call options and the options in `added`."""
+    """Return a model that has the built-in call options and the options in `added`."""
     fields: dict[str, Any] = {name: (one.type, one.default) for name, one in added.items()}
     own = kernel.CallOptions
     return create_model(
@@ -81,8 +81,8 @@ def chosen_options(options: kernel.CallOptions) -> Iterator[CallOption[Any]]:
 
 
 def inherited(options: kernel.CallOptions) -> dict[str, Any]:
-    """Return the values of the part options that the calls of a program inherit, by name. `options`
-    are the options of the program's own call.
+    """Return the values of the options that the calls of a program inherit, by name. `options` are
+    the options of the program's own call.
 
     Only options that parts add can be inherited. Options with their default value are left out.
     """
@@ -137,6 +137,6 @@ def read_stored(document: JsonObject) -> tuple[CallOptions, list[str]]:
 
 def _is_former(name: str, value: object) -> bool:
     """Whether this name and value were stored for a call that did not use the option. An earlier
-    kernel stored such options even if they were not used.
+    version of the engine stored such options even if they were not used.
     """
     return name in FORMER and value == FORMER[name]

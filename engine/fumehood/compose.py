@@ -200,7 +200,8 @@ def _check_maker(
 ) -> Sequence[str]:
     """Refuse a principal that may not create a session, and everyone while the engine is stopping.
 
-    Return the presets to which the agent is bound.
+    Return the presets to which the agent is bound. `identities` knows the agents, and `intake`
+    knows whether the engine is stopping.
     """
     presets = identities.presets_of(principal, agent_id)
     if intake.is_draining:

@@ -8,26 +8,29 @@ The file is the one that `FUMEHOOD_CONFIG` names, otherwise `config.toml` under
 absent setting has a safe default; an unknown key is an error; nothing changes while the engine
 runs. The table shows the meaning of each setting.
 
-| setting | absent | empty | filled | |---|---|---|---| | `parts` | no parts of other packages | the
-same | also these: they run in the engine | | `host_tools` | no function runs on the host | the same
-| only these functions may | | `tcp` | callers use the socket only | the same | also this address,
-with a token | | `tools_directory` | no tools from files | the same | the definitions in this
-directory | | `images_directory` | `images` in the state directory | the same | image recipes of the
-operator | | `result_checkers` | results are not checked | the same | these checkers run | |
-`allow_debug` | no `debug_info` | – | `true`: for calls that request it | | `policy_file` |
-dangerous tools need approval | – | also the rules in this file | | `budgets` | no limits on
-spending | the same | each one limits the calls that it covers | | `rest.allowed_hosts` | REST tools
-reach public addresses | the same | also these hosts | | `secrets` | definitions can use no secrets
-| the same | these, for their tools and hosts | | `web.fetch_url` | `fetch_url` is disabled | – |
-`true`: agents can read the web | | `web.only_hosts` | every host with public addresses | no host |
-only these hosts | | `web.search` | `search_web` is disabled | – | `search_web` uses this service |
-| `cache` | 64 MB of results, each for 300 s | the same | these limits; `max_mb = 0`: no cache | |
-`rate_limits` | only those of definitions | the same | each one limits the calls that it covers | |
-`external_tools` | callers' own tools are dangerous | the same | as these settings say | |
-`mcp_servers` | no tools of MCP servers | the same | the tools of these servers | | `presets` |
-there are no presets | the same | sessions can be created from these presets | | `state.url` | the
-state is in a SQLite file | – | it is in this database | | `files.url` | blobs and events are in the
-state directory | – | they are at this address |
+| setting | absent | empty | filled |
+|---|---|---|---|
+| `parts` | no parts of other packages | the same | also these parts, in the engine |
+| `host_tools` | no function runs on the host | the same | only these functions may run there |
+| `tcp` | callers use the socket only | the same | also this address, with a token |
+| `tools_directory` | no tools from files | the same | the definitions in this directory |
+| `images_directory` | `images` in the state directory | the same | image recipes of the operator |
+| `result_checkers` | results are not checked | the same | these checkers run |
+| `allow_debug` | no `debug_info` | – | `true`: in answers to calls that request it |
+| `policy_file` | dangerous tools need approval | – | also the rules in this file |
+| `budgets` | no limits on spending | the same | each one limits the calls that it covers |
+| `rest.allowed_hosts` | REST tools reach public addresses | the same | also these hosts |
+| `secrets` | definitions can use no secrets | the same | these secrets, for their tools and hosts |
+| `web.fetch_url` | `fetch_url` is disabled | – | `true`: agents can read the web |
+| `web.only_hosts` | every host with public addresses | no host | only these hosts |
+| `web.search` | `search_web` is disabled | – | `search_web` uses this service |
+| `cache` | 64 MB of results, each for 300 s | the same | these limits; `max_mb = 0`: no cache |
+| `rate_limits` | only limits in definitions | the same | each one limits the calls it covers |
+| `external_tools` | callers' own tools are dangerous | the same | treated as these settings say |
+| `mcp_servers` | no tools of MCP servers | the same | the tools of these servers |
+| `presets` | there are no presets | the same | sessions can be created from these presets |
+| `state.url` | the state is in a SQLite file | – | it is in this database |
+| `files.url` | blobs and events are in the state directory | – | they are at this address |
 """
 
 from __future__ import annotations
@@ -289,10 +292,10 @@ def _unknown_tables(settings: type[BaseSettings]) -> Iterator[tuple[str, str]]:
 
 
 def _with_parts() -> type[KernelConfig]:
-    """Return one model with the settings of the kernel and of all parts.
+    """Return one model with the built-in settings and the settings of all parts.
 
     Raises:
-        PartError: two parts, or a part and the kernel, have a setting with the same key.
+        PartError: two parts, or a part and the engine itself, have a setting with the same key.
     """
     fields: dict[str, Any] = {}
     for part in parts():
@@ -308,7 +311,7 @@ def _with_parts() -> type[KernelConfig]:
 if TYPE_CHECKING:
 
     class Config(KernelConfig):
-        """All settings of the operator, including those of the parts (see `KernelConfig.of`)."""
+        """All settings of the operator, including the settings of parts (see `KernelConfig.of`)."""
 
 else:
     Config = _with_parts()

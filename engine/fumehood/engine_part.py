@@ -70,7 +70,8 @@ class Kernel:
     ) -> None:
         """Record an administrative change that is not stored anywhere else. Raises WriteFailed.
 
-        `by` is the principal who made the change, and `subject` is the object that was changed.
+        `by` is the principal who made the change, `action` is what was done, and `subject` is the
+        object that was changed.
         """
         await self.database.write(
             recorded(
@@ -187,7 +188,7 @@ class EnginePart(Subscriber, CallPart):
         yield
 
     def in_session(self, access: SessionAccess) -> object | None:
-        """Return an object that this part's executors use during one turn in a session, or None.
+        """Return an object that this part's executors use while a call uses a session, or None.
 
         The executors get the object by its class (`SessionLease.part`). `access` gives access to
         the session.
@@ -216,7 +217,7 @@ class EnginePart(Subscriber, CallPart):
 
         The result maps a call id to None if the call took its full effect, or to the call's error
         if it had no effect. Called once, in `running`, before any call can start. After that, the
-        kernel ends the interrupted calls with these outcomes. The outcome of any other interrupted
+        engine ends the interrupted calls with these outcomes. The outcome of any other interrupted
         call is unknown. If the engine ends before `recovered` was called, the next process must
         return the same outcomes again.
         """
@@ -225,7 +226,7 @@ class EnginePart(Subscriber, CallPart):
     async def recovered(self) -> None:
         """Complete what an earlier process has left unfinished.
 
-        Called once, in `running`, after the kernel has recovered interrupted calls. The engine
+        Called once, in `running`, after the engine has recovered interrupted calls. The engine
         counts as started once this method has returned.
         """
 

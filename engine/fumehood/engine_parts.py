@@ -1,8 +1,9 @@
 """The parts of one engine: create them, pass them the objects that they use, start and stop them.
 
 Host side, used by `compose`. `compose` creates the `EngineParts` after the objects that parts can
-use, and before the gates, because the gates notify the parts of events. Invariants: a fault in a
-part is reported with the part's name; every part is closed, even if another part fails.
+use, and before the gates (the checks before a call), because the gates notify the parts of events.
+Invariants: a fault in a part is reported with the part's name; every part is closed, even if
+another part fails.
 """
 
 from __future__ import annotations
@@ -108,8 +109,8 @@ class EngineParts:
         return found
 
     def use_policy(self, registry: ToolIndex, policy: Policy | None) -> None:
-        """Pass the values of the policy keys that parts add to all parts. `policy` is None if there
-        is no policy file.
+        """Pass the values of the policy keys that parts add to all parts. `registry` has the
+        registered tools. `policy` is None if there is no policy file.
         """
         values = policy.of_parts if policy is not None else {}
         tools = {tool.definition.name for tool in registry}
@@ -120,9 +121,9 @@ class EngineParts:
         """Return the parts' hooks that the pipeline calls.
 
         Raises:
-            PartError: a part adds a key to rules (`Part.excesses`), but no gate has this key, so
-                that a rule with the key would never match. `CallParts.of` raises PartError for
-                further reasons.
+            PartError: a part adds a key to rules (`Part.excesses`), but no gate (check before a
+                call) has this key, so that a rule with the key would never match. `CallParts.of`
+                raises PartError for further reasons.
         """
         gates = tuple(gate for part in self for gate in part.gates())
         if missing := self._keys - {gate.key for gate in gates}:

@@ -171,7 +171,7 @@ JAILED = str(Path(__file__).parent / "jailed")
 
 
 def arguments_of(language: Language, code: str) -> JsonObject:
-    """Return the arguments that make a wall run the program `code`."""
+    """Return the arguments that make a wall run the program `code`, written in `language`."""
     match language:
         case Language.CALCULATOR:
             return {"expression": code}
@@ -200,7 +200,9 @@ def name_of(ending: RunEnding) -> str:
 
 
 def value_of(language: Language, ending: RunEnding) -> object:
-    """Return the value that the program returned, or None if it returned no value. Untrusted."""
+    """Return the value that a program returned, or None if it returned no value. The value is
+    untrusted. `language` is the language of the program, and `ending` is how its run ended.
+    """
     return (ending.result or {}).get("data" if language is Language.FUNCTION else "value")
 
 
@@ -212,7 +214,9 @@ def said_in(ending: RunEnding) -> str:
 
 
 def misses(expected: Expectation, language: Language, ending: RunEnding) -> list[str]:
-    """Return a description of each difference between an ending and the expected ending."""
+    """Return a description of each difference between an ending and the expected ending. `language`
+    is the language of the program that ended.
+    """
     faults = []
     name = name_of(ending)
     if name not in expected.ends:

@@ -295,7 +295,7 @@ async def looking(
     wanted: tuple[Look, ...], standing: Standing, bait: Bait
 ) -> AsyncIterator[Looked]:
     """Check a wall before, during and after the `async with` block, which runs the attack. Yield
-    the results, which are complete after the block.
+    the results, which are complete after the block. `wanted` are the checks to make.
 
     Raises:
         DockerError: Docker could not be queried.
@@ -493,7 +493,7 @@ def below(pid: int | None) -> list[int]:
 
 
 def is_sealed(seal: dict[str, str]) -> bool:
-    """Whether the fields of a process show no capabilities, `no_new_privs`, and a seccomp
+    """Whether the fields `SEAL` of a process show no capabilities, `no_new_privs`, and a seccomp
     filter.
     """
     nothing = all(set(seal[name]) <= {"0"} for name in ("CapEff", "CapPrm", "CapInh", "CapAmb"))

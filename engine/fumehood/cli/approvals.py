@@ -375,7 +375,8 @@ def _decide(
 
 def _require_open(seen: Sequence[Approval], looked_at: Mapping[str, int | None]) -> None:
     """End the command if the engine would refuse a decision, because an approval is no longer
-    pending or has another version than the user has seen.
+    pending or has another version than the user has seen. `looked_at` maps the id of an approval to
+    the version that the user has seen.
 
     This happens before the user is asked for confirmation.
     """
@@ -389,7 +390,8 @@ def _require_open(seen: Sequence[Approval], looked_at: Mapping[str, int | None])
 
 
 def _ask(client: ControlClient, seen: Sequence[Approval], decision: NewDecision) -> NewDecision:
-    """Show the approvals on standard error, and end the command unless the user types `yes`.
+    """Show the approvals in `seen` on standard error, and end the command unless the user types
+    `yes`.
 
     Return the decision. A decision with edited arguments gets the digest of the action that was
     shown, so that it applies only to that action.

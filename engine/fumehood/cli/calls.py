@@ -345,8 +345,8 @@ def show_usage(table: UsageTable) -> None:
 
 
 def write_csv(table: UsageTable, file: TextIO) -> None:
-    """Write one line for each group and currency, so that each cell has an amount in one
-    currency.
+    """Write a usage table as CSV: one line for each group and currency, so that each cell has an
+    amount in one currency.
     """
     writer = csv.writer(file, quoting=csv.QUOTE_NONNUMERIC, lineterminator="\r\n")
     writer.writerow([*table.by, *_SUMS, "cost", "currency"])

@@ -152,8 +152,8 @@ def _block_after(seconds: float) -> None:
 
 
 def _answer(decision: str, reason: str) -> None:
-    """Print the decision. If that fails or takes too long, end this process with the exit status
-    that makes Claude Code block the call.
+    """Print the decision and its reason. If that fails or takes too long, end this process with the
+    exit status that makes Claude Code block the call.
     """
     try:
         _block_after(WRITE_S)
@@ -174,8 +174,8 @@ def _output(decision: str, reason: str) -> str:
 
 
 def _settings(wait_s: float) -> JsonObject:
-    """Return the hook's entry for Claude Code's settings. Its `onFailure` needs Claude Code
-    2.1.295.
+    """Return the hook's entry for Claude Code's settings, with a timeout that allows a wait of
+    `wait_s`. Its `onFailure` needs Claude Code 2.1.295.
     """
     command = [str(Path(sys.argv[0]).absolute()), "hook", "claude-code"]
     options = [one for one in sys.argv[3:] if one != "--print-settings"]

@@ -138,7 +138,9 @@ def load_command(name: str) -> Any:
 
 
 def with_commands(group: typer.Typer, added: Mapping[str, Command]) -> typer.Typer:
-    """Return a copy of a group of commands, with the commands that parts add to it."""
+    """Return a copy of a group of commands, with the commands that parts add to it (`added`, by
+    name).
+    """
     made = copy(group)
     made.registered_commands = list(group.registered_commands)
     made.registered_groups = list(group.registered_groups)
@@ -156,7 +158,7 @@ def with_commands(group: typer.Typer, added: Mapping[str, Command]) -> typer.Typ
 
 
 def with_options(command: Callable[..., Any], added: Sequence[Options]) -> Callable[..., Any]:
-    """Return a command with the options that parts add to it (see `Options`)."""
+    """Return a command with the options that parts add to it, which are in `added`."""
     own = signature(command, eval_str=True).parameters
     functions = [imported(options.function) for options in added]
     theirs = [signature(function, eval_str=True).parameters for function in functions]

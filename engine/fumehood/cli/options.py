@@ -125,7 +125,7 @@ def read_bytes(name: str, what: str, most: int = MAX_INPUT_BYTES) -> bytes:
 
 def read_text(name: str, what: str) -> str:
     """Read UTF-8 text from a file, or from standard input if `name` is `-`. End the command if that
-    fails.
+    fails. `what` names the file in messages.
     """
     raw = read_bytes(name, what)
     try:
@@ -195,7 +195,9 @@ def newest(
 
 
 def require_seconds(given: float | None, option: str) -> None:
-    """End the command with a usage error unless `given` is None or a positive, finite number."""
+    """End the command with a usage error unless `given`, the value of `option`, is None or a
+    positive, finite number.
+    """
     if given is not None and not 0 < given < float("inf"):
         fail(f"{option} takes a number of seconds over 0.", ExitCode.USAGE)
 
@@ -209,7 +211,8 @@ def moment(text: str | None, now: datetime, option: str = "--since") -> datetime
     """Parse a time, or an age such as `3h`, which is subtracted from `now`. A time without a zone
     is local time.
 
-    Return None if `text` is None. End the command if the text is neither an age nor a time.
+    Return None if `text` is None. `option` names the option in the message. End the command if the
+    text is neither an age nor a time.
     """
     found = None if text is None else _parse(text, now, -1)
     if found is None and text is not None:
@@ -235,7 +238,8 @@ def deadline(text: str, now: datetime, option: str) -> datetime:
     """Parse a time, or a duration such as `3h`, which is added to `now`. A time without a zone is
     local time.
 
-    End the command if the text is neither a duration nor a time.
+    End the command if the text is neither a duration nor a time. `option` names the option in the
+    message.
     """
     found = _parse(text, now, 1)
     if found is None:

@@ -242,7 +242,8 @@ class _Call(Value):
 
 _EXCESSES: dict[str, Any] = {key: (bool, False) for part in parts() for key in part.excesses}
 """Fields of a test call, one for each rule key in `Part.excesses`. Each name is mapped to the
-field's type and default. True means that the gate with this key has an `Excess` for the call."""
+field's type and default. True means that the gate (check before a call) with this key would refuse
+the call now (`Excess`)."""
 
 if TYPE_CHECKING:
     from fumehood.definition_files.directory import DirectoryFault

@@ -277,7 +277,8 @@ def _needed(scope: str) -> str:
 
 
 def show_secret(secret: str, what: str) -> None:
-    """Print a secret on stdout, and a notice about it on stderr.
+    """Print a secret on stdout, and a notice about the secret on stderr. `what` names the secret in
+    the notice.
 
     Raises:
         OSError: the secret could not be written.

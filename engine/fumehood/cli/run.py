@@ -253,8 +253,8 @@ def _new_session(
     *,
     as_json: bool,
 ) -> str:
-    """Create a session and return its id. The id is also printed on stderr, for use in the next
-    command.
+    """Create a session with these properties and return its id. The id is also printed on stderr,
+    for use in the next command.
     """
     with calling(socket, as_json=as_json, is_payload=True) as client:
         record = client.create_session(
@@ -291,7 +291,12 @@ def _language(program: str, given: str | None) -> str:
 def show_program(
     answer: JsonObject, download: Download, *, with_files: bool, with_output: bool
 ) -> None:
-    """Write the program's output to stdout and stderr, and the engine's messages to stderr."""
+    """Write the program's output to stdout and stderr, and the engine's messages to stderr.
+
+    `download` fetches output that `answer` contains only in part. Without `with_output`, the output
+    is not written. With `with_files`, the program's figures are also saved to a new directory and
+    shown.
+    """
     error, fields = answer["error"], _fields(answer)
     stderr = fields.get("stderr") or ""
     if with_output:
@@ -365,6 +370,10 @@ def _save(
 ) -> bool:  # fmt: skip
     """Save the files, figures and receipt that the options request. Return True if everything was
     saved.
+
+    Files and figures are saved below `directory`, and the receipt as the file `receipt`. A path of
+    None means that nothing is saved there. With `force`, existing files are replaced. Unless
+    `quiet` is set, saved figures are also shown.
     """
     has_receipt = receipt is None or _save_receipt(answer, download, receipt, force=force)
     if directory is None:
@@ -375,8 +384,9 @@ def _save(
 def _save_files(
     answer: JsonObject, download: Download, directory: Path, *, force: bool, quiet: bool
 ) -> bool:
-    """Save the answer's files and figures, and show the figures. Return True if everything was
-    saved.
+    """Save the answer's files and figures below `directory`. Return True if everything was saved.
+
+    With `force`, existing files are replaced. Unless `quiet` is set, saved figures are also shown.
     """
     fields = _fields(answer)
     # A file may have a figure's name; the file wins.

@@ -154,7 +154,9 @@ def in_foreground(config: Config) -> Config:
 
 
 def _say_what_it_waits_for(count: int, seconds: float) -> None:
-    """If stderr is a terminal, explain why Ctrl-C has not ended the command yet."""
+    """If stderr is a terminal, explain why Ctrl-C has not ended the command yet: `count` calls are
+    running, and the engine waits for them for up to `seconds`.
+    """
     if sys.stderr.isatty() and seconds:
         say(
             f"Waiting for {counted(count, 'call')} to end (at most {seconds:g} s); Ctrl-C again "
@@ -164,7 +166,7 @@ def _say_what_it_waits_for(count: int, seconds: float) -> None:
 
 
 def _way_to_show() -> Callable[[str], None] | None:
-    """Return a function that shows a credential on the terminal, or None without a terminal."""
+    """Return a function that shows a credential on the terminal, or None if there is none."""
     streams = (sys.stdin, sys.stderr)
     if not all(stream is not None and stream.isatty() for stream in streams):
         return None

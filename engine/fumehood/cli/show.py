@@ -390,8 +390,8 @@ def show_table(fields: Sequence[Column], rows: Sequence[Sequence[str]]) -> None:
 
 
 def fitting(fields: Sequence[Column], rows: Sequence[Sequence[str]], width: int) -> list[int]:
-    """Return the indexes of the columns to show, so that every shown column is readable within
-    `width`.
+    """Return the indexes of the columns of a table to show, so that every shown column is readable
+    within `width` characters.
     """
     needed = [_readable(field, rows, index) + BETWEEN for index, field in enumerate(fields)]
     kept = list(range(len(fields)))
@@ -403,7 +403,7 @@ def fitting(fields: Sequence[Column], rows: Sequence[Sequence[str]], width: int)
 
 
 def _readable(field: Column, rows: Sequence[Sequence[str]], index: int) -> int:
-    """Return the minimum width at which a column is readable."""
+    """Return the minimum width, in characters, at which the column with this index is readable."""
     from rich.cells import cell_len
 
     cells = [field.head, *(row[index] for row in rows)]

@@ -82,10 +82,10 @@ def ask(
 ) -> ApiRequest[T]:
     """Create a request for the address `/v1/PART/PART…`, without sending it.
 
-    Each of `parts` is one segment of the address. `query` has the query parameters, and `body` the
-    JSON body. `work_s` is how many seconds the engine may work before it answers. `read` is the
-    function that parses the answer, for example the result of `data_of(…)`, `field_of(…)` or
-    `plain(…)`.
+    `method` is the HTTP method. Each of `parts` is one segment of the address. `query` has the
+    query parameters, and `body` the JSON body. `work_s` is how many seconds the engine may work
+    before it answers. `read` is the function that parses the answer, for example the result of
+    `data_of(…)`, `field_of(…)` or `plain(…)`.
 
     Raises:
         ValueError: a part would change the address, for example because of a slash, or the body is

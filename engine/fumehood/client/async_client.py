@@ -92,7 +92,8 @@ class AsyncBaseClient(AsyncCommonOperations):
         return await self._transport.send(ApiRequest("GET", address("openapi.json"), object_of))
 
     async def request(self, method: str, path: str, body: JsonObject | None = None) -> Envelope:
-        """Send a request to any address at which the engine answers with an envelope.
+        """Send a request with an HTTP method to any address at which the engine answers with an
+        envelope.
 
         Raises:
             ValueError: the body is not JSON, so nothing was sent.

@@ -61,7 +61,7 @@ class AsyncControlClient(AsyncBaseClient, AsyncControlOperations):
     ) -> None:
         """Create a client, without connecting to the engine.
 
-        The parameters are those of `AsyncClient`, but `credential` is required.
+        The parameters have the same meaning as in `AsyncClient`, but `credential` is required.
         """
         super().__init__(
             socket_path,

@@ -49,7 +49,7 @@ class AsyncSession:
         socket.
 
         If `session_id` is given, that session is used; otherwise a new session is created on first
-        use. The options from `image` to `lifetime_seconds` are those of
+        use. The options from `image` to `lifetime_seconds` have the same meaning as in
         `AsyncClient.create_session`.
         """
         self.id = session_id

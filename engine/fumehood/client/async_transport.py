@@ -77,7 +77,8 @@ class AsyncTransport:
     async def upload(
         self, request: ApiRequest[T], chunks: AsyncIterator[bytes], size: int | None
     ) -> T:
-        """Send a request with a body in pieces, and return its answer.
+        """Send a request whose body is `chunks`, and return its answer. `size` is the size of the
+        body in bytes, or None if it is unknown.
 
         The request is sent only once, because the pieces cannot be read again.
 

@@ -135,7 +135,8 @@ class Progress:
 
 
 def may_send_again(request: ApiRequest[Any], error: httpx2.HTTPError, progress: Progress) -> bool:
-    """Return True if a failed request may be sent once more.
+    """Return True if a request that failed with `error` may be sent once more. `progress` belongs
+    to the failed attempt.
 
     This is the case if the server closed the connection, and either the engine cannot have received
     the request or the request is a GET.

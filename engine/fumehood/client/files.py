@@ -192,7 +192,8 @@ class Saving:
         os.close(self._root)
 
     def save(self, entry: JsonObject, download: Download) -> None:
-        """Write one file of an answer. If that fails, no incomplete file is left.
+        """Write one file of an answer. `entry` describes the file, and `download` fetches its
+        content. If that fails, no incomplete file is left.
 
         Raises:
             SaveFailed: the file cannot be written. Exceptions of `download` are passed on.

@@ -67,7 +67,7 @@ class Finished:
 
     @property
     def message(self) -> str:
-        """The engine's error message, or "" without an error."""
+        """The engine's error message, or "" if there is no error."""
         return self.envelope.error.message if self.envelope.error is not None else ""
 
 
@@ -119,7 +119,8 @@ def program_arguments(
     directory: str | None,
 ) -> JsonObject:
     """Return the arguments of `run_shell`. A `program` that is a string is a shell command, and a
-    sequence is a program with its arguments.
+    sequence is a program with its arguments. `env` are its environment variables, and `directory`
+    is its working directory.
     """
     arguments: JsonObject = {"return_files": False}
     if isinstance(program, str):

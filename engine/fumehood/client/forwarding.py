@@ -151,7 +151,8 @@ class Forwarding:
 
 
 async def _listen(local_port: int) -> tuple[anyio.abc.Listener[anyio.abc.SocketStream], int]:
-    """Listen on the same port of both loopback addresses, and return the listener and the port.
+    """Listen on the same port of both loopback addresses, and return the listener and the port. A
+    `local_port` of 0 means any free port.
 
     Browsers may try `::1` first, where another user could otherwise listen.
 

@@ -232,7 +232,8 @@ def effect_heading(approval: Approval) -> str:
 
 
 def preview_in_words(preview: JsonObject) -> str:
-    """Summarise what is added, changed and removed, such as `removes 1 file, 7 bytes`.
+    """Summarise what is added, changed and removed according to a preview, such as `removes 1 file,
+    7 bytes`.
 
     Return an empty text if the effect is unknown.
     """
@@ -272,8 +273,8 @@ def entries_of(preview: JsonObject, what: str) -> list[JsonObject]:
 
 
 def is_shown(key: str, value: Any) -> bool:
-    """Return True if this part of a preview has a known form and is therefore described in
-    words.
+    """Return True if a part of a preview, a key with its value, has a known form and is therefore
+    described in words.
     """
     if key == "counts":
         return isinstance(value, dict) and _KNOWN_COUNTS.issuperset(value)

@@ -82,8 +82,8 @@ class ToolCalls:
         self._answer(number, answer, ended)
 
     def _answer(self, number: int, send: Answer, ended: Envelope | EngineError) -> None:
-        """Encode the result of a call, or its error, and pass it to `send`. A result that is too
-        long is replaced by an error.
+        """Encode the result or the error of the call with this `number`, and pass it to `send`. A
+        result that is too long is replaced by an error.
         """
         data: JsonObject = {}
         if isinstance(ended, EngineError):

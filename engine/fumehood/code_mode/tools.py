@@ -30,8 +30,8 @@ def tools_of(
     *,
     are_fixed: bool = False,
 ) -> list[JsonObject]:
-    """Return the tools in a call's argument `tools`, in the form in which the guest receives them.
-    `are_fixed` is True if the agent's configuration sets this argument.
+    """Return the tools in a call's argument `tools`, which is `asked`, in the form in which the
+    guest receives them. `are_fixed` is True if the agent's configuration sets this argument.
 
     Raises:
         InvalidParams: the program may not call one of the tools, or two tools would get the same
@@ -63,7 +63,8 @@ def tools_of(
 
 
 def _visible(request: CallRequest, reference: str, services: PipelineServices) -> ToolDefinition:
-    """Return a tool's definition as this caller and its agent see it.
+    """Return the definition of the tool `reference` as the caller of `request` and its agent see
+    it.
 
     Raises:
         EngineError: the caller or the agent may not use the tool, or programs may not call it.

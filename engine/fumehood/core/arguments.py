@@ -299,8 +299,8 @@ add."""
 
 
 def faults_of_arguments(model: type[Arguments], arguments: JsonObject) -> list[tuple[str, str]]:
-    """Return all faults of a call's arguments, each as the dotted path of an argument and a clause
-    that describes the fault. The list is empty if the arguments are valid.
+    """Return all faults of a call's arguments according to their model, each as the dotted path of
+    an argument and a clause that describes the fault. The list is empty if the arguments are valid.
     """
     try:
         return list(model.model_validate(arguments).further_faults())

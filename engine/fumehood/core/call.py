@@ -198,7 +198,7 @@ class CheckedResult:
 
     tool: str
     arguments: JsonObject
-    """The call's arguments, without those that the agent's configuration fixes."""
+    """The call's arguments, except for arguments that the agent's configuration fixes."""
     data: JsonObject
     principal: str | None
     agent_id: str | None

@@ -77,7 +77,7 @@ class NetworkReport(_Value):
     bytes_in: int
     bytes_out: int
     hosts: dict[str, int]
-    """Host → number of requests."""
+    """Maps each host to the number of requests to it."""
     tunnels: int = Field(default=0, exclude_if=not_)
     """Connections that were forwarded without decrypting them."""
     misused: int = Field(default=0, exclude_if=not_)
@@ -143,8 +143,9 @@ class FallbackReport(_Value):
 
     If `answered` is true, the envelope has the fallback tool's `data`, and `error` here is the
     requested tool's error. Otherwise, the envelope has the requested tool's error, and `error` here
-    is the reason why the fallback tool gave no answer. `usage` is that of the fallback tool, which
-    is logged under `call_id` and not included in the envelope's `usage`.
+    is the reason why the fallback tool gave no answer. `usage` is the usage of the fallback tool.
+    It is not included in the envelope's `usage`. The call of the fallback tool is logged under
+    `call_id`.
     """
 
     tool: str

@@ -440,7 +440,7 @@ ENDING_ERRORS: Mapping[EndedBy, type[EngineError] | None] = MappingProxyType(
         EndedBy.SANDBOX_LOST: SandboxUnavailable,
     }
 )
-"""Ending → the error that the caller gets; None for `ok`."""
+"""Maps an ending to the error that the caller gets, or to None for `ok`."""
 
 
 def faults_of(error: ValidationError) -> list[tuple[str, str]]:

@@ -55,4 +55,4 @@ LANGUAGES: Mapping[str, Language] = MappingProxyType(
         )
     }
 )
-"""Name → language."""
+"""Maps the name of a language to the language."""

@@ -43,8 +43,9 @@ CONTAINER_OPEN_FILES = 256
 """Maximum number of open files of one process in a container."""
 
 CONTAINER_SIXTEENTHS = {"/workspace": 4, "/tmp": 3, "/dev/shm": 1}  # noqa: S108  # inside
-"""Path of each writable directory → its share of a container's memory, in sixteenths. Together
-they have half of the memory, so that a program that fills them still has memory for itself."""
+"""Maps the path of each writable directory to its share of a container's memory, in sixteenths. All
+directories together have half of the memory, so that a program that fills them still has memory for
+itself."""
 
 CONTAINER_FILES_OUT = 100
 CONTAINER_FILES_OUT_MB = 64
@@ -154,7 +155,7 @@ def smallest(default: float, ceiling: float, *requests: float | None) -> float:
 
 
 def remember(known: OrderedDict[Any, Any], key: object, value: object) -> None:
-    """Add an entry to a table, or replace it.
+    """Add an entry to the table `known`, or replace the entry with the same key.
 
     If the table then has more than `MAX_REMEMBERED` entries, the oldest entry is dropped.
     """

@@ -28,7 +28,7 @@ Named = str
 class PartError(FumehoodError):
     """A part cannot be used.
 
-    The engine then does not start, because a missing part might mean a missing gate.
+    The engine then does not start, because a missing part might mean a missing check of calls.
     """
 
 
@@ -42,8 +42,8 @@ class Setting:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallOption(Generic[V]):
-    """An option that a part adds to calls. The kernel only stores the option's value and passes it
-    on.
+    """An option that a part adds to calls. The engine itself only stores the option's value and
+    passes it to the part.
     """
 
     name: str
@@ -73,9 +73,8 @@ class Command:
     """A command that a part adds to the command line. `after` is the command after which `--help`
     lists it.
 
-    Typer makes the command from `function`. If the command belongs to a group of the kernel,
-    `function` may also be a `Typer`. It then becomes a subgroup, which is listed after the group's
-    commands.
+    Typer makes the command from `function`. If the command belongs to a built-in group, `function`
+    may also be a `Typer`. It then becomes a subgroup, which is listed after the group's commands.
     """
 
     help: str
@@ -83,12 +82,12 @@ class Command:
     after: str
     takes_options: bool = False
     """Whether unknown options count as arguments, such as those of a program that the command runs.
-    Only a command in a group of the kernel may set this field."""
+    Only a command in a built-in group may set this field."""
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """Options that a part adds to a command of the kernel, before the parameter `before`.
+    """Options that a part adds to a built-in command, before the parameter `before`.
 
     The parameters of `function` are the added options. If `function` has a parameter of the
     command, it gets the value of this parameter. `function` is called before the command, and may
@@ -110,8 +109,8 @@ class Check:
     every user runs the check. Its findings are then shown in a group with the title `group`, and
     `after` names the group before it.
 
-    A check whose `group` is `Limits`, a group of the kernel, reports the limits of the part's own
-    wall. Its `name` ends with a colon, and the names of its findings begin with `name`.
+    A check whose `group` is the built-in group `Limits` reports the limits of the part's own wall.
+    Its `name` ends with a colon, and the names of its findings begin with `name`.
     """
 
     name: str
@@ -161,9 +160,9 @@ class Part:
     settings: Named | None = None
     """A mapping from each configuration key to its `Setting`."""
     commands: Mapping[str, Command] = field(default_factory=dict)
-    """Commands by name. The name `GROUP NAME` adds a command to a group of the kernel."""
+    """Commands by name. The name `GROUP NAME` adds a command to a built-in group."""
     options: tuple[Options, ...] = ()
-    """Options that the part adds to commands of the kernel."""
+    """Options that the part adds to built-in commands."""
     gives: frozenset[str] = frozenset()
     """What programs get only from this part. The names are those that `needs_of` returns
     (`executors/around.py`)."""
@@ -177,10 +176,10 @@ class Part:
     """A function that takes the configuration, and returns the names of approvers that are not
     people."""
     operations: Named | None = None
-    """A list of operations on the callers' socket. If an operation has the method and address of an
-    operation of the kernel, it replaces that operation and must need the same authority."""
+    """A list of operations on the callers' socket. If an operation has the method and address of a
+    built-in operation, it replaces the built-in operation and must need the same authority."""
     control_operations: Named | None = None
-    """A list of operations on the control socket. The same rules apply as to `operations`."""
+    """A list of operations on the control socket. The rules are the same as for `operations`."""
     exports: Mapping[str, Named] = field(default_factory=dict)
     """Maps an export format for tools to a function that takes a definition and returns it in this
     format."""
@@ -194,14 +193,14 @@ class Part:
     """Maps the name of a value that the part keeps with sessions (`SessionKeeper.keep`) to a
     function. The function takes the value, and returns what the field of this name in
     `SessionRecord` shows. Only the product's own parts may use this, because the record's fields
-    are defined in the kernel."""
+    are not defined by parts."""
     session_options: frozenset[str] = frozenset()
     """Names from `SESSION_OPTIONS`: options of new sessions and of presets that this part
     provides."""
     methods: Mapping[str, Named] = field(default_factory=dict)
-    """Maps the name of a public class of the product (`Engine`, a client) to a subclass of the
-    kernel's class of that name, with the methods that the part adds. Only for the product's own
-    parts, because type checkers must see these methods."""
+    """Maps the name of a public class of the product (`Engine`, a client) to a subclass of the core
+    class with that name. The subclass has the methods that the part adds. Only for the product's
+    own parts, because type checkers must see these methods."""
     in_foreground: Named | None = None
     """A function that takes the configuration of a daemon in the foreground, and returns the
     configuration to use."""
@@ -218,7 +217,8 @@ class Part:
     values of a policy are passed to `EnginePart.use_policy`."""
     excesses: frozenset[str] = frozenset()
     """Keys that rules of the policy may have because of this part. A rule with such a key matches
-    if the part's gate with the same key has an `Excess`."""
+    if the part's gate (check before a call) with the same key would refuse the call now
+    (`Excess`)."""
     conditions: Mapping[str, Named] = field(default_factory=dict)
     """Maps a key of conditions in the policy to a subclass of `PartCondition` (`policy/model.py`).
     If a rule itself has the key, this is short for the same condition in `when`."""
@@ -248,8 +248,8 @@ def named_faults(what: str) -> Iterator[None]:
 
 
 def ordered(found: Iterable[Part]) -> tuple[Part, ...]:
-    """Return the parts in an order in which each part comes after the parts that its `after` names.
-    Parts that need not follow each other are sorted by name.
+    """Return the parts in `found` in an order in which each part comes after the parts that its
+    `after` names. Parts that need not follow each other are sorted by name.
 
     Raises:
         PartError: no such order exists.
@@ -276,8 +276,8 @@ def imported(place: Named | None, default: Any = ()) -> Any:
 
 
 def placed(kernel: Sequence[str], added: Mapping[str, str]) -> list[str]:
-    """Insert the keys of `added` into the names of `kernel`, and return all names in order. Each
-    key is placed after the name that is its value.
+    """Insert the keys of `added` into the built-in names (`kernel`), and return all names in order.
+    Each key is placed after the name that is its value.
 
     The value may also be another key of `added`. A key comes last if the name that it should follow
     does not exist.

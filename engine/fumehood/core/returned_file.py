@@ -43,16 +43,16 @@ class ReturnedFile:
 
 
 def returned_files(listed: Any) -> tuple[ReturnedFile, ...]:
-    """Return the files in a list from an answer. Items of the list that do not describe a file are
-    left out.
+    """Return the files in `listed`, a list of files in an answer. Items that do not describe a file
+    are left out.
     """
     items = listed if isinstance(listed, list | tuple) else ()
     return tuple(_file_of(item) for item in items if _is_file(item))
 
 
 def without_contents(listed: Any) -> Any:
-    """Return a list from an answer with the contents of its inline files replaced by empty
-    texts.
+    """Return `listed`, a list of files in an answer, with the contents of inline files replaced by
+    empty texts.
     """
     if not isinstance(listed, list | tuple):
         return listed

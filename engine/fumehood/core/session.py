@@ -137,7 +137,7 @@ class SessionRecord(_Record):
     snapshots: tuple[Snapshot, ...] = ()
     """Copies of the session's files, oldest first."""
     network: tuple[str, ...] = ()
-    """Hosts that the session's programs may reach, in addition to those that a call requests."""
+    """Hosts that the session's programs may reach, in addition to hosts that a call requests."""
     durable: bool = False
     """Whether the files are saved after each call, and restored if the container is lost."""
     saved_at: AwareDatetime | None = None

@@ -40,9 +40,10 @@ class StateReadiness(Value):
 
 
 class CircuitState(StrEnum):
-    """Whether requests to a service are sent.
+    """The state of a circuit: whether requests to a service are sent.
 
-    If the circuit is half-open, a few requests are sent to test the service.
+    A circuit suspends requests to a service that fails too often. If the circuit is half-open, a
+    few requests are sent to test the service.
     """
 
     CLOSED = "closed"
@@ -51,10 +52,10 @@ class CircuitState(StrEnum):
 
 
 class CircuitStatus(Value):
-    """The state of the circuit to one service, with counts of the last requests to the service.
+    """The state of the circuit of one service, with counts of the last requests to the service.
 
-    `retry_after_ms` is the time in milliseconds for which calls are still refused, or null if a
-    call would be allowed now.
+    A circuit suspends requests to a service that fails too often. `retry_after_ms` is the time in
+    milliseconds for which calls are still refused, or null if a call would be allowed now.
     """
 
     upstream: str
@@ -75,7 +76,8 @@ class Readiness(Value):
     walls: dict[str, WallReadiness]
     state: StateReadiness
     broken_circuits: int = 0
-    """Number of circuits that are not closed. Anyone may read this, so services are not named."""
+    """Number of circuits that are not closed, which means that requests to a service are suspended
+    or limited. Anyone may read this, so services are not named."""
 
 
 AlertName = Literal[
@@ -94,9 +96,8 @@ class Alert(Value):
     """The time since which the alert is firing, or None if it is not firing."""
     value: float | None
     """The current value: a share of all calls, milliseconds or, for `secret_misuse`, a number of
-    requests; None without calls. For `p99_duration`, it is the share of calls that took longer
-    than `threshold` milliseconds.
-    """
+    requests; None if there were no calls. For `p99_duration`, it is the share of calls that took
+    longer than `threshold` milliseconds."""
     threshold: float
     calls: int
     least_calls: int

@@ -150,7 +150,9 @@ class UsageTable(Value):
     """Currency of the budgets. Past calls may have had other currencies."""
 
     def with_standings(self, standings: Sequence[BudgetStanding], currency: str) -> UsageTable:
-        """Return a copy of the table that shows these budgets, at most `MAX_ROWS` of them."""
+        """Return a copy of the table that shows these budgets, at most `MAX_ROWS` of them.
+        `currency` is the currency of the budgets.
+        """
         has_more = self.has_more or len(standings) > MAX_ROWS
         shown = tuple(standings[:MAX_ROWS])
         return self.model_copy(

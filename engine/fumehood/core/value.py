@@ -23,7 +23,8 @@ class StrictValue(Value):
 
 
 def table_of(annotation: Any) -> type[BaseModel] | None:
-    """Return the model in the type of a configuration field, or None if the type contains no model.
+    """Return the model in `annotation`, the type of a configuration field, or None if the type
+    contains no model.
 
     The type may be the model itself, or an optional model or a list of models.
     """

@@ -105,7 +105,9 @@ def _let_wait(connection: Connection) -> None:
 
 
 def _copy(table: Table, reading: Connection, writing: Connection) -> int:
-    """Copy a table's rows, sorted by primary key. Return the number of rows."""
+    """Copy a table's rows from the connection `reading` to `writing`, sorted by primary key. Return
+    the number of rows.
+    """
     found = reading.execute(select(table).order_by(*table.primary_key.columns))
     count = 0
     for part in found.mappings().partitions(AT_ONCE):

@@ -172,8 +172,8 @@ class AgentLoop:
 
 
 def options_of(options: JsonObject, agent: str | None, tool_choice: str) -> JsonObject:
-    """Return the options for all calls of a run. If `tool_choice` is `none`, the options allow no
-    tool.
+    """Return the options for all calls of a run, on behalf of `agent` if it is given. If
+    `tool_choice` is `none`, the options allow no tool.
     """
     chosen = {"agent_id": agent, **options}
     return {**chosen, "tools": []} if tool_choice == NONE else chosen
@@ -211,13 +211,15 @@ def plain(message: Any, levels: int = 4) -> Any:
 
 
 def ask_model(llm: Model, loop: AgentLoop, tools: Sequence[JsonObject]) -> Any:
-    """Request the next message from the model. `llm` is called in the current thread."""
+    """Request the next message of the run `loop` from the model. `llm` is called in the current
+    thread.
+    """
     return llm(list(loop.messages), tools=list(tools), tool_choice=loop.choice)
 
 
 async def ask_model_async(llm: Model, loop: AgentLoop, tools: Sequence[JsonObject]) -> Any:
-    """Request the next message from the model. If `llm` is not asynchronous, it is called in a
-    worker thread.
+    """Request the next message of the run `loop` from the model. If `llm` is not asynchronous, it
+    is called in a worker thread.
     """
     ask = partial(ask_model, llm, loop, tools)
     is_async = inspect.iscoroutinefunction(llm) or inspect.iscoroutinefunction(

@@ -68,7 +68,7 @@ class Exports:
 
 
 def is_offered(tool: ToolDefinition, today: date) -> bool:
-    """Return True if a tool is enabled and not past its sunset date."""
+    """Return True if a tool is enabled and, on the date `today`, not past its sunset date."""
     return tool.is_active and (tool.sunset_date is None or tool.sunset_date >= today)
 
 

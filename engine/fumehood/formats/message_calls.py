@@ -185,8 +185,8 @@ class MessageCalls:
 
 
 def _guess(repair: Callable[[str], Any], text: str) -> JsonObject:
-    """Return the object that the library reads from broken JSON, or {} if the library finds no
-    object.
+    """Return the object that the library's function `repair` reads from broken JSON, or {} if the
+    library finds no object.
     """
     try:
         found = strict_json.loads(strict_json.dumps(repair(text)))

@@ -114,8 +114,8 @@ def without_unions(tool: ToolDefinition) -> Fitted:
 
 
 def alias_of(name: str, allowed: re.Pattern[str] | None) -> str:
-    """Return a property's name if the provider accepts it. Otherwise, return an alias that is
-    derived from the name.
+    """Return a property's name if the provider accepts it, which means that it matches `allowed`.
+    Otherwise, return an alias that is derived from the name.
     """
     if allowed is None or allowed.fullmatch(name):
         return name
@@ -125,8 +125,8 @@ def alias_of(name: str, allowed: re.Pattern[str] | None) -> str:
 
 
 def aliased(arguments: JsonObject, parameters: JsonObject, dialect: Dialect) -> JsonObject:
-    """Replace the tool's own names in a call's arguments by the names that models see. `restored`
-    reverses this.
+    """Replace the tool's own names in a call's arguments by the names that models see. `parameters`
+    is the schema of the tool's parameters. `restored` reverses this.
     """
     aliases = _aliases(parameters, dialect.property_name)
     renamed: JsonObject = _renamed(arguments, aliases) if aliases else arguments
@@ -263,8 +263,8 @@ class _Fitting:
         return f"{keyword}: {_short(said)}"
 
     def _plain(self, schema: Any, where: str) -> JsonObject:
-        """Return an equivalent schema in a simpler form. In a strict dialect, also check its
-        unions.
+        """Return an equivalent of the schema at the place `where` in a simpler form. In a strict
+        dialect, also check its unions.
         """
         if not isinstance(schema, dict):
             if schema is not True:
@@ -436,8 +436,8 @@ def _in_order(kind: Any) -> list[str]:
 
 
 def _aliases(schema: JsonObject, allowed: re.Pattern[str] | None) -> dict[str, str]:
-    """Return a dictionary from each property name that needs an alias to this alias. All levels of
-    the schema are searched.
+    """Return a dictionary from each property name that needs an alias, because it does not match
+    `allowed`, to this alias. All levels of the schema are searched.
     """
     found: dict[str, str] = {}
     waiting: list[Any] = [] if allowed is None else [schema]
@@ -465,8 +465,8 @@ def _names_in(node: JsonObject) -> list[str]:
 
 
 def with_aliases(node: Any, allowed: re.Pattern[str]) -> Any:
-    """Return a schema in which each property name that the provider refuses is replaced by its
-    alias.
+    """Return the schema `node` with an alias for each property name that the provider refuses
+    because it does not match `allowed`.
     """
     if isinstance(node, list):
         return [with_aliases(child, allowed) for child in node]

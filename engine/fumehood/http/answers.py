@@ -80,8 +80,8 @@ def stopped(engine: Engine, tool: str | None) -> Envelope:
 
 
 def envelope_response(envelope: Envelope) -> Response:
-    """Return an envelope as a response. The HTTP status is that of the envelope's error code, or
-    200.
+    """Return an envelope as a response. The HTTP status follows from the envelope's error code, and
+    is 200 if there is no error.
     """
     status = 200
     headers: Headers = ()

@@ -52,12 +52,12 @@ TRACEPARENT = HEADER.encode()
 
 
 def with_added(kernel: Sequence[Operation], added: Iterable[Operation]) -> list[Operation]:
-    """Return the kernel's operations together with the operations that parts add. A part's
-    operation replaces the kernel's operation with the same address and method.
+    """Return the built-in operations (`kernel`) together with the operations that parts add. A
+    part's operation replaces the built-in operation with the same address and method.
 
     Raises:
         PartError: two parts add the same operation, or a part's operation requires a different
-            authority than the kernel's operation that it replaces.
+            authority than the built-in operation that it replaces.
     """
     own = {(operation.method, operation.path): operation for operation in kernel}
     found = dict(own)
@@ -147,6 +147,7 @@ class Faces:
 
     def hand_over(self, request: Request, upgrade: bytes | None) -> Handover:
         """Check a request whose connection a part takes over, and return the part's handover.
+        `upgrade` is the protocol in the request's `Upgrade` header, or None.
 
         Raises EngineError if the request is refused.
         """
@@ -272,7 +273,7 @@ Schemas = dict[type[Any], JsonObject]
 
 
 def make_document(title: str, version: str, operations: Sequence[Operation]) -> JsonObject:
-    """Make the OpenAPI document of one socket.
+    """Make the OpenAPI document of one socket, which serves `operations`.
 
     Each answer has its own complete schema, because client generators only partly support combined
     schemas and repeated names.

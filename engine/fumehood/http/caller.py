@@ -82,8 +82,8 @@ async def require_approver(request: Request) -> Principal:
 async def require_decider(request: Request) -> Principal:
     """Require a credential with the scope `approve`, and return its principal.
 
-    If the credential lacks the scope, the attempt is also recorded in the audit chain. Raises for
-    the same reasons as `require_admin`.
+    If the credential lacks the scope, the attempt is also recorded in the audit chain (the
+    tamper-evident log). Raises for the same reasons as `require_admin`.
     """
     approval_id: str | None = request.path_params.get("approval_id")
     try:

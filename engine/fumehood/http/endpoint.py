@@ -125,7 +125,7 @@ class As:
 class Method:
     """The name and parameters of the clients' method for an operation.
 
-    Needed only if they differ from those of the operation's function.
+    Needed only if the name or the parameters differ from those of the operation's function.
 
     - `name`: for example, `agents.create` is the method `client.agents.create()`.
     - `renamed`: maps path parameters and fields to the names of the method's parameters.
@@ -343,7 +343,7 @@ def _responder(
     """Return the coroutine function that answers requests by calling `function`.
 
     `signature` is the result of inspecting the function, so that no request waits for the
-    inspection. `authorize` and `before_reading` are those of `endpoint`.
+    inspection. `authorize` and `before_reading` have the same meaning as in `endpoint`.
     """
     reads_json = signature.body is not None
     before_caller, from_caller = signature.before_caller, signature.from_caller

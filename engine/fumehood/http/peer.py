@@ -163,6 +163,7 @@ class Faces(Protocol):
 
     def hand_over(self, request: Request, upgrade: bytes | None) -> Handover:
         """Check a request whose connection a part takes over, and return the part's handover.
+        `upgrade` is the protocol in the request's `Upgrade` header, or None.
 
         Raises EngineError if the request is refused.
         """

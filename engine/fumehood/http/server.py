@@ -445,7 +445,7 @@ async def serve(
 
 
 def _opened(config: Config, log: Logger) -> Database:
-    """Open the state. Raises the same exceptions as `open_database`.
+    """Open the state that the configuration names. Raises the same exceptions as `open_database`.
 
     Events of the state are logged. If another engine becomes active on the state, this process
     sends itself SIGTERM.
@@ -488,7 +488,7 @@ async def _stand_by(
 ) -> Database | None:
     """Refuse requests until this engine becomes active on the state. Then return the opened state.
 
-    Return None if a signal ends the standby first.
+    Return None if a signal ends the standby first. `manager` is the address of the service manager.
     """
     found: list[Database] = []
     app = _StandbyApp(Engine(config=config, log=log))

@@ -24,7 +24,7 @@ async def denial(
     """Request a decision on a call. Return None if the engine allows the call.
 
     Otherwise, return the reason why the call must not run, as a text for the model. The arguments
-    are those of `AsyncClient.decide`. If `client` is None, a new client is used.
+    have the same meaning as in `AsyncClient.decide`. If `client` is None, a new client is used.
     """
     try:
         async with AsyncExitStack() as resources:

@@ -78,7 +78,7 @@ class Rule:
 
 
 def rules_of(settings: AlertSettings) -> Mapping[AlertName, Rule]:
-    """Return the rule of each alert, by the alert's name."""
+    """Return the rule of each alert, by the alert's name. The thresholds come from `settings`."""
     return MappingProxyType(
         {
             "success_rate": Rule(

@@ -102,7 +102,9 @@ class CallMetrics:
 
 
 def exposition(calls: CallMetrics, figures: Sequence[Figure]) -> tuple[bytes, str]:
-    """Return all metrics as text for Prometheus, and the text's media type."""
+    """Return all metrics, the counters `calls` and the `figures` of parts, as text for Prometheus,
+    and the text's media type.
+    """
     from prometheus_client import (
         CONTENT_TYPE_PLAIN_0_0_4,
         CollectorRegistry,

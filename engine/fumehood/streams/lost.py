@@ -28,7 +28,9 @@ from fumehood.storage.errors import StoreError
 async def answer_of_lost(
     call_id: str, principal_id: str, tool: str, trace_id: str, services: PipelineServices
 ) -> Envelope:
-    """Return the stored answer to the call. If no answer was stored, return an error."""
+    """Return the stored answer to the call. If no answer was stored, return an error. `services`
+    gives access to the stored state.
+    """
     # This principal only names the caller in the log, so it has no scopes.
     principal = Principal(principal_id, frozenset(), frozenset())
     request = CallRequest(tool, {}, CallOptions(), principal, call_id, trace_id)

@@ -108,7 +108,7 @@ class Recording:
         size: int = 0,
         count: int = 0,
     ) -> None:
-        """Begin a recording, or continue a file of an earlier engine.
+        """Begin a recording in `store`, or continue a file of an earlier engine.
 
         `notice` returns the data for the event that explains why the recording stopped. `size` is
         the size of the existing file in bytes, and `count` is the number of events in it.
@@ -533,8 +533,8 @@ class RecordingStore:
         os.utime(self.room.directory / call_id, (place.changed_at, place.changed_at))
 
     def _take_over(self, name: str, ended_at: float, *, fetched: int | None = None) -> None:
-        """Register a file of an earlier engine as a kept recording. If its last line is incomplete,
-        this line is removed.
+        """Register a file of an earlier engine as a kept recording of a call that ended at
+        `ended_at` (Unix seconds). If its last line is incomplete, this line is removed.
 
         If the file was just downloaded, `fetched` is its size, and its bytes are already reserved
         under ELSEWHERE.
@@ -568,7 +568,7 @@ class RecordingStore:
 
 
 def line_of(kind: str, sequence: int, data: bytes) -> bytes:
-    """Return one event as a line of the file."""
+    """Return one event, with its kind and sequence number, as a line of the file."""
     return b'["%b",%d,%b]\n' % (kind.encode(), sequence, data)
 
 
@@ -591,8 +591,10 @@ def records_in(call_id: str, lines: list[bytes], first: int) -> list[Record]:
 
 
 def _resync(reason: str, given: str) -> Record:
-    """Return the `resync` event. Its id is empty, so that the client forgets the last event id that
-    it received.
+    """Return the `resync` event for a reader that requested the events after the id `given`.
+
+    `reason` says why the call has no such event. The id of the `resync` event is empty, so that the
+    client forgets the last event id that it received.
     """
     data = {"reason": reason, "message": REASONS[reason], "from": 0, "given": given[:40]}
     return Record(RESYNC, "", _encoded(data))

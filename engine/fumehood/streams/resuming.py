@@ -32,7 +32,9 @@ the one before, and half of it is random."""
 
 
 def is_followed(headers: Mapping[str, str]) -> bool:
-    """Return whether an answer is a stream of events. Otherwise, it is an envelope."""
+    """Return whether an answer with these headers is a stream of events. Otherwise, it is an
+    envelope.
+    """
     return headers.get("content-type", "").partition(";")[0].strip() == sse.MEDIA_TYPE
 
 
@@ -90,8 +92,8 @@ class Following:
         raise self._gone(f"{error.code}: {error.message}")
 
     def may_send_again(self, error: httpx2.HTTPError, progress: Progress) -> bool:
-        """Return whether the same request should be sent again immediately. Only the first failure
-        of a call can return True.
+        """Return whether the request that failed with `error` should be sent again immediately.
+        `progress` belongs to the failed attempt. Only the first failure of a call can return True.
         """
         is_first, self._has_failed = not self._has_failed, True
         return is_first and may_send_again(self.request, error, progress)

@@ -280,8 +280,8 @@ class Console:
         return Route(address.path, endpoint, methods=[address.method])
 
     async def _guarded(self, request: Request, address: Address) -> Response:
-        """Run a handler for the user who is logged in. If nobody is logged in, redirect to the
-        login page.
+        """Run the handler of `address` for the user who is logged in. If nobody is logged in,
+        redirect to the login page.
 
         An exception of the handler becomes a response with a message.
         """

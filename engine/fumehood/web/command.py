@@ -66,8 +66,8 @@ def web(
 
 
 def _open(link: str, directory: Path) -> None:
-    """Open the link in a browser through a file that only this user can read. The link is secret,
-    and every user can see the arguments of a process.
+    """Open the link in a browser through a file in `directory` that only this user can read. The
+    link is secret, and every user can see the arguments of a process.
     """
     import webbrowser
 
@@ -101,7 +101,9 @@ def beside(
         int, typer.Option(min=0, max=65_535, help="The port of the console; 0 chooses one.")
     ] = DEFAULT_PORT,
 ) -> Companion | None:
-    """Return the function that runs a console alongside a daemon, or None without `--web`."""
+    """Return the function that runs a console alongside a daemon, or None if the option `--web` is
+    not given.
+    """
     return partial(console_of, web_port) if web else None
 
 

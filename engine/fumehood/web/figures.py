@@ -83,7 +83,8 @@ def chart_of(
     """Return a chart with one column for each step. A step is a name, an address, the column's
     value and the value of the column's lower part.
 
-    `of_inner` is empty if the columns have no lower parts. `shown` formats a value.
+    `of_whole` and `of_inner` are the labels for the columns and for their lower parts. `of_inner`
+    is empty if the columns have no lower parts. `shown` formats a value.
     """
     most = max((whole for _, _, whole, _ in steps), default=0.0)
     width = 100 / max(len(steps), 1)

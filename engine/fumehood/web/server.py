@@ -71,7 +71,8 @@ def run(
     *,
     on_ready: Callable[[Console], None] = lambda _: None,
 ) -> None:
-    """Serve the console until SIGTERM or Ctrl-C.
+    """Serve the console on `listener` until SIGTERM or Ctrl-C. `control` and `callers` are the
+    paths of the engine's sockets.
 
     `on_ready` is called once browsers can connect. From then on, both signals stop the console
     cleanly.

@@ -192,8 +192,8 @@ class View:
         return "hx-request" in headers and "hx-history-restore-request" not in headers
 
     def render(self, template: str, status: int = 200, **values: Any) -> HTMLResponse:
-        """Render a template as a response. The template is that of a page or of a part of a
-        page.
+        """Render a template as a response. `template` names the template of a page or of a part of
+        a page.
         """
         return self.console.render(
             template, status, login=self.login, now=self.now, path=self.request.url.path, **values

@@ -114,8 +114,8 @@ class WebhookChannel:
 
     @asynccontextmanager
     async def running(self, show: Show, *, send: Send | None = None) -> AsyncIterator[None]:
-        """Send pending messages in rounds until the block is left. They are sent by HTTP unless
-        `send` is given.
+        """Send pending messages in rounds until the block is left. `show` returns the approval that
+        a message is about. They are sent by HTTP unless `send` is given.
         """
         self.show = show
         async with anyio.create_task_group() as group:
@@ -289,7 +289,9 @@ _FORM = re.compile(r"t=([0-9]{1,12}),v1=([0-9a-f]{64})", re.ASCII)
 
 
 def sign(secret: bytes, body: bytes, at: datetime) -> str:
-    """Return the value of the signature header for these bytes."""
+    """Return the value of the signature header for `body`, which is signed with `secret` at the
+    time `at`.
+    """
     seconds = str(int(at.timestamp()))
     return f"t={seconds},v1={_mac(secret, seconds, body).hex()}"
 
@@ -307,7 +309,8 @@ class Callbacks:
         self._latest = -math.inf
 
     def check(self, headers: Sequence[str], body: bytes, now: datetime) -> None:
-        """Check that a body has exactly one signature, which is valid, recent and unused.
+        """Check that a body has exactly one signature, which is valid, recent and unused. `headers`
+        are the values of the signature header.
 
         Raises:
             Unauthorized: there is no signature or more than one signature, or the signature is

@@ -54,7 +54,9 @@ def _refused(
     twin_gives: object = 200,
     quick: bool = False,
 ) -> Attack:
-    """Return an attack whose request the gateway must refuse with the HTTP status `status`."""
+    """Return an attack whose request the gateway must refuse with the HTTP status `status`. The
+    other arguments are fields of `Attack`.
+    """
     return Attack(
         name, NETWORK, harm, tries, PYTHON, code=FETCH + code, expected=ends("ok", gives=status),
         twin=twin, twin_gives=twin_gives, is_quick=quick,

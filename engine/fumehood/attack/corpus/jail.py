@@ -25,7 +25,9 @@ HARMLESS = "import os; out = os.getpid() > 0"
 def killed(
     name: str, topic: Topic, harm: Harm, tries: str, code: str, twin: str, *, quick: bool = False
 ) -> Attack:
-    """Return an attack whose process the jail's system call filter must kill."""
+    """Return an attack whose process the jail's system call filter must kill. The arguments are
+    fields of `Attack`.
+    """
     return Attack(name, topic, harm, tries, FUNCTION, code, KILLED, twin, is_quick=quick)
 
 

@@ -50,7 +50,7 @@ from fumehood.storage.calls import NO_SUCH_CALL
 NewCall = Annotated[CallBody, ParsedBy(parse_call_body, CallBody)]
 
 CALL_ERRORS = frozenset(ERROR_CODES.values()) - {MethodNotAllowed}
-"""The errors that a call may have: all codes. Clients that handle them all also work with gates
+"""The errors that a call may have: all codes. Clients that handle all of them also work with checks
 that are added later."""
 
 

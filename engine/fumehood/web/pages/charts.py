@@ -87,7 +87,9 @@ def _address(at: str, by: str, filters: dict[str, str]) -> str:
 
 
 def calls_from(begin: datetime, length: timedelta, **filters: str) -> str:
-    """Return the address of the list of calls in the time range that starts at `begin`."""
+    """Return the address of the list of calls in the time range of this length that starts at
+    `begin`.
+    """
     since, until = begin.isoformat(), (begin + length).isoformat()
     return f"/calls?{query_of(since=since, until=until, **filters)}"
 
