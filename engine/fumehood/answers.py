@@ -83,8 +83,8 @@ class ToolDetails(Value):
     versions: tuple[str, ...]
     source: str
     circuit: CircuitStatus | None = None
-    """The state of requests to the service that a REST tool calls, which are suspended if it fails
-    too often."""
+    """The circuit of the service that a REST tool calls: whether requests to the service are
+    suspended."""
     findings: tuple[Finding, ...] = ()
     """The rules that protect models and that this tool breaks."""
 

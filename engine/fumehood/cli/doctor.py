@@ -390,10 +390,11 @@ COMPONENTS = ("containerd", "runc")
 
 
 def authority_findings(config: Config, offline: Offline) -> Iterator[Finding]:
-    """Check the approvers, the policy, the audit key and the secrets. `offline` has the configured
-    tools. Also run the checks that parts add.
+    """Check the approvers, the policy, the audit key and the secrets. Also run the checks that
+    parts add.
 
-    The policy check yields one finding for each fault in the policy.
+    The policy check yields one finding for each fault in the policy. `offline` has the configured
+    tools.
     """
     state = config.state_directory
     owner = state.stat().st_uid if state.exists() else os.geteuid()

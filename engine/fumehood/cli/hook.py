@@ -175,7 +175,7 @@ def _output(decision: str, reason: str) -> str:
 
 def _settings(wait_s: float) -> JsonObject:
     """Return the hook's entry for Claude Code's settings, with a timeout that allows a wait of
-    `wait_s`. Its `onFailure` needs Claude Code 2.1.295.
+    `wait_s`. The key `onFailure` in the entry needs Claude Code 2.1.295.
     """
     command = [str(Path(sys.argv[0]).absolute()), "hook", "claude-code"]
     options = [one for one in sys.argv[3:] if one != "--print-settings"]

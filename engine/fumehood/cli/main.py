@@ -158,7 +158,7 @@ def with_commands(group: typer.Typer, added: Mapping[str, Command]) -> typer.Typ
 
 
 def with_options(command: Callable[..., Any], added: Sequence[Options]) -> Callable[..., Any]:
-    """Return a command with the options that parts add to it, which are in `added`."""
+    """Return a command with the options in `added`, which parts add to it (see `Options`)."""
     own = signature(command, eval_str=True).parameters
     functions = [imported(options.function) for options in added]
     theirs = [signature(function, eval_str=True).parameters for function in functions]

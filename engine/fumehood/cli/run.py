@@ -371,9 +371,9 @@ def _save(
     """Save the files, figures and receipt that the options request. Return True if everything was
     saved.
 
-    Files and figures are saved below `directory`, and the receipt as the file `receipt`. A path of
-    None means that nothing is saved there. With `force`, existing files are replaced. Unless
-    `quiet` is set, saved figures are also shown.
+    Files and figures are saved below `directory`, and the receipt as the file `receipt`. If a path
+    is None, nothing is saved there. With `force`, existing files are replaced. Unless `quiet` is
+    set, saved figures are also shown.
     """
     has_receipt = receipt is None or _save_receipt(answer, download, receipt, force=force)
     if directory is None:

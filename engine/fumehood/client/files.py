@@ -193,7 +193,7 @@ class Saving:
 
     def save(self, entry: JsonObject, download: Download) -> None:
         """Write one file of an answer. `entry` describes the file, and `download` fetches its
-        content. If that fails, no incomplete file is left.
+        content. If the file cannot be written, no incomplete file is left.
 
         Raises:
             SaveFailed: the file cannot be written. Exceptions of `download` are passed on.

@@ -45,7 +45,7 @@ class CodeMode(EnginePart):
     @asynccontextmanager
     async def around(self, run: ToolRun, before: Sequence[Given]) -> AsyncIterator[Given | None]:
         """Give the program the tools that its call names. `before` are the contributions of earlier
-        parts. After the run, the call's result reports how often the program called them.
+        parts. After the run, the call's result reports how often the program called these tools.
         """
         if "tools" not in needs_of(run.tool.definition, run.arguments, ()):
             yield None

@@ -30,8 +30,8 @@ def tools_of(
     *,
     are_fixed: bool = False,
 ) -> list[JsonObject]:
-    """Return the tools in a call's argument `tools`, which is `asked`, in the form in which the
-    guest receives them. `are_fixed` is True if the agent's configuration sets this argument.
+    """Return the tools that a call names in its argument `tools` (`asked`), in the form in which
+    the guest receives them. `are_fixed` is True if the agent's configuration sets this argument.
 
     Raises:
         InvalidParams: the program may not call one of the tools, or two tools would get the same

@@ -534,7 +534,7 @@ class RecordingStore:
 
     def _take_over(self, name: str, ended_at: float, *, fetched: int | None = None) -> None:
         """Register a file of an earlier engine as a kept recording of a call that ended at
-        `ended_at` (Unix seconds). If its last line is incomplete, this line is removed.
+        `ended_at` (Unix seconds). If the file's last line is incomplete, this line is removed.
 
         If the file was just downloaded, `fetched` is its size, and its bytes are already reserved
         under ELSEWHERE.

@@ -32,8 +32,8 @@ the one before, and half of it is random."""
 
 
 def is_followed(headers: Mapping[str, str]) -> bool:
-    """Return whether an answer with these headers is a stream of events. Otherwise, it is an
-    envelope.
+    """Return whether an answer with these headers is a stream of events. Otherwise, the answer is
+    an envelope.
     """
     return headers.get("content-type", "").partition(";")[0].strip() == sse.MEDIA_TYPE
 
