@@ -1,8 +1,9 @@
-"""The gateway's certificate authority, and the host certificates that it issues for programs.
+"""The gateway's certificate authority. It issues the certificates with which the gateway answers
+programs in place of the hosts.
 
 Host side. The authority is created once for each state directory and stored there. Its key never
-enters a sandbox, and only sandboxes trust its certificate. Certificates for hosts are issued on
-demand.
+enters a sandbox, and only sandboxes trust its certificate. A host's certificate is issued when a
+program first connects to the host.
 """
 
 from __future__ import annotations
@@ -28,15 +29,17 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from fumehood.storage.directory import write_private
 
 LIFETIME = timedelta(days=3650)
-"""Validity of the authority. The certificates of hosts expire together with the authority."""
+"""How long the authority's certificate is valid. The certificates of hosts expire at the same time.
+"""
 
 SKEW = timedelta(days=2)
 """Maximum time by which a sandbox's clock may be behind the engine's."""
 
 
 class Authority:
-    """Issues the host certificates that the gateway presents to programs. `certificate` is the
-    authority's own certificate, as PEM text.
+    """Issues a certificate for each host that programs connect to. The gateway presents it to them.
+
+    The attribute `certificate` is the authority's own certificate, as PEM text.
     """
 
     def __init__(self, file: Path | None) -> None:
@@ -63,8 +66,11 @@ class Authority:
         self.context_for = lru_cache(self._context)
 
     def _context(self, host: str) -> ssl.SSLContext:
-        """Return the TLS server context for connections to `host`, which is a canonical name or an
-        address. A TLS handshake fails if the client names a different host.
+        """Return the TLS server context with which the gateway answers programs that connect to
+        `host`.
+
+        `host` is a name in its canonical form, or an address. A program's TLS handshake fails if it
+        names a different host.
         """
         bare = host.removeprefix("[").removesuffix("]")
         try:
@@ -112,8 +118,10 @@ class Hello:
         self._tls = context.wrap_bio(self._incoming, ssl.MemoryBIO(), server_side=True)
 
     def feed(self, piece: bytes) -> str | None:
-        """Add received bytes. Return the server name, or None if more bytes are needed. The server
-        name is "" if the client sends none, or if the bytes are not TLS.
+        """Add received bytes, and return the server name as soon as it is known.
+
+        Return None if more bytes are needed. Return "" if the client sends no server name, or if
+        the bytes are not TLS.
         """
         self._incoming.write(piece)
         try:
@@ -159,8 +167,11 @@ def _key_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
 
 
 def _load(context: ssl.SSLContext, pem: bytes) -> None:
-    """Load a certificate and its key through an anonymous file, because the library only reads
-    files."""
+    """Load a certificate and its key into `context`. `pem` contains both.
+
+    The `ssl` module reads certificates only from files, so this function writes `pem` to an
+    anonymous file in memory.
+    """
     descriptor = os.memfd_create("certificate")
     try:
         os.write(descriptor, pem)

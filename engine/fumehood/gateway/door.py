@@ -1,8 +1,11 @@
-"""A door decides which requests the program of one call may send, and counts them.
+"""A door decides which requests the program of one call may send, and counts the requests.
 
-Host side, in the event loop. Invariants: nothing is sent to a host that the call did not name or
-the operator does not allow; a request that needs approval is sent at most once, after the approval,
-exactly as the approver saw it; bytes are counted before they are passed on.
+Host side, in the event loop. Invariants:
+
+* Nothing is sent to a host that the call did not name or that the operator does not allow.
+* A request that needs approval is sent at most once, after the approval, exactly as the approver
+  saw it.
+* Bytes are counted before they are passed on.
 """
 
 from __future__ import annotations
@@ -41,8 +44,10 @@ Send = Callable[[], Awaitable[EngineError | None]]
 """Sends a request that was waiting for approval. Returns the error, or None on success."""
 
 Ask = Callable[[JsonObject, Send, RunClock], Awaitable[EngineError | None]]
-"""Requests a human's approval, then calls `Send`. Returns the reason why the request was not sent
-or failed, or None if it succeeded.
+"""Requests a human's approval of a request, and calls `Send` after the approval.
+
+The first argument is the request as the approver sees it; the last is the program's clock. Returns
+None if the request was sent and succeeded, otherwise the error that says why not.
 """
 
 
@@ -60,18 +65,22 @@ def free(*, requests: int = 0, passed_bytes: int = 0) -> bool:
 
 
 Record = Callable[[str, JsonObject], Awaitable[None]]
-"""Writes an event to the audit log."""
+"""Writes an event to the audit log. The arguments are the event's kind and its fields."""
 
 Lists = tuple[tuple[tuple[str, ...], ListedPackages], ...]
-"""For each index with a package list: its hosts, and its listed packages."""
+"""One pair for each package index that has a package list: the index's hosts, and the packages that
+programs may download from it.
+"""
 
 REFUSED, SENT = "net.refused", "net.sent"
-"""The kinds of a door's audit events."""
+"""The kinds of the audit events for a request that was refused, and for a request that is sent."""
 
 MAX_NOTED = 50
-"""Maximum number of one call's refusals that get separate audit events. It is also the maximum
-number of hosts, and of reasons, that are counted separately. The call's audit event contains the
-total number of refusals.
+"""Maximum number of a call's refusals that get an audit event each. The audit event of the call
+itself contains the total number of refusals.
+
+It is also the maximum number of different hosts, and of different reasons, that a door counts
+separately.
 """
 
 OTHERS = "(others)"
@@ -94,9 +103,9 @@ class NetworkUse:
     bytes_out: int = 0
     hosts: Counter[str] = field(default_factory=Counter)
     refusals: Counter[str] = field(default_factory=Counter)
-    """Reason of a refusal → number of requests."""
+    """The message of a refusal → the number of requests that were refused with it."""
     failures: Counter[str] = field(default_factory=Counter)
-    """Failure of a host → number of requests."""
+    """The message about a host's failure → the number of requests that failed with it."""
     scope: anyio.CancelScope = field(default_factory=anyio.CancelScope)
     """The scope in which the program runs. Cancelling it ends the program."""
     ended_for: str | None = None
@@ -117,8 +126,9 @@ class NetworkUse:
         )
 
     def warnings(self) -> tuple[str, ...]:
-        """Return one sentence for each of the most frequent reasons for which requests were refused
-        or failed.
+        """Return the call's warnings about its network use: one sentence for each of the
+        `MAX_NAMED` most frequent reasons why requests were refused, and likewise why requests
+        failed.
         """
         return tuple(
             f"The gateway refused {count} of the program's requests: {why}"
@@ -145,15 +155,29 @@ class Door:
         held_back: list[HeldRequest] | None = None,
         lists: Lists = (),
     ) -> None:
-        """`hosts` are the host patterns that the call names. `tape`, if given, records the requests
-        or answers them. `held_back`, if given, is the list to which the requests of a trial are
-        added instead of being sent. `lists` are the package lists of indexes.
+        """Create the door of one call.
+
+        Args:
+            hosts: the host patterns that the call names.
+            settings: the gateway's settings. They must also allow the hosts of the requested
+                indexes that have no package list.
+            decide: returns the decision of the policy about a request with the given facts.
+            ask: requests a human's approval, then sends the request.
+            placeholders: the placeholders of the secrets that the program may use.
+            record: writes an event to the audit log.
+            tape: if given, records the requests or answers them.
+            spend: charges requests and bytes to the budgets of the call.
+            held_back: if given, the call is a trial. Its requests are added to this list instead of
+                being sent.
+            lists: the package lists of the requested indexes.
         """
         self.placeholders = placeholders
         self.tape = tape
         self.held_back = held_back
         self.deliver: Callable[[HeldRequest], Awaitable[int]] | None = None
-        """Sends a held request of a trial, and returns the answer's status. Raises Refusal."""
+        """Sends a request that a trial held back, and returns the HTTP status of the answer. Raises
+        Refusal.
+        """
         self._record = record
         self._hosts = hosts
         self._settings = settings
@@ -167,8 +191,9 @@ class Door:
         self._noted = 0
 
     def take_use(self) -> NetworkUse:
-        """Return the network use since the previous call of this method, and reset all counts. For
-        programs that serve several calls.
+        """Return the network use since this method was last called, and reset all counts.
+
+        This is for a program that serves several calls.
         """
         used = self.use
         self.use = NetworkUse(scope=used.scope, ended_for=used.ended_for)
@@ -177,17 +202,20 @@ class Door:
 
     @property
     def is_answered(self) -> bool:
-        """Whether a tape answers all requests, so that nothing is sent to hosts."""
+        """Whether a tape answers all requests. Then nothing is sent to hosts."""
         return self.tape is not None and self.tape.answers
 
     def follow(self, request: ProgramRequest, status: int, headers: Headers) -> Following | None:
-        """Return the object with which the tape records an answer, or None if nothing records the
-        answer.
+        """Begin to record the answer to `request` on the tape, and return the object that records
+        it.
+
+        Return None if there is no tape, or if the tape does not record this answer.
         """
         return self.tape.begin(request, status, headers) if self.tape is not None else None
 
     def play(self, request: ProgramRequest, digest: str) -> TapedAnswer:
-        """Count a request, and return the answer that the tape has for it.
+        """Count `request`, and return the answer that the tape has for it. `digest` is the SHA-256
+        of the request's body.
 
         Raises:
             Refusal: the tape has no answer, or the call may make no more requests.
@@ -257,8 +285,8 @@ class Door:
         return verdict is Verdict.ALLOW
 
     def _require_listed(self, request: ProgramRequest) -> None:
-        """Raise Refusal unless an index at the request's host has a package list that contains the
-        requested package.
+        """Raise Refusal unless the requested package is in a package list of an index at the
+        request's host.
         """
         place = request.place
         lists = [of for hosts, of in self._lists if network_matches(place.host, place.port, hosts)]
@@ -274,7 +302,8 @@ class Door:
 
     def count(self) -> None:
         """Count an attempt to send a request or to open a tunnel, even if the attempt is invalid.
-        Raises Refusal if there are more than twice as many attempts as requests are allowed.
+
+        Raises Refusal if the call makes more than twice as many attempts as it may make requests.
         """
         self._tries += 1
         if self._tries > 2 * self._settings.max_requests:
@@ -285,8 +314,10 @@ class Door:
 
     @contextmanager
     def holding(self) -> Iterator[None]:
-        """Count a request as held during the block. Raises Refusal if the program already has too
-        many held requests, whose bodies take memory.
+        """Count a request as held for the duration of the `with` block.
+
+        Raises Refusal if too many of the program's requests are already held. A held request keeps
+        its body in memory.
         """
         if self._held_now >= MAX_OPEN_CALLS:
             raise self.refused(
@@ -303,18 +334,19 @@ class Door:
     async def ask(
         self, request: ProgramRequest, body: bytes, send: Send, clock: RunClock
     ) -> EngineError | None:
-        """Request a human's approval of a request, then send the request. Return why it was not
-        sent or failed, or None if it succeeded.
+        """Request a human's approval of `request`, then call `send`. Return None if the request was
+        sent and succeeded, otherwise the error that says why not.
 
-        `clock` is the program's clock, which is paused while the human decides.
+        `clock` is the program's clock. It is paused while the human decides.
         """
         self.use.held += 1
         return await self._ask(shown_request(request, body), send, clock)
 
     def hold_back(self, request: ProgramRequest, body: bytes) -> Refusal:
-        """Store a request of a trial, so that it can be sent after a human's approval. Return the
-        refusal that the program gets. The program gets a refusal in any case; if the request cannot
-        be held back, the refusal gives the reason.
+        """Hold back a trial's request, so that it can be sent after a human's approval.
+
+        Return the refusal that the program gets as the answer in any case. If the request cannot be
+        held back, the refusal says why.
         """
         assert self.held_back is not None
         if request.is_upgrade or request.method == TUNNEL:
@@ -332,8 +364,10 @@ class Door:
         return Refusal(403, "REQUIRES_HUMAN_APPROVAL", "held for approval")
 
     def misused(self, name: str, why: str) -> Refusal:
-        """Count a request that misuses the placeholder of the secret `name`. Return the refusal of
-        the request, with the reason `why`. If the secret's settings require it, end the program.
+        """Count a request that misuses the placeholder of the secret `name`, and return the refusal
+        of this request. `why` is a clause that says how the placeholder is misused.
+
+        If the settings of the secret require it, also end the program.
         """
         self.use.misused += 1
         if self.placeholders.ends_program(name):
@@ -345,8 +379,10 @@ class Door:
         )  # fmt: skip
 
     async def note_refusal(self, request: ProgramRequest, refusal: Refusal) -> None:
-        """Record a refusal in the audit log. Refusals that only report a host's failure, and those
-        after the first `MAX_NOTED`, are not recorded.
+        """Record a refusal of `request` in the audit log.
+
+        Do nothing if `refusal` only reports that a host failed, or if the call has already had
+        `MAX_NOTED` refusals.
 
         Raises:
             Refusal: the audit log could not be written.
@@ -358,7 +394,7 @@ class Door:
             await self.note(REFUSED, request, why=refusal.message)
 
     async def note(self, kind: str, request: ProgramRequest, **more: Any) -> None:
-        """Record a request in the audit log.
+        """Record `request` in the audit log, as an event of the kind `kind` with the fields `more`.
 
         Raises:
             Refusal: the audit log could not be written, so the request must not be sent.
@@ -372,28 +408,28 @@ class Door:
             ) from None
 
     def refused(self, status: int, code: str, message: str) -> Refusal:
-        """Count a refusal, and return the exception for it. The caller raises the exception."""
+        """Count a refusal, and return it for the caller of this method to raise."""
         self.use.denied += 1
         _count(self.use.refusals, message)
         return Refusal(status, code, message)
 
     def failed(self, message: str) -> HostFailure:
-        """Count a failure of a host, and return the exception for it. The caller raises the
-        exception.
+        """Count a failure of a host, and return it for the caller of this method to raise.
+        `message` says what failed.
         """
         _count(self.use.failures, message)
         return HostFailure(502, "NETWORK_ERROR", message)
 
     def sent(self, count: int) -> None:
-        """Count bytes that the program sends to hosts. Raises Refusal if they exceed a limit or a
-        budget.
+        """Count `count` bytes that the program sends to hosts. Raises Refusal if they exceed a
+        limit or a budget.
         """
         self._require_room(count)
         self.use.bytes_out += count
 
     def received(self, count: int) -> None:
-        """Count bytes that the program receives from hosts. Raises Refusal if they exceed a limit
-        or a budget.
+        """Count `count` bytes that the program receives from hosts. Raises Refusal if they exceed a
+        limit or a budget.
         """
         self._require_room(count)
         self.use.bytes_in += count
@@ -415,7 +451,7 @@ def _count(messages: Counter[str], message: str) -> None:
 
 
 def shown_request(request: ProgramRequest, body: bytes) -> JsonObject:
-    """Return a request in the form that an approver sees."""
+    """Return a request and its body in the form that an approver sees."""
     values: dict[str, list[str]] = {}
     for name, value in request.headers:  # a repeated header is shown with all its values
         values.setdefault(name.decode("latin-1"), []).append(value.decode("latin-1"))

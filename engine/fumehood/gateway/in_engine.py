@@ -1,8 +1,11 @@
-"""The gateway in one engine: gives programs the network access that their calls request.
+"""The gateway as a part of one engine: gives programs the network access that their calls request.
 
-Host side. Invariants: a program gets no connection that its call did not request; when a program's
-run ends, all tasks that serve its connections have ended; the requests of a trial are sent only
-after a human's approval, in their original order, each at most once.
+Host side. Invariants:
+
+* A program gets no connection that its call did not request.
+* When the run of a program ends, all tasks that serve its connections have ended.
+* The requests of a trial are sent only after a human's approval, in their original order, each at
+  most once.
 """
 
 from __future__ import annotations
@@ -45,11 +48,12 @@ if TYPE_CHECKING:
 
 
 class GatewayPart(EnginePart):
-    """The gateway as a part of one engine. `gateway` is set while the engine runs."""
+    """The gateway as a part of one engine. The attribute `gateway` is set while the engine runs."""
 
     gateway: Gateway
     tls: ssl.SSLContext | None = None
-    """TLS settings for connections to hosts, instead of the default. Set before the engine runs."""
+    """TLS settings for connections to hosts. None means the default. Set it before the engine runs.
+    """
 
     def __init__(self, kernel: Kernel) -> None:
         super().__init__(kernel)
@@ -58,12 +62,12 @@ class GatewayPart(EnginePart):
         """Field of `NetworkReport` → its sum over all calls."""
 
     def on_call(self, call: EndedCall) -> None:
-        """Add the network use of a call that has ended to the metrics."""
+        """Add the network use of a call, which has just ended, to the metrics."""
         if call.network is not None:
             self._sums.update(call.network.model_dump(exclude={"hosts"}))
 
     def figures(self) -> Iterator[Figure]:
-        """Yield the metrics of the network use of all programs."""
+        """Yield the metrics about the network use of all programs."""
         for name, words in (
             ("requests", "Requests of programs, including refused ones."),
             ("denied", "Requests of programs that the gateway refused."),
@@ -77,7 +81,7 @@ class GatewayPart(EnginePart):
 
     @asynccontextmanager
     async def running(self, made: Composition) -> AsyncIterator[None]:
-        """Create the gateway when the engine starts."""
+        """Create the gateway, because the engine starts."""
         settings = self.kernel.config.of("gateway", GatewaySettings)
         assert settings is not None
         services = made.services
@@ -89,8 +93,11 @@ class GatewayPart(EnginePart):
 
     @asynccontextmanager
     async def around(self, run: ToolRun, before: Sequence[Given]) -> AsyncIterator[Given | None]:
-        """If the call names hosts, open a door for the call and give its program access to the
-        network. Otherwise yield None.
+        """If the call names hosts, open a door for the call, and yield what gives its program
+        access to the network. Otherwise yield None.
+
+        `before` contains what earlier parts gave to the run, such as a tape, or the wish of a trial
+        to hold requests back.
         """
         if not run.network:
             yield None
@@ -110,7 +117,8 @@ class GatewayPart(EnginePart):
     def _opened(
         self, run: ToolRun, tape: Tape | None, held: list[HeldRequest] | None
     ) -> AbstractAsyncContextManager[tuple[Door, Stream[Connections]]]:
-        """Open the door of a call.
+        """Open the door of a call. If `held` is given, add the program's requests to it instead of
+        sending them.
 
         Raises:
             PermissionDenied: the operator has allowed no host and no index, and no tape answers the
@@ -136,10 +144,10 @@ class GatewayPart(EnginePart):
 
     @asynccontextmanager
     async def around_lasting(self, program: LastingProgram) -> AsyncIterator[Given | None]:
-        """If a program that serves many calls may use the network, open a door for the program and
-        give it access. Otherwise yield None.
+        """If a program that serves many calls names hosts, open a door for the program, and yield
+        what gives it access to the network. Otherwise yield None.
 
-        If the program misuses a secret whose settings require it, the program is ended.
+        If the program misuses a secret whose settings require it, end the program.
 
         Raises:
             PermissionDenied: the operator has allowed no host and no index.
@@ -171,8 +179,8 @@ class GatewayPart(EnginePart):
             raise SandboxViolation("it misused the placeholder of a secret, so it was ended")
 
     async def send(self, run: ToolRun, requests: Sequence[HeldRequest]) -> EngineError | None:
-        """Send the requests of a trial in their original order, and stop at the first that fails.
-        Return the error of that request, or None if all succeeded.
+        """Send the requests that a trial held back in their original order, and stop at the first
+        that fails. Return the error of the failed request, or None if all succeeded.
         """
         async with self._opened(run, None, None) as (door, _):
             assert door.deliver is not None
@@ -190,8 +198,8 @@ class GatewayPart(EnginePart):
 
 
 class _WaitingRequest(HeldAction):
-    """A program's network request that waits for a human's approval. The gateway itself sends it,
-    so no tool runs.
+    """A program's network request that waits for a human's approval. After the approval, the
+    gateway sends the request itself, so no tool runs.
     """
 
     needs = "program"
@@ -205,7 +213,7 @@ class _WaitingRequest(HeldAction):
         self._send = send
 
     async def carry_out(self, run: ToolRun) -> Outcome:
-        """Send the request, and return its success or error as the outcome of the call."""
+        """Send the request. Return an outcome with `{"sent": true}` as its data, or with the error."""
         error = await self._send()
         data = {"sent": True} if error is None else None
         return Outcome(EndedBy.OK, "none", data=data, error=error)
@@ -213,18 +221,19 @@ class _WaitingRequest(HeldAction):
 
 @dataclass(slots=True)
 class _LastingUse:
-    """The network use of a program that serves many calls. The counts continue if the program is
-    restarted.
+    """The network use of a program that serves many calls. Its counts survive a restart of the
+    program.
     """
 
     door: Door | None = None
-    """The program's door while it runs."""
+    """The program's door while the program runs, otherwise None."""
     use: NetworkUse = field(default_factory=NetworkUse)
-    """The network use of earlier starts of the program, since the last call ended."""
+    """The network use before the program's last restart, as far as no call has reported it yet."""
 
     def share(self) -> Share:
-        """Return the network use since the last call ended, as the share of the next call. Reset
-        all counts, so that the limits on network use start again.
+        """Return the network use since the last call ended, as the share of the call that ends now.
+
+        Also reset all counts, so that the next call has the full limits on network use.
         """
         if self.door is not None:
             used = self.door.take_use()

@@ -1,4 +1,4 @@
-"""Declaration of the part `gateway`: programs' access to the network."""
+"""Declaration of the part `gateway`, which gives programs access to the network."""
 
 from __future__ import annotations
 

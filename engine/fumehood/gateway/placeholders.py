@@ -1,10 +1,13 @@
-"""Secrets for programs: a program has only a placeholder, which the gateway replaces by the
-secret's value in requests.
+"""Placeholders of secrets. A program gets a placeholder instead of a secret's value. The gateway
+replaces the placeholder with the value in the program's requests.
 
-Host side. Each call has its own placeholders, which cannot be guessed. Invariants: a secret's value
-is sent only in the headers that the operator names for it, only to the hosts that the operator has
-bound it to, and only over TLS or to a host in `gateway.allowed_hosts`. The value never enters a
-sandbox, even if the host echoes it in its answer, or stores it and returns it in a later answer.
+Host side. Each call has its own placeholders, which cannot be guessed. Invariants:
+
+* The value of a secret is sent only in the headers that the operator names for the secret, only to
+  the hosts to which the operator has bound it, and only over TLS or to a host in
+  `gateway.allowed_hosts`.
+* The value never enters a sandbox, even if a host echoes it in the answer to the same request, or
+  stores it and returns it in a later answer.
 """
 
 from __future__ import annotations
@@ -30,8 +33,8 @@ PLACEHOLDER_CHARACTERS = len(PREFIX) + 2 * PLACEHOLDER_BYTES
 _BASIC = b"basic "
 
 _RANGES = frozenset({b"range", b"ranges"})
-"""Words in the names of headers that request a part of a resource, such as `Range`, `Request-Range`
-and `x-ms-range`, even if they are spelled with underscores.
+"""Words in header names. A header whose name contains one of them requests only a part of a
+resource, for example `Range`, `Request-Range`, `x-ms-range` and `x_ms_range`.
 """
 
 
@@ -45,10 +48,15 @@ class Placeholders:
         read: Callable[[str], Awaitable[str]],
         known: Mapping[str, SecretSettings] = MappingProxyType({}),
     ) -> None:
-        """`bound` are the secrets that the program may use, by name. `plain_hosts` are the hosts
-        that may receive secrets without TLS. `read` returns the value of a secret, or raises
-        ExecutionError if the secret has no value. `known` are all secrets of the engine. A host's
-        answers are searched for every known secret that the host may have received.
+        """Create the placeholders of one call.
+
+        Args:
+            bound: the secrets that the program may use, by name.
+            plain_hosts: the hosts that may receive secrets without TLS.
+            read: returns the value of a secret, or raises ExecutionError if the secret has no
+                value.
+            known: all secrets of the engine, by name. The answers of a host are searched for every
+                known secret that the host may have received.
         """
         self._plain_hosts = tuple(plain_hosts)
         self._read = read
@@ -60,7 +68,9 @@ class Placeholders:
 
     @property
     def environment(self) -> dict[str, str]:
-        """Name of each environment variable that the program gets → the placeholder in it."""
+        """The environment variables that the program gets: the name of each variable → its
+        placeholder.
+        """
         return {
             settings.inside: placeholder.decode()
             for placeholder, (_, settings) in self._bound.items()
@@ -74,8 +84,8 @@ class Placeholders:
         )
 
     def misused(self, request: ProgramRequest) -> tuple[str, str] | None:
-        """Return the name of the first secret whose placeholder the request misuses, and a clause
-        that says why. Return None if no placeholder is misused.
+        """Return the first secret whose placeholder the request misuses: its name, and a clause
+        that says how the placeholder is misused. Return None if no placeholder is misused.
         """
         names = b"\n".join(name for name, _ in request.headers)
         in_text = self.within(request.url.encode() + b"\n" + names)
@@ -90,8 +100,8 @@ class Placeholders:
         return None
 
     def require_searchable(self, request: ProgramRequest) -> None:
-        """Raise Refusal if a secret is bound to the request's host, and the answer to the request
-        could not be searched for the secret.
+        """Raise Refusal if a secret is bound to the host of the request, and it would not be
+        possible to search the host's answer for this secret.
         """
         if not self._of_host(request):
             return
@@ -109,8 +119,9 @@ class Placeholders:
                 )  # fmt: skip
 
     def within(self, data: bytes) -> str | None:
-        """Return the name of a secret whose placeholder occurs in the bytes, or None if there is no
-        such secret. Secrets whose misuse is ignored (`misuse = "pass"`) are left out.
+        """Return the name of a secret whose placeholder occurs in `data`, or None if there is none.
+
+        Ignores secrets with the setting `misuse = "pass"`.
         """
         for placeholder, (name, settings) in self._bound.items():
             if settings.misuse != "pass" and placeholder in data:
@@ -118,8 +129,8 @@ class Placeholders:
         return None
 
     async def put_in(self, request: ProgramRequest) -> tuple[Headers, SecretValues]:
-        """Return a request's headers with the placeholders replaced by the secrets' values. Also
-        return the values that the answer must be searched for.
+        """Return two values: the headers of the request with the placeholders replaced by the
+        values of the secrets, and the values for which the answer must be searched.
 
         Raises:
             Refusal: a secret that is bound to the host has no usable value.
@@ -139,8 +150,8 @@ class Placeholders:
         return (*rows, (b"accept-encoding", b"identity")), SecretValues(values.values())
 
     def _of_host(self, request: ProgramRequest) -> list[str]:
-        """Return the names of all secrets that the request's host may have received, on any
-        port.
+        """Return the names of all secrets that the host of the request may have received, on this
+        port or another.
         """
         known = {**self._known, **dict(self._bound.values())}
         return [name for name, secret in known.items() if secret.is_of_host(request.place.host)]
@@ -156,8 +167,8 @@ class Placeholders:
         return [placeholder for placeholder in self._bound if placeholder in plain]
 
     def _fault(self, request: ProgramRequest, header: bytes, placeholder: bytes) -> str | None:
-        """Return a clause that says why a placeholder in a header must not be replaced by its
-        secret, or None if it may be replaced.
+        """Return None if the placeholder in this header may be replaced by the value of its secret.
+        Otherwise return a clause that says why not.
         """
         name, settings = self._bound[placeholder]
         place = request.place
@@ -177,8 +188,8 @@ class Placeholders:
 
 @dataclass(frozen=True, slots=True)
 class HeldRequest:
-    """A request that a trial held back. After a human's approval, it is sent with the secrets of
-    the trial's program.
+    """A request that a trial held back. If a human approves it, it is sent with the secrets of the
+    trial's program.
     """
 
     request: ProgramRequest
@@ -187,15 +198,15 @@ class HeldRequest:
 
 
 class BodyWatch:
-    """Searches the body of a request for placeholders, piece by piece."""
+    """Searches the body of one request for placeholders. The body arrives in pieces."""
 
     def __init__(self, placeholders: Placeholders) -> None:
         self._placeholders = placeholders
         self._tail = b""
 
     def add(self, piece: bytes) -> str | None:
-        """Search the next piece. Return the name of a secret whose placeholder ends in this piece,
-        or None if no placeholder does.
+        """Search the next piece of the body. Return the name of a secret whose placeholder ends in
+        this piece, or None if none does.
         """
         text = self._tail + piece
         self._tail = text[-PLACEHOLDER_CHARACTERS + 1 :]
@@ -205,8 +216,10 @@ class BodyWatch:
 def secrets_for(
     settings: Mapping[str, SecretSettings], tool: str, hosts: Iterable[str]
 ) -> dict[str, SecretSettings]:
-    """Return, by name, the secrets for which a tool's program gets placeholders if its call
-    requests these hosts.
+    """Return the secrets, by name, for which the program of a call gets placeholders.
+
+    `settings` are all secrets, `tool` is the name of the called tool, and `hosts` are the host
+    patterns that the call names.
     """
     patterns = tuple(hosts)
     return {
@@ -224,8 +237,8 @@ def _is_asked_for(host: str, patterns: tuple[str, ...]) -> bool:
 
 
 def _plain(value: bytes) -> bytes:
-    """Return a header's value as plain text. Basic credentials, such as those that git sends, are
-    decoded from base64.
+    """Return the value of a header as plain text. The credentials of HTTP Basic authentication,
+    which git uses for example, are decoded from base64. Any other value is returned unchanged.
     """
     if value[: len(_BASIC)].lower() == _BASIC:
         try:

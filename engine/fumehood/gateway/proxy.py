@@ -1,10 +1,13 @@
 """The HTTP proxy for programs: HTTP, HTTPS and WebSocket.
 
-Host side, in the event loop. Everything that a program sends is hostile. The program's TLS ends
-here, so each request can be judged separately. The engine sends the request over its own
-connection, to a checked address and with the usual certificate check. Invariants: a request is
-judged before any part of it is sent; it is sent at most once; the program gets a refusal as an
-answer with the reason, never as a connection that just closes.
+Host side, in the event loop. Everything that a program sends is treated as hostile. The proxy
+decrypts the program's TLS, so that each request can be judged separately. The engine sends the
+request over a connection of its own, to a checked address and with the usual certificate check.
+Invariants:
+
+* A request is judged before any part of it is sent.
+* A request is sent at most once.
+* A program gets a refusal as an HTTP answer with the reason. Its connection never just closes.
 """
 
 from __future__ import annotations
@@ -51,21 +54,24 @@ TLS_RECORD = b"\x16"
 """The first byte of a client's TLS handshake. *Source*: RFC 8446, section 5.1."""
 
 TURN_EVENTS = 64
-"""Number of a body's chunks after which other tasks of the event loop run."""
+"""After this many chunks of a body, the proxy lets other tasks of the event loop run."""
 
 SMALL_CHUNKS = 10_000
-"""Number of one body's chunks above which chunks must have at least `LEAST_BYTES` on average,
-because each chunk costs the engine about the same time."""
+"""If a body has more chunks than this, its chunks must have at least `LEAST_BYTES` on average,
+because every chunk costs the engine about the same time, however small it is.
+"""
 
 LEAST_BYTES = 256
 
 CONNECT_S = 30.0
-"""Maximum seconds to connect to a host. After that, only the program's own time limit applies."""
+"""Maximum seconds for connecting to a host. Once connected, only the program's own time limit
+applies.
+"""
 
 BROKEN = (
     anyio.BrokenResourceError, anyio.ClosedResourceError, anyio.EndOfStream, ssl.SSLError, OSError
 )  # fmt: skip
-"""The errors with which a program's connection ends early."""
+"""The errors that the proxy gets if a program's connection ends early."""
 
 
 class _Peer:
@@ -76,11 +82,13 @@ class _Peer:
         self.clock = clock
         self.http = h11.Connection(h11.SERVER, max_incomplete_event_size=MAX_HEAD_BYTES)
         self.has_answered = False
-        """Whether the answer to the current request has begun."""
+        """Whether the proxy has begun to answer the current request."""
         self.request: ProgramRequest | None = None
         """The current request, or None if it could not be parsed."""
         self.digest = hashlib.sha256()
-        """The hash of the current request's body as far as it was read. Only kept for a tape."""
+        """The hash of that part of the current request's body that was read. Only kept if there is
+        a tape.
+        """
 
     async def event(self) -> Any:
         """Wait for the next HTTP event from the program, and return it.
@@ -99,7 +107,7 @@ class _Peer:
         return event
 
     async def send(self, *events: Any) -> None:
-        """Send HTTP events to the program, all in one write."""
+        """Send HTTP events, such as a response and its body, to the program in a single write."""
         data = b"".join(self.http.send(event) or b"" for event in events)
         if data:
             await self.stream.send(data)
@@ -134,8 +142,8 @@ class _Peer:
                 return
 
     async def refuse(self, refusal: Refusal, door: Door) -> None:
-        """Send a refusal to the program as the answer to its current request, and record it on the
-        tape if there is one.
+        """Send a refusal to the program as the answer to its current request. If there is a tape,
+        record the refusal there too.
         """
         error = {"code": refusal.code, "message": refusal.message}
         body = strict_json.dumps({"error": error})
@@ -161,8 +169,8 @@ def _require_large(count: int, total: int, door: Door) -> None:
 
 
 def _unsearchable(status: int, headers: list[tuple[bytes, bytes]]) -> str | None:
-    """Return a clause that says why an answer cannot be searched for secrets, or None if it can be
-    searched.
+    """Return None if an answer with this status and these headers can be searched for secrets.
+    Otherwise return a clause that says why not.
     """
     if status == HTTPStatus.PARTIAL_CONTENT or any(name == b"content-range" for name, _ in headers):
         return "it sent a part of its answer"
@@ -191,7 +199,9 @@ class Proxy:
         self._backend = backend
 
     async def serve(self, stream: anyio.abc.ByteStream, clock: RunClock) -> None:
-        """Serve one connection of the program until it ends. `clock` is the program's clock."""
+        """Serve one connection of the program until the connection ends. `clock` is the program's
+        clock.
+        """
         try:
             with suppress(*BROKEN, h11.LocalProtocolError, Refusal):
                 await self._serve(_Peer(stream, clock), None)
@@ -200,8 +210,10 @@ class Proxy:
                 await stream.aclose()
 
     async def _serve(self, peer: _Peer, inside: Place | None) -> None:
-        """Serve the requests that arrive on a connection until it ends. `inside` is the place that
-        a tunnel leads to, or None if the connection is not inside a tunnel.
+        """Serve the requests that arrive on a connection, until the connection ends.
+
+        `inside` is the place to which a tunnel leads, if the connection is inside a tunnel.
+        Otherwise it is None.
         """
         while True:
             peer.has_answered, peer.request, peer.digest = False, None, hashlib.sha256()
@@ -275,11 +287,12 @@ class Proxy:
     async def _pass_unopened(
         self, peer: _Peer, request: ProgramRequest, established: h11.Response
     ) -> None:
-        """Judge a TLS connection by its host, and pass the connection through without decryption.
+        """Judge a TLS connection by the name of its host only, and pass it through without
+        decryption. `established` is the response with which the proxy accepts the CONNECT request.
 
         Raises:
             Refusal: the connection is not allowed or would need approval, the server name in the
-                TLS handshake is not the host, or the host cannot be reached.
+                program's TLS handshake is not the host, or the host cannot be reached.
         """
         door, place = self._door, request.place
         try:
@@ -346,8 +359,9 @@ class Proxy:
             await self._hold(peer, request, await self._whole(peer, request))
 
     async def _play(self, peer: _Peer, request: ProgramRequest) -> None:
-        """Read a request to its end, and send the answer on the tape to the program. Raises Refusal
-        if the tape has no answer.
+        """Read a request to its end, and send the answer that the tape has for it to the program.
+
+        Raises Refusal if the tape has no answer.
         """
         if request.length == 0:
             await peer.event()  # the end of the request
@@ -365,8 +379,8 @@ class Proxy:
             following.finish(answer.digest)
 
     async def _hold(self, peer: _Peer, request: ProgramRequest, body: bytes) -> None:
-        """Request a human's approval of a request, then send the request and pass the answer to the
-        program.
+        """Request a human's approval of a request with the body `body`. After the approval, send
+        the request, and pass the host's answer to the program.
 
         Raises:
             Refusal: the request was not approved, or the approval could not be requested.
@@ -431,8 +445,11 @@ class Proxy:
     async def _answered(
         self, request: ProgramRequest, content: AsyncIterator[bytes] | None, length: int | None
     ) -> AsyncIterator[tuple[httpcore2.Response, SecretValues]]:
-        """Send a request to its host. Yield the answer, and the secrets that the answer must be
-        searched for.
+        """Send a request to its host. Yield the host's answer, and the values of the secrets for
+        which the answer must be searched.
+
+        `content` is the body, or None without a body. `length` is the size of the body in bytes;
+        None means the length that the request itself declares.
 
         Raises:
             Refusal: a secret has no usable value, the address is not allowed, or the host failed.
@@ -449,7 +466,8 @@ class Proxy:
         if request.is_upgrade:
             headers += [(b"connection", b"upgrade"), (b"upgrade", b"websocket")]
         if content is not None:
-            # If a server parses the body as another request, it must not answer that request.
+            # Without this header, a server that takes the body for a second request would answer
+            # that too.
             headers.append((b"connection", b"close"))
         if content is not None and length is None:
             headers.append((b"transfer-encoding", b"chunked"))
@@ -485,8 +503,8 @@ class Proxy:
         answer: httpcore2.Response,
         values: SecretValues,
     ) -> None:
-        """Pass an answer to the program. `values` are the secrets that the host may have received;
-        they are removed from the answer.
+        """Pass the host's answer to the program. `values` are the values of the secrets that the
+        host may have received; they are replaced in the answer.
 
         Raises:
             Refusal: the answer cannot be searched for these secrets.
@@ -534,8 +552,9 @@ class Proxy:
     async def _relay(
         self, peer: _Peer, upstream: httpcore2.AsyncNetworkStream, data: bytes
     ) -> None:
-        """Pass bytes between the program and the host in both directions, until either closes the
-        connection. `data` are the first bytes from the program.
+        """Pass bytes in both directions between the program and the host, until one of them closes
+        its connection. `upstream` is the connection to the host; `data` are the first bytes from
+        the program.
         """
         upstream.get_extra_info(CHECKED_CONNECTION).relay()
 

@@ -1,8 +1,10 @@
-"""One request of a program, parsed so strictly that no server can read it differently.
+"""A program's request, parsed so strictly that no server can understand it differently.
 
-Values only. Invariants: the host and the port of a request are those that the gateway connects to;
-the `Host` header names the same host and port; headers that concern one connection only are never
-passed on.
+Values only. Invariants:
+
+* The host and the port of a request are those to which the gateway connects.
+* The `Host` header names the same host and port.
+* Headers that concern only one connection are never passed on.
 """
 
 from __future__ import annotations
@@ -15,19 +17,20 @@ from fumehood.core.hosts import MAX_PORT, host_of
 from fumehood.core.json_types import JsonObject
 
 READS = frozenset({"GET", "HEAD", "OPTIONS"})
-"""The methods that change nothing. *Source*: RFC 9110, section 9.2.1."""
+"""The methods that change nothing on a server. *Source*: RFC 9110, section 9.2.1."""
 
 WEBSOCKET = "WEBSOCKET"
-"""The method that rules and approvers see for a request to open a WebSocket."""
+"""The method that policy rules and approvers see for a request to open a WebSocket."""
 
 TUNNEL = "TUNNEL"
-"""The method that rules see for a TLS connection that is passed through without decryption."""
+"""The method that policy rules see for a TLS connection that is passed through without decryption.
+"""
 
 _OVERRIDES = frozenset({
     b"x-http-method-override", b"x-http-method", b"x-method-override", b"x-original-url",
     b"x-rewrite-url",
 })  # fmt: skip
-"""Headers with which some servers replace the method or the URL of a request."""
+"""Headers in which a request can name another method or URL, which some servers then use."""
 
 METHODS = READS | {"POST", "PUT", "PATCH", "DELETE"}
 
@@ -38,15 +41,17 @@ _OF_A_CONNECTION = frozenset({
     b"proxy-authentication-info", b"proxy-connection", b"te", b"trailer", b"transfer-encoding",
     b"upgrade", b"expect", b"alt-svc",
 })  # fmt: skip
-"""Headers that concern one connection only, or that would make a client bypass the gateway.
-*Source*: RFC 9110, section 7.6.1."""
+"""Headers that concern only one connection, or with which an answer could make a client bypass the
+gateway. *Source*: RFC 9110, section 7.6.1.
+"""
 
 _USUAL_PORTS = {"https": 443, "http": 80}
 
 
 class Refusal(Exception):
-    """The gateway answers a request itself instead of sending it. The program gets `status`, `code`
-    and the message.
+    """Raised if the gateway answers a request itself instead of sending it.
+
+    The program gets the HTTP status `status`, and the error code `code` with `message`.
     """
 
     def __init__(self, status: int, code: str, message: str) -> None:
@@ -57,7 +62,9 @@ class Refusal(Exception):
 
 
 class HostFailure(Refusal):
-    """The gateway reports that a host failed. The gateway itself has refused nothing."""
+    """Raised if a host failed, so the gateway has no answer of the host to pass on. The gateway
+    itself has refused nothing.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +77,11 @@ class Place:
 
     @classmethod
     def of(cls, scheme: str, authority: str) -> Place:
-        """Parse a text of the form `HOST` or `HOST:PORT`. Raises Refusal if clients could read the
-        text in different ways, or if the port is invalid.
+        """Parse `authority`, which has the form `HOST` or `HOST:PORT`. Without a port, the place
+        has the default port of `scheme`.
+
+        Raises Refusal if clients could read `authority` in different ways, or if the port is
+        invalid.
         """
         if not authority or set("/?#@") & set(authority):
             raise malformed("its host is missing or ambiguous")
@@ -83,9 +93,7 @@ class Place:
 
     @property
     def authority(self) -> str:
-        """The value of the `Host` header: the host, followed by the port unless it is the scheme's
-        default.
-        """
+        """The host as in a `Host` header. The port follows it, unless it is the scheme's default."""
         usual = _USUAL_PORTS.get(self.scheme)
         return self.host if self.port == usual else f"{self.host}:{self.port}"
 
@@ -99,9 +107,10 @@ class ProgramRequest:
     target: str
     """Path and query."""
     headers: Headers
-    """All headers except `Host`, `Content-Length` and those that concern one connection only."""
+    """All headers except `Host`, `Content-Length` and those that concern only one connection."""
     length: int | None
-    """Size of the body in bytes, or None if it is sent in chunks."""
+    """The size of the body in bytes, or None if the body is sent in chunks of unknown total size.
+    """
     is_upgrade: bool
     """Whether the request opens a WebSocket."""
 
@@ -111,13 +120,13 @@ class ProgramRequest:
 
     @property
     def head_bytes(self) -> int:
-        """The size of the URL and the headers, which could also carry data out of the sandbox."""
+        """The size of the URL and the headers in bytes. A program could send data in them too."""
         return len(self.url) + sum(len(name) + len(value) for name, value in self.headers)
 
     @property
     def is_read(self) -> bool:
-        """Whether the request changes nothing on its server, provided that the server follows HTTP
-        semantics.
+        """Whether the request changes nothing on its server, if the server keeps to the semantics
+        of HTTP methods.
         """
         names = {_as_servers_read(name) for name, _ in self.headers}
         return (
@@ -126,7 +135,7 @@ class ProgramRequest:
         )  # fmt: skip
 
     def facts(self) -> JsonObject:
-        """Return the facts about the request that the rules of the policy can test."""
+        """Return the facts about the request that policy rules can test."""
         path, _, query = self.target.partition("?")
         return {
             "method": WEBSOCKET if self.is_upgrade else self.method,
@@ -141,11 +150,14 @@ class ProgramRequest:
 def read_request(
     method: bytes, target: bytes, headers: Iterable[tuple[bytes, bytes]], inside: Place | None
 ) -> ProgramRequest:
-    """Parse the head of a request. `inside` is the place that the tunnel leads to, or None if the
-    request does not arrive through a tunnel.
+    """Parse the head of a request. `target` is the request's target as it stands in the request
+    line.
+
+    `inside` is the place to which a tunnel leads, if the request arrived through a tunnel.
+    Otherwise it is None.
 
     Raises:
-        Refusal: the request is ambiguous, or the gateway does not pass requests of this form on.
+        Refusal: the request is ambiguous, or the gateway does not pass on requests of this form.
     """
     rows = tuple((name.lower(), value) for name, value in headers)
     name, where = method.decode("ascii"), target.decode("ascii", "replace")
@@ -185,7 +197,7 @@ def read_request(
 
 
 def passed_on(headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
-    """Return an answer's headers without those that concern one connection only."""
+    """Return the headers of an answer without those that concern only one connection."""
     rows = [(name.lower(), value) for name, value in headers]
     named = {
         header.strip().lower() for name, value in rows if name == b"connection"
@@ -204,16 +216,17 @@ def _absolute(target: str) -> tuple[Place, str]:
 
 
 def _as_servers_read(name: bytes) -> bytes:
-    """Return a header's name with every character except letters and digits replaced by `-`. Some
-    servers convert header names to names of variables, and then cannot tell these characters apart.
-    *Source*: RFC 3875, section 4.1.18.
+    """Return the name of a header with every character except letters and digits replaced by `-`.
+
+    Some servers convert header names to variable names, and then cannot tell these characters
+    apart. *Source*: RFC 3875, section 4.1.18.
     """
     return re.sub(rb"[^a-z0-9]", b"-", name)
 
 
 def _climbs(target: str) -> bool:
-    """Whether a path contains a segment `.` or `..`, even in an escaped form that only some servers
-    decode.
+    """Whether the path in `target` contains a segment `.` or `..`. Escaped forms, which only some
+    servers decode, count too.
     """
     path = target.partition("?")[0].lower()
     for escaped, plain in (("%2e", "."), ("%2f", "/"), ("%5c", "/"), ("\\", "/")):
@@ -222,5 +235,7 @@ def _climbs(target: str) -> bool:
 
 
 def malformed(why: str) -> Refusal:
-    """Return the refusal of a request that is invalid or ambiguous. `why` is a clause."""
+    """Return the refusal of a request that is invalid or ambiguous. `why` is a clause for the
+    message.
+    """
     return Refusal(400, "INVALID_REQUEST", f"The gateway does not pass this request on: {why}.")

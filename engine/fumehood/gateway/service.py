@@ -1,7 +1,7 @@
 """The gateway of an engine: opens a door for each program that may use the network.
 
-Host side. Invariants: a program without network access costs nothing here; when a program's call
-ends, all tasks that serve its connections have ended.
+Host side. Invariants: the gateway does no work for a program without network access; when the call
+of a program ends, all tasks that serve the program's connections have ended.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ AUTHORITY_FILE = "gateway.pem"
 _PROXY = f"http://127.0.0.1:{GATEWAY_PORT}"
 
 NODE_PROXY = "/opt/fumehood/fumehood/guest/languages/proxy.js"
-"""A file in images with which Node 18 uses the gateway as its proxy."""
+"""A file in the images of containers. With it, Node 18 uses the gateway as its proxy."""
 
 ENVIRONMENT = {
     **dict.fromkeys(("HTTP_PROXY", "http_proxy", "HTTPS_PROXY", "https_proxy"), _PROXY),
@@ -62,18 +62,20 @@ ENVIRONMENT = {
     "NODE_OPTIONS": f"--require {NODE_PROXY}",
     **dict.fromkeys(("npm_config_audit", "npm_config_fund"), "false"),  # a POST with each install
 }  # fmt: skip
-"""Variables that make clients use the gateway and trust its certificates. No single variable works
-for all clients: each library and each program reads its own."""
+"""Environment variables that make HTTP clients use the gateway and trust its certificates. There
+are many because each library and each program reads variables of its own.
+"""
 
 
 MAX_UNREAD = 2 * MAX_CONNECTIONS * WINDOW_BYTES + MAX_UNREAD_BYTES
-"""Maximum number of bytes that a guest may leave unread: the windows of all connections that the
-host accepts, and the usual maximum for other frames."""
+"""Maximum number of bytes that the guest may leave unread: the windows of all connections that the
+host accepts at once, plus the usual maximum for other frames.
+"""
 
 
 def network_kind(trust: str) -> StreamKind:
-    """Return the kind of the streams that connect programs to the gateway. `trust` contains the
-    certificates that programs must accept, as PEM text.
+    """Return the kind of stream that connects a program to the gateway. `trust` is the certificates
+    that the program must accept, as PEM text.
     """
     return StreamKind("network", trust, max_unread_bytes=MAX_UNREAD)
 
@@ -91,9 +93,17 @@ class Gateway:
         log: Logger,
         tls: ssl.SSLContext | None = None,
     ) -> None:
-        """`state` is the directory of the certificate authority, or None to keep the authority in
-        memory. `record` adds an event to the audit log. `tls`, if given, replaces the engine's
-        default TLS settings for connections to hosts.
+        """Create the gateway of one engine.
+
+        Args:
+            settings: the operator's settings of the gateway.
+            decide: returns the decision of the policy about a program's request.
+            state: the directory of the certificate authority, or None to keep the authority in
+                memory.
+            secrets: the secrets of the engine, with the hosts and tools that they are bound to.
+            record: adds an event to the audit log.
+            log: receives faults of the gateway itself.
+            tls: if given, replaces the default TLS settings for connections to hosts.
         """
         self._settings = settings
         self._decide = decide
@@ -130,9 +140,23 @@ class Gateway:
         """Open a door for one call. Yield the door, and the stream that connects the call's program
         to the gateway.
 
-        `hosts` are the hosts and package indexes that the call names. `cancel` cancels the approval
-        request that a task is waiting for, and returns False if there is none. If `tape` answers
-        the requests, nothing is sent to hosts, and package indexes need not be configured.
+        Args:
+            hosts: the hosts and package indexes that the call names.
+            ask: requests a human's approval of a request, then sends the request.
+            redactor: learns the values of the secrets that requests contain, so that it can redact
+                them.
+            cancel: cancels the approval request for which a task is waiting. Returns False if the
+                task waits for none.
+            spend: charges requests and bytes to the budgets of the call.
+            tape: if given, records the requests or answers them. If it answers them, nothing is
+                sent to hosts, and the package indexes in `hosts` need not be configured.
+            held_back: if given, the list to which a trial's requests are added instead of being
+                sent.
+            tool: the name of the called tool.
+            call_id: the id of the call, for the audit log.
+            principal_id: the principal of the call, for policy rules and the audit log.
+            agent_id: the agent of the call, for policy rules.
+            session_id: the session of the call, for policy rules.
 
         Raises:
             PermissionDenied: `hosts` names a package index that the operator has not configured.
@@ -159,7 +183,7 @@ class Gateway:
         asked = [host for host in hosts if not (is_answered and host.startswith("@"))]
         patterns, settings, lists = self._asked(asked)
         bound = secrets_for(self._secrets.settings, tool, patterns)
-        # Without TLS, a node could read the secrets that pass through it.
+        # If the connection begins on a node, a secret that is sent without TLS could be read there.
         plain_hosts = self._settings.allowed_hosts if self._settings.leave == "engine" else ()
         placeholders = Placeholders(bound, plain_hosts, read, self._secrets.settings)
         door = Door(
@@ -177,7 +201,7 @@ class Gateway:
                 log_fault(self._log, "gateway.failed", fault)
 
         def on_connection(connection: Connection, clock: RunClock) -> None:
-            # The event loop calls this, so there is no task that could hold a task group.
+            # The event loop calls this function directly, so no task could hold a task group.
             task = asyncio.ensure_future(serve(connection, clock))
             served.add(task)
             connection.on_gone = lambda: cancel(task) or task.cancel()
@@ -197,10 +221,14 @@ class Gateway:
                 await pool.aclose()
 
     def _asked(self, wishes: Iterable[str]) -> tuple[tuple[str, ...], GatewaySettings, Lists]:
-        """Convert what a call requests to host patterns. Return three values: the patterns of all
-        requested hosts, including the hosts of requested indexes; the settings, which also allow
-        the hosts of the requested indexes that have no package list; the package lists of the other
-        requested indexes.
+        """Convert the hosts and indexes that a call requests to what its door needs.
+
+        Return three values:
+
+        * The host patterns of everything that is requested, including the hosts of the indexes.
+        * The gateway's settings, changed so that they also allow the hosts of those requested
+          indexes that have no package list.
+        * The package lists of the other requested indexes.
 
         Raises:
             PermissionDenied: the operator has not configured a requested index.
@@ -242,8 +270,9 @@ class Gateway:
 
     def _connections(self) -> tuple[httpcore2.AsyncConnectionPool, CheckedBackend]:
         """Return a new connection pool for one call, and the backend that opens the pool's
-        connections. Calls never share connections, so no call can get an answer that was meant for
-        another.
+        connections.
+
+        Calls never share connections. So no call can get the answer to another call's request.
         """
         import httpcore2
 
@@ -257,7 +286,8 @@ class Gateway:
         pool = httpcore2.AsyncConnectionPool(
             ssl_context=self._tls,
             max_connections=None,  # each program has a bounded number
-            # Unexpected data from a node is only noticed when the connection is used again.
+            # A connection through a node is not reused: data that it sent in between would be
+            # noticed late.
             max_keepalive_connections=MAX_IDLE_CONNECTIONS * (self._settings.leave == "engine"),
             keepalive_expiry=IDLE_S,
             network_backend=backend,

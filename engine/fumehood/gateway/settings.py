@@ -1,7 +1,6 @@
-"""The operator's gateway settings, including lists of packages that programs may download.
+"""The operator's settings of the gateway, including lists of packages that programs may download.
 
-Values only. Invariant: if a path does not name exactly one package, it matches no package in a
-list.
+Values only. Invariant: a path that does not name exactly one package matches no package in a list.
 """
 
 from __future__ import annotations
@@ -17,24 +16,26 @@ from fumehood.core.part import Setting
 from fumehood.registry.secrets import HostPattern
 
 NetworkHost = Annotated[str, Field(max_length=300), AfterValidator(network_pattern)]
-"""A host (`api.example.org`) or its subdomains (`*.example.org`), with or without a port."""
+"""A host (`api.example.org`), or all its subdomains (`*.example.org`), with or without a port."""
 
 NetworkHosts = Annotated[tuple[NetworkHost, ...], Field(min_length=1)]
 
 
 _PAGES = ("simple", "pypi")
-"""First path segments that are followed by a package name. *Source*: PEP 503; the API of PyPI."""
+"""The first segments of those paths whose second segment is the name of a Python package. *Source*:
+PEP 503; the API of PyPI.
+"""
 
 _WHEEL = re.compile(r"([^-/]+)-[^/]*\.whl(\.metadata)?")
 _SOURCE = re.compile(r"([^/]+)-[^-/]+\.(tar\.gz|tar\.bz2|zip)(\.metadata)?")
-"""File names of source packages; `_WHEEL` matches the file names of wheels. *Source*: PEP 427, 625,
-658.
+"""Matches the file name of a source package. `_WHEEL` matches the file name of a wheel. *Source*:
+PEP 427, 625, 658.
 """
 
 
 class ListedPackages(BaseModel):
-    """The packages that an index may serve. The list contains names of either Python or npm
-    packages.
+    """The packages that programs may download from one index. Either `python` or `npm` contains
+    names, never both.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -49,7 +50,9 @@ class ListedPackages(BaseModel):
         return self
 
     def has(self, target: str) -> bool:
-        """Whether a request with this target concerns a package in the list."""
+        """Whether a request for `target`, a path with an optional query, concerns a package in the
+        list.
+        """
         path = target.partition("?")[0].removeprefix("/")
         parts = [unquote(part) for part in path.split("/")]
         if self.npm:
@@ -65,23 +68,25 @@ def _of_python(parts: list[str]) -> str:
 
 
 def _of_npm(parts: list[str]) -> str:
-    """Return the name of the npm package to which a path belongs, including its scope if it has
-    one. `parts` are the segments of the path. *Source*: npm, "package metadata".
+    """Return the name of the npm package to which a path belongs, including the scope if there is
+    one.
+
+    `parts` are the segments of the path. *Source*: npm, "package metadata".
     """
     first, *rest = parts
     return "/".join([first, *rest[:1]]) if first.startswith("@") and "/" not in first else first
 
 
 def _plain(name: str) -> str:
-    """Return a package's name in the normal form that package indexes compare. *Source*: PEP
-    503.
+    """Return the name of a Python package in its normal form, which is the same for all spellings
+    of the name. *Source*: PEP 503.
     """
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
 class GatewaySettings(BaseModel):
-    """Settings of programs' network access. If no hosts and no indexes are set, programs have no
-    network access.
+    """The operator's settings for the network access of programs. Without `hosts` and `indexes`,
+    programs have no network access.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -89,25 +94,30 @@ class GatewaySettings(BaseModel):
     hosts: tuple[NetworkHost, ...] = ()
     """All hosts that programs may reach. Each call names the hosts that its program needs."""
     tunnels: tuple[NetworkHost, ...] = ()
-    """Hosts whose TLS is passed through without decryption, for clients that pin certificates: only
-    the host name is checked, and no secret is inserted."""
+    """Hosts whose TLS connections are passed through without decryption, for clients that pin
+    certificates. For these, only the name of the host is checked, and no secret is inserted.
+    """
     indexes: dict[Annotated[str, Field(pattern=r"^[a-z][a-z0-9_-]{0,39}$")], NetworkHosts] = Field(
         default_factory=dict
     )
-    """Name of each package index → its hosts. Calls request the index `pypi` as `@pypi`. These
-    hosts need not be in `hosts`."""
+    """The name of each package index → its hosts. A call requests the index `pypi` as `@pypi`.
+    These hosts need not be in `hosts`.
+    """
     packages: dict[str, ListedPackages] = Field(default_factory=dict)
-    """Name of an index → the packages that programs may download from it. An index without an entry
-    offers all its packages.
+    """The name of an index → the packages that programs may download from it. Programs may download
+    every package from an index that has no entry here.
     """
     allowed_hosts: tuple[HostPattern, ...] = ()
-    """Hosts whose addresses need not be public."""
+    """Hosts that programs may reach even if the host's address is not public."""
     leave: Literal["engine", "node"] = "engine"
-    """The machine that connects to the hosts for programs on a cluster's nodes. The engine holds
-    the TLS session with the host in both cases, so a node sees no secret and no HTTPS content."""
+    """The machine that connects to the hosts for a program that runs on a node of a cluster. In
+    both cases the TLS connection to the host begins in the engine, so a node sees no secret and no
+    content of HTTPS.
+    """
     writes: Literal["ask", "deny", "allow"] = "ask"
-    """What happens to a request that is not GET, HEAD or OPTIONS, if no rule of the policy
-    decides."""
+    """What happens to a request with another method than GET, HEAD or OPTIONS, if no rule of the
+    policy decides.
+    """
     max_requests: int = Field(default=1000, ge=1, le=1_000_000)
     """Maximum number of requests of one call."""
     max_mb: int = Field(default=1024, ge=1, le=1_000_000)

@@ -1,8 +1,8 @@
-"""A tape records one program's requests and answers, or answers the requests itself.
+"""A tape records the requests of one program and their answers, or it answers the requests itself.
 
-Host side, in the event loop. Another part offers a tape for a run (`Given.offer`). Invariants: a
-tape receives only what the program sees, so it never receives the value of a secret; if a tape
-answers the requests, nothing is sent to hosts.
+Host side. Another part of the engine offers a tape for a run (`Given.offer`). Invariants: a tape
+receives only what the program sees, so it never receives the value of a secret; if a tape answers
+the requests, nothing is sent to hosts.
 """
 
 from __future__ import annotations
@@ -25,38 +25,41 @@ class TapedAnswer:
     headers: Headers
     body: bytes
     digest: str | None
-    """SHA-256 of the request's body, or None if that body was not read."""
+    """SHA-256 of the body of the request, or None if the gateway did not read that body."""
 
 
 class Following(Protocol):
     """Records one answer while the program receives it."""
 
     def add(self, piece: bytes) -> None:
-        """Record the next bytes of the answer's body."""
+        """Record `piece`, the next bytes of the answer's body."""
 
     def finish(self, digest: str | None) -> None:
         """Record that the answer is complete. `digest` is the SHA-256 of the request's body, or
-        None if that body was not read.
+        None if the gateway did not read that body.
         """
 
 
 class Tape(ABC):
-    """Records the requests of one program, or answers them."""
+    """Records the requests of one program, or answers them instead of the hosts."""
 
     answers: bool = False
     """Whether the tape answers all requests, so that nothing is sent to hosts."""
 
     @abstractmethod
     def begin(self, request: ProgramRequest, status: int, headers: Headers) -> Following | None:
-        """Return the object that records the answer to a request, or None if the tape does not
+        """Return an object that records the answer to `request`, or None if the tape does not
         record it.
 
-        The recorded answer counts as incomplete unless `finish` of this object is called.
+        `status` and `headers` are those of the answer. Until `finish` of the returned object is
+        called, the recorded answer counts as incomplete.
         """
 
     @abstractmethod
     def skip(self) -> None:
-        """Record that a TLS connection is passed through without decryption."""
+        """Record that a TLS connection is passed through without decryption. The tape cannot record
+        more about such a connection.
+        """
 
     @abstractmethod
     def take(self, request: ProgramRequest, digest: str) -> TapedAnswer:
