@@ -1,7 +1,8 @@
-"""Budgets and rate limits as gates of the pipeline (`pipeline/gate.py`).
+"""Budgets and rate limits as gates (`pipeline/gate.py`), through which the pipeline passes each
+call.
 
-A place in the rate limits is reserved for a call until it begins. The call's expected cost is
-reserved in the budgets until its actual cost is known.
+The gate of the rate limits reserves a start for a call until the call starts. The gate of the
+budgets reserves the call's expected cost until the actual cost is known.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from fumehood.pipeline.validate import ValidatedCall
 
 
 class RateGate(Gate):
-    """Lets calls start only as often as rate limits allow."""
+    """The gate that lets calls start only as often as the rate limits allow."""
 
     name = "rate_limit"
 
@@ -29,7 +30,9 @@ class RateGate(Gate):
         self._rates = rates
 
     def excess(self, validated: ValidatedCall) -> Excess | None:
-        """Return the rate limit that would refuse the call now as an `Excess`, or None."""
+        """Return the rate limit that would refuse the call now, or None if none would. No start is
+        reserved.
+        """
         per_minute = validated.tool.definition.rate_limit
         over = self._rates.exceeded(spender_of(validated), per_minute)
         if over is None:
@@ -38,7 +41,11 @@ class RateGate(Gate):
         return Excess(over.refusal(), shown)
 
     async def hold(self, permitted: PermittedCall, *, is_let_pass: bool) -> Hold | None:
-        """Reserve a place in each rate limit of the call. Raises RateLimited."""
+        """Reserve one start for the call in each rate limit that covers it. Return None if no rate
+        limit does. `is_let_pass` has no effect here.
+
+        Raises RateLimited.
+        """
         per_minute = permitted.tool.definition.rate_limit
         if per_minute is None and not self._rates.has_rules:
             return None
@@ -58,7 +65,7 @@ class _Place(Hold):
 
 
 class BudgetGate(Gate):
-    """Lets calls run only if their budgets have enough left."""
+    """The gate that lets calls run only if their budgets have enough left."""
 
     name = "budget"
     key = "over_budget"
@@ -71,7 +78,7 @@ class BudgetGate(Gate):
         self._now = now
 
     def excess(self, validated: ValidatedCall) -> Excess | None:
-        """Return the budget that has too little left for the call as an `Excess`, or None."""
+        """Return the budget that has too little left for the call, or None if all have enough."""
         if self._budgets.is_empty:
             return None
         over = self._budgets.exceeded(spender_of(validated), self._estimate(validated))
@@ -82,14 +89,16 @@ class BudgetGate(Gate):
         return Excess(refusal(over, self._now()), shown, record, _in_words(over))
 
     def standings(self, principal: Principal | None) -> Iterable[BudgetStanding]:
-        """Return what is left of every budget. If `principal` is given, include only the budgets
+        """Yield what is left of every budget. If `principal` is given, include only the budgets
         that limit this principal.
         """
         return self._budgets.standings(principal)
 
     async def hold(self, permitted: PermittedCall, *, is_let_pass: bool) -> Hold | None:
-        """Reserve the call's expected cost in its budgets. Raises QuotaExceeded, WriteFailed,
-        ReadFailed.
+        """Reserve the call's expected cost in its budgets. If `is_let_pass` is True, do so even if
+        too little is left.
+
+        Raises QuotaExceeded, WriteFailed, ReadFailed.
         """
         if self._budgets.is_empty:
             return None
@@ -129,7 +138,9 @@ def _in_words(over: Exceeded) -> str:
 
 
 def spender_of(validated: ValidatedCall) -> Spender:
-    """Return the caller and the tool by which budgets and rate limits count the call."""
+    """Return who makes the call, and with which tool. Budgets and rate limits count calls by
+    this.
+    """
     request = validated.request
     return Spender(
         request.principal.id if request.principal is not None else "",

@@ -1,4 +1,4 @@
-"""The budgets and rate limits of one engine."""
+"""Budgets and rate limits as a part of one engine."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class Spending(EnginePart):
-    """The part with the `budgets` and the rate limits (`rates`) of one engine.
+    """The budgets and the rate limits of one engine, in the attributes `budgets` and `rates`.
 
     The constructor and the first call of `use_policy` read counters from the database.
 
@@ -51,11 +51,12 @@ class Spending(EnginePart):
         yield BudgetGate(self.budgets, self.kernel.counter, self.kernel.clock.now)
 
     def use_policy(self, values: Mapping[str, Any], tools: Collection[str]) -> None:
-        """Use the budgets of the policy file. Configured budgets stay in use if the policy file has
-        no budget with the same name.
+        """Use the budgets in the policy file. `values` is the content of the file, and `tools` are
+        the names of the registered tools.
 
-        Log a warning for each budget that covers no registered tool. The first call also does so
-        for rate limits.
+        A budget from the engine's configuration stays in use, unless the policy file has a budget
+        with the same name. Log a warning for each budget that covers no registered tool. The first
+        call of this method also does so for each rate limit.
         """
         log = self.kernel.log
         more: tuple[BudgetRule, ...] = values.get("budgets", ())
@@ -72,7 +73,9 @@ class Spending(EnginePart):
             self.budgets.load()
 
     def figures(self) -> Iterator[Figure]:
-        """Yield the used fraction of each budget as a metric."""
+        """Yield the used fraction of each budget as a metric. If a budget has several counters, the
+        one with the largest fraction counts.
+        """
         used: dict[str, float] = {}
         for one in self.budgets.standings():
             limit, taken = Decimal(one.limit), Decimal(one.spent) + Decimal(one.held)
@@ -83,8 +86,8 @@ class Spending(EnginePart):
 
     @asynccontextmanager
     async def running(self, made: Composition) -> AsyncIterator[None]:
-        """Delete expired counters while the engine runs. At its end, lower all marks to the spent
-        amounts.
+        """Delete expired counters regularly while the engine runs. When the engine ends, store the
+        spent amount of each budget, so that only this amount counts as spent after a restart.
         """
         log, now = self.kernel.log, self.kernel.clock.now
         on_fault = partial(log_fault, log, "state.retention_failed")
@@ -96,8 +99,9 @@ class Spending(EnginePart):
             yield
 
     async def _give_back(self) -> None:
-        """Lower the marks of all budgets to the spent amounts. If this fails, everything up to the
-        marks counts as spent.
+        """Lower the stored marks of all budgets to the spent amounts. A mark is the amount that
+        counts as spent after a restart (`ledger.py`). If the marks cannot be lowered, log the
+        error.
         """
         try:
             await self.budgets.close()

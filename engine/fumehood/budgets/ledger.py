@@ -1,17 +1,20 @@
-"""The ledger: reserve the expected cost of a call before it runs, settle the actual cost after.
+"""The ledger of budgets: it reserves a call's expected cost before the call runs, and replaces it
+by the actual cost afterwards.
 
-The pipeline calls this module, which uses `budgets/store`. Decisions are made in memory without an
-`await` in between, so two concurrent calls cannot both use the last amount of a budget.
+The pipeline calls this module, which uses `budgets/store`. Each decision is made in memory without
+an `await` in between, so two concurrent calls cannot both use the last amount of a budget.
 
-Each counter has a *mark* in the database: an amount up to which the engine may spend without
-another write. Invariant: the spent and held amounts together are at most the mark, unless a call
-has just cost more than expected. Marks are ahead of the used amounts, so most calls write nothing.
-After a restart, everything up to the mark counts as spent, because the database does not record
-which calls ran. Therefore, a crash can reduce what is left of a budget, but never increase it. To
-limit this loss, the distance from the used amount to the mark is half of the use since the engine's
-start, but at least one step and at most one block.
+Each counter has a *mark* in the database: the amount that calls may use in total before the engine
+must write again. The used amount is what calls have spent, plus what is held for running calls.
+Invariant: the used amount is at most the mark, except just after a call cost more than expected. A
+mark is usually above the used amount, so most calls write nothing.
 
-In this module, amounts are integers: calls, tokens, millionths of money.
+After a restart, the whole mark counts as spent, because the database does not record which calls
+ran. Therefore, a crash can reduce what is left of a budget, but never increase it. To limit this
+loss, a mark is set above the used amount only by half of what was used since the engine's start,
+but by at least one step and at most one block.
+
+In this module, all amounts are integers. Money is in millionths.
 """
 
 from __future__ import annotations
@@ -42,39 +45,41 @@ from fumehood.core.usage_table import BudgetStanding, Period, Unit
 from fumehood.protocol import strict_json
 
 BLOCKS = 20
-"""Number of blocks in one budget. A mark is at most one block ahead of the use. So a whole budget
-takes this many database writes, and a few more after each start. A crash can lose one block, or two
-if calls cost less than expected."""
+"""Number of blocks in one budget. A new mark is at most one block above the used amount. So the use
+of a whole budget takes about this many database writes, and a few more after each start of the
+engine. A crash can lose one block, or two blocks if calls cost less than expected.
+"""
 
 STEPS = 1000
-"""Number of steps in one budget. A mark is at least one step ahead of the use. An engine that is
-killed just after its start loses no more than one step."""
+"""Number of steps in one budget. A new mark is at least one step above the used amount, unless the
+limit is lower. An engine that is killed just after its start loses no more than one step.
+"""
 
 MICROS = 6
-"""Number of decimal places of money, as in envelopes."""
+"""Number of decimal places of money amounts, the same as in envelopes."""
 
 TOTAL = Period.TOTAL.value
 
 UNITS = tuple(Unit)
 
 Figures = tuple[int, int, int, int, int]
-"""Amounts of one call, in the order of `UNITS`; money in millionths."""
+"""The amounts that one call uses, in the order of `UNITS`. Money is in millionths."""
 
 NOTHING: Figures = (0, 0, 0, 0, 0)
 
 
 @dataclass(frozen=True, slots=True)
 class LimitedRule:
-    """One limit of a budget rule as an integer, such as its limit on tokens."""
+    """The limit of a budget rule on one unit, such as tokens. `limit` is an integer."""
 
     rule: BudgetRule
     place: int
-    """The index of the limit's unit in `Figures`."""
+    """The index of the limited unit in `Figures`."""
     limit: int
 
     @classmethod
     def all_of(cls, rule: BudgetRule) -> list[LimitedRule]:
-        """Return the limits of a budget rule, one for each unit that it limits."""
+        """Return the limits of a budget rule, one for each unit on which it has a limit."""
         allowed = None if rule.money is None else _micros(rule.money, ROUND_FLOOR)
         limits = (rule.calls, rule.tokens, allowed, rule.requests, rule.network_bytes)
         return [cls(rule, place, limit) for place, limit in enumerate(limits) if limit is not None]
@@ -84,20 +89,24 @@ class LimitedRule:
         return UNITS[self.place]
 
     def key(self, subject: Subject, day: str) -> CounterKey:
-        """Return the key of the subject's counter for today."""
+        """Return the key of the counter for `subject` on `day`, which has the form `2026-01-31`. If
+        the budget never resets, the day does not matter.
+        """
         period = TOTAL if self.rule.period is Period.TOTAL else day
         return CounterKey(self.rule.name, subject, period, self.unit)
 
     def counts_by(self, key: CounterKey, day: str) -> bool:
-        """Whether a stored counter still fits this rule. It does not if the rule's `per` or period
-        has changed since the counter was stored.
+        """Whether the stored counter with the key `key` still fits this rule on `day`. It does not
+        if the rule's `per` or `period` has changed since the counter was stored.
         """
         of = key.subject
         spender = Spender(of.principal or "", of.agent, of.session, of.tool or "")
         return key == self.key(subject_of(spender, self.rule.per), day)
 
     def covers(self, tool: str, agent_id: str | None) -> bool:
-        """Whether the rule limits calls of this tool by this agent."""
+        """Whether the rule limits calls of this tool by this agent. `agent_id` is None for a call
+        without an agent.
+        """
         if self.rule.tools and not any_matches(self.rule.tools, tool):
             return False
         return not self.rule.agents or (
@@ -107,37 +116,40 @@ class LimitedRule:
 
 @dataclass(slots=True, eq=False)
 class Account:
-    """The counter of one limit of a budget, for one subject and period."""
+    """The counter of one `LimitedRule` for one subject and period. `spent` is the amount that ended
+    calls have cost; `held` is the amount that is reserved for running calls.
+    """
 
     rule: LimitedRule
     key: CounterKey
     spent: int = 0
     held: int = 0
     began: int = 0
-    """The spent amount at the time when the counter was read from the database."""
+    """The value of `spent` when the counter was read from the database."""
     mark: int = 0
-    """The amount up to which calls may spend without another write to the database."""
+    """The amount that calls may use in total before the engine must write to the database again."""
     was_used: bool = True
     """Whether a call has used the counter since `prune` last checked it."""
     writing: int = 0
-    """Number of pending writes of a higher mark."""
+    """Number of writes of a higher mark that have not ended yet."""
     is_unsure: bool = False
-    """Whether the stored mark may be higher than `mark`, because a write failed or was
-    cancelled."""
+    """Whether the mark in the database may be higher than `mark`, because a write failed or was
+    cancelled.
+    """
 
     @property
     def used(self) -> int:
-        """The spent and held amounts together."""
+        """The spent and the held amount together."""
         return self.spent + self.held
 
     @property
     def is_short(self) -> bool:
-        """Whether the spent and held amounts together exceed the mark."""
+        """Whether the used amount exceeds the mark."""
         return self.spent + self.held > self.mark
 
     @property
     def is_ahead(self) -> bool:
-        """Whether the mark in the database is, or may be, different from the spent amount."""
+        """Whether the mark in the database differs, or may differ, from the spent amount."""
         return self.is_unsure or self.mark != self.spent
 
     @property
@@ -147,16 +159,14 @@ class Account:
 
     @property
     def resets_at(self) -> datetime | None:
-        """The end of the counter's day, or None if the budget does not reset."""
+        """The time at which the counter's day ends, or None if the budget never resets."""
         if self.key.period == TOTAL:
             return None
         day = date.fromisoformat(self.key.period)
         return datetime(day.year, day.month, day.day, tzinfo=UTC) + timedelta(days=1)
 
     def is_for(self, principal: Principal | None) -> bool:
-        """Whether the counter limits this principal. True for every counter if `principal` is
-        None.
-        """
+        """Whether the counter limits `principal`. If `principal` is None, True."""
         if principal is None:
             return True
         owner, agent, names = self.key.subject.principal, self.key.subject.agent, self.rule.rule
@@ -178,16 +188,18 @@ class Account:
 
     @property
     def next_mark(self) -> int:
-        """The next mark. It is ahead of the used amount, but not above the limit unless the used
-        amount is. Its distance from the used amount grows with the use since the engine's start, so
-        that an engine that is killed often never loses more than it uses.
+        """The mark that the next write stores. It is above the used amount, but above the budget's
+        limit only if the used amount is.
+
+        Its distance from the used amount grows with the use since the engine's start. So an engine
+        that is killed often never loses more than it uses.
         """
         limit, since_start = self.rule.limit, self.used - self.began
         ahead = min(limit // BLOCKS, max(limit // STEPS, since_start // 2))
         return max(self.used, min(limit, self.used + ahead))
 
     def row(self, reserved: int) -> CounterRow:
-        """Return the counter's database row, with `reserved` as its mark."""
+        """Return the database row of the counter. `reserved` is the mark in this row."""
         return CounterRow(self.key, self.spent, reserved)
 
     def exceeded(self, needed: Figures) -> Exceeded | None:
@@ -220,8 +232,8 @@ class Account:
 
 
 class Reservation:
-    """The amount that is held for one call. The first call of `settle` or `release` ends the
-    reservation.
+    """The amount that is held for one call in its budgets. The first call of `settle` or `release`
+    ends the reservation; later calls do nothing.
     """
 
     __slots__ = ("_accounts", "_budgets", "_held", "_is_open")
@@ -235,17 +247,19 @@ class Reservation:
             account.hold(held)
 
     def settle(self, actual: Amounts) -> None:
-        """Replace the held amount by the actual cost, which may be higher or lower."""
+        """End the reservation: replace the held amount by the actual cost, which may be higher or
+        lower. Requests and bytes count as `take` has charged them.
+        """
         if self._is_open:
             self._is_open = False
             taken = (*figures_of(actual, ROUND_HALF_EVEN)[:3], *self._held[3:])
             self._budgets.spend(self._accounts, self._held, taken)
 
     def take(self, *, requests: int = 0, passed_bytes: int = 0) -> bool:
-        """Charge the requests and bytes of a running program.
+        """Charge requests and bytes that a running program sends through the gateway.
 
-        Return True if the amounts were charged. Return False, and charge nothing, if a budget has
-        too little left.
+        Return True if they were charged. If a budget has too little left, charge nothing and return
+        False.
         """
         more = (0, 0, 0, requests, passed_bytes)
         touched = [one for one in self._accounts if more[one.rule.place]]
@@ -259,14 +273,14 @@ class Reservation:
         return True
 
     def release(self) -> None:
-        """Release the held amount, because the call did not run."""
+        """End the reservation without a cost, because the call did not run."""
         if self._is_open:
             self._is_open = False
             self._budgets.let_go(self._accounts, self._held)
 
 
 class Budgets:
-    """All budgets of one engine with their counters. `now` returns the time in UTC.
+    """All budgets of one engine, with their counters. `now` returns the current time in UTC.
 
     Raises (from the constructor):
         ReadFailed: the counters cannot be read.
@@ -284,8 +298,8 @@ class Budgets:
         self.load()
 
     def replace(self, rules: Sequence[BudgetRule]) -> None:
-        """Replace the budget rules. If a new budget has the name and unit of an old one, it takes
-        over the spent amounts.
+        """Use `rules` instead of the present budget rules. If a new rule has the name of a present
+        one, and limits the same unit, it takes over the spent amount.
         """
         self._rules = tuple(one for rule in rules for one in LimitedRule.all_of(rule))
         self._covering.cache_clear()
@@ -296,10 +310,10 @@ class Budgets:
                 account.rule = rule
 
     def load(self) -> None:
-        """Read the counters when the engine starts. This call blocks, and raises the same errors as
-        the constructor.
+        """Read the counters from the database when the engine starts. This call blocks, and raises
+        the same errors as the constructor.
 
-        Everything that an earlier engine reserved counts as spent, because it may have been spent.
+        Everything that an earlier engine reserved counts as spent, because calls may have used it.
         """
         if not self._rules:
             return
@@ -313,14 +327,16 @@ class Budgets:
 
     @property
     def is_empty(self) -> bool:
-        """Whether there are no budgets."""
+        """Whether the engine has no budgets."""
         return not self._rules
 
     def exceeded(self, spender: Spender, estimate: Amounts) -> Exceeded | None:
-        """Return the budget that has too little left for a call, or None.
+        """Return the budget that has too little left for a call, or None if all have enough.
+        `estimate` is the expected cost of the call.
 
         If several budgets have too little left, return the one that resets last. Only counters in
-        memory are read, so a session without such a counter counts as having spent nothing.
+        memory are read. If the counter of a session is not in memory, the session counts as having
+        spent nothing.
         """
         keys = self._keys(spender)
         known = [self._accounts.get(key) or Account(rule, key) for rule, key in keys]
@@ -329,14 +345,13 @@ class Budgets:
     async def reserve(
         self, spender: Spender, estimate: Amounts, *, force: bool = False
     ) -> Reservation:
-        """Hold the expected cost of a call in all budgets that cover it. With `force`, this is done
+        """Hold the expected cost of a call in all budgets that cover it. If `force` is True, do so
         even if too little is left.
 
         Raises:
             QuotaExceeded: a budget has too little left. The error contains the remaining amount and
-                the time of the reset.
-            WriteFailed, ReadFailed: the reservation could not be written to disk, so nothing is
-                held.
+                the time at which the budget resets.
+            WriteFailed, ReadFailed: the database failed, so nothing is held.
         """
         if self.is_empty:
             return Reservation(self, (), NOTHING)
@@ -356,8 +371,8 @@ class Budgets:
         return reservation
 
     def spend(self, accounts: Sequence[Account], held: Figures, taken: Figures) -> None:
-        """Replace the amount held for a call by its actual cost. This method neither waits nor
-        fails.
+        """Replace the amount `held` for a call by the amount `taken`, which is the actual cost.
+        This method neither waits nor fails.
         """
         for account in accounts:
             account.settle(held, taken)
@@ -368,8 +383,8 @@ class Budgets:
         self._lower(accounts)
 
     def cover(self, accounts: Sequence[Account]) -> None:
-        """Raise the marks that are lower than the amounts taken by running programs. The new marks
-        are written in the background. This method neither waits nor fails.
+        """Raise the marks of those `accounts` in which running programs have used more than the
+        mark. The new marks are written in the background. This method neither waits nor fails.
         """
         short = [account for account in accounts if account.is_short]
         if short:
@@ -378,19 +393,22 @@ class Budgets:
             self._table.reserve_soon([one.row(one.mark) for one in short], self._now())
 
     def let_go(self, accounts: Sequence[Account], held: Figures) -> None:
-        """Release the amount held for a call. This method neither waits nor fails."""
+        """Release the amount `held` for a call that did not run. This method neither waits nor
+        fails.
+        """
         for account in accounts:
             account.settle(held, NOTHING)
             is_known = self._accounts.get(account.key) is account
             if is_known and not account.used and account.key.subject.session is not None:
-                # Callers can invent session ids, which would fill the table.
+                # Callers can invent session ids. The counters of such sessions would fill the
+                # table.
                 del self._accounts[account.key]
                 self._table.forget_soon(account.key)
         self._lower(account for account in accounts if account.key in self._accounts)
 
     def standings(self, principal: Principal | None = None) -> list[BudgetStanding]:
-        """Return the standing of every budget. If `principal` is given, include only the budgets
-        that limit this principal.
+        """Return what is left of every budget, and what of it is spent and held. If `principal` is
+        given, include only the budgets that limit this principal.
         """
         rules = set(self._rules)
         current = {
@@ -408,8 +426,8 @@ class Budgets:
         return [account.standing() for account in ordered]
 
     def unmatched(self, tools: Iterable[str]) -> list[str]:
-        """Return the names of budgets that cover no registered tool, for example because of a
-        typo.
+        """Return the names of the budgets that cover no registered tool, for example because of a
+        typo. `tools` are the names of the registered tools.
         """
         names = list(tools)
         return [
@@ -421,11 +439,11 @@ class Budgets:
         ]
 
     async def prune(self, now: datetime) -> int:
-        """Drop expired counters from memory, and delete old rows. Return the number of deleted
-        rows.
+        """Drop counters that are no longer needed from memory, and delete expired rows from the
+        database. Return the number of deleted rows.
 
         Raises:
-            WriteFailed: the remaining rows stay until the next run.
+            WriteFailed: the database failed. The next run deletes what is left.
         """
         if self.is_empty and not self._accounts:
             return 0
@@ -438,14 +456,15 @@ class Budgets:
         return await self._table.prune(now)
 
     async def close(self) -> None:
-        """Lower the marks to the spent amounts, because everything up to the marks counts as spent
-        after a restart.
+        """Lower the marks in the database to the spent amounts, because the whole mark counts as
+        spent after a restart.
 
         Raises:
             WriteFailed: the marks could not be lowered.
         """
         if self._rules or self._accounts:
-            # Called even if there is nothing to lower, because it waits for pending writes.
+            # This runs even if there is nothing to lower, because it also waits for unfinished
+            # writes.
             await self._give_back([one for one in self._accounts.values() if not one.held])
 
     def _by_name(self) -> dict[tuple[str, str], LimitedRule]:
@@ -462,11 +481,12 @@ class Budgets:
         return tuple(rule for rule in self._rules if rule.covers(tool, agent_id))
 
     async def _accounts_of(self, spender: Spender) -> list[Account]:
-        """Return the counters that limit a call. Counters that are not in memory are read from the
-        database.
+        """Return the counters that limit a call by `spender`. Read those that are not in memory
+        from the database.
         """
         keys = self._keys(spender)
-        # Check again after each wait, because accounts may have been dropped during the wait.
+        # This checks again after each wait, because a counter may have been dropped during the
+        # wait.
         while unknown := {key: rule for rule, key in keys if key not in self._accounts}:
             found = {key: Account(rule, key) for key, rule in unknown.items()}
             for key, _, reserved in await self._table.find(unknown):
@@ -493,8 +513,8 @@ class Budgets:
             account.mark = max(account.mark, mark)
 
     def _lower(self, accounts: Iterable[Account]) -> None:
-        """Lower the marks that are far ahead of the used amounts, so that a crash cannot lose much
-        of a budget.
+        """Lower those marks that are far above the used amounts, so that a crash cannot lose much
+        of a budget. The write happens in the background.
         """
         ahead = [account for account in accounts if account.is_far_ahead and not account.writing]
         if ahead:
@@ -504,10 +524,10 @@ class Budgets:
             self._table.give_back_soon(rows, self._now())
 
     async def _give_back(self, accounts: Iterable[Account]) -> None:
-        """Lower the marks of accounts to the spent amounts.
+        """Lower the marks of `accounts` to the spent amounts, in memory and in the database.
 
         Marks in memory are lowered before the write begins. So if a call spends something during
-        the write, its higher mark is written afterwards, and is not overwritten.
+        the write, the engine writes a higher mark after this write, and it is not overwritten.
         """
         rows: list[CounterRow] = []
         for account in accounts:
@@ -517,8 +537,9 @@ class Budgets:
         await self._table.give_back(rows, self._now())
 
     def _may_forget(self, account: Account) -> bool:
-        """Whether the counter can be dropped from memory. It must hold nothing, and either its day
-        must have ended, or it must be a session's counter that was not used since the last check.
+        """Whether the counter can be dropped from memory. It can if it holds nothing and one of
+        these is true: its day has ended; it belongs to a session and was not used since this method
+        last checked it.
         """
         was_used, account.was_used = account.was_used, False
         is_idle_session = account.key.subject.session is not None and not was_used
@@ -534,24 +555,27 @@ class Budgets:
 
 
 def estimate_of(tool: ToolDefinition, arguments: JsonObject, counter: TokenCounter) -> Amounts:
-    """Return the expected cost of a call: one call, the arguments' tokens, and `cost_per_use`.
+    """Return the expected cost of a call: one call, the tokens of its arguments, and the tool's
+    `cost_per_use`.
 
-    `arguments` are the arguments that the caller sees, because only their tokens are counted. The
-    cost of the answer, of the tool itself and of resources is known only after the call.
+    `arguments` are the arguments that the caller gave, because only their tokens count. The cost of
+    the answer, of the tool itself and of resources is only known after the call.
     """
     text = strict_json.dumps(arguments).decode()
     return Amounts(1, counter.count(text, TextKind.JSON), tool.cost_per_use)
 
 
 def taken_by(usage: UsageReport) -> Amounts:
-    """Return the amounts that a call has actually used, from the usage report in its envelope."""
+    """Return the amounts that an ended call has used. `usage` is the usage report in its
+    envelope.
+    """
     tokens = usage.input_tokens + usage.output_tokens + usage.tokens_used
     return Amounts(1, tokens, Decimal(usage.cost))
 
 
 def refusal(exceeded: Exceeded, now: datetime) -> QuotaExceeded:
-    """Return the error for a call that a budget refuses. It reports the remaining amount and the
-    time of the reset.
+    """Return the error for a call that the exceeded budget refuses. The error reports the remaining
+    amount and the time at which the budget resets.
     """
     resets_at = exceeded.resets_at
     if resets_at is None:
@@ -569,7 +593,9 @@ def refusal(exceeded: Exceeded, now: datetime) -> QuotaExceeded:
 
 
 def details_of(exceeded: Exceeded) -> JsonObject:
-    """Return the budget, its limit, its remaining amount and the time of its reset, as JSON."""
+    """Return the budget's name, its unit and limit, what is left, and the time of its reset as
+    JSON.
+    """
     resets_at = exceeded.resets_at
     return {
         "budget": exceeded.budget,
@@ -609,8 +635,8 @@ def _micros(amount: Decimal, rounding: str) -> int:
 
 
 def _shown(rule: LimitedRule, figure: int) -> int | str:
-    """Return an amount as users see it. Money is a text with decimal places. Any other amount is an
-    integer.
+    """Return an amount in the form that users see: money as a text with decimal places, any other
+    amount as an integer.
     """
     return money(Decimal(figure).scaleb(-MICROS)) if rule.unit is Unit.MONEY else figure
 

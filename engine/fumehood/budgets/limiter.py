@@ -1,19 +1,20 @@
-"""The limiter: decides whether a call may start now and, if not, when.
+"""The limiter decides whether the rate limits let a call start now and, if not, when.
 
-The pipeline calls this module, which uses `budgets/store`. Each count is a single number (GCRA, the
-generic cell rate algorithm): the time at which its whole burst is free again. Each start of a call
-moves this time ahead by one interval, `period / limit`. A call may start while this time is at most
-`burst - 1` intervals after now. One decision covers all limits of a call. It is made in memory
-without an `await` in between.
+The pipeline calls this module, which uses `budgets/store`. The algorithm is GCRA, the generic cell
+rate algorithm. A limit allows `burst` calls at once, and one more call after each interval of
+`period / limit`. Its count is a single number, the time `free`: if no more calls start, the whole
+burst can be used again from this time on. Each start of a call moves `free` ahead by one interval.
+A call may start if `free` is at most `burst - 1` intervals after now. One decision covers all
+limits of a call. It is made in memory without an `await` in between.
 
-A call *holds* one interval in each limit until it starts (`take`) or ends without starting
-(`release`). So a call that is refused later uses nothing. Invariant: `max(now, free) + held <= now
-+ interval * burst`, so within any time at most `burst + time / interval` calls start.
+In each of its limits, a call *holds* one interval until it starts (`take`) or ends without having
+started (`release`). So a call that is refused later uses nothing. Invariant: `max(now, free) + held
+<= now + interval * burst`. So within any time at most `burst + time / interval` calls start.
 
-Counts use the monotonic clock, which is never adjusted. The wall clock is used only to keep counts
-across a restart. After a restart, no count is further ahead than a whole burst. Counts are written
-to the database in the background, after the calls' answers, so a crash may lose those of the last
-second. Times are integers in nanoseconds.
+Counts use the monotonic clock, which is never adjusted. The wall clock serves only to keep counts
+across a restart. After a restart, no `free` is later than one whole burst after now. Counts are
+written to the database in the background, after the calls' answers, so a crash may lose the counts
+of the last second. Times are integers in nanoseconds.
 """
 
 from __future__ import annotations
@@ -39,50 +40,54 @@ SECOND_NS = 1_000_000_000
 MINUTE_S = 60
 
 DEFINITION = "definition:"
-"""Prefix of the ids of limits that tool definitions declare. The ids of limits in the configuration
-begin with `rule:`."""
+"""How the id of a limit begins if a tool's definition declares the limit. The id of a limit in the
+configuration begins with `rule:`.
+"""
 
 PERIOD, UNIT = "rate", "free_at"
-"""The period and the unit under which counts are stored. The stored value is the time at which the
-count's whole burst is free again, in Unix nanoseconds."""
+"""The period and the unit under which a rate limit's count is stored. The stored value is the time
+from which the whole burst can be used again, in Unix nanoseconds.
+"""
 
 MAX_SESSIONS = 10_000
-"""Maximum number of sessions per principal that one limit counts separately. All further sessions
-share one count, because callers can invent session ids."""
+"""Maximum number of sessions of one principal that a limit counts separately. All further sessions
+share one count. Otherwise callers could fill the memory with invented session ids.
+"""
 
 FIRST_SWEEP = 1024
-"""When this many counts are in memory, those whose whole burst is free are dropped for the first
-time."""
+"""Once this many counts are in memory, those whose whole burst can be used again are dropped."""
 
 GATHER_S = 0.1
-"""Seconds for which new counts are collected before they are passed to the database."""
+"""Seconds for which changed counts are collected before they are passed to the database
+together.
+"""
 
 
 class Limit:
-    """One rate limit, which a tool's definition or the configuration declares."""
+    """One rate limit, declared by a tool's definition or by the configuration."""
 
     def __init__(self, rule: RateLimitRule, *, is_of_definition: bool = False) -> None:
-        """If `is_of_definition` is True, all versions of a tool share one count, but the rate of
-        each version is its own.
+        """`is_of_definition` says that a tool's definition declares the limit. Then all versions of
+        the tool share one count, though each version may have another rate.
         """
         self.rule = rule
         self.id = f"{DEFINITION}{rule.tool}" if is_of_definition else rule.id
         self.is_of_definition = is_of_definition
         self.burst = rule.burst or rule.limit
-        # Rounded up, so that no more calls than allowed fit into the period.
+        # The interval is rounded up, so that no more calls than allowed fit into the period.
         self.interval_ns = -(-round(rule.period_seconds * SECOND_NS) // rule.limit)
         self.tolerance_ns = self.interval_ns * (self.burst - 1)
-        """A call may start if the count's time is at most this many nanoseconds after now."""
+        """A call may start if `free` is at most this many nanoseconds after now."""
         self.max_wait_ns = int(rule.max_wait_seconds * SECOND_NS)
 
     def subject(self, caller: Spender) -> Subject:
-        """Return the subject to whose count this caller's calls are added."""
+        """Return the subject under which the calls of this caller are counted."""
         per = self.rule.per
         return EVERYBODY if per == "all" else subject_of(caller, (per,))
 
     @property
     def in_words(self) -> str:
-        """A clause for error messages that describes the limit."""
+        """The limit as a clause for error messages."""
         rule = self.rule
         each = "" if rule.per == "all" else f" for each {rule.per}"
         calls = "1 call" if rule.limit == 1 else f"{rule.limit} calls"
@@ -90,7 +95,9 @@ class Limit:
 
     @property
     def details(self) -> JsonObject:
-        """The limit as JSON, for error details and dry runs. It does not name the caller."""
+        """The limit as JSON, for the details of errors and for dry runs. It does not contain the
+        caller.
+        """
         return {
             "limit": "definition" if self.is_of_definition else "configuration",
             "tool": self.rule.tool,
@@ -106,16 +113,17 @@ EVERYBODY = Subject()
 
 
 class Exceeded(NamedTuple):
-    """The limit that prevents a call from starting now.
+    """The limit that prevents a call from starting now, and the delay after which the call may
+    start.
 
-    If several limits prevent the call, this is the one that will do so for the longest time.
+    If several limits prevent the call, this is the one that does so for the longest time.
     """
 
     limit: Limit
     retry_after_ms: int
 
     def refusal(self) -> RateLimited:
-        """Return the error for the caller."""
+        """Return the error with which the caller is refused."""
         return RateLimited(
             f"Too many calls: the rate limit of {self.limit.in_words}. Repeat the call after "
             f"{self.retry_after_ms / 1000:.15g} s.",
@@ -126,7 +134,9 @@ class Exceeded(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class _Waiter:
-    """A waiting call. A call with a lower number arrived earlier, and starts earlier."""
+    """A call that waits to start. The `number` grows with each arrival, and lower numbers start
+    first. `turn` is set when the call shall check again whether it may start.
+    """
 
     number: int
     turn: asyncio.Event = field(default_factory=asyncio.Event)
@@ -134,8 +144,10 @@ class _Waiter:
 
 @dataclass(slots=True, eq=False)
 class _Count:
-    """The count of one limit for one subject. `free_ns` is the time at which the whole burst is
-    free, by the monotonic clock.
+    """The count of one limit for one subject.
+
+    `free_ns` is the time from which the whole burst can be used again, by the monotonic clock.
+    `held_ns` is what calls hold that have not started yet.
     """
 
     key: CounterKey
@@ -144,10 +156,10 @@ class _Count:
     waiters: list[_Waiter] = field(default_factory=list)
 
     def allows_at(self, limit: Limit, now_ns: int, *, before: int | None = None) -> int:
-        """Return when one more call may start, by the monotonic clock in nanoseconds.
+        """Return the time at which one more call may start, in nanoseconds of the monotonic clock.
 
-        Calls that hold a place, and waiting calls, start earlier. If `before` is given, this
-        applies only to waiting calls with a lower number than `before`.
+        Calls that hold an interval and calls that wait start before this call. If `before` is
+        given, only those waiting calls do that have a lower number.
         """
         ahead_ns = self.held_ns
         if self.waiters:
@@ -156,7 +168,7 @@ class _Count:
         return max(now_ns, self.free_ns) + ahead_ns - limit.tolerance_ns
 
     def is_idle(self, now_ns: int) -> bool:
-        """Whether the count can be dropped, because a new count would have the same state."""
+        """Whether the count can be dropped, because a new count would be in the same state."""
         return self.free_ns <= now_ns and not self.held_ns and not self.waiters
 
     def wake(self) -> None:
@@ -169,8 +181,8 @@ _Counts = Sequence[tuple[Limit, _Count]]
 
 
 class RateHold:
-    """The places that are held for one call in its limits. The first call of `take` or `release`
-    ends the hold.
+    """What one call holds in its limits until it starts. The first call of `take` or `release` ends
+    the hold; later calls do nothing.
     """
 
     __slots__ = ("_counts", "_is_open", "_limits")
@@ -191,7 +203,7 @@ class RateHold:
             self._limits.count(self._counts)
 
     def release(self) -> None:
-        """Release the held places, because the call will not start."""
+        """Give back what the call holds, because it will not start."""
         if self._is_open:
             self._is_open = False
             for limit, count in self._counts:
@@ -200,7 +212,7 @@ class RateHold:
 
 
 class RateLimits:
-    """All rate limits with their counts.
+    """All rate limits of one engine, with their counts.
 
     Raises (from the constructor):
         ReadFailed: the counts cannot be read.
@@ -221,10 +233,10 @@ class RateLimits:
         self._load()
 
     def exceeded(self, caller: Spender, per_minute: int | None) -> Exceeded | None:
-        """Return the limit that would refuse a call now, even if the call waited as long as
-        allowed. Return None if no limit would.
+        """Return the limit that would refuse a call now, even after the longest wait that it
+        allows. Return None if no limit would.
 
-        No place in a limit is held. `per_minute` is the rate in the tool's definition.
+        `per_minute` is the rate in the tool's definition, or None if it has none. Nothing is held.
         """
         now_ns = self._now_ns()
         over: list[tuple[int, Limit]] = []
@@ -235,13 +247,14 @@ class RateLimits:
         return _refused(over, now_ns, now_ns)
 
     async def hold(self, caller: Spender, per_minute: int | None) -> RateHold | None:
-        """Hold a place in all limits of the call. Return None if the call has no limits.
+        """Hold one interval in all limits of a call. Return None if the call has no limits.
 
-        If limits are exceeded, wait as long as they allow. Calls that arrived earlier go first.
+        If limits are exceeded, wait as long as they let calls wait. Calls that arrived earlier go
+        first. `per_minute` is the rate in the tool's definition, or None if it has none.
 
         Raises:
-            RateLimited: a limit will be exceeded for longer than it lets calls wait. The error
-                contains the delay after which the call can be repeated. No place is held.
+            RateLimited: a limit would stay exceeded for longer than it lets calls wait. The error
+                contains the delay after which the caller can repeat the call. Nothing is held.
         """
         limits = self._limits_of(caller.tool, per_minute)
         if not limits:
@@ -254,8 +267,9 @@ class RateLimits:
         return RateHold(self, counts)
 
     def count(self, counts: _Counts) -> None:
-        """Turn held places into used places. The new counts are written to the database shortly
-        afterwards, together with those of other calls.
+        """Count one started call in each limit, instead of the interval that the call held there.
+        The new counts are written to the database shortly afterwards, together with those of other
+        calls.
         """
         now_ns = self._now_ns()
         if not self._unwritten:
@@ -266,7 +280,7 @@ class RateLimits:
             self._unwritten[count.key] = count
 
     def write(self) -> None:
-        """Pass new counts to the database without waiting."""
+        """Pass the counts that have changed to the database, without waiting for the write."""
         ahead_ns = self._wall_ns() - self._now_ns()
         for count in self._unwritten.values():
             free_ns = count.free_ns + ahead_ns
@@ -276,7 +290,7 @@ class RateLimits:
 
     def unmatched(self, tools: Iterable[str]) -> list[str]:
         """Return the tool patterns of those limits that match no registered tool, for example
-        because of a typo.
+        because of a typo. `tools` are the names of the registered tools.
         """
         names = list(tools)
         return [
@@ -287,11 +301,11 @@ class RateLimits:
         ]
 
     async def prune(self, now: datetime) -> int:
-        """Drop the counts whose whole burst is free again, and delete old rows. Return the number
-        of deleted rows.
+        """Drop those counts whose whole burst can be used again, and delete expired rows from the
+        database. Return the number of deleted rows.
 
         Raises:
-            WriteFailed: the remaining rows stay until the next run.
+            WriteFailed: the database failed. The next run deletes what is left.
         """
         self._sweep()
         return await self._table.prune(now)
@@ -307,14 +321,15 @@ class RateLimits:
                 count.free_ns = now_ns + min(left_ns, of_rule or MINUTE_S * SECOND_NS)
 
     async def _wait(self, limits: Sequence[Limit], caller: Spender, arrived_ns: int) -> RateHold:
-        """Wait until no limit is exceeded, then hold the places. Each round waits for the exceeded
-        limit that will be free last.
+        """Wait until no limit is exceeded, then hold one interval in each. Each round waits for the
+        exceeded limit that lets the call start last.
         """
         self._arrivals += 1
         me = _Waiter(self._arrivals)
         while True:
             now_ns = self._now_ns()
-            # Look up the counts again after each wait, because idle counts may have been dropped.
+            # Each round looks the counts up again, because idle counts may have been dropped
+            # meanwhile.
             counts = self._counts_of(limits, caller)
             over = [
                 (count.allows_at(limit, now_ns, before=me.number), limit) for limit, count in counts
@@ -355,7 +370,7 @@ class RateLimits:
         return count
 
     def _sweep(self) -> None:
-        """Drop the counts whose whole burst is free again."""
+        """Drop those counts whose whole burst can be used again."""
         now_ns = self._now_ns()
         for count in [one for one in self._counts.values() if one.is_idle(now_ns)]:
             del self._counts[count.key]
@@ -373,7 +388,9 @@ class RateLimits:
 
 
 async def _queue(count: _Count, me: _Waiter, seconds: float) -> None:
-    """Wait in the queue of one count for `seconds`, or until another call wakes this one."""
+    """Wait in the queue of `count`, as the waiter `me`, for `seconds` or until another call wakes
+    this one.
+    """
     me.turn.clear()
     count.waiters.append(me)
     count.waiters.sort(key=lambda one: one.number)
@@ -387,10 +404,11 @@ async def _queue(count: _Count, me: _Waiter, seconds: float) -> None:
 
 
 def _refused(over: Iterable[tuple[int, Limit]], now_ns: int, arrived_ns: int) -> Exceeded | None:
-    """Return the limit that refuses a call, or None.
+    """Return the limit that refuses a call, or None if none does.
 
-    `over` contains each limit and the time at which it allows the call. A limit refuses the call if
-    the call would have to wait longer than the limit lets calls wait.
+    `over` contains pairs: the time from which a limit lets the call start, and the limit. A limit
+    refuses the call if the call would wait, since `arrived_ns`, longer than the limit lets calls
+    wait.
     """
     late = [one for one in over if one[0] > now_ns]
     if all(at_ns <= arrived_ns + limit.max_wait_ns for at_ns, limit in late):

@@ -1,7 +1,8 @@
-"""Budgets as plain values: who spends, which amounts a call uses, and which counter is charged.
+"""The plain values of budgets: who spends, which amounts a call uses, and which counter is charged.
 
-Money is decimal. A budget has one counter for each combination of its `per` keys: with `per =
-("agent",)`, one for each agent. With the period `day`, new counters begin every day (UTC).
+Money is decimal. A budget has one counter for each combination of values of its `per` keys. With
+`per = ("agent",)`, for example, it has one counter for each agent. With the period `day`, new
+counters begin every day (UTC).
 """
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ from fumehood.core.usage_table import Unit
 
 @dataclass(frozen=True, slots=True)
 class Spender:
-    """The caller and the tool of a call, by which the call is counted."""
+    """Who makes a call, and the called tool. Budgets and rate limits count calls by these
+    values.
+    """
 
     principal_id: str
     agent_id: str | None
@@ -28,7 +31,7 @@ class Spender:
 
 @dataclass(frozen=True, slots=True)
 class Amounts:
-    """The expected or actual amounts that a call uses of its budgets."""
+    """The amounts that a call uses of its budgets, either expected or actual."""
 
     calls: int = 1
     tokens: int = 0
@@ -36,11 +39,12 @@ class Amounts:
 
 
 class Subject(NamedTuple):
-    """The subject of a counter: the values of the keys by which a budget or rate limit counts.
+    """The caller or callers who share a counter: the values of the keys by which a budget or a rate
+    limit counts.
 
-    A subject with a session also contains the session's principal. If a limit counts by agent or
-    session, a call without one is counted under its principal. So this call neither escapes the
-    limit nor uses up another caller's.
+    A subject with a session also contains the session's principal. If a limit counts by agent or by
+    session, a call without one is counted under its principal. So such a call neither escapes the
+    limit nor uses up the amount of another caller.
     """
 
     principal: str | None = None
@@ -50,26 +54,27 @@ class Subject(NamedTuple):
 
     @property
     def text(self) -> str:
-        """The subject in its stored form, such as `agent=a;tool=b`."""
+        """The subject in the form that is stored, such as `agent=a;tool=b`."""
         return ";".join(f"{name}={quote(value, safe=':@')}" for name, value in self.parts.items())
 
     @property
     def parts(self) -> dict[str, str]:
-        """The keys of the subject that are set, with their values."""
+        """The keys of the subject that have a value, with their values."""
         return {name: value for name, value in self._asdict().items() if value is not None}
 
     @classmethod
     def parse(cls, text: str) -> Subject:
-        """Parse a subject in the form of the property `text`. Raises ValueError or TypeError for
-        other texts.
+        """Return the subject for a text in the form of the property `text`.
+
+        Raises ValueError or TypeError if the text has another form.
         """
         pairs = (part.split("=") for part in text.split(";") if part)
         return cls(**{name: unquote(value) for name, value in pairs})
 
 
 def subject_of(spender: Spender, per: tuple[Per, ...]) -> Subject:
-    """Return the subject to whose counter a call is added, for a limit that counts by the keys
-    `per`.
+    """Return the subject under which a call of `spender` is counted, for a limit that counts by the
+    keys `per`.
     """
     by_agent = "agent" in per
     by_session = "session" in per
@@ -89,8 +94,8 @@ class Exceeded:
     """A budget that has too little left for a call.
 
     Amounts are integers, except money, which is a text with six decimal places. `left` is the
-    amount that is neither spent nor held for running calls. `needed` is the amount that the call
-    would use.
+    amount of the limit that is neither spent nor held for running calls. `needed` is the amount
+    that the refused call is expected to use.
     """
 
     budget: str
@@ -101,4 +106,4 @@ class Exceeded:
     resets_at: datetime | None
     """The time at which the budget resets, or None if it never resets."""
     subject: Subject
-    """The subject of the exceeded counter."""
+    """The subject of the counter that would be exceeded."""

@@ -1,4 +1,4 @@
-"""The part that adds budgets and rate limits to the product."""
+"""Declaration of the part `budgets`, which adds budgets and rate limits to the engine."""
 
 from __future__ import annotations
 

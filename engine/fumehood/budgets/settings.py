@@ -1,4 +1,4 @@
-"""The operator's settings of budgets and rate limits, as plain values."""
+"""The operator's settings for budgets and rate limits, as plain values."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ from fumehood.core.usage_table import Period, Unit
 from fumehood.core.value import Value
 
 Per = Literal["principal", "agent", "session", "tool"]
-"""The keys by which a budget can count. With `agent`, for example, each agent has a counter of its
-own."""
+"""A key by which a budget can count. With `agent`, for example, each agent has a counter of its
+own.
+"""
 
 
 class BudgetRule(Value):
-    """One budget. Its limits hold for each combination of the keys in `per`; at least one limit
-    must be given.
+    """One budget. Its limits hold for each combination of values of the keys in `per`. At least one
+    limit must be given.
 
     A call without an agent is covered only if `agents` is empty.
     """
@@ -27,19 +28,22 @@ class BudgetRule(Value):
     per: tuple[Per, ...] = ()
     period: Period = Period.DAY
     tools: tuple[str, ...] = ()
-    """The tools whose calls the budget counts: names, or patterns with `*`. If empty, calls of all
-    tools count."""
+    """The tools whose calls the budget counts, as names or as patterns with `*`. If empty, the
+    calls of all tools count.
+    """
     agents: tuple[str, ...] = ()
-    """The agents whose calls the budget counts: ids, or patterns with `*`. If empty, calls of all
-    agents and calls without an agent count."""
+    """The agents whose calls the budget counts, as ids or as patterns with `*`. If empty, the calls
+    of all agents count, and so do calls without an agent.
+    """
     calls: int | None = Field(default=None, ge=0)
     tokens: int | None = Field(default=None, ge=0)
     money: Decimal | None = Field(default=None, ge=0)
     requests: int | None = Field(default=None, ge=0)
     """Maximum number of requests that programs send through the gateway."""
     network_bytes: int | None = Field(default=None, ge=0)
-    """Maximum number of bytes of the requests that programs send through the gateway, and of the
-    answers."""
+    """Maximum number of bytes in the requests that programs send through the gateway, and in the
+    answers to them.
+    """
 
     @model_validator(mode="after")
     def _limits_something(self) -> Self:
@@ -62,7 +66,7 @@ RatePer = Literal["all", "principal", "agent", "session"]
 """The key by which a rate limit counts. With `all`, all callers share one count."""
 
 MAX_REFILL_S = 366 * 86_400
-"""Maximum time, in seconds, that a limit may need until a used burst is free again."""
+"""Maximum number of seconds after which a fully used burst must be free again."""
 
 MAX_WAIT_S = 300
 """Maximum value of `max_wait_seconds`."""
@@ -71,8 +75,8 @@ MAX_WAIT_S = 300
 class RateLimitRule(Value):
     """One rate limit: `limit` calls in `period_seconds`, up to `burst` of them at once.
 
-    `tool` is an exact name or a pattern with `*`. All tools that match it are counted together.
-    `burst` defaults to `limit`.
+    `tool` is an exact name, or a pattern with `*`. All tools that match the pattern are counted
+    together. `burst` defaults to `limit`.
     """
 
     tool: str = Field(min_length=1, max_length=120)
@@ -81,7 +85,9 @@ class RateLimitRule(Value):
     period_seconds: float = Field(default=60.0, gt=0, le=MAX_REFILL_S, allow_inf_nan=False)
     burst: int | None = Field(default=None, ge=1, le=1_000_000_000)
     max_wait_seconds: float = Field(default=0, ge=0, le=MAX_WAIT_S, allow_inf_nan=False)
-    """Maximum seconds that a call waits before it is refused."""
+    """Maximum number of seconds that a call waits to start. A call that would have to wait longer
+    is refused.
+    """
 
     @model_validator(mode="after")
     def _refills(self) -> Self:
@@ -91,8 +97,8 @@ class RateLimitRule(Value):
 
     @property
     def id(self) -> str:
-        """The name under which the limit's counters are stored. A rule with a changed rate has
-        another id, so its counters start from zero.
+        """The name under which the limit's counts are stored. If the rate of a rule changes, its id
+        changes too, so its counts start from zero.
         """
         return f"rule:{self.tool} {self.per} {self.limit}/{self.period_seconds!r}"
 

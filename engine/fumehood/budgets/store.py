@@ -1,9 +1,9 @@
-"""The database rows of counters, for budgets and rate limits.
+"""The database rows of the counters of budgets and rate limits.
 
-Host side. `budgets/ledger` and `budgets/limiter` decide in memory. The rows are needed after a
-restart. Invariant: a budget's mark (`reserved`) is at least the amount that the engine has allowed
-calls to use. After a restart, the whole mark counts as used. So the engine can be too strict then,
-but never too lenient.
+Host side. `budgets/ledger` and `budgets/limiter` decide in memory; they need the rows only after a
+restart. Invariant: the mark of a budget's counter (`reserved`) is at least the amount that the
+engine has let calls use. After a restart, the whole mark counts as used. So the engine can then be
+too strict, but never too lenient.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from fumehood.storage.schema import COUNTERS, MAX_INTEGER
 from fumehood.storage.writer import Job, Row
 
 KEPT_DAYS = 30
-"""Number of days for which a day's or session's counter is kept after its last change."""
+"""Number of days for which the counter of a day or of a session is stored after its last change."""
 
 FOREVER = "9999"
-"""Stands for the expiry of a counter that never expires. It sorts after every stored time."""
+"""The stored expiry of a counter that never expires. It sorts after every time."""
 
 _OF_SESSIONS = or_(
     COUNTERS.c.subject.like("session=%"), COUNTERS.c.subject.like("%;session=%")
@@ -42,19 +42,21 @@ _OF_SESSIONS = or_(
 
 
 class CounterKey(NamedTuple):
-    """The key of one counter of a budget or rate limit."""
+    """The key of one counter of a budget or a rate limit."""
 
     name: str
     subject: Subject
     period: str
-    """A day such as `2026-01-31`, or `total`. For a rate limit, `rate`."""
+    """A day such as `2026-01-31`, or `total` if the budget never resets. `rate` for a rate
+    limit.
+    """
 
     unit: str
 
 
 class CounterRow(NamedTuple):
-    """One counter. The amount `settled` has been used. The amount between `settled` and `reserved`
-    may have been used.
+    """The stored amounts of one counter. Calls have used the amount `settled`. They may have used
+    everything up to `reserved`, which is the counter's mark.
     """
 
     key: CounterKey
@@ -63,16 +65,16 @@ class CounterRow(NamedTuple):
 
 
 class CounterTable:
-    """The table of counters. It does not know the limits of the amounts that it stores."""
+    """The table of counters. It stores amounts, but does not know their limits."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
 
     def load_now(self, *periods: str, sessions: bool = False) -> list[CounterRow]:
-        """Return the counters of these periods. This call blocks, so use it only at the engine's
-        start.
+        """Return the counters of these periods. Include the counters of sessions only if `sessions`
+        is True.
 
-        Counters of sessions are included only if `sessions` is True.
+        This call blocks, so use it only while the engine starts.
 
         Raises:
             ReadFailed: the database cannot be read.
@@ -83,31 +85,31 @@ class CounterTable:
         return self._database.read_now(lambda connection: _rows(connection, wanted))
 
     async def find(self, keys: Iterable[CounterKey]) -> list[CounterRow]:
-        """Return those counters with these keys that exist. Raises the same errors as
-        `load_now`.
+        """Return the stored counters with these keys. Keys that are not stored are left out. Raises
+        the same errors as `load_now`.
         """
         wanted = or_(*(_is(key) for key in keys))
         return await self._database.read(lambda connection: _rows(connection, wanted))
 
     async def reserve(self, rows: Sequence[CounterRow], at: datetime) -> None:
-        """Raise the marks in the database to the amounts `reserved`. A mark that is already higher
-        stays unchanged.
+        """Raise the marks in the database to the `reserved` of `rows`. A mark that is already
+        higher stays as it is. `at` is the current time, from which the expiry of the rows is
+        calculated.
 
         Raises:
-            WriteFailed: the marks may be unchanged, so nothing beyond the old marks may be used.
+            WriteFailed: the marks may be unchanged, so nothing above the old marks may be used.
         """
         await self._database.write(_writing(_RAISE, rows, at))
 
     def reserve_soon(self, rows: Sequence[CounterRow], at: datetime) -> None:
-        """Raise the marks without waiting, because the amounts are already used.
-
-        If this fails, the failure is ignored.
+        """Raise the marks like `reserve`, but without waiting, because calls have already used the
+        amounts. A failure of the write is ignored.
         """
         self._database.write_soon(_writing(_RAISE, rows, at))
 
     async def give_back(self, rows: Sequence[CounterRow], at: datetime) -> None:
-        """Lower the marks to those in `rows`. Until the lower marks are stored, no call may use the
-        freed amounts.
+        """Lower the marks to the `reserved` of `rows`. Until this call returns, no call of a tool
+        may use the amounts above the lower marks.
 
         Raises:
             WriteFailed: the marks are unchanged.
@@ -115,28 +117,28 @@ class CounterTable:
         await self._database.write(_writing(_PUT, rows, at))
 
     def give_back_soon(self, rows: Sequence[CounterRow], at: datetime) -> None:
-        """Lower the marks like `give_back`, but without waiting. There must be no pending write of
-        a higher mark.
+        """Lower the marks like `give_back`, but without waiting. No write of a higher mark may be
+        unfinished when this is called.
         """
         self._database.write_soon(_writing(_PUT, rows, at))
 
     def note(self, row: CounterRow, until: datetime) -> None:
-        """Store a row that expires at `until`. A crash may lose the row. This method neither waits
-        nor fails.
+        """Store a row that expires at `until`. This method neither waits nor fails. A crash may
+        lose the row.
         """
         self._database.post(_put, _values(row, stamp(until)))
 
     def forget_soon(self, key: CounterKey) -> None:
-        """Delete the row of an unused counter, without waiting."""
+        """Delete the row of a counter that no call has used, without waiting."""
         self._database.write_soon(
             lambda connection: connection.execute(delete(COUNTERS).where(_is(key)))
         )
 
     async def prune(self, now: datetime) -> int:
-        """Delete expired rows and return their number.
+        """Delete expired rows, and return how many were deleted.
 
         Raises:
-            WriteFailed: the remaining rows stay until the next run.
+            WriteFailed: the database failed. The next run deletes what is left.
         """
         over = select(COUNTERS.c.seq).where(COUNTERS.c.until <= stamp(now)).limit(DELETED_AT_ONCE)
 

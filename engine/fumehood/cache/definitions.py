@@ -9,7 +9,9 @@ from fumehood.registry.definitions import declared_in
 
 
 def faults(document: JsonObject) -> Iterator[str]:
-    """Yield a message for each fault in the fields about caching of a tool's definition."""
+    """Yield a message for each fault in those fields of a tool's definition that control caching.
+    `document` is the definition as JSON.
+    """
     if document.get("cacheable") in (None, False):
         for field in ("cache_ttl", "cache_key_params"):
             if document.get(field) is not None:

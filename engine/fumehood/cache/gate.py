@@ -1,10 +1,13 @@
-"""The result cache as a gate: a call of a cacheable tool can get the result of an identical call.
+"""The cache's gate in the pipeline: a call of a cacheable tool can get the result of an identical
+call.
 
 A call does not use the cache if it is in a session, has the option `debug`, or has options that
-change what its program can reach. Invariants: two calls share an answer only if they have the same
-principal, agent, tool, definition and effective arguments; the answer of a run that failed, was
-cancelled or hit a limit is not shared; an answer with a link is not stored, because the link could
-expire before the answer.
+change what its program can reach. Invariants:
+
+* Two calls share an answer only if they have the same principal, agent, tool, definition and
+  effective arguments.
+* An answer is not shared if its run failed, was cancelled or hit a limit.
+* An answer that contains a link is not stored, because the link could expire before the answer.
 """
 
 from __future__ import annotations
@@ -27,18 +30,19 @@ from fumehood.pipeline.gate import Ended, Gate, Hold, KnownAnswer
 from fumehood.protocol import strict_json
 
 _HIT = CacheReport(hit=True, cached_at=None, ttl_remaining=None)
-"""Template for the report of a cache hit."""
+"""Template for the report of a call that the cache answers."""
 
 _MISS = CacheReport(hit=False)
 
 _BLOB = b"/v1/blobs/"
 _NOT_KEPT = b'"not_kept":'
-"""Texts that appear in an answer if some content is only linked, or was not stored. Such an answer
-is not cached."""
+"""If an answer contains one of these two texts, some of its content is only linked, or was not
+stored. Such an answer is not cached.
+"""
 
 
 class CacheGate(Gate):
-    """Answers calls with the results of identical calls."""
+    """The gate that answers a call with the result of an identical call."""
 
     def __init__(self, answers: ResultCache, clock: Clock) -> None:
         self._answers = answers
@@ -47,14 +51,16 @@ class CacheGate(Gate):
     async def answer(
         self, permitted: PermittedCall, limit_s: Callable[[], float]
     ) -> KnownAnswer | Hold | None:
-        """Return the result of an identical call, or a hold that will share this call's result.
+        """Return the result of an identical call. If there is none, return a hold, which shares
+        this call's result with identical calls after it has run. Return None if the call does not
+        use the cache.
 
-        Return None if the call does not use the cache. If an identical call is running, wait for
-        its result.
+        If an identical call is running, wait for its result. `limit_s` returns the maximum number
+        of seconds to wait.
 
         Raises:
             Timeout: the identical call did not end within this call's own time limit.
-            EngineError: this call cannot run, so it does not wait.
+            EngineError: `limit_s` found that this call cannot run.
         """
         key = self._key(permitted)
         if key is None:
@@ -80,7 +86,9 @@ class CacheGate(Gate):
         )
 
     def _key(self, permitted: PermittedCall) -> str | None:
-        """Return the cache key of a call, or None if the call does not use the cache."""
+        """Return the key under which the cache stores the call's answer, or None if the call does
+        not use the cache.
+        """
         tool, options = permitted.tool, permitted.request.options
         if (
             not tool.definition.cacheable
@@ -102,14 +110,16 @@ class CacheGate(Gate):
 
 
 def _deciding_arguments(permitted: PermittedCall, chosen: Iterable[str]) -> JsonObject:
-    """Return the arguments named by `chosen`, and those that the agent's configuration fixes."""
+    """Return those arguments whose names are in `chosen`, and those that the configuration of the
+    agent fixes.
+    """
     binding = permitted.validated.binding
     names = {*chosen, *(binding.fixed if binding is not None else ())}
     return {name: value for name, value in permitted.arguments.items() if name in names}
 
 
 class _Flying(Hold):
-    """The hold of a running call. Identical calls may wait for this call's answer."""
+    """The hold of a running call. Identical calls may wait for the answer of this call."""
 
     metadata: Mapping[str, Any] = MappingProxyType({"cache": _MISS})
 
@@ -118,7 +128,9 @@ class _Flying(Hold):
         self._ttl_seconds = permitted.tool.definition.cache_ttl
 
     def settle(self, ended: Ended) -> None:
-        """Share the answer with identical calls, if it can be shared."""
+        """Share the answer of the ended call with identical calls, unless the call failed, was
+        cancelled or hit a limit.
+        """
         if not ended.is_whole:
             return
         metadata, text = ended.envelope.metadata, strict_json.dumps(ended.envelope.data)
@@ -133,7 +145,7 @@ class _Flying(Hold):
         )
 
     def close(self) -> None:
-        """If this call's answer has not been shared, let one of the waiting identical calls run
+        """If the answer has not been shared, let one of the identical calls that wait for it run
         instead.
         """
         self._flight.close()

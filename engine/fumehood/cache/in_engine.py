@@ -1,4 +1,4 @@
-"""The result cache of one engine."""
+"""The result cache as a part of one engine."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from fumehood.observe.figures import Figure
 
 
 class Cache(EnginePart):
-    """The part that keeps the `answers` of cacheable tools, and answers identical calls from
-    them.
+    """Keeps the answers of cacheable tools in the attribute `answers`, and answers identical calls
+    with them.
     """
 
     def __init__(self, kernel: Kernel) -> None:
@@ -23,11 +23,11 @@ class Cache(EnginePart):
         self.answers = ResultCache(settings, kernel.clock.monotonic)
 
     def gates(self) -> Iterator[CacheGate]:
-        """Yield the cache's gate, which answers identical calls."""
+        """Yield the cache's gate, which answers calls with the results of identical calls."""
         yield CacheGate(self.answers, self.kernel.clock)
 
     def figures(self) -> Iterator[Figure]:
-        """Yield the cache's metrics: hits, misses and size."""
+        """Yield the cache's metrics: its hits, its misses and its size."""
         status = self.answers.status()
         yield Figure("cache_hits", "Calls answered by the result cache.", status.hits,
                      kind="counter")  # fmt: skip

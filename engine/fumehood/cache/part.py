@@ -1,4 +1,4 @@
-"""The part that adds the result cache to the product."""
+"""Declaration of the part `cache`, which adds the result cache to the engine."""
 
 from __future__ import annotations
 

@@ -17,10 +17,10 @@ async def show_cache(engine: Engine) -> CacheStatus:
 
 @endpoint("DELETE", "/v1/cache", Needs.ADMIN, client="cache.clear")
 async def clear_cache(engine: Engine, caller: Principal) -> ClearedCache:
-    """Drop all principals' answers from the result cache.
+    """Drop all answers from the result cache, for all principals.
 
-    The result of a run in progress is given only to calls that already wait for it, and is not
-    cached.
+    The result of a run in progress is given only to those calls that already wait for it, and it is
+    not cached.
     """
     done = engine.part(Cache).answers.clear()
     engine.log.info("cache.cleared", by=caller.id, entries=done.cleared)

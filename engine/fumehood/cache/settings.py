@@ -9,7 +9,9 @@ from fumehood.core.value import Value
 
 
 class CacheSettings(Value):
-    """How long answers are kept, and how much memory they may use."""
+    """The operator's settings of the result cache: how long it keeps answers, and how much memory
+    it uses.
+    """
 
     ttl_seconds: int = Field(default=300, ge=1, le=30 * 86_400)
     """Seconds for which an answer is kept if the tool's definition has no `cache_ttl`."""

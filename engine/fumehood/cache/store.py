@@ -1,10 +1,10 @@
-"""The result cache's store: answers by key, and one run for identical simultaneous calls.
+"""The store of the result cache: it keeps answers by key, and lets identical calls share one run.
 
-Host side. A full cache drops the least recently used answers. Answers are kept as JSON, so that the
-caller of one call cannot change what later callers receive. A call that finds no answer becomes a
-*flight*. Identical calls wait for the flight. If it ends without an answer, exactly one of the
-waiting calls becomes the next flight. Invariants: the answers together never exceed the size limit;
-a flight that ends after `clear` stores nothing.
+Host side. A full cache drops the least recently used answers. Answers are kept as JSON, so that one
+caller cannot change what later callers receive. A call that finds no answer becomes a *flight*: it
+runs, and identical calls wait for its answer. If the flight ends without an answer, exactly one of
+the waiting calls becomes the next flight. Invariants: all answers together never exceed the size
+limit; a flight that was running when `clear` was called stores nothing.
 """
 
 from __future__ import annotations
@@ -28,21 +28,27 @@ from fumehood.protocol.canonical import digest_of
 from fumehood.registry.index import RegisteredTool
 
 MAX_ARGUMENT_BYTES = 64 * 1024
-"""Maximum size of the arguments of cached calls, in bytes. To hash this much takes about 5 ms on
-the event loop."""
+"""Maximum size in bytes of the arguments of a call that uses the cache. Hashing arguments of this
+size blocks the event loop for about 5 ms.
+"""
 
 MAX_REMEMBERED = 512
-"""Maximum number of keys that `CacheKeys` remembers, and maximum number of tool digests."""
+"""Maximum number of keys that `CacheKeys` remembers. The same maximum applies to the digests of
+tools.
+"""
 
 
 class CacheKeys:
-    """Computes the keys of one engine's answers, and remembers recently computed keys."""
+    """Computes the keys under which answers are stored, and remembers those that it computed
+    recently.
+    """
 
     def __init__(self) -> None:
         self._key = lru_cache(MAX_REMEMBERED)(_key)
         self._digests: dict[int, tuple[RegisteredTool, str]] = {}
-        """`id(tool)` → the tool and its digest. The tool is kept so that its id cannot be
-        reused."""
+        """`id(tool)` → the tool and its digest. The entry keeps the tool alive, so that no other
+        object gets the same id.
+        """
 
     def key(
         self,
@@ -52,10 +58,11 @@ class CacheKeys:
         principal_id: str,
         options: CallOptions,
     ) -> str | None:
-        """Return the cache key of a call. Return None if its arguments are too long or cannot be
-        written as canonical JSON.
+        """Return the key under which the answer of a call is stored. Return None if the arguments
+        are too long, or cannot be written as canonical JSON.
 
-        `digest_of_tool` computes the hash of a tool's definition and code.
+        `digest_of_tool` computes the hash of a tool's definition and code. `options` are the
+        options of the call.
         """
         try:
             text = to_json(arguments)
@@ -68,7 +75,7 @@ class CacheKeys:
         return self._key(definition, text, principal_id, *chosen)
 
     def _digest(self, tool: RegisteredTool, make: Callable[[RegisteredTool], str]) -> str:
-        """Return a tool's digest, which is computed only once for each registration."""
+        """Return the digest of a tool. `make` computes it, only once for each registered tool."""
         found = self._digests.get(id(tool))
         if found is None:
             if len(self._digests) >= MAX_REMEMBERED:
@@ -101,17 +108,20 @@ def _key(
 
 
 ENTRY_BYTES = 1024
-"""Estimated memory in bytes that an entry needs in addition to the answer: its key, its times and
-their objects."""
+"""Estimated memory in bytes that an answer needs besides its data and warnings: for its key, its
+times and the Python objects.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class CachedAnswer:
-    """A stored successful result. `expires` is a time of the monotonic clock."""
+    """A successful result in the cache. `expires` is a time of the monotonic clock, in seconds."""
 
     data: bytes
     warnings: tuple[str, ...]
-    """Warnings of the run itself. Warnings about the call's arguments or options are omitted."""
+    """The warnings of the run itself. Warnings about the arguments or options of the call are left
+    out.
+    """
     cached_at: str
     expires: float
     redacted: int = 0
@@ -119,13 +129,15 @@ class CachedAnswer:
 
     @property
     def size_bytes(self) -> int:
-        """An upper estimate of the memory that this answer needs, in bytes."""
+        """An estimate of the memory in bytes that this answer needs. The real size is not
+        larger.
+        """
         return ENTRY_BYTES + len(self.data) + sum(map(len, self.warnings)) * 4
 
 
 class Flight:
-    """A running call for whose answer identical calls wait. The first call of `land` or `close`
-    ends the flight.
+    """A running call, whose answer identical calls wait for. The first call of `land` or `close`
+    ends the flight; later calls do nothing.
     """
 
     __slots__ = ("_cache", "_key", "answer", "over")
@@ -147,8 +159,11 @@ class Flight:
         redacted: int = 0,
         metacognition: Metacognition | None = None,
     ) -> None:
-        """End the flight with an answer, which waiting calls receive. If `is_kept`, the answer is
-        also stored for later calls.
+        """End the flight with an answer, which the waiting calls receive. If `is_kept` is True,
+        also store the answer for later calls.
+
+        `data` is the answer as JSON, and `at` the time at which it was made. If `ttl_seconds` is
+        None, the answer expires as the settings say.
         """
         if not self.over.is_set():
             expires = self._cache.expiry(ttl_seconds)
@@ -156,15 +171,17 @@ class Flight:
             self._cache.end(self, self._key, is_kept=is_kept)
 
     def close(self) -> None:
-        """End the flight without an answer, unless it has already ended. One of the waiting calls
-        then runs instead.
+        """End the flight without an answer. One of the waiting calls then runs instead. Do nothing
+        if the flight has already ended.
         """
         if not self.over.is_set():
             self._cache.end(self, self._key, is_kept=False)
 
 
 class ResultCache:
-    """The cached answers and the flights of one engine."""
+    """The cached answers and the flights of one engine. `monotonic` returns the time of the
+    monotonic clock in seconds.
+    """
 
     def __init__(self, settings: CacheSettings, monotonic: Callable[[], float]) -> None:
         self.keys = CacheKeys()
@@ -177,7 +194,9 @@ class ResultCache:
         self._hits = self._misses = self._evicted = 0
 
     def find(self, key: str) -> CachedAnswer | None:
-        """Return the stored answer for this key, or None if there is none or it has expired."""
+        """Return the stored answer for `key`. Return None if there is none, or if it has
+        expired.
+        """
         answer = self._entries.get(key)
         if answer is None:
             return None
@@ -189,14 +208,13 @@ class ResultCache:
         return answer
 
     async def take(self, key: str, wait_s: Callable[[], float]) -> CachedAnswer | Flight:
-        """Return the answer for this key. If there is none, return a new flight, and the caller
-        must run the call.
+        """Return the answer for `key`. If there is none, return a new flight; the caller must then
+        run the call and end the flight.
 
-        If an identical call is already running, wait for its answer first, at most `wait_s()`
-        seconds.
+        If an identical call is running, first wait for its answer, for at most `wait_s()` seconds.
 
         Raises:
-            TimeoutError: identical calls took longer than this.
+            TimeoutError: no answer and no end of the identical calls within this time.
         """
         answer = self.find(key)
         if answer is not None:
@@ -211,8 +229,8 @@ class ResultCache:
         return flight
 
     def status(self) -> CacheStatus:
-        """Return the current size of the cache, and its hits, misses and evictions since the
-        engine's start.
+        """Return the current size of the cache, and its hits, misses and evictions since the start
+        of the engine.
         """
         now = self._monotonic()
         for key in [key for key, answer in self._entries.items() if answer.expires <= now]:
@@ -230,7 +248,7 @@ class ResultCache:
     def clear(self) -> ClearedCache:
         """Drop every answer.
 
-        The answer of a running call goes only to calls that already wait for it.
+        The answer of a call that is running now goes only to those calls that already wait for it.
         """
         cleared = len(self._entries)
         self._entries.clear()
@@ -239,14 +257,15 @@ class ResultCache:
         return ClearedCache(cleared=cleared)
 
     def expiry(self, ttl_seconds: int | None) -> float:
-        """Return the time of the monotonic clock at which a new answer expires. If `ttl_seconds` is
-        None, the default of the settings applies.
+        """Return the time at which a new answer expires, in seconds of the monotonic clock. If
+        `ttl_seconds` is None, the answer expires as the settings say.
         """
         ttl_s = self._settings.ttl_seconds if ttl_seconds is None else ttl_seconds
         return self._monotonic() + ttl_s
 
     def end(self, flight: Flight, key: str, *, is_kept: bool) -> None:
-        """End a flight, store its answer if `is_kept`, and wake the calls that wait for it.
+        """End `flight`, and wake the calls that wait for it. If `is_kept` is True, also store its
+        answer under `key`.
 
         Only `Flight` calls this method.
         """
@@ -257,8 +276,8 @@ class ResultCache:
         flight.over.set()
 
     async def _of_others(self, key: str) -> CachedAnswer | None:
-        """Wait for identical calls that are running. Return an answer, or None if all of them end
-        without one.
+        """Wait for the identical calls that are running. Return the first answer, or None if all of
+        them end without one.
         """
         while (flight := self._flights.get(key)) is not None:
             await flight.over.wait()

@@ -1,1 +1,3 @@
-"""Circuit breakers: calls to a failing service are suspended until a trial succeeds."""
+"""Circuit breakers: if a service fails too often, calls to it are refused until trial requests
+succeed.
+"""

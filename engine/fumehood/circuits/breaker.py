@@ -1,10 +1,15 @@
-"""The circuit breakers of an engine, one for each service that its tools call.
+"""The circuit breakers of an engine. There is one *circuit* for each service that tools call.
 
-The pipeline calls this module before each request. The module uses only values and the log. A
-circuit is closed, open, or half-open. A half-open circuit lets exactly `trials` requests through,
-however many calls arrive at the same time. Invariants: a request without a permit is never sent; a
-permit ends however its call ends, so that no unfinished trial keeps a circuit half-open; a permit
-of an earlier state changes nothing. State is in memory only: a restart closes every circuit.
+The pipeline calls this module before each request to a service. The module uses only plain values
+and the log. A closed circuit lets all requests through, an open circuit none. A half-open circuit
+lets exactly `trials` requests through, however many calls arrive at the same time. Invariants:
+
+* A request without a permit is never sent.
+* A permit ends with its call, however the call ends. So no unfinished trial keeps a circuit
+  half-open.
+* A permit that was given before the circuit's last change of state changes nothing.
+
+The circuits are in memory only, so a restart closes all of them.
 """
 
 from __future__ import annotations
@@ -22,20 +27,21 @@ from fumehood.observe.clock import Window
 from fumehood.observe.log import Logger
 
 TRIAL_WAIT_MS = 1000
-"""Delay in milliseconds that is suggested to callers while all trial requests are pending."""
+"""Delay in milliseconds that callers are told to wait while all trial requests are under way."""
 
 HEALTHY, FAILING = 0, 1
 
 
 def health_of(error: EngineError | None, *, was_hurried: bool = False) -> int | None:
-    """Return the health of the service that the end of a request shows: HEALTHY, FAILING, or None
-    if it shows neither.
+    """Return what the end of a request says about the service: HEALTHY, FAILING, or None if it says
+    neither. `error` is the error with which the request ended, or None if it succeeded.
 
-    Timeouts, broken connections and 5xx responses show a failing service. Any other answer, even a
-    refusal of the caller's arguments, shows a healthy service. A request that never reached the
-    service, was cancelled, or exceeded a rate limit shows neither. A timeout of a request that
-    `was_hurried`, because it had less time than its tool allows, also shows neither: callers could
-    otherwise suspend a service for everybody.
+    * Timeouts, broken connections and 5xx responses mean FAILING.
+    * Any other answer means HEALTHY, even a refusal of the caller's arguments.
+    * A request that never reached the service, was cancelled, or exceeded a rate limit says
+      neither.
+    * A timeout says neither if the request `was_hurried`, which means that it had less time than
+      its tool allows. Otherwise a caller could make the engine suspend a service for everybody.
     """
     if error is None:
         return HEALTHY
@@ -48,10 +54,11 @@ def health_of(error: EngineError | None, *, was_hurried: bool = False) -> int | 
 
 
 class Permit:
-    """Permission to send one request. The first `conclude` or `give_back` ends it.
+    """Permission to send one request. The first call of `conclude` or `give_back` ends the permit;
+    later calls do nothing.
 
-    A permit is also a context manager. Leaving the context gives the permit back, unless it was
-    concluded.
+    A permit is also a context manager. On leaving the context, the permit is given back, unless it
+    has already ended.
     """
 
     __slots__ = ("_circuit", "_generation", "_is_over")
@@ -68,11 +75,15 @@ class Permit:
         self.give_back()
 
     def conclude(self, error: EngineError | None, *, was_hurried: bool = False) -> None:
-        """End the permit, and count the outcome of the permitted request."""
+        """End the permit, and count how its request ended. `error` and `was_hurried` are those of
+        `health_of`.
+        """
         self._end(health_of(error, was_hurried=was_hurried))
 
     def give_back(self) -> None:
-        """End the permit of a request that was not sent, or was cancelled."""
+        """End the permit without counting anything, because its request was not sent or was
+        cancelled.
+        """
         self._end(None)
 
     def _end(self, health: int | None) -> None:
@@ -82,7 +93,9 @@ class Permit:
 
 
 class Circuit:
-    """The circuit to one service. `now` is in monotonic seconds."""
+    """The circuit to one service. `upstream` is the name of the service, and `now` returns
+    monotonic seconds.
+    """
 
     def __init__(
         self, upstream: str, settings: CircuitSettings, now: Callable[[], float], log: Logger
@@ -93,8 +106,9 @@ class Circuit:
         self._log = log
         self._state = CircuitState.CLOSED
         self._generation = 0
-        """Number of state changes. A permit from an earlier state does not affect the current
-        state."""
+        """Number of changes of the state. A permit from before the last change does not affect the
+        circuit.
+        """
         self._recent = Window(settings.window_seconds)
         self._open_s = settings.open_seconds
         self._opens_until = 0.0
@@ -105,7 +119,7 @@ class Circuit:
         """Return a permit for one request.
 
         Raises:
-            CircuitOpen: requests are suspended, or all trials are taken.
+            CircuitOpen: requests are suspended, or all trial requests are under way.
         """
         self.require_passable()
         if self._state is CircuitState.OPEN:
@@ -115,7 +129,7 @@ class Circuit:
         return Permit(self, self._generation)
 
     def require_passable(self) -> None:
-        """Raise CircuitOpen if `enter` would raise it, without taking a permit."""
+        """Raise CircuitOpen if `enter` would raise it now. No permit is taken."""
         wait_ms = self.wait_ms()
         if wait_ms:
             raise CircuitOpen(
@@ -125,8 +139,10 @@ class Circuit:
             )
 
     def leave(self, generation: int, health: int | None) -> None:
-        """End a permit, and count the health that its request showed, if any. Called only by
-        `Permit`.
+        """End a permit. `generation` is the one in which the permit was given. `health` is what its
+        request says about the service, or None if it says nothing.
+
+        Only `Permit` calls this method.
         """
         if generation != self._generation:
             return
@@ -136,7 +152,7 @@ class Circuit:
             self._count(health)
 
     def status(self) -> CircuitStatus:
-        """Return the current state, for administrators."""
+        """Return the current state of the circuit, for administrators."""
         calls, failures = self._counts()
         wait_ms = self.wait_ms()
         is_due = self._state is CircuitState.OPEN and not wait_ms
@@ -149,8 +165,8 @@ class Circuit:
         )
 
     def wait_ms(self) -> int:
-        """Return the number of milliseconds for which calls are refused from now on, or 0 if a call
-        is let through.
+        """Return the number of milliseconds for which requests will be refused from now on. Return
+        0 if a request would be let through.
         """
         if self._state is CircuitState.OPEN:
             return max(0, math.ceil((self._opens_until - self._now()) * 1000))
@@ -160,7 +176,7 @@ class Circuit:
         return 0
 
     def _counts(self) -> tuple[int, int]:
-        """Return the number of requests and of failures in the window."""
+        """Return the number of all requests in the window, and the number of those that failed."""
         healthy, failures = map(int, self._recent.totals(self._now()))
         return healthy + failures, failures
 
@@ -204,20 +220,20 @@ class Circuit:
 
 
 class Circuits:
-    """The circuits to all services. The circuit to a service is created at the first call of one of
-    the service's tools.
+    """The circuits to all services. A circuit is created at the first call of a tool that uses its
+    service.
     """
 
     def __init__(self, settings: CircuitSettings, now: Callable[[], float], log: Logger) -> None:
         self._settings = settings
         self._now = now
         self._log = log
-        # One for each service that administrators registered.
+        # There is at most one circuit for each service that administrators have registered.
         self._circuits: dict[str, Circuit] = {}
 
     def of(self, upstream: str | None) -> Circuit | None:
-        """Return the circuit to a service, whose name comes from `upstream_of`; None for a tool
-        that calls no service.
+        """Return the circuit to the service with the name `upstream`, which `upstream_of` returns
+        for a tool. Return None if `upstream` is None, because the tool calls no service.
         """
         if upstream is None:
             return None
@@ -233,7 +249,7 @@ class Circuits:
         return sorted(found, key=lambda one: (one.state is CircuitState.CLOSED, one.upstream))
 
     def broken(self) -> int:
-        """Return how many circuits are not closed."""
+        """Return the number of circuits that are not closed."""
         return sum(one.state is not CircuitState.CLOSED for one in self.statuses())
 
 
@@ -241,9 +257,9 @@ class CircuitSettings(Value):
     """When the circuit to a service opens, and how it closes again. The settings apply to every
     service.
 
-    A circuit opens at `min_failures` failed requests within the window, if they are at least the
-    share `failure_rate` of all requests. Each failed trial doubles the time for which the circuit
-    is open.
+    A circuit opens as soon as at least `min_failures` requests in the window have failed, and these
+    are at least the fraction `failure_rate` of all requests in the window. Each failed trial
+    request doubles the time for which the circuit stays open.
     """
 
     window_seconds: float = Field(default=60, ge=1, le=3600)
@@ -252,8 +268,9 @@ class CircuitSettings(Value):
     open_seconds: float = Field(default=30, gt=0, le=3600)
     max_open_seconds: float = Field(default=300, gt=0, le=86_400)
     trials: int = Field(default=2, ge=1, le=100)
-    """Number of trial requests that a half-open circuit lets through. The circuit closes when all
-    of them have succeeded."""
+    """Number of trial requests that a half-open circuit lets through. The circuit closes once all
+    of them have succeeded.
+    """
 
     @model_validator(mode="after")
     def _grows(self) -> Self:

@@ -29,7 +29,8 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from fumehood.storage.directory import write_private
 
 LIFETIME = timedelta(days=3650)
-"""How long the authority's certificate is valid. The certificates of hosts expire at the same time.
+"""How long the authority's certificate is valid. The certificates of hosts expire at the same
+time.
 """
 
 SKEW = timedelta(days=2)

@@ -52,7 +52,8 @@ class GatewayPart(EnginePart):
 
     gateway: Gateway
     tls: ssl.SSLContext | None = None
-    """TLS settings for connections to hosts. None means the default. Set it before the engine runs.
+    """TLS settings for connections to hosts. None means the default. Set it before the engine
+    runs.
     """
 
     def __init__(self, kernel: Kernel) -> None:
@@ -213,7 +214,9 @@ class _WaitingRequest(HeldAction):
         self._send = send
 
     async def carry_out(self, run: ToolRun) -> Outcome:
-        """Send the request. Return an outcome with `{"sent": true}` as its data, or with the error."""
+        """Send the request. Return an outcome with `{"sent": true}` as its data, or with the
+        error.
+        """
         error = await self._send()
         data = {"sent": True} if error is None else None
         return Outcome(EndedBy.OK, "none", data=data, error=error)

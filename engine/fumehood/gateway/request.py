@@ -23,7 +23,8 @@ WEBSOCKET = "WEBSOCKET"
 """The method that policy rules and approvers see for a request to open a WebSocket."""
 
 TUNNEL = "TUNNEL"
-"""The method that policy rules see for a TLS connection that is passed through without decryption.
+"""The method that policy rules see for a TLS connection that is passed through without
+decryption.
 """
 
 _OVERRIDES = frozenset({
@@ -93,7 +94,9 @@ class Place:
 
     @property
     def authority(self) -> str:
-        """The host as in a `Host` header. The port follows it, unless it is the scheme's default."""
+        """The host as in a `Host` header. The port follows it, unless it is the scheme's
+        default.
+        """
         usual = _USUAL_PORTS.get(self.scheme)
         return self.host if self.port == usual else f"{self.host}:{self.port}"
 
@@ -109,7 +112,8 @@ class ProgramRequest:
     headers: Headers
     """All headers except `Host`, `Content-Length` and those that concern only one connection."""
     length: int | None
-    """The size of the body in bytes, or None if the body is sent in chunks of unknown total size.
+    """The size of the body in bytes, or None if the body is sent in chunks of unknown total
+    size.
     """
     is_upgrade: bool
     """Whether the request opens a WebSocket."""
