@@ -1,9 +1,9 @@
-"""Remove the values of a request's secrets from the service's answer to this request.
+"""Removes the values of those secrets that a request contains from the service's answer to it.
 
-Host side, pure. This protects secrets if a service echoes a request, even if the echo is encoded
-for URLs, JSON, HTML or base64, in bytes and in truncated texts. It does not protect against a
-service that deliberately encodes a secret in another form (see docs/limitations/rest-tools.md).
-`redactor` does all other redaction.
+Host side, pure. This protects secrets if a service repeats parts of the request in its answer, even
+if they are encoded for URLs, JSON, HTML or base64, in bytes, or cut off. It does not protect
+against a service that deliberately encodes a secret in another form (see
+docs/limitations/rest-tools.md). All other redaction is in `redactor`.
 """
 
 from __future__ import annotations
@@ -27,35 +27,38 @@ _BASE64 = frozenset(f"{string.ascii_letters}{string.digits}+/-_")
 
 @dataclass(frozen=True, slots=True)
 class _Form:
-    """One form in which a secret's value is searched for, such as its base64 encoding."""
+    """One text to search for, in place of a secret's value. It is the value itself or an encoding
+    of it, such as base64.
+    """
 
     text: str
     shares_first: bool = False
-    """Whether the base64 character just before the form also contains bits of the value."""
+    """Whether the base64 character directly before the text also contains bits of the value."""
     shares_last: bool = False
-    """Whether the base64 character just after the form also contains bits of the value."""
+    """Whether the base64 character directly after the text also contains bits of the value."""
 
 
 class SecretValues:
-    """Replaces the given values, in the forms that services commonly echo.
+    """Replaces the given secret values, in all forms in which services commonly repeat them.
 
-    The time is proportional to the length of the text, whatever the text contains, because each
-    form is searched for with a linear algorithm.
+    The time is proportional to the length of the searched text, whatever the text contains, because
+    the search for each form is linear.
     """
 
     def __init__(self, values: Iterable[str] = ()) -> None:
         self.count = 0
-        """The number of values that have been replaced so far."""
+        """How many occurrences of values have been replaced so far."""
         self._forms: list[_Form] = []
         self._in_numbers: list[str] = []
-        """The forms that can occur in a number. Searching for all forms in a long list of numbers
-        would take seconds."""
+        """The forms that can occur in a number. A long list of numbers is searched only for these,
+        because a search for all forms would take seconds.
+        """
         self._shortest = 0
         self._are_in_lines = True
         self.add(values)
 
     def add(self, values: Iterable[str]) -> None:
-        """Add values to replace from now on."""
+        """Also replace these values from now on."""
         forms = {form for value in values for form in _forms(value)}
         self._forms = sorted({*self._forms, *forms}, key=lambda form: len(form.text), reverse=True)
         self._in_numbers = [one.text for one in self._forms if NUMERIC.fullmatch(one.text)]
@@ -64,40 +67,40 @@ class SecretValues:
 
     @property
     def longest(self) -> int:
-        """The length of the longest form, or 0 if there is nothing to replace."""
+        """The length of the longest form in characters, or 0 if there is nothing to replace."""
         return len(self._forms[0].text) if self._forms else 0
 
     def finds(self, text: str) -> bool:
-        """Whether a text contains one of the values."""
+        """Whether the text contains one of the values, in any form."""
         return any(form.text in text for form in self._forms)
 
     def finds_in_name(self, name: str) -> bool:
-        """Whether the name of a header contains one of the values, ignoring case."""
+        """Whether the name of a header contains one of the values, in any form. Upper and lower
+        case are treated as equal.
+        """
         return any(form.text.lower() in name.lower() for form in self._forms)
 
     def text(self, text: str) -> str:
-        """Return a text with each value replaced."""
+        """Return the text with each value replaced."""
         if len(text) < self._shortest or not self._forms:
             return text
         return self.replaced(text, len(text), is_all=True)[0]
 
     def data(self, data: bytes) -> bytes:
-        """Return bytes with each value replaced."""
+        """Return the bytes with each value replaced."""
         return self.text(data.decode("latin-1")).encode("latin-1")
 
     def stream(self) -> SecretStream:
-        """Return a replacer for a text that arrives in pieces. Values that are added later are not
-        replaced in the stream.
-        """
+        """Return an object that replaces the values in a text that arrives in pieces."""
         return SecretStream(self)
 
     def replaced(self, text: str, cut: int, *, is_all: bool) -> tuple[str, int]:
-        """Replace the values in the text before `cut`. Return the result, and the position at which
-        the rest begins.
+        """Replace the values that begin in the text before `cut`. Return two values: the text up to
+        a position with the values replaced, and this position, where the rest begins.
 
         A value that begins before `cut` is replaced completely, even if it ends after `cut`. If the
-        character after the value contains bits of it (`shares_last`), that character must also be
-        before `cut`, or the text must be complete (`is_all`). Otherwise, the value is left for the
+        character after the value also contains bits of it (`shares_last`), this character must be
+        before `cut` too, unless the text is complete (`is_all`). Otherwise the value stays in the
         rest.
         """
         parts, at = list[str](), 0
@@ -114,16 +117,16 @@ class SecretValues:
         return "".join([*parts, text[at:cut]]), cut
 
     def complete(self, text: str) -> int:
-        """Return the position up to which the text can be passed on now. A value that begins later
-        may continue in the next piece.
+        """Return the position up to which the text can be passed on now. A value that begins there
+        or later may continue in the next piece.
         """
-        # One more than the longest form, for the base64 character before the form.
+        # Add one to the longest form, for the base64 character that may precede it.
         longest = self.longest + 1 if self._forms else 0
         return complete(text, longest, in_lines=self._are_in_lines)
 
     def _found(self, text: str) -> Iterator[tuple[int, int, _Form]]:
         """Yield the start, the end and the form of each value in the text, from left to right. If
-        several forms match at the same position, only the longest is yielded.
+        several forms match at the same position, yield only the longest.
         """
         coming = [(at, form) for form in self._forms if (at := text.find(form.text)) >= 0]
         while coming:
@@ -136,7 +139,9 @@ class SecretValues:
             coming = [one for one in moved if one[0] >= 0]
 
     def value(self, value: Any) -> Any:
-        """Return a JSON value in which each value of a secret is replaced, including in keys."""
+        """Return a JSON value in which each secret value is replaced. This includes keys and
+        numbers.
+        """
         if not self._forms:
             return value
         match value:
@@ -159,8 +164,8 @@ class SecretValues:
 
 
 class SecretStream:
-    """Replaces the values in a text that arrives in pieces. Pass the pieces to `feed`, and call
-    `finish` at the end.
+    """Replaces secret values in a text that arrives in pieces. Pass the pieces to `feed`, then call
+    `finish`.
     """
 
     def __init__(self, values: SecretValues) -> None:
@@ -168,12 +173,14 @@ class SecretStream:
         self._held = ""
 
     def feed(self, piece: str) -> str:
-        """Add a piece, and return the text that can be passed on now."""
+        """Add the next piece of the text. Return the text that can be passed on now, with each
+        value replaced.
+        """
         text = self._held + piece
         return self._pass_on(text, self._values.complete(text))
 
     def finish(self) -> str:
-        """Return the text that is still held back, with each value replaced."""
+        """End the text. Return what was still held back, with each value replaced."""
         return self._pass_on(self._held, len(self._held), is_all=True)
 
     def _pass_on(self, text: str, cut: int, *, is_all: bool = False) -> str:
@@ -183,14 +190,16 @@ class SecretStream:
 
 
 def _forms(value: str) -> set[_Form]:
-    """Return the forms in which a service may echo a value: unchanged; encoded for URLs, HTML
-    forms, JSON or HTML; and in base64. The base64 forms also match inside a longer base64 text,
-    such as the credentials of HTTP Basic authentication.
+    """Return the forms in which a service may repeat a secret value: unchanged, encoded for URLs,
+    HTML forms, JSON or HTML, and in base64.
+
+    The base64 forms also match inside a longer base64 text, such as the credentials of HTTP Basic
+    authentication.
     """
     urls = {quote(value, safe=""), quote(value), quote_plus(value)}
     lower = {_PERCENT.sub(lambda found: found[0].lower(), url) for url in urls}
     in_json = json.dumps(value)[1:-1]
-    # Some JSON encoders escape slashes. In a plain-text answer, they stay escaped.
+    # Some JSON encoders escape slashes, and answers in plain text contain such JSON as it is.
     texts = {value, in_json, in_json.replace("/", r"\/"), html.escape(value)}
     packed = {pack(value.encode()).decode() for pack in _PACKERS}
     whole = urls | lower | texts | packed | {text.rstrip("=") for text in packed}
@@ -199,8 +208,9 @@ def _forms(value: str) -> set[_Form]:
 
 
 def _packed_within(value: str, pack: Callable[[bytes], bytes], before: int) -> _Form:
-    """Return the form of a value that is base64-encoded after `before` other bytes. The form
-    consists of the characters that depend only on the value.
+    """Return the form in which a value occurs in base64 text if `before` other bytes precede it.
+    `pack` encodes bytes in base64. The form consists of those characters that depend only on the
+    value.
     """
     bits = 8 * (before + len(value))
     first = -(-8 * before // 6)

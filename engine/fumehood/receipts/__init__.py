@@ -1,1 +1,3 @@
-"""Receipts: the inputs and results of a program's call, with which the program can be run again."""
+"""Receipts (a part): a receipt contains the inputs and results of a program's call, so that the
+program can be run again and the results compared.
+"""

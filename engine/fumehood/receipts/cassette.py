@@ -1,8 +1,8 @@
-"""Cassettes: record a program's requests and the answers for a receipt, or replay them from a
-receipt.
+"""Cassettes: the part of a receipt that contains a program's requests and the answers to them. This
+module records cassettes and replays them.
 
-Host side, in the event loop. Invariants: a recording contains only data that the program itself
-sent or received, so it contains no secret values; while a receipt is replayed, no request is sent.
+Host side, in the event loop. Invariants: a cassette contains only what the program itself sent or
+received, so it contains no values of secrets; while a cassette is replayed, no request is sent.
 """
 
 from __future__ import annotations
@@ -16,12 +16,15 @@ from fumehood.gateway.tape import Headers, Tape, TapedAnswer
 from fumehood.receipts.receipt import MAX_EXCHANGES, MAX_RECORDED_BYTES, Cassette, Exchange
 
 HEADER_BYTES = 32
-"""Number of bytes that count for each header in addition to its name and value. *Source*: RFC 9113,
-6.5.2."""
+"""Number of bytes that each header counts in addition to its name and value. *Source*: RFC 9113,
+6.5.2.
+"""
 
 
 class Recorder:
-    """Records the requests and answers of one call, up to a maximum size."""
+    """Records the requests and answers of one call, up to a maximum size. `room` is the number of
+    bytes that may still be recorded, and `left_out` the number of exchanges that are not recorded.
+    """
 
     def __init__(self) -> None:
         self.left_out = 0
@@ -29,8 +32,9 @@ class Recorder:
         self.room = MAX_RECORDED_BYTES
 
     def begin(self, request: ProgramRequest, status: int, headers: Headers) -> Recording:
-        """Begin to record the answer to a request. Until `Recording.finish` is called, the exchange
-        counts as left out.
+        """Begin to record the answer to `request`. `status` and `headers` are those of the answer.
+
+        The exchange counts as left out until `Recording.finish` is called.
         """
         self.left_out += 1
         self.room -= len(request.url) + sum(
@@ -40,13 +44,13 @@ class Recorder:
 
     @property
     def cassette(self) -> Cassette:
-        """The cassette with the exchanges that have been recorded so far."""
+        """The cassette with everything that has been recorded so far."""
         return Cassette(exchanges=self.exchanges, left_out=self.left_out)
 
 
 @dataclass
 class Recording:
-    """An answer that is being recorded."""
+    """An answer that is being recorded while the program receives it."""
 
     recorder: Recorder
     request: ProgramRequest
@@ -55,14 +59,14 @@ class Recording:
     body: bytearray = field(default_factory=bytearray)
 
     def add(self, piece: bytes) -> None:
-        """Record the next bytes of the answer's body, up to the maximum size."""
+        """Record the next bytes of the answer's body, unless the recorder has no more room."""
         self.recorder.room -= len(piece)
         if self.recorder.room >= 0:
             self.body += piece
 
     def finish(self, digest: str | None) -> None:
-        """Add the finished exchange to the recorder. If the recorder would become too large, the
-        exchange is left out.
+        """Add the complete exchange to the recorder. If the recorder has no more room, the exchange
+        stays left out.
 
         `digest` is the SHA-256 of the request's body, or None if the gateway did not read this
         body.
@@ -89,7 +93,8 @@ class Recording:
 class Player:
     """Answers requests from a cassette.
 
-    Each exchange is used only once. Identical requests get the answers in the recorded order.
+    Each recorded exchange answers one request. Identical requests get their answers in the recorded
+    order.
     """
 
     def __init__(self, cassette: Cassette) -> None:
@@ -101,7 +106,7 @@ class Player:
             self._waiting[one.method, one.url, one.body_sha256].append(one)
 
     def take(self, request: ProgramRequest, digest: str) -> Exchange:
-        """Return the next exchange for a request whose body has the SHA-256 `digest`.
+        """Return the next exchange for `request`. `digest` is the SHA-256 of the request's body.
 
         Raises:
             Refusal: the cassette has no further answer to this request.
@@ -117,7 +122,9 @@ class Player:
 
 
 class CassetteTape(Tape):
-    """Records the requests of one run, answers them from a cassette, or both."""
+    """Records the requests of one run if `recorder` is given. Answers them from a cassette if
+    `player` is given. It can do both.
+    """
 
     def __init__(self, recorder: Recorder | None, player: Player | None) -> None:
         self._recorder = recorder

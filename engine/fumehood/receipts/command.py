@@ -57,10 +57,10 @@ def replay(
 
 @contextmanager
 def _sessions(socket: Path | None, *, as_json: bool) -> Iterator[Callable[[Receipt], JsonObject]]:
-    """Yield a function that returns the call options for the session of a receipt.
+    """Yield a function that returns, for a receipt, the call options that name its session.
 
-    For each session in the receipts, the function creates a new session, which ends with the block.
-    For a receipt without a session, the options are empty.
+    For each session in the receipts, the function creates one new session, which ends when the
+    `with` block ends. For a receipt without a session, it returns no options.
     """
     from fumehood.receipts.receipt import SESSION_WISHES
 
@@ -88,8 +88,10 @@ def _sessions(socket: Path | None, *, as_json: bool) -> Iterator[Callable[[Recei
 def _repeated(
     before: Receipt, session: JsonObject, socket: Path | None, *, as_json: bool
 ) -> Receipt:
-    """Run the program of a receipt again, and return the new receipt. If the run has no receipt,
-    end the command.
+    """Run the program of the receipt `before` again, and return the new receipt. `session` contains
+    the call options that name the session.
+
+    If the new run has no receipt, show the answer and end the command.
     """
     from fumehood.receipts.receipt import REPEATED_OPTIONS
 

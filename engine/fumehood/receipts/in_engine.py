@@ -1,7 +1,8 @@
-"""Receipts in one engine: a program's requests are recorded for a receipt, or answered from one.
+"""Receipts as a part of one engine: it records what a run depends on, or answers a run's requests
+from a receipt.
 
-Host side. Invariants: a receipt contains only data that the program or the caller received, so it
-contains no secret values; while a receipt is replayed, no request is sent.
+Host side. Invariants: a receipt contains only what the program or the caller received, so it
+contains no values of secrets; while a receipt is replayed, no request is sent.
 """
 
 from __future__ import annotations
@@ -37,9 +38,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """What was recorded about a run for its receipt, in addition to the answer.
+    """What was recorded during a run for its receipt, in addition to the answer of the call.
 
-    `digests` maps the kind and path of each returned file or image to its SHA-256.
+    `digests` maps the kind (`file` or `image`) and the path of each returned file to its SHA-256.
     """
 
     network: Cassette
@@ -47,19 +48,21 @@ class Recorded:
 
 
 class Receipts(EnginePart):
-    """Records the runs of programs, replays them from cassettes, and stores receipts as blobs."""
+    """Records the runs of programs for receipts, stores the receipts as blobs, and answers the
+    requests of a program from a receipt.
+    """
 
     _services: PipelineServices
 
     @asynccontextmanager
     async def running(self, made: Composition) -> AsyncIterator[None]:
-        """While the engine runs, make its services available to `answered`."""
+        """Keep the engine's services for `answered`, because the engine starts."""
         self._services = made.services
         yield
 
     @asynccontextmanager
     async def around(self, run: ToolRun, before: Sequence[Given]) -> AsyncIterator[Given | None]:
-        """Yield a tape if the call requests a receipt or replays one. Otherwise, yield None."""
+        """Yield a tape if the call asks for a receipt or replays one. Otherwise yield None."""
         options = run.request.options
         recorder = Recorder() if RECEIPT.of(options) else None
         replayed = REPLAY.of(options)
@@ -82,7 +85,9 @@ class Receipts(EnginePart):
     async def answered(
         self, call: CallContext, outcome: Outcome, data: JsonObject
     ) -> Mapping[str, Any]:
-        """If the call requested a receipt, store the receipt and return a link to it."""
+        """If the call asked for a receipt, store the receipt, and return the answer's field
+        `receipt` with a link to it. Otherwise return nothing.
+        """
         for one in outcome.kept:
             if isinstance(one, Recorded):
                 link = await _keep(call, outcome, data, one, self._services)
@@ -97,7 +102,11 @@ async def _keep(
     recorded: Recorded,
     services: PipelineServices,
 ) -> ReceiptLink | None:
-    """Store the receipt of a call, and return a link to it. Return None if the call has no plan."""
+    """Store the receipt of a call, and return a link to it. If the receipt cannot be stored, the
+    link contains the reason instead.
+
+    Return None if the call ended before it had a plan, or has no principal.
+    """
     plan, principal = call.plan, call.request.principal
     if plan is None or principal is None or call.validated is None:
         return None
@@ -160,10 +169,10 @@ def _receipt(
 
 
 def _redacted(exchange: Exchange, redactor: Redactor) -> Exchange:
-    """Return an exchange in which secrets from the server are redacted."""
+    """Return an exchange in which secrets are redacted that came from the server."""
     shown, count = redactor.value(exchange.model_dump(include={"url", "headers"}))
     body = base64.b64decode(exchange.body_base64)
-    # Latin-1 preserves every byte, but secrets with other characters can only be found in UTF-8.
+    # Latin-1 keeps every byte, but a secret with other characters can be found only in UTF-8.
     encoding = "utf-8" if _is_utf8(body) else "latin-1"
     text, in_body = redactor.text(body.decode(encoding))
     if not count and not in_body:
@@ -181,8 +190,8 @@ def _is_utf8(body: bytes) -> bool:
 
 
 def _with_digests(fields: JsonObject, recorded: Recorded, cuts: tuple[CutText, ...]) -> JsonObject:
-    """Return an answer's fields with the contents of files replaced by hashes, and with long texts
-    cut.
+    """Return the fields of an answer for a receipt. The contents of files are replaced by hashes,
+    and texts in `cuts` are shortened.
     """
     return {
         **fields,

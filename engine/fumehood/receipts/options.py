@@ -1,4 +1,4 @@
-"""The call options that receipts add."""
+"""The call options that the part `receipts` adds."""
 
 from __future__ import annotations
 
@@ -34,6 +34,8 @@ RECEIPT = CallOption(name="receipt", type=bool, default=False, check=require_rep
 REPLAY: CallOption[Cassette | None] = CallOption(
     name="replay", type=Cassette | None, default=None, check=require_repeatable
 )
-"""The cassette of a receipt. The program's requests are answered from it instead of being sent."""
+"""The cassette of a receipt. If it is given, the program's requests are answered from it, and none
+is sent.
+"""
 
 OPTIONS = (RECEIPT, REPLAY)

@@ -1,4 +1,4 @@
-"""The part that adds receipts to the product."""
+"""Declaration of the part `receipts`, which adds receipts of programs' calls to the engine."""
 
 from __future__ import annotations
 

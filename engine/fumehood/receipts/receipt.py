@@ -1,6 +1,7 @@
-"""Receipts: the inputs and results of a program's call, and the differences between two runs.
+"""Receipts as plain values: the inputs and results of a program's call. Also compares the receipts
+of two runs.
 
-Values only. Users supply receipts as files, so a receipt is validated like a request.
+Values only. Users supply receipts as files, so a receipt is validated as strictly as a request.
 """
 
 from __future__ import annotations
@@ -20,20 +21,21 @@ from fumehood.core.value import StrictValue
 MAX_EXCHANGES = 1000
 
 MAX_RECORDED_BYTES = 4 << 20
-"""Maximum total size of the exchanges in a receipt, in bytes before base64. With this limit, a
-receipt fits into a request."""
+"""Maximum total size in bytes of the exchanges in a receipt, before they are encoded in base64. A
+receipt within this limit fits into a request.
+"""
 
 REPEATED_OPTIONS = ("timeout_seconds", "memory_limit_mb", "isolation", "packages", "agent_id")
-"""The call options that a receipt contains, in addition to `network`."""
+"""The call options that a receipt contains. It also contains `network`."""
 
 SESSION_WISHES = ("image", "memory_mb", "cpus", "disk_mb", "packages")
-"""The session fields that a receipt contains. A similar session can be created from them."""
+"""The fields of a session that a receipt contains. They are enough to create a similar session."""
 
 
 Text = Annotated[str, Field(max_length=64 * 1024)]
 
 Header = Annotated[list[Text], Field(min_length=2, max_length=2)]
-"""A header's name and value, decoded as Latin-1."""
+"""The name and the value of a header, decoded as Latin-1."""
 
 
 def _require_base64(text: str) -> str:
@@ -42,27 +44,31 @@ def _require_base64(text: str) -> str:
 
 
 class Exchange(StrictValue):
-    """A request that a program sent, and the answer that it received, without secret values."""
+    """A request that a program sent, and the answer that it received. It contains no values of
+    secrets.
+    """
 
     method: Text
     url: Text
     body_sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")] | None
-    """Null if the gateway refused the request without reading its body."""
+    """SHA-256 of the request's body, or null if the gateway refused the request without reading the
+    body.
+    """
     status: int = Field(ge=200, le=599)
     headers: list[Header] = Field(max_length=1000)
     body_base64: Annotated[str, AfterValidator(_require_base64)]
 
     @property
     def words(self) -> str:
-        """The request's method and URL as one text for users."""
+        """The method and the URL of the request as one text for users."""
         return f"{self.method} {self.url}"
 
 
 class Cassette(StrictValue):
-    """The exchanges of one call's program, in the order in which their answers ended.
+    """The exchanges of one call's program, in the order in which the answers ended.
 
-    `left_out` is the number of exchanges that could not be kept: those that were too long or broke
-    off, WebSockets and tunnels.
+    `left_out` is the number of exchanges that could not be recorded, because they were too long or
+    broke off, or because they were WebSockets or tunnels.
     """
 
     exchanges: list[Exchange] = Field(max_length=MAX_EXCHANGES)
@@ -72,10 +78,12 @@ class Cassette(StrictValue):
 class Receipt(StrictValue):
     """The receipt of one call of a program.
 
-    `options` are the call options with which the call can be repeated. `session` is the session of
-    the call: its id, and the fields from which a similar session can be created. `place` names the
-    image, its digest, the runtime and the package versions. `fields` are the fields of the answer's
-    `data` or, after an error, of `error.details`.
+    * `options` are the call options with which the call can be repeated.
+    * `session` is the session of the call: its id, and the fields from which a similar session can
+      be created.
+    * `place` names the image, its digest, the runtime and the versions of packages.
+    * `fields` are the fields of `data` in the call's answer. If the call failed, they are those of
+      `error.details`.
     """
 
     format: Literal["fumehood.receipt.1"]
@@ -94,7 +102,7 @@ class Receipt(StrictValue):
 
 
 def differences(before: Receipt, after: Receipt) -> list[str]:
-    """Return the differences between two runs as lines of text. Texts with several lines are shown
+    """Return the differences between two runs as lines of text. A text with several lines is shown
     as a diff.
     """
     said: list[str] = []
@@ -125,9 +133,8 @@ def _changed(name: str, before: Any, after: Any) -> Iterator[str]:
 
 
 def _comparable(fields: JsonObject) -> JsonObject:
-    """Return the fields of an answer without links and ids, because these differ in every answer.
-
-    Each file is represented by its path, its size and its hash.
+    """Return the fields of an answer without links and ids, because these are different in every
+    answer. Files are compared by path, size and hash.
     """
     kept = {name: value for name, value in fields.items() if name not in ("files", "images")}
     if isinstance(session := kept.pop("session", None), dict):

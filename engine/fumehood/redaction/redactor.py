@@ -1,9 +1,10 @@
-"""Redaction of texts, of JSON values, and of streams that arrive in pieces.
+"""Redaction: replaces secrets in texts, in JSON values, and in streams that arrive in pieces.
 
-Host side, used by the executors, the pipeline and the log. A match is replaced by `[redacted]` and
-counted. Patterns run in RE2, so no text can stall the engine. Invariant: however a stream is split
-into pieces, the same matches are replaced as in its whole text. This holds for matches of at most
-`MAX_HELD` characters.
+Host side, used by the executors, the pipeline and the log. A match is a secret that the engine has
+learned, or a text that matches a pattern. Each match is replaced by `[redacted]` and counted.
+Patterns run in RE2, so no text can stall the engine. Invariant: however a stream is split into
+pieces, the same matches are replaced as in the whole text, if they have at most `MAX_HELD`
+characters.
 """
 
 from __future__ import annotations
@@ -35,21 +36,26 @@ def _pattern(text: str) -> str:
 
 
 MAX_PATTERN_CHARACTERS = 1000
-"""Maximum length of an operator's pattern in characters. Longer patterns would exceed RE2's memory
-limit, and searches would then take seconds."""
+"""Maximum length in characters of an operator's pattern. A longer pattern would exceed RE2's memory
+limit, and each search would then take seconds.
+"""
 
 
 class RedactionSettings(Value):
-    """What is replaced by `[redacted]` in results, streams, errors and the log."""
+    """The operator's settings for redaction: what is replaced by `[redacted]` in results, streams,
+    errors and the log.
+    """
 
     common_keys: bool = True
-    """Whether keys and tokens in well-known formats are replaced: those of clouds, code hosts and
-    model providers, JSON Web Tokens, and private keys."""
+    """Whether keys and tokens in well-known formats are replaced. These are the formats of clouds,
+    code hosts and model providers, JSON Web Tokens, and private keys.
+    """
     patterns: tuple[
         Annotated[str, Field(max_length=MAX_PATTERN_CHARACTERS), AfterValidator(_pattern)], ...
     ] = ()
-    """Additional patterns in RE2's syntax. In a stream, a match cannot extend over more than one
-    line."""
+    """Further patterns to replace, in RE2's syntax. In a stream, a match cannot extend over more
+    than one line.
+    """
 
 
 REDACTED = "[redacted]"
@@ -64,10 +70,10 @@ _ESCAPE = (
     r"|%(?:25){0,3}[0-9A-Fa-f]{2}"  # in a URL, even if it is nested in another
     r"|\x1b\[[0-9;]{0,16}m"  # the colours of a terminal
 )
-"""Matches an escape sequence, which separates words even if its last character is a letter."""
+"""Matches an escape sequence. A word can begin after it, even if its last character is a letter."""
 
 _BORDER = rf"(?:\b|{_ESCAPE})"
-# *Source*: the providers' own documentation of the forms of their keys; RFC 7468 and RFC 7519.
+# *Source*: the formats of keys are from the providers' documentation, RFC 7468 and RFC 7519.
 _PRIVATE_KEY = (
     r"-----BEGIN [A-Z ]{0,40}PRIVATE KEY-----[\s\S]*?(?:-----END [A-Z ]{0,40}PRIVATE KEY-----|\z)"
 )
@@ -85,12 +91,12 @@ _BEGINNINGS = (
     "AKIA", "ASIA", "gho_", "ghp_", "ghs_", "ghu_", "ghr_", "github_pat_", "glpat-", "xoxa-",
     "xoxb-", "xoxe-", "xoxo-", "xoxp-", "xoxr-", "xoxs-", "sk-", "sk_", "AIza", "eyJ",
 )  # fmt: skip
-"""The beginnings of keys in well-known formats. A key is recognized only at the beginning of a
-word."""
+"""How keys in well-known formats begin. A key is recognized only at the beginning of a word."""
 _KEY_BEGINS = "-----BEGIN "
 _UNFINISHED = frozenset("".join(word[:-1] for word in (*_BEGINNINGS, _KEY_BEGINS)))
-"""The characters with which an incomplete beginning of a key can end. Beginnings of private keys
-are included."""
+"""The characters with which a text can end in the middle of such a beginning, or of
+`_KEY_BEGINS`.
+"""
 _KEY_HEADER = re.compile(r"-----BEGIN [A-Z ]{0,40}PRIVATE KEY-----")
 _KEY_END = re.compile(r"-----END [A-Z ]{0,40}PRIVATE KEY-----")
 MAX_KEY_HEADER = 70
@@ -106,14 +112,15 @@ MAX_ESCAPE = 20
 NUMERIC = re.compile(r"[-+.0-9e]+")
 _LINE_END = re.compile(r"[\n\r](?=[^\n\r]*\Z)")
 _BASE64 = re.compile(r"(?:[A-Za-z0-9+/]{4})*(?:[A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?")
-"""Matches the base64 content of a file. Such content is not redacted, because any match in it would
-be accidental. The name of the field is not enough to recognize a file's content, because services
-and programs can also use this name."""
+"""Matches the base64 content of a file. Such content is not redacted, because a match in it would
+be accidental. A field's name is not enough to recognize the content, because services and programs
+can use the same name.
+"""
 
 
 class Redactor:
-    """Redacts texts and JSON values by the rules of one engine: each match is replaced by
-    `[redacted]`. While the engine runs, `learn` adds secrets to the rules.
+    """Replaces each match in texts and JSON values by `[redacted]`, by the rules of one engine.
+    While the engine runs, `learn` adds secrets.
     """
 
     def __init__(self, settings: RedactionSettings | None = None) -> None:
@@ -122,7 +129,7 @@ class Redactor:
         self._compile()
 
     def learn(self, secret: str) -> None:
-        """Replace this secret from now on.
+        """Replace `secret` from now on.
 
         Raises:
             ValueError: the secret is so short that it would also match ordinary text.
@@ -134,7 +141,7 @@ class Redactor:
             self._compile()
 
     def text(self, text: str) -> tuple[str, int]:
-        """Return a text with each match replaced, and the number of matches."""
+        """Return the text with each match replaced, and the number of matches."""
         if self._pattern is None:
             return text, 0
         try:
@@ -144,9 +151,7 @@ class Redactor:
         return found
 
     def is_clean(self, texts: Iterable[str]) -> bool:
-        """Whether the texts contain nothing that would be replaced. False can be wrong, but True is
-        certain.
-        """
+        """Whether the texts certainly contain no match. False does not mean that there is one."""
         if self._pattern is None:
             return True
         try:
@@ -155,12 +160,12 @@ class Redactor:
             return False
 
     def line(self, text: str) -> str:
-        """Return a short text with each match replaced, without the number of matches."""
+        """Return a short text with each match replaced. The matches are not counted."""
         return self.text(text)[0]
 
     def value(self, value: Any) -> tuple[Any, int]:
-        """Return a JSON value with each match replaced in its texts, keys and numbers. Also return
-        the number of matches.
+        """Return two values: a JSON value with each match in its texts, keys and numbers replaced,
+        and the number of matches.
         """
         if isinstance(value, str):
             return self.text(value)
@@ -180,8 +185,8 @@ class Redactor:
         return changed, total
 
     def _number(self, value: Any) -> tuple[Any, int]:
-        """Return a number, or its replacement if it matches, and the number of matches. Null, true
-        and false are returned unchanged.
+        """Return two values: the number, or `[redacted]` if it contains a match, and the number of
+        matches. None, True and False are returned unchanged.
         """
         if not self._reads_numbers or isinstance(value, bool) or value is None:
             return value, 0
@@ -189,17 +194,15 @@ class Redactor:
         return (REDACTED, count) if count else (value, 0)
 
     def may_match(self, encoded: bytes) -> bool:
-        """Whether a value, given as JSON, may contain a match. This check is fast. True can be
-        wrong, but False is certain.
+        """Whether a value may contain a match. `encoded` is the value as JSON. False is certain;
+        True does not mean that there is a match. This check is fast.
         """
         return self._pattern is not None and (
             self._beginnings is None or self._beginnings.search(encoded) is not None
         )
 
     def event(self, event: dict[str, Any]) -> dict[str, Any]:
-        """Return a log event with each match replaced. This is fast if the event contains no
-        match.
-        """
+        """Return a log event with each match replaced. This is fast if there is no match."""
         try:
             encoded = to_json(event, fallback=str)
         except ValueError:  # a lone surrogate
@@ -210,13 +213,13 @@ class Redactor:
         return redacted
 
     def stream(self) -> StreamRedactor:
-        """Return a redactor for one stream."""
+        """Return an object that redacts one stream."""
         return StreamRedactor(self)
 
     def piece(self, text: str, start: int, end: int) -> tuple[str, int]:
-        """Return `text[start:end]` with each match replaced, and the number of matches.
+        """Return two values: `text[start:end]` with each match replaced, and the number of matches.
 
-        The text before `start` is used only to determine whether a word begins at `start`.
+        The text before `start` serves only to decide whether a word begins at `start`.
         """
         if self._pattern is None:
             return text[start:end], 0
@@ -228,15 +231,17 @@ class Redactor:
         return "".join([*parts, text[at:end]]), count
 
     def settled(self, text: str, start: int) -> int:
-        """Return the position in `text` up to which matches can be replaced now. After this
-        position, a match may begin that continues in the rest of the stream.
+        """Return the position in `text` up to which the stream can be passed on now, with its
+        matches replaced. A match may begin at this position or later, and continue in the next
+        piece.
 
         The text before `start` has already been passed on.
         """
         if self._pattern is None:
             return len(text)
         if self._settings.patterns:
-            # A pattern can match any text, so each line is held back until it is complete.
+            # An operator's pattern can match any text, so each line is held back until it is
+            # complete.
             border = _LINE_END.search(text)
             cut = border.end() if border is not None else 0
         else:
@@ -267,33 +272,37 @@ class Redactor:
         parts += [f"(?:{pattern})" for pattern in self._settings.patterns]
         parts += [_PRIVATE_KEY, f"{_BORDER}(?:{'|'.join(_COMMON_KEYS)})"] if common else []
         self._pattern = re2.compile("|".join(parts)) if parts else None
-        # No key in a well-known format is a number.
+        # Numbers are only searched if they can match: no key in a well-known format is a number.
         self._reads_numbers = bool(self._settings.patterns) or any(map(NUMERIC.fullmatch, secrets))
         words = [re2.escape(word) for word in (*secrets, *(_BEGINNINGS if common else ()))]
         words += [_KEY_BEGINS] if common else []
-        # JSON can write other characters in several ways. A pattern can match any beginning.
+        # JSON can write other characters in several ways, and an operator's pattern can match
+        # anything. In these cases `may_match` cannot search JSON for the beginnings.
         is_plain = all(map(_PLAIN.fullmatch, secrets)) and not self._settings.patterns
         self._beginnings = re2.compile("|".join(words).encode()) if words and is_plain else None
 
 
 class StreamRedactor:
-    """Redacts one stream. Pass the pieces to `feed`, and call `finish` at the end."""
+    """Redacts one stream. Pass the pieces to `feed`, then call `finish`."""
 
     def __init__(self, redactor: Redactor) -> None:
         self.count = 0
         self._redactor = redactor
         self._held = ""
         self._before = ""
-        """The last character that was passed on. It determines whether a word begins at the next
-        character."""
+        """The last character that was passed on. It decides whether a word begins at the next
+        one.
+        """
 
     def feed(self, piece: str) -> str:
-        """Add a piece. Return the text that can be passed on now, with each match replaced."""
+        """Add the next piece of the stream. Return the text that can be passed on now, with each
+        match replaced.
+        """
         text = self._before + self._held + piece
         return self._pass_on(text, self._redactor.settled(text, len(self._before)))
 
     def finish(self) -> str:
-        """Return the text that is still held back, with each match replaced."""
+        """End the stream. Return the text that was still held back, with each match replaced."""
         text = self._before + self._held
         return self._pass_on(text, len(text))
 
@@ -305,8 +314,9 @@ class StreamRedactor:
 
 
 def free_name(name: str, taken: Mapping[str, Any]) -> str:
-    """Return the name, or the name with a number added if it is taken. Needed because redaction can
-    make two names equal.
+    """Return `name`. If `taken` already contains this name, return it with a number added.
+
+    This is needed because redaction can make two names equal.
     """
     number, free = len(taken), name
     while free in taken:
@@ -315,28 +325,28 @@ def free_name(name: str, taken: Mapping[str, Any]) -> str:
 
 
 def _is_file(name: str, value: Any) -> bool:
-    """Whether a field contains the bytes of a file as base64."""
+    """Whether a field with this name and value contains the bytes of a file as base64."""
     return name == FILE_CONTENT and isinstance(value, str) and bool(_BASE64.fullmatch(value))
 
 
 def complete(text: str, longest: int, *, in_lines: bool) -> int:
-    """Return the position in `text` before which every value is complete. A value that begins there
-    or later may continue after the end of the text.
+    """Return a position in `text`. Every secret value that begins before it also ends in the text;
+    a value that begins there or later may continue after the text.
 
-    `longest` is the length of the longest value, or 0 without values. `in_lines` means that no
-    value contains a line break. The result does not depend on the values themselves. Otherwise, the
-    author of the text could guess a value character by character from the amount of text that is
-    held back.
+    `longest` is the length of the longest secret value, or 0 if there are no values. `in_lines`
+    says that no value contains a line break. The result does not depend on the values themselves.
+    Otherwise, the author of a text could guess a value character by character, from how much of the
+    text is held back.
     """
     line = text.rfind("\n") + 1 if in_lines else 0
     return max(line, len(text) - max(0, longest - 1))
 
 
 def _begun(text: str, word: str) -> int:
-    """Return the start of the longest incomplete beginning of `word` at the end of the text.
+    """If `text` ends in the middle of `word`, return the position where `word` begins. Otherwise
+    return the length of the text. If there are several such positions, return the first.
 
-    If the text does not end with such a beginning, return the length of the text. Use this function
-    only for words that are not secret.
+    Use this function only for words that are not secret.
     """
     end = len(text)
     for length in range(min(len(word) - 1, end), 0, -1):
@@ -346,10 +356,11 @@ def _begun(text: str, word: str) -> int:
 
 
 def _begun_key(text: str) -> int:
-    """Return the position at which an incomplete key in a well-known format may begin. If there is
-    none, return the length of the text.
+    """If `text` ends with what may be an incomplete key in a well-known format, return the position
+    where this key begins. Otherwise return the length of the text.
 
-    Only the last word can be such a key, except for private keys, which can have several lines.
+    Only the last word can be an incomplete key. Private keys are an exception, because they have
+    several lines.
     """
     cut = _unfinished_private_key(text)
     last_word = "" if not text or text[-1].isspace() else text.rsplit(None, 1)[-1]
@@ -364,15 +375,15 @@ def _begun_key(text: str) -> int:
 
 
 def _is_border(text: str, at: int) -> bool:
-    """Whether a word may begin at this position."""
+    """Whether a word may begin at the position `at` of the text."""
     if at == 0 or not _WORD.match(text[at - 1]):
         return True
     return _ESCAPED.search(text, max(0, at - MAX_ESCAPE), at) is not None
 
 
 def _unfinished_private_key(text: str) -> int:
-    """Return the start of a private key whose end has not arrived yet. If there is none, return the
-    length of the text.
+    """If `text` ends in the middle of a private key, return the position where the key begins.
+    Otherwise return the length of the text.
     """
     begins = text.rfind(_KEY_BEGINS)
     if begins < 0:

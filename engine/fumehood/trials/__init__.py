@@ -1,1 +1,3 @@
-"""Trials: a program runs, and its effect is applied only after a human has seen and approved it."""
+"""Trials (a part): a program runs, but its effect is held back until a human has seen and approved
+it.
+"""

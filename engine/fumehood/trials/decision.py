@@ -1,5 +1,5 @@
-"""The decision on a trial: a human sees the effect of a program that has run, and decides whether
-it is applied or dropped.
+"""The decision about a trial: a human sees the effect that the trial's program had, and decides
+whether to apply or drop it.
 """
 
 from __future__ import annotations
@@ -25,17 +25,23 @@ from fumehood.trials.session_trials import HeldFiles
 
 @dataclass(frozen=True, eq=False, slots=True)
 class HeldTrial:
-    """A finished trial, and the effect that it would have on its session and on other hosts."""
+    """A trial that has ended, and its effect on the session and on other hosts, which is not
+    applied yet.
+    """
 
     files: HeldFiles
     effect: Effect
     outcome: Outcome
     held_back: tuple[HeldBack, ...] = ()
-    """The trial's actions that parts have held back."""
+    """The actions of the trial that parts of the engine have held back, such as network
+    requests.
+    """
 
 
 class TrialDecision(HeldAction):
-    """The held action that applies the effect of a trial once a human has approved it."""
+    """The action that waits for a human's approval of a trial. It applies the effect of the
+    trial.
+    """
 
     needs = "trial"
     always_asks = True
@@ -51,8 +57,9 @@ class TrialDecision(HeldAction):
         self.effect = trial.effect
 
     async def carry_out(self, run: ToolRun) -> Outcome:
-        """Apply the changes to files and variables. Then perform the actions that parts have held
-        back.
+        """Apply the effect: first the changes to files and variables, then the actions that parts
+        of the engine have held back. Return the outcome of the trial's call. If an action fails,
+        the outcome has its error.
         """
         outcome = replace(self._trial.outcome, isolation="session")
         not_saved = await trials_of(run.lease, self._waiting).put_in(self._trial.files)
@@ -68,13 +75,15 @@ class TrialDecision(HeldAction):
 async def ask_about(
     decision: TrialDecision, call: CallContext, services: PipelineServices, run_call: RunCall
 ) -> EngineError | None:
-    """Request approval of a trial's effect. If it is approved, `decision` applies the effect.
+    """Ask a human to approve the effect of a trial. `run_call` runs the call that waits for this
+    approval. If the effect is approved, that call applies it by means of `decision`.
 
-    Return None once `decision` has begun to apply the effect. Otherwise, return the error.
+    Return None as soon as `decision` has begun to apply the effect. If it has not begun, return the
+    error that says why not.
     """
     parent = call.request
     chosen = parent.options.wait_for_approval
-    # A setting can be an integer, and the option is stored as it is.
+    # The setting can be an integer. Options are stored as given, so it is converted to a float.
     patience_s = float(services.asker.wait_s(True if chosen is None else chosen))
     if patience_s <= 0:
         return PermissionDenied("It needs a human's approval, and its call waits for none.")

@@ -1,4 +1,5 @@
-"""Trials in one engine: runs whose effects wait for a human, and the decisions on them.
+"""Trials as a part of one engine: it runs programs as trials, and asks humans to decide about the
+effects.
 
 Host side. Invariants: a trial changes neither its session nor another host, unless a human has
 approved exactly the effect that was shown; an effect is applied at most once.
@@ -30,18 +31,20 @@ from fumehood.trials.session_trials import HeldFiles
 
 
 class Trials(EnginePart):
-    """The part that holds back the effects of runs until a human has decided on them."""
+    """Holds back the effects of runs until a human has decided about them."""
 
     holds_back_with: Mapping[str, Any] = {PREVIEW.name: True}
 
     def __init__(self, kernel: Kernel) -> None:
         super().__init__(kernel)
         self.waiting: Counter[str] = Counter()
-        """Session id → number of effects of the session's trials that wait for a decision."""
+        """Id of a session → the number of effects of its trials that wait for a decision."""
 
     @asynccontextmanager
     async def around(self, run: ToolRun, before: Sequence[Given]) -> AsyncIterator[Given | None]:
-        """If the call has the option `preview`, run its program as a trial."""
+        """If the call has the option `preview`, yield what makes its run a trial. Otherwise yield
+        None.
+        """
         if not PREVIEW.of(run.request.options):
             yield None
             return
@@ -59,8 +62,8 @@ class Trials(EnginePart):
     async def decide(
         self, outcome: Outcome, call: CallContext, services: PipelineServices, run_call: RunCall
     ) -> Outcome:
-        """Request a decision on a trial's effect, and apply or drop the effect. Return the outcome
-        of the call.
+        """Ask a human to decide about the effect of a trial, and apply or drop the effect
+        accordingly. `outcome` is the outcome of the trial itself. Return the outcome of its call.
         """
         held = outcome.held
         assert isinstance(held, HeldTrial)
@@ -98,9 +101,10 @@ class Trials(EnginePart):
 
 
 def _as_trial(outcome: Outcome, files: HeldFiles | None, held_back: Sequence[HeldBack]) -> Outcome:
-    """Return the outcome of a trial together with the effect as approvers see it: output, changes
-    to files, variables, and actions that parts hold back. If `files` is None, the effect could not
-    be held, and the outcome has an error instead.
+    """Return the outcome of a trial with the effect that a human must decide about: the output, the
+    changes to files, the variables, and the actions that parts of the engine have held back.
+
+    If `files` is None, the effect could not be held, so return an outcome with an error.
     """
     if files is None:
         if outcome.error is not None:

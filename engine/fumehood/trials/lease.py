@@ -1,4 +1,6 @@
-"""The lease of a trial: it runs a program in its session, and keeps the effect for a decision."""
+"""The lease of a trial. It runs a program in the session as a trial, and keeps the effect until a
+human decides about it.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,11 @@ from fumehood.trials.session_trials import HeldFiles, SessionTrials
 
 
 class TrialLease:
-    """Runs a program as a trial in its session, and keeps the trial's effect."""
+    """Runs a program in the session of `lease` as a trial, and keeps the effect in the attribute
+    `effect`.
+
+    `waiting` counts, for each session, the effects that wait for a decision.
+    """
 
     def __init__(self, lease: Lease, waiting: Counter[str]) -> None:
         self.queue_ms = lease.queue_ms
@@ -24,14 +30,20 @@ class TrialLease:
     async def run(
         self, program: str, arguments: JsonObject, limits: Limits, sinks: RunSinks = NO_SINKS
     ) -> RunEnding:
-        """Run the program as a trial. Raises the same errors as `SessionTrials.run`."""
+        """Run the program as a trial, and return how the run ended. Raises the same errors as
+        `SessionTrials.run`.
+        """
         trials = trials_of(self._lease, self._waiting)
         ending, self.effect = await trials.run(program, arguments, limits, sinks)
         return ending
 
 
 def trials_of(lease: Lease, waiting: Counter[str]) -> SessionTrials:
-    """Return the trials of a lease's session. Raises SandboxUnavailable if it is not durable."""
+    """Return the trials of the session of `lease`. `waiting` counts, for each session, the effects
+    that wait for a decision.
+
+    Raises SandboxUnavailable if the session is not durable.
+    """
     if isinstance(lease, SessionLease) and lease.session.copy is not None:
         from fumehood.durable.saver import SessionSaver  # the part without which none is durable
 

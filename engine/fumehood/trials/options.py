@@ -1,4 +1,4 @@
-"""The call option that trials add."""
+"""The call option that the part `trials` adds."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def require_undoable(permitted: PermittedCall, plan: Plan) -> None:
-    """Raise InvalidParams if the effect of the call cannot be held back."""
+    """Raise InvalidParams if the effect of the call could not be held back."""
     for is_wrong, words in (
         (plan.executor.language is None,
          "Only programs can be tried: other tools show what they will change by themselves."),
@@ -27,7 +27,8 @@ def require_undoable(permitted: PermittedCall, plan: Plan) -> None:
 
 
 PREVIEW = CallOption(name="preview", type=bool, default=False, check=require_undoable)
-"""Whether the call runs as a trial, so that its effect is applied to the session only after
-approval."""
+"""Whether the call runs as a trial. The effect of a trial is applied to the session only after
+approval.
+"""
 
 OPTIONS = (PREVIEW,)

@@ -1,4 +1,4 @@
-"""The part that adds trials to the product."""
+"""Declaration of the part `trials`, which adds trials to the engine."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""Trials in a session: runs whose effect is removed from the session, and may be applied later.
+"""Trials in one session: the effect of a run is removed from the session, and may be applied later.
 
-Host side. The changes to files are undone with the last saved copy of the files. If this fails, or
-if the engine is killed before it is done, the container is ended and restored from the copy, so
-none of the effect remains. The trial's variables remain in a separate process, which the guest
-suspends.
+Host side. The changes to files are undone with the last saved copy of the session's files. If this
+fails, or if the engine is killed before it is done, the container is ended and restored from the
+copy. So none of the effect remains. The variables of the trial are kept in a separate process,
+which the guest suspends.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from fumehood.durable.saver import Changes, SessionSaver
 
 MAX_TRIALS = 4
-"""Maximum number of effects per session that wait for a decision."""
+"""Maximum number of effects of one session that wait for a decision at the same time."""
 
 _LOOK: JsonObject = {"do": "list", "path": "", "recursive": False, "most": 1}
 _LIMITS = Limits(wall_s=30.0, cpu_s=30.0, memory_mb=None, output_bytes=MB)
@@ -36,23 +36,27 @@ _LIMITS = Limits(wall_s=30.0, cpu_s=30.0, memory_mb=None, output_bytes=MB)
 
 @dataclass(eq=False, slots=True)
 class HeldFiles:
-    """The effect of a trial on its session. It is held back until it is applied or dropped."""
+    """The effect of a trial on its session. It is held back until it is applied or dropped. `token`
+    names it in requests to the guest.
+    """
 
     token: str
     has_variables: bool
     changes: Changes
-    """The changes to files."""
+    """The changes to files, in the form in which they can be applied."""
     shown: JsonObject
     """The changes to files, in the form in which previews show them."""
 
     @property
     def is_empty(self) -> bool:
-        """Whether the effect contains neither changed files nor variables."""
+        """Whether the effect contains neither changes to files nor variables."""
         return not (self.has_variables or any(map(self.shown.get, ("added", "changed", "removed"))))
 
 
 class SessionTrials:
-    """The trials of one session, during a lease. `waiting` counts, for each session, the effects
+    """Runs trials in the session of `lease`, and applies or drops their effects.
+
+    `copies` saves and restores the session's files. `waiting` counts, for each session, the effects
     that wait for a decision.
     """
 
@@ -68,10 +72,12 @@ class SessionTrials:
         self, program: str, arguments: JsonObject, limits: Limits, sinks: RunSinks
     ) -> tuple[RunEnding, HeldFiles | None]:
         """Run a program, and remove its effect from the session. Return how the run ended, and the
-        effect. The effect is None if the program failed or its effect cannot be held.
+        effect.
+
+        The effect is None if the program failed, or if its effect cannot be held.
 
         Raises:
-            InvalidParams, SandboxUnavailable, RateLimited: nothing ran.
+            InvalidParams, SandboxUnavailable, RateLimited: the program did not run.
         """
         session = self._session
         if self._waiting[session.id] >= MAX_TRIALS:
@@ -110,9 +116,10 @@ class SessionTrials:
         return replace(ending, isolation="session"), held if is_whole else None
 
     async def _require_copy(self) -> None:
-        """Save the session's files if they may differ from the last saved copy. Raises the same
-        errors as `run`. For example, links and special files are not in a copy, so a trial is
-        refused if the workspace contains any.
+        """Save the session's files if they may differ from the last saved copy.
+
+        Raises the same errors as `run`. In particular, raises InvalidParams if the workspace
+        contains links or special files, because a copy cannot contain these.
         """
         session = self._session
         assert session.copy is not None
@@ -130,9 +137,11 @@ class SessionTrials:
             )
 
     async def _take_out(self, token: str, program: str) -> HeldFiles | None:
-        """Remove the effect from the session and return it. Return None if the effect cannot be
-        applied later. If the removal fails, the container is ended, and the files are restored at
-        the session's next use.
+        """Remove the effect of the trial `token` from the session, and return it. Return None if
+        the effect could not be applied later.
+
+        If the removal fails, end the container. The files are then restored when the session is
+        used next.
         """
         session = self._session
         assert session.copy is not None
@@ -162,12 +171,14 @@ class SessionTrials:
         return held
 
     async def put_in(self, held: HeldFiles) -> str | None:
-        """Apply an effect to the session, and release the held effect. Return None if the files
-        could then be saved, otherwise the reason as a clause. Must be called only once for each
-        effect.
+        """Apply an effect to the session, and release what was kept for it. Call this only once for
+        each effect.
+
+        Return None if the session's files were saved afterwards. Otherwise return a clause that
+        says why not.
 
         Raises:
-            ApprovalExpired: files or variables that the effect changes were changed after the
+            ApprovalExpired: files or variables that the effect changes have changed since the
                 trial, so nothing was applied.
             SandboxUnavailable: the effect may have been applied only in part.
         """
@@ -218,7 +229,7 @@ class SessionTrials:
                 await self._write()
 
     async def drop(self, held: HeldFiles) -> None:
-        """Discard an effect without applying it."""
+        """Drop an effect without applying it."""
         self._decided()
         await self._copies.let_go(held.changes)
         await self._drop_variables(held)
@@ -230,7 +241,7 @@ class SessionTrials:
             await source_of(self._session).run("files", _LOOK, _LIMITS, sinks)
 
     def _decided(self) -> None:
-        """Record that one effect of this session no longer waits for a decision."""
+        """Count one effect less that waits for a decision in this session."""
         self._waiting[self._session.id] -= 1
         if not self._waiting[self._session.id]:
             del self._waiting[self._session.id]
