@@ -1,1 +1,3 @@
-"""Session files: the tools that work on them, and their upload and download."""
+"""Session files (a part): the tools that work on the files of sessions, and the upload and download
+of these files.
+"""

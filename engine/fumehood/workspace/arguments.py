@@ -1,4 +1,4 @@
-"""The arguments of the tools for session files."""
+"""The arguments of the tools that work on session files."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The methods of `AsyncClient` for session files.
+"""Those methods of `AsyncClient` that work on session files.
 
-Client side: this module uses the protocol and values, but not the engine.
+Client side: this module uses the protocol and plain values, but not the engine.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from fumehood.core.workspace_path import path_fault
 from fumehood.workspace.directories import new_directory, packed
 
 UPLOAD_S = 900.0
-"""The engine's time limit for an upload, in seconds."""
+"""The time limit in seconds that the engine has for an upload."""
 
 
 class AsyncClientWithFiles(AsyncClient):
@@ -33,13 +33,14 @@ class AsyncClientWithFiles(AsyncClient):
     async def put_file(
         self, session_id: str, path: str, source: Source, *, mode: str = "replace"
     ) -> WrittenFile:
-        """Write a file of a session, from bytes, a local file or an open file.
+        """Write a file of a session. `path` is relative to the session's workspace. `source` is the
+        bytes, the path of a local file, or an open file.
 
-        The file appears completely or not at all. With the mode `create`, an existing file is not
-        replaced, and the request is refused.
+        The file appears completely or not at all. With `mode="replace"`, an existing file is
+        replaced. With `mode="create"`, the request is refused if the file exists.
 
         Raises:
-            ValueError: the source is not a regular file, or the path is invalid.
+            ValueError: `source` is not a regular file, or `path` is invalid.
         """
         query = {"mode": None if mode == "replace" else mode}
         parts = _file(session_id, path)
@@ -49,7 +50,8 @@ class AsyncClientWithFiles(AsyncClient):
             return await self._transport.upload(request, chunks_of_async(content, size), size)
 
     async def get_file(self, session_id: str, path: str) -> bytes:
-        """Read a whole file of a session into memory.
+        """Read a whole file of a session into memory, and return its bytes. `path` is relative to
+        the session's workspace.
 
         Raises:
             DaemonUnavailable: no server answers, or the file changed while it was read.
@@ -57,12 +59,15 @@ class AsyncClientWithFiles(AsyncClient):
         return await self._transport.fetch(_bytes_of_file(session_id, path))
 
     async def download_file(self, session_id: str, path: str, target: Path | str | Write) -> None:
-        """Save a file of a session as a new file, or pass it to a function, piece by piece.
+        """Download a file of a session. `path` is relative to the session's workspace.
+
+        `target` is the path of the local file to create, or a function that receives the content
+        piece by piece.
 
         Raises:
-            FileExistsError: the local file exists.
-            DaemonUnavailable: no server answers, or the file changed while it was read; no local
-                file is left.
+            FileExistsError: the local file exists already.
+            DaemonUnavailable: no server answers, or the file changed while it was read. The local
+                file does not exist then.
         """
         request = _bytes_of_file(session_id, path)
         if not isinstance(target, Path | str):
@@ -74,13 +79,13 @@ class AsyncClientWithFiles(AsyncClient):
     async def put_directory(
         self, session_id: str, source: Path | str, path: str = ""
     ) -> UnpackedArchive:
-        """Copy a local directory into the directory `path` of a session's workspace.
+        """Copy the local directory `source` into the directory `path` of a session's workspace. By
+        default, copy it into the workspace itself.
 
-        The default `path` is the workspace itself. Existing files with the same names are replaced,
-        and other files are kept. Links are not copied.
+        Existing files with the same names are replaced, and other files stay. Links are not copied.
 
         Raises:
-            OSError: the directory cannot be read.
+            OSError: the local directory cannot be read.
         """
         parts, query = ("sessions", session_id, "archive"), {"path": path or None}
         request = ask("PUT", data_of(UnpackedArchive), *parts, query=query, work_s=UPLOAD_S)
@@ -89,12 +94,13 @@ class AsyncClientWithFiles(AsyncClient):
             return await self._transport.upload(request, chunks_of_async(content, size), size)
 
     async def get_directory(self, session_id: str, path: str, target: Path | str) -> None:
-        """Save a directory of a session as a new local directory, without links.
+        """Save the directory `path` of a session's workspace as the new local directory `target`,
+        without links. If `path` is "", save the whole workspace.
 
-        `path` is "" for the whole workspace. The local directory appears completely or not at all.
+        The local directory appears completely or not at all.
 
         Raises:
-            OSError: the target exists and is not an empty directory, or cannot be created.
+            OSError: `target` exists and is not an empty directory, or it cannot be created.
             DaemonUnavailable: no server answers, or a file changed while it was read.
         """
         query = query_text({"path": path or None})
@@ -104,7 +110,9 @@ class AsyncClientWithFiles(AsyncClient):
 
 
 def _file(session_id: str, path: str) -> tuple[str, ...]:
-    """Return the parts of a file's address. Raises ValueError if the path is invalid."""
+    """Return the parts of the HTTP address of a session's file. Raises ValueError if `path` is
+    invalid.
+    """
     fault = path_fault(path)
     if fault is not None:
         raise ValueError(f"The path {path[:80]!r} {fault}.")

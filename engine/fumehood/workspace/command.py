@@ -1,8 +1,8 @@
-"""Commands for session files: `fumehood sessions files`, `get`, `put` and `rm`.
+"""The commands for session files: `fumehood sessions files`, `get`, `put` and `rm`.
 
-The names and contents of a session's files are untrusted. Files are saved in the same way as by
-`fumehood run` (see `Saving`). Without `--force`, no existing file is replaced. Only regular files
-are sent, never the targets of links.
+The names and contents of a session's files are treated as hostile. Files are saved in the same way
+as by `fumehood run` (see `Saving`). Without `--force`, no existing local file is replaced. Only
+regular files are sent, never the targets of links.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ delete_file = plain_command(
 
 
 _show_files = as_table(
-    # A program chose the name, which must not start a new line.
+    # A program chose the name, so it may contain line breaks. They must not start a new line.
     Column("path", lambda entry: visible(entry.path)),
     Column("kind", lambda entry: entry.kind, drop=2),
     Column("bytes", lambda entry: str(entry.size)),
@@ -132,9 +132,10 @@ _show_files = as_table(
 def _save_file(
     client: Client, session_id: str, path: str, target: str | None, *, force: bool
 ) -> None:
-    """Save a file of the session as the file `target` or into the directory `target`.
+    """Save the session's file `path` as the local file `target`, or under its own name if `target`
+    is a directory. If `target` is None, save it in the current directory.
 
-    Without `target`, save it in the current directory.
+    `force` allows an existing file to be replaced.
     """
     directory, name = _place(path, target)
     try:
@@ -163,7 +164,9 @@ def _save_directory(client: Client, session_id: str, path: str, target: str | No
 
 
 def _show_file(client: Client, session_id: str, path: str) -> None:
-    """Write a file of the session to standard output, escaped on a terminal."""
+    """Write a file of the session to standard output. If that is a terminal, escape control
+    characters.
+    """
     if sys.stdout.isatty():
         write(sys.stdout, client.get_file(session_id, path).decode("utf-8", "replace"))
     else:
@@ -172,7 +175,9 @@ def _show_file(client: Client, session_id: str, path: str) -> None:
 
 
 def _place(path: str, target: str | None) -> tuple[Path, str]:
-    """Return the local directory and name under which to save the session's file `path`."""
+    """Return the local directory and the file name under which the session's file `path` is
+    saved.
+    """
     own_name = path.rpartition("/")[2]
     if target is None:
         return Path(), own_name

@@ -1,7 +1,7 @@
 """Local directories that a client copies into a session, or creates from a session's files.
 
-Client side. Invariants: a directory that is created here is complete or absent, and no file is
-written outside it; no file is written or read through a link.
+Client side. Invariants: a directory that is created here appears completely or not at all; no file
+is written outside this directory; no file is written or read through a link.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 
 @contextmanager
 def packed(directory: Path) -> Iterator[BinaryIO]:
-    """Yield a temporary file with a tar archive of a directory.
+    """Yield a temporary file that contains a tar archive of a local directory.
 
-    Entries that are neither files nor directories, such as links, are left out of the archive.
+    Entries that are neither files nor directories, such as links, are left out.
 
     Raises:
         OSError: the directory, or an entry in it, cannot be read.
@@ -57,16 +57,17 @@ def _pack(archive: TarFile, directory: Path, prefix: str) -> None:
 
 @contextmanager
 def new_directory(path: Path) -> Iterator[BinaryIO]:
-    """Yield a temporary file for a tar archive, which is unpacked as a new directory at the end.
+    """Yield an empty temporary file, into which the caller writes a tar archive. When the `with`
+    block ends, unpack the archive as the new directory `path`.
 
     The directory appears completely or not at all. Entries that are neither files nor directories
     are left out.
 
     Raises:
-        FileExistsError: the path exists and is not an empty directory.
-        OSError: the directory cannot be created.
-        tarfile.TarError: the temporary file is not a tar archive, or contains a path that is not
-            plain, such as one that leads out of the directory.
+        FileExistsError: `path` exists and is not an empty directory.
+        OSError: the directory cannot be created. tarfile.TarError: the temporary file does not
+            contain a tar archive, or an entry of the archive has a path that is not plain, such as
+            one that leads out of the directory.
     """
     import shutil
     import tarfile

@@ -1,7 +1,7 @@
-"""The executors of the tools for session files.
+"""The executors of the tools that work on session files.
 
-Host side, between `pipeline/execute` and the lease on a session. Each call is one request to the
-guest's program `files` and runs none of the caller's code. Invariants: paths are validated before
+Host side, between `pipeline/execute` and the lease on a session. Each call becomes one request to
+the guest's program `files`, and runs no code of the caller. Invariants: paths are validated before
 they are sent; an answer that does not have the expected form is an error.
 """
 
@@ -54,43 +54,53 @@ M = TypeVar("M", bound=Claim)
 T = TypeVar("T")
 
 DEFAULT_READ_BYTES = 10 * 1024
-"""Number of bytes of a file that a call without `limit` reads. Other texts in an answer have the
-same size limit."""
+"""Number of bytes that a call reads from a file if it has no argument `limit`. Other texts in an
+answer have the same maximum size.
+"""
 
 FILE_CONTENTS = frozenset({"content", "content_base64"})
-"""Fields with a file's content. These fields are never shortened, because the caller chose the size
-of the content.
+"""The fields with the content of a file. They are never shortened in an answer, because the caller
+chose their size.
 """
 
 
 @dataclass(slots=True)
 class _Place:
-    """The session's container in which an action is performed, and the action's caller."""
+    """Where one action on files runs, and for whom: the lease on the session, the limits and the
+    trust domain of the call.
+    """
 
     lease: Lease
     limits: Limits
     domain: TrustDomain
     cursors: Cursors
     guard: JsonObject
-    """The field `expected` of the guest's request, with the approved `base`; empty if there was no
-    preview."""
+    """If a human has approved a preview, the field `expected` for the guest's request, with the
+    preview's `base`. Otherwise empty.
+    """
     ending: RunEnding | None = None
-    """The ending of the last request."""
+    """How the last request to the guest ended, or None before the first."""
 
     async def ask(self, request: JsonObject, model: type[M]) -> M:
-        """Send one request to the guest and return the answer, parsed as `model`. Raises
-        EngineError.
+        """Send one request to the guest. Return the answer, parsed as `model`.
+
+        Raises EngineError.
         """
         return self.taken(await ask(self.lease, request, self.limits, model))
 
     def taken(self, said: Said[T]) -> T:
-        """Store the ending of a request, and return the value in its answer. Raises EngineError."""
+        """Remember how a request ended, and return the value of its answer.
+
+        Raises EngineError if the answer is an error.
+        """
         self.ending = said.ending
         return said.required
 
 
 class WorkspaceExecutor(Executor):
-    """Performs an action on a session's files. The tool's field `executor` names the action."""
+    """Performs an action on the files of a session. The field `executor` of the tool's definition
+    names the action.
+    """
 
     place = in_session(
         "executors 'workspace:…' always run in the guest, in the container of the call's session, "
@@ -110,7 +120,7 @@ class WorkspaceExecutor(Executor):
 
 
 class PreviewedExecutor(WorkspaceExecutor):
-    """Performs an action that changes files and that can be previewed by an approver."""
+    """Performs an action that changes files. An approver can see a preview of it."""
 
     has_preview = True
 
@@ -130,11 +140,11 @@ async def run_workspace(
     *,
     expected: str | None = None,
 ) -> Outcome:
-    """Perform the tool's action in the workspace of the call's session.
+    """Perform the action of `tool` in the workspace of the call's session.
 
-    `expected` is the `base` of an approved `effects.Effect`. If it is given, the guest acts only if
-    everything that the action reads or changes is still the same. The guest compares and acts in
-    one request.
+    `expected` is the `base` of an `effects.Effect` that a human has approved, if there is one. Then
+    the guest acts only if everything that the action reads or changes is still the same. The guest
+    compares and acts in a single request.
 
     Raises:
         WorkspaceChanged: something differs from `expected`. Nothing was changed.
@@ -201,9 +211,10 @@ async def _read(arguments: JsonObject, place: _Place) -> JsonObject:
 
 
 def _as_text(raw: bytes, *, is_last: bool) -> str | None:
-    """Decode UTF-8 text, or return None if the bytes are not text.
+    """Return the bytes as UTF-8 text, or None if they are not text.
 
-    Unless these are the last bytes of the file, an incomplete character at the end is left out.
+    `is_last` says that the file ends with these bytes. Otherwise, an incomplete character at their
+    end is left out.
     """
     try:
         text = getincrementaldecoder("utf-8")().decode(raw, final=is_last)

@@ -1,4 +1,4 @@
-"""Access to the session files of one engine."""
+"""Session files as a part of one engine."""
 
 from __future__ import annotations
 
@@ -24,11 +24,13 @@ class WorkspacePart(EnginePart):
 
     @asynccontextmanager
     async def running(self, made: Composition) -> AsyncIterator[None]:
-        """Store references to the engine's sessions and cursors, which exist only while it runs."""
+        """Keep the engine's sessions and cursors for `files`, because the engine starts."""
         self._sessions, self._cursors = made.services.sessions, made.services.cursors
         yield
 
     def files(self, session_id: str, principal: Principal) -> SessionFiles:
-        """Return the files of a principal's session, given its id or name."""
+        """Return the files of a principal's session. `session_id` is the id or the name of the
+        session.
+        """
         own_id = self._sessions.id_of(principal, session_id)
         return SessionFiles(self._sessions, self._cursors, principal, own_id)

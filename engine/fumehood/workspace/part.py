@@ -1,4 +1,4 @@
-"""Declaration of the part `workspace`: the files of sessions."""
+"""Declaration of the part `workspace`, which gives access to the files of sessions."""
 
 from __future__ import annotations
 

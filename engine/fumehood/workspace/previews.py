@@ -1,11 +1,16 @@
-"""Previews of calls that change a session's files, for the human who decides on the call.
+"""Previews of calls that change a session's files. A human sees the preview and decides on the
+call.
 
-Host side. A preview is based on a survey: the guest's program `files` reports the state of the
-paths, and this module validates the report's form. When the approved call runs, the guest surveys
-the paths again, and refuses the request if their hash is no longer `base`. The host does not
-recompute the hash, because a hostile guest could forge the whole survey. Invariants: `base` is the
-hash of everything that was surveyed; `effect` is the hash of the expected state of the paths that
-the call changes or must not change; a write is refused if its survey does not fit into one answer.
+Host side. A preview is based on a *survey*: the guest's program `files` reports the state of all
+paths that the call reads or changes, and this module validates the form of the report. The field
+`base` is the hash of this state. When the approved call runs, the guest makes the survey again, and
+refuses the request if the hash is no longer `base`. The host does not recompute the hash, because a
+hostile guest could forge the whole survey anyway. Invariants:
+
+* `base` is the hash of everything that was surveyed.
+* `effect` is the hash of the state that is expected after the call, for all paths that the call
+  changes or is not allowed to change.
+* A write is refused if its survey does not fit into one answer.
 """
 
 from __future__ import annotations
@@ -50,20 +55,21 @@ T = TypeVar("T")
 
 NEW_FILE_MODE = 0o644
 NEW_DIRECTORY_MODE = 0o755
-"""The guest creates files and directories with these modes."""
+"""The modes with which the guest creates files and directories."""
 
 MAX_FILE_MODE = 0o7777
-"""The largest file mode: all permission bits, set-user-ID, set-group-ID and sticky."""
+"""The largest possible file mode: all permission bits, set-user-ID, set-group-ID and sticky."""
 
 
 async def effect_of(
     tool: ToolDefinition, arguments: JsonObject, limits: Limits, lease: Lease
 ) -> Effect | None:
-    """Return the effect of a call in the leased sandbox, or None if its executor has no preview.
+    """Return the effect that a call of `tool` would have on the leased session. Return None if the
+    tool's executor has no previews.
 
     Raises:
         InvalidParams: there is too much to survey, or files are unreadable.
-        EngineError: for the same reasons as in the tool's own run.
+        EngineError: the call itself would fail with the same error.
     """
     preview = PREVIEWS.get(tool.executor)
     return None if preview is None else await preview(arguments, _Place(lease, limits))
@@ -82,8 +88,8 @@ class _Place:
         return Survey(claim, dict(zip(paths, claim.faults, strict=True)))
 
     async def read(self, path: str, seen: Seen) -> bytes:
-        """Return the content of a file of at most `MAX_READ_BYTES`, after checking its size and
-        hash against the survey.
+        """Return the content of the file `path`, which has at most `MAX_READ_BYTES`. Check its size
+        and hash against `seen`, the survey's entry for the file.
         """
         size = seen.size or 0
         request = {"do": "read", "path": path, "offset": 0, "length": MAX_READ_BYTES}
@@ -166,7 +172,9 @@ async def _effect_of_change(
 
 
 def _lacking_above(path: str, survey: Survey) -> list[str]:
-    """Return the missing parent directories that the call would create, topmost first."""
+    """Return those parent directories of `path` that do not exist, topmost first. The call would
+    create them.
+    """
     parts = path.split("/")
     above = ["/".join(parts[:end]) for end in range(1, len(parts))]
     for number, parent in enumerate(above):
@@ -211,7 +219,7 @@ async def _effect_of_deletion(arguments: JsonObject, place: _Place) -> Effect:
 
 
 def _removed(entry: Seen) -> JsonObject:
-    """Convert an entry that would be removed to the preview's JSON."""
+    """Return the JSON with which a preview shows an entry that the call would delete."""
     shown = entry.model_dump(exclude_none=True, exclude={"version"})
     if entry.mode is not None:
         shown["mode"] = _mode(entry.mode)
@@ -230,7 +238,7 @@ def _mode(mode: int) -> str:
 
 
 def _agreed(value: T | None) -> T:
-    """Return a value that the guest must provide. Raises SandboxUnavailable if it is None."""
+    """Return `value`, which the guest must provide. Raises SandboxUnavailable if it is None."""
     if value is None:
         raise not_as_agreed()
     return value
@@ -247,26 +255,28 @@ def _hash(manifest: list[JsonObject]) -> str:
 PREVIEWS: Mapping[str, Callable[[JsonObject, _Place], Awaitable[Effect]]] = MappingProxyType(
     {"workspace:write": _effect_of_write, "workspace:delete": _effect_of_deletion}
 )
-"""Executor name → its preview function."""
+"""Name of an executor → the function that previews its calls."""
 
 
 # -- surveys -------------------------------------------------------------------------------
 
 
 class Seen(Claim):
-    """The state of one path in the workspace. `kind` is `absent` if nothing exists there."""
+    """The state of one path in the workspace. If nothing exists at the path, `kind` is `absent`."""
 
     path: str = Field(min_length=1)
     path_base64: str | None = None
-    """The bytes of the path if it is not UTF-8; `path` then contains the escaped path."""
+    """The bytes of the path if they are not UTF-8. Then `path` contains the path in an escaped
+    form.
+    """
     kind: Literal["absent", "file", "directory", "link", "other"]
     mode: int | None = Field(default=None, ge=0, le=MAX_FILE_MODE)
     size: int | None = Field(default=None, ge=0, le=strict_json.MAX_SAFE_INTEGER)
     links: int | None = Field(default=None, ge=1, le=1 << 32)
-    """Number of the file's hard links, in the workspace or elsewhere."""
+    """Number of the file's hard links, including those outside the workspace."""
     sha256: Sha256 | None = None
     version: str | None = Field(default=None, min_length=1, max_length=200)
-    """If the file cannot be read, a value that replaces `sha256` and changes whenever the file
+    """If the file cannot be read, a value to use instead of `sha256`. It changes whenever the file
     changes.
     """
     target: str | None = None
@@ -275,46 +285,53 @@ class Seen(Claim):
 
 
 class Appended(Claim):
-    """The size in bytes and the hash of a file after the previewed append."""
+    """The size in bytes and the hash that a file would have after the previewed append."""
 
     size: int = Field(ge=0, le=strict_json.MAX_SAFE_INTEGER)
     sha256: Sha256
 
 
 class SurveyClaim(Claim):
-    """The state of everything that a call reads or changes, sorted by path. `base` is the hash of
-    this state, including entries that are omitted here.
+    """The guest's answer to a survey: the state of everything that a call reads or changes, sorted
+    by path.
+
+    `base` is the hash of this state, including those entries that are left out because of
+    `has_more`.
     """
 
     base: Sha256
     entries: list[Seen] = Field(max_length=MAX_LISTED)
     has_more: bool
     faults: list[FaultKind | None] = Field(max_length=MAX_FILES)
-    """For each requested path, in the order of the request: why the call cannot write or delete the
-    path, or null if it can. For a deletion, missing paths have `not_found`."""
+    """One value for each requested path, in the order of the request. It says why the call cannot
+    write or delete the path, and is null if the call can. For a deletion, a path that does not
+    exist has the value `not_found`.
+    """
     appended: Appended | None
     count: int = Field(ge=0, le=strict_json.MAX_SAFE_INTEGER)
-    """Number of existing entries at or below the paths that are not refused."""
+    """Number of existing entries at or below those requested paths that have no fault."""
     size: int = Field(ge=0, le=strict_json.MAX_SAFE_INTEGER)
-    """Total size of the entries that `count` counts, in bytes."""
+    """Total size in bytes of the entries that `count` counts."""
 
 
 @dataclass(frozen=True, slots=True)
 class Survey:
-    """A valid survey, with the fault, if any, of each requested path."""
+    """A survey that has been validated, with the fault of each requested path."""
 
     claim: SurveyClaim
     faults: Mapping[str, FaultKind | None]
-    """Requested path → why the call cannot write or delete the path, or None if it can. The paths
-    are in the order of the request. For a deletion, missing paths have `not_found`."""
+    """Requested path → why the call cannot write or delete it, or None if the call can. The paths
+    are in the order of the request. For a deletion, a path that does not exist has the fault
+    `not_found`.
+    """
 
     def at(self, path: str) -> Seen | None:
-        """Return the entry at a path, or None if the survey does not cover it."""
+        """Return the entry for `path`, or None if the survey does not contain one."""
         return next((entry for entry in self.claim.entries if entry.path == path), None)
 
     @property
     def going(self) -> list[Seen]:
-        """The existing entries at or below the requested paths that are not refused."""
+        """The existing entries at or below those requested paths that have no fault."""
         tops = {path for path, fault in self.faults.items() if fault is None}
         return [
             entry
@@ -324,7 +341,7 @@ class Survey:
 
 
 def _way(path: str) -> Iterator[str]:
-    """Yield a path, then each of its parents, innermost first."""
+    """Yield the path, then its parents, innermost first."""
     while path:
         yield path
         path = path.rpartition("/")[0]

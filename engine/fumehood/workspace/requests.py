@@ -1,6 +1,7 @@
-"""Requests to the guest's program `files` for the tools on session files, and pages of listings.
+"""The requests that the tools for session files send to the guest's program `files`, and the pages
+of file listings.
 
-Host side. Invariants: the survey before an approval and the action after it are built from the same
+Host side. Invariants: the survey before an approval and the action after it are made from the same
 request; each page of a listing begins after the previous page, so every listing ends.
 """
 
@@ -32,11 +33,11 @@ from fumehood.sandbox.wall import Lease
 
 
 class Dropped(Claim):
-    """The guest's answer after it has removed an upload. It has no fields."""
+    """The guest's answer to the request to remove an unfinished upload. It has no fields."""
 
 
 def write_request(arguments: JsonObject) -> JsonObject:
-    """Return the guest's request for the tool `write_file`."""
+    """Return the request to the guest for a call of `write_file` with these arguments."""
     return {
         "do": "write",
         "path": arguments["path"],
@@ -46,19 +47,23 @@ def write_request(arguments: JsonObject) -> JsonObject:
 
 
 def content_of(arguments: JsonObject) -> bytes:
-    """Return the bytes that a call of `write_file` would write."""
+    """Return the bytes that a call of `write_file` with these arguments would write."""
     text = arguments.get("content")
     return base64.b64decode(arguments["content_base64"]) if text is None else text.encode()
 
 
 def delete_request(arguments: JsonObject) -> JsonObject:
-    """Return the guest's request for the tool `delete_files`. Repeated paths are sent once."""
+    """Return the request to the guest for a call of `delete_files` with these arguments. A path
+    that occurs twice is sent once.
+    """
     paths = list(dict.fromkeys(arguments["paths"]))
     return {"do": "delete", "paths": paths, "recursive": arguments.get("recursive") or False}
 
 
 def deletion_error(done: Deletion) -> EngineError | None:
-    """Return the error of a deletion that failed completely or in part, or None if it succeeded."""
+    """Return the error for a deletion that failed completely or in part. Return None if it
+    succeeded.
+    """
     if done.failed:
         names = "; ".join(entry.path for entry in done.failed[:5])[:300]
         rest = "" if done.deleted else " Nothing was deleted."
@@ -77,7 +82,9 @@ EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 @dataclass(frozen=True, slots=True)
 class ListingQuery:
-    """A request for one page of a directory's entries. An empty `path` is the workspace itself."""
+    """Asks for one page of a directory's entries. If `path` is empty, the directory is the
+    workspace itself.
+    """
 
     session_id: str
     principal_id: str
@@ -88,13 +95,15 @@ class ListingQuery:
 
     @property
     def listing(self) -> str:
-        """The name of this listing. A cursor is valid only for the listing that it names."""
+        """The name of the listing to which the page belongs. A cursor is valid only for one
+        listing.
+        """
         return f"files:{self.session_id}:{self.recursive}:{self.path}"
 
 
 @dataclass(frozen=True, slots=True)
 class ListingPage:
-    """The entries of one page, and the answer's field `pagination`."""
+    """One page of a directory's entries. `pagination` is the answer's field of that name."""
 
     items: tuple[WorkspaceEntry, ...]
     pagination: JsonObject
@@ -103,10 +112,10 @@ class ListingPage:
 async def list_page(
     lease: Lease, query: ListingQuery, limits: Limits, cursors: Cursors
 ) -> Said[ListingPage]:
-    """Request one page of a directory's entries from the guest, and return it.
+    """Ask the guest for one page of a directory's entries, and return the page.
 
     Raises:
-        InvalidParams: the cursor is invalid or belongs to another list, or the limit is out of
+        InvalidParams: the cursor is invalid or belongs to another listing, or `limit` is out of
             range.
     """
     if not 1 <= query.limit <= MAX_PAGE:
@@ -138,13 +147,15 @@ async def list_page(
 
 
 def goes_forward(entries: list[Entry], after: str) -> bool:
-    """Whether the paths are in ascending order and come after `after`."""
+    """Whether the paths of `entries` are in ascending order, and all come after the path
+    `after`.
+    """
     paths = [after, *(entry.path for entry in entries)]
     return all(before < other for before, other in pairwise(paths))
 
 
 def as_shown(entry: Entry) -> WorkspaceEntry:
-    """Convert a guest's entry to the form that is used in answers to callers."""
+    """Return an entry of the guest's listing in the form in which callers see it."""
     modified = EPOCH + timedelta(microseconds=entry.modified_ns // 1000)
     return WorkspaceEntry(
         path=entry.path, kind=entry.kind, size=entry.size, modified_at=timestamp(modified)

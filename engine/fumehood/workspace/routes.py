@@ -1,10 +1,11 @@
-"""HTTP routes for session files: of the caller's own sessions, or on the control socket of any.
+"""The HTTP routes for session files. On the API, a caller reaches the files of their own sessions.
+On the control socket, administrators reach the files of any session.
 
-On the control socket, only `admin` may see files. This gives administrators no additional access,
-because they could create a token for the session's owner.
+The control socket gives administrators no more access than they have anyway, because they could
+create a token for the owner of the session.
 
-Invariant: a file's path is taken from the address as it was sent, and is decoded once and strictly.
-An ambiguous path is refused.
+Invariant: the path of a file is taken from the address as it was sent. It is decoded once and
+strictly, and an ambiguous path is refused.
 """
 
 from __future__ import annotations
@@ -90,9 +91,9 @@ def _any_files(request: Request, _: Principal) -> SessionFiles:
 
 
 def file_path(request: Request, _: Principal) -> str:
-    """Decode the file's path from the raw bytes of the address, and check the path.
+    """Return the path of the file, decoded from the raw bytes of the request's address and checked.
 
-    The server itself decodes the address leniently, which could give one file two names. A slash
+    The server's own decoding is not used: it is lenient, so one file could have two names. A slash
     may be escaped, because generated clients escape it.
 
     Raises:
@@ -137,7 +138,9 @@ async def list_session_files(files: Files, query: FileListQuery) -> SessionFileL
 
 
 async def sent_file(request: Request, engine: Engine, files: SessionFiles, path: str) -> Response:
-    """Return a session's file as an attachment, or its headers only for `HEAD`."""
+    """Return a response with a session's file as an attachment. For the method `HEAD`, return only
+    the headers.
+    """
     require_room(request)
     download = await files.download(path)
     headers = attachment_headers(path, content_type_of(path), download.size)
@@ -274,7 +277,7 @@ def _require_room_for(request: Request, files: SessionFiles) -> None:
 
 
 def _log_break(engine: Engine, why: str) -> None:
-    """Log that a download ended early."""
+    """Log that a download ended early. `why` is the reason."""
     engine.log.warning("session.download_broke_off", why=why[:200])
 
 

@@ -1,9 +1,13 @@
-"""The files of a session, for its owner: list, upload, download and delete them outside calls.
+"""The files of one session, which its owner can list, upload, download and delete without calling
+tools.
 
-Host side. Above it are the daemon and embedding programs, below it the sessions. A file is sent in
-pieces. The session's container is used for one piece at a time, so a slow client does not block
-calls. Invariants: streaming keeps one piece of a file in memory; an unfinished upload is removed; a
-download ends early if the file changes meanwhile, and never mixes two versions.
+Host side. The daemon and embedding programs use this module, which uses the sessions. A file is
+transferred in pieces. The session's container is used for one piece at a time, so a slow client
+does not delay calls. Invariants:
+
+* A transfer keeps only one piece of a file in memory.
+* An unfinished upload is removed.
+* If a file changes during its download, the download ends early. It never mixes two versions.
 """
 
 from __future__ import annotations
@@ -54,29 +58,31 @@ from fumehood.workspace.requests import (
 )
 
 REQUEST_S = 30.0
-"""Maximum seconds for one request to the guest, such as to copy up to 1 MB or to list names."""
+"""Maximum seconds for one request to the guest, for example to copy up to 1 MB or to list names."""
 
 DROP_S = 40.0
-"""Maximum seconds to remove an unfinished upload: slightly more than the longest wait for another
-call in the session."""
+"""Maximum seconds for the removal of an unfinished upload. This is slightly more than the longest
+time that a request waits for another call in the session.
+"""
 
 REQUEST_LIMITS = Limits(wall_s=REQUEST_S, cpu_s=REQUEST_S, memory_mb=None, output_bytes=MB)
 
 TOKEN_BYTES = 16
-"""Length of the random token of an upload, in bytes."""
+"""Length in bytes of the random token that names an upload."""
 
 Mode = Literal["create", "replace"]
-"""How an upload treats an existing file: `create` refuses to replace it, `replace` replaces it."""
+"""What an upload does if the file exists: `create` refuses, `replace` replaces the file."""
 
 M = TypeVar("M", bound=Claim)
 
 
 class FileChanged(Exception):
-    """A file changed, or became unreadable, after its first piece was read."""
+    """Raised if a file changed or became unreadable after its first piece was read."""
 
 
 class SessionFiles:
-    """The files of one principal's session.
+    """The files of one principal's session. The argument `path` of the methods is relative to the
+    session's workspace.
 
     Every method may also raise:
         ResourceNotFound: the principal has no such session, the session has ended, or there is no
@@ -100,11 +106,11 @@ class SessionFiles:
 
     @property
     def most_bytes(self) -> int:
-        """The capacity of the workspace in bytes, which is also the size limit of each file."""
+        """The capacity of the workspace in bytes. A file cannot be larger."""
         return workspace_mb(self._record.memory_mb, self._record.disk_mb) * MB
 
     def require_room(self, size: int) -> None:
-        """Raise RequestTooLarge if a file of `size` bytes is larger than the workspace."""
+        """Raise RequestTooLarge if `size`, in bytes, is more than the capacity of the workspace."""
         if size > self.most_bytes:
             more = "more memory" if self._record.disk_mb is None else "a larger disk"
             raise RequestTooLarge(
@@ -120,7 +126,9 @@ class SessionFiles:
         limit: int = DEFAULT_PAGE,
         cursor: str | None = None,
     ) -> ListingPage:
-        """Return a page of a directory's entries. An empty path means the workspace itself."""
+        """Return one page of the entries of the directory `path`. If `path` is empty, the directory
+        is the workspace itself. `cursor` comes from the previous page.
+        """
         if path:
             _require_plain(path)
         query = ListingQuery(self.session_id, self._principal.id, path, recursive, limit, cursor)
@@ -130,14 +138,14 @@ class SessionFiles:
         return said.required
 
     async def download(self, path: str) -> Download:
-        """Return a download, which has already read the first piece of the file."""
+        """Return a download of the file `path`. Its first piece has already been read."""
         _require_plain(path)
         download = Download(self, path)
         await download.begin()
         return download
 
     async def read(self, path: str) -> bytes:
-        """Return a whole file, held in memory.
+        """Return the content of a whole file.
 
         Raises:
             FileChanged: the file changed while it was read.
@@ -146,9 +154,10 @@ class SessionFiles:
         return b"".join([piece async for piece in download.pieces()])
 
     def upload(self, path: str, mode: Mode = "replace") -> Upload:
-        """Return an upload, to be entered with `async with`, fed with pieces, and finished.
+        """Return an upload to the file `path`. Enter it with `async with`, pass the content to
+        `feed`, and call `finish`.
 
-        With the mode `create`, `finish` refuses to replace an existing file.
+        With the mode `create`, `finish` fails if the file exists.
         """
         _require_plain(path)
         return Upload(self, path, mode)
@@ -156,10 +165,11 @@ class SessionFiles:
     async def write(
         self, path: str, source: bytes | AsyncIterable[bytes], mode: Mode = "replace"
     ) -> int:
-        """Write a whole file and return its size in bytes.
+        """Write a whole file, and return its size in bytes. `source` is the content, in one piece
+        or several.
 
         Raises:
-            RequestTooLarge: the file is larger than the workspace.
+            RequestTooLarge: the content is larger than the workspace.
         """
         async with self.upload(path, mode) as upload:
             if isinstance(source, bytes):
@@ -170,11 +180,11 @@ class SessionFiles:
             return await upload.finish()
 
     async def pack(self, path: str = "") -> AsyncIterator[bytes]:
-        """Yield a tar archive of the files and directories in a directory, without links. If an
-        error is raised after the first piece, the archive is incomplete.
+        """Yield, in pieces, a tar archive of everything in the directory `path`, without links. If
+        an error is raised after the first piece, the archive is incomplete.
 
         Raises:
-            InvalidParams: a file cannot be read, or the files' total size exceeds the size of the
+            InvalidParams: a file cannot be read, or the files in total are larger than the
                 workspace.
             FileChanged: a file changed while it was read.
         """
@@ -204,7 +214,9 @@ class SessionFiles:
         yield bytes(2 * tarfile.BLOCKSIZE)
 
     async def _packed(self, entries: Sequence[Entry], prefix: str) -> AsyncIterator[bytes]:
-        """Yield the members of an archive for the entries of one page."""
+        """Yield the archive's members for `entries`, which are one page of a listing. `prefix` is
+        the part of each path that the archive leaves out.
+        """
         files = deque(entry for entry in entries if entry.kind == "file")
         for entry in entries:
             if entry.kind == "directory":
@@ -239,13 +251,15 @@ class SessionFiles:
                 yield _padding(download.size)
 
     async def unpack(self, source: AsyncIterable[bytes], path: str = "") -> Unpacked:
-        """Unpack a tar archive into a directory, which is created if it is missing. Existing files
-        with the same paths are replaced; other files stay. Return the number and size of the files.
+        """Unpack a tar archive into the directory `path`, which is created if it is missing. Return
+        the number of unpacked files and their total size.
+
+        Existing files with the same paths are replaced; other files stay.
 
         Raises:
             RequestTooLarge: the archive is larger than the workspace.
-            InvalidParams: the source is not a tar archive of plain files and directories. Nothing
-                was unpacked.
+            InvalidParams: the source is not a tar archive that contains only regular files and
+                directories. Nothing was unpacked.
         """
         if path:
             _require_plain(path)
@@ -255,9 +269,9 @@ class SessionFiles:
             return await upload.unpack(path)
 
     async def delete(self, path: str, *, recursive: bool = False) -> None:
-        """Delete a file, a symbolic link (not its target), or a directory.
+        """Delete a file, a directory, or a symbolic link (but not its target).
 
-        A directory that is not empty needs `recursive`.
+        A directory that is not empty is deleted only if `recursive` is True.
         """
         _require_plain(path)
         request = {"do": "delete", "paths": [path], "recursive": recursive}
@@ -275,7 +289,7 @@ class SessionFiles:
             )
 
     async def ask(self, request: JsonObject, model: type[M]) -> M:
-        """Wait for the session's container, send one request to its guest, and return the answer,
+        """Wait for the session's container, and send one request to its guest. Return the answer,
         parsed as `model`.
 
         Between two requests, the container is free for calls.
@@ -289,8 +303,8 @@ class SessionFiles:
 
 
 class Download:
-    """A download of a file. `size` is the size of the whole file in bytes. If a later piece reports
-    another size, the download fails.
+    """A download of one file. `size` is the size of the whole file in bytes. The download fails if
+    a later piece reports another size.
     """
 
     def __init__(self, files: SessionFiles, path: str) -> None:
@@ -308,7 +322,7 @@ class Download:
         self.is_executable = piece.executable
 
     async def pieces(self) -> AsyncIterator[bytes]:
-        """Yield the file's pieces in order. Can be used only once.
+        """Yield the content of the file in pieces. Use this only once.
 
         Raises:
             FileChanged: the file has changed, or the session or its container has ended.
@@ -336,10 +350,10 @@ class Download:
 
 
 class Upload:
-    """An upload of a file. The guest keeps the bytes under a token until `finish` moves the file
-    into place.
+    """An upload of one file. The guest stores the received bytes under a random token until
+    `finish` moves them to the file's path.
 
-    An unfinished upload is removed when the context ends.
+    An unfinished upload is removed when the `async with` block ends.
     """
 
     def __init__(self, files: SessionFiles, path: str, mode: Mode) -> None:
@@ -361,7 +375,7 @@ class Upload:
             await self._files.ask({"do": "drop", "token": self._token}, Dropped)
 
     async def feed(self, data: bytes) -> None:
-        """Send the next bytes.
+        """Send the next bytes of the file.
 
         Raises:
             RequestTooLarge: the file is larger than the workspace.
@@ -371,7 +385,7 @@ class Upload:
             await self._put(data[start : start + UPLOAD_PIECE_BYTES])
 
     async def finish(self) -> int:
-        """Move the complete file into place and return its size in bytes."""
+        """Move the complete file to its path, and return its size in bytes."""
         if not self._has_begun:
             await self._put(b"")
         request: JsonObject = {
@@ -386,7 +400,9 @@ class Upload:
         return self._agreed(written)
 
     async def unpack(self, path: str) -> Unpacked:
-        """Unpack the uploaded bytes, a tar archive, into a directory, and remove the upload."""
+        """Unpack the uploaded bytes, which must be a tar archive, into the directory `path`. Then
+        remove the upload. Return the number of unpacked files and their total size.
+        """
         if not self._has_begun:
             await self._put(b"")
         request: JsonObject = {
@@ -415,14 +431,18 @@ class Upload:
 
 
 def _require_as_listed(entry: Entry, size: int) -> None:
-    """Raise FileChanged if a file has grown since it was listed."""
+    """Raise FileChanged if the file, which now has `size` bytes, has grown since it was listed as
+    `entry`.
+    """
     if size > entry.size:
         name = visible(entry.path)[:SHOWN_CHARACTERS]
         raise FileChanged(f"{name} has grown since it was listed")
 
 
 def _header(entry: Entry, prefix: str, kind: bytes, size: int, *, is_executable: bool) -> bytes:
-    """Return the header of an archive's member, whose path is relative to `prefix`."""
+    """Return the header of a file or directory in the archive. `kind` is its type in tar. `prefix`
+    is the part of its path that the archive leaves out.
+    """
     member = tarfile.TarInfo(entry.path.removeprefix(prefix))
     member.type, member.size = kind, size
     member.mode = 0o755 if is_executable else 0o644
@@ -431,7 +451,9 @@ def _header(entry: Entry, prefix: str, kind: bytes, size: int, *, is_executable:
 
 
 def _padding(size: int) -> bytes:
-    """Return the zero bytes that fill the last block of a member with this size."""
+    """Return the zero bytes that follow a member of `size` bytes in an archive, to fill its last
+    block.
+    """
     return bytes(-size % tarfile.BLOCKSIZE)
 
 
