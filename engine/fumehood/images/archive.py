@@ -1,5 +1,5 @@
-"""Tar archives whose members are owned by root and writable only by root, such as the guest's
-archive.
+"""Makes tar archives for images. Their members are owned by root, and only root can write to
+them.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from fumehood.sandbox.images.recipe import ABOUT, GUEST_HOME, guest_files
 
 
 def guest_archive(about: bytes = b"{}") -> bytes:
-    """Return a tar archive that contains the guest and the image's description `about`. It is meant
-    to be unpacked at the root of a file system.
+    """Return a tar archive that contains the guest, and `about` as the description of the image.
+    Unpack the archive at the root of a file system.
 
-    All members are owned by root and writable only by root.
+    All members are owned by root, and only root can write to them.
     """
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w") as archive:
@@ -32,13 +32,15 @@ def guest_archive(about: bytes = b"{}") -> bytes:
 
 
 def add_file(archive: tarfile.TarFile, path: str, content: bytes) -> None:
-    """Add a file with this content to an archive. It is owned by root and writable only by root."""
+    """Add a file with this path and content to the archive. The file is owned by root, and only
+    root can write to it.
+    """
     add_stream(archive, path, io.BytesIO(content), len(content))
 
 
 def add_stream(archive: tarfile.TarFile, path: str, content: IO[bytes], size: int) -> None:
-    """Add a file to an archive, with `size` bytes read from `content`. It is owned by root and
-    writable only by root.
+    """Add a file with this path to the archive. Its content is `size` bytes, read from `content`.
+    The file is owned by root, and only root can write to it.
     """
     member = tarfile.TarInfo(path)
     member.size = size
@@ -46,7 +48,9 @@ def add_stream(archive: tarfile.TarFile, path: str, content: IO[bytes], size: in
 
 
 def add_folder(archive: tarfile.TarFile, path: str) -> None:
-    """Add a folder to an archive. It is owned by root and writable only by root."""
+    """Add a folder with this path to the archive. The folder is owned by root, and only root can
+    write to it.
+    """
     member = tarfile.TarInfo(path)
     member.type, member.mode = tarfile.DIRTYPE, 0o755
     archive.addfile(member)

@@ -1,20 +1,22 @@
-"""Build an image in three layers: Debian packages, Python packages, and the guest.
+"""Builds an image in three layers: Debian packages, Python packages, and the guest.
 
-Host side, between the command line and Docker. A layer that already exists with the right labels is
-not built again: a root file system takes half a minute and seldom changes, and images with the same
-Debian packages share one. Invariants: a layer's labels are set together with its content and
-identify its sources by digests, so an interrupted build leaves nothing that looks finished, and an
-image built on a root file system is never mistaken for a root file system. Wheels are unpacked
-without running anything in them; their members become plain files and folders below the folder for
-packages, owned by root and writable only by root.
+Host side, between the command line and Docker. A layer is not built again if one with the right
+labels exists: to build a root file system takes half a minute, it seldom changes, and images with
+the same Debian packages share one. Invariants:
 
-Build steps run in containers without a network, capabilities or another user's files. The name of
-each container contains a deadline, so that a later build can remove the containers of a killed
-build.
+* The labels of a layer are set together with its content, and identify its sources by digests. So
+  an interrupted build leaves nothing that looks complete, and an image that was built on a root
+  file system is never taken for a root file system.
+* To unpack a wheel, nothing in it is run. Its members become regular files and folders below the
+  folder for packages. They are owned by root, and only root can write to them.
 
-An operator's own image has a recipe folder that adds packages to a built-in image. The folder is
-created under a temporary name, and `publish` renames it after the image was built. Invariant: a
-folder that has the name of an image is complete, and only its owner can write in it.
+Build steps run in containers that have no network, no capabilities, and no files of another user.
+The name of each container contains a deadline, so that a later build can remove the containers of a
+build that was killed.
+
+An operator's own image has a recipe folder, which adds packages to a built-in image. The folder is
+created under a temporary name. After the image was built, `publish` renames the folder. Invariant:
+a folder that has the name of an image is complete, and only its owner can write in it.
 """
 
 from __future__ import annotations
@@ -87,34 +89,36 @@ DEADLINE_S = 300
 """Maximum seconds for one request to Docker. The slowest request imports a root file system."""
 
 GUEST_DEADLINE_S = 60
-"""Maximum seconds to compile the guest."""
+"""Maximum seconds for compiling the guest."""
 
 PACKAGES_DEADLINE_S = 600
-"""Maximum seconds to compile the Python packages."""
+"""Maximum seconds for compiling the Python packages of an image."""
 
 LAYER_DEADLINE_S = 120
-"""Maximum seconds to compile packages that callers request."""
+"""Maximum seconds for compiling the packages that callers ask for."""
 
 NEEDED_BYTES = 1 << 30
-"""Free bytes that a build needs for the root file system, unpacked and as an archive, and for
-Docker's copy."""
+"""Number of free bytes that a build needs. This is enough for the unpacked root file system, for
+its archive, and for Docker's copy.
+"""
 
 MANIFEST = "opt/fumehood/manifest.txt"
-"""Path of the list of Debian packages in a root file system, with one package in each line."""
+"""Path of the list of Debian packages in a root file system. Each line is one package."""
 
 LAYER = "opt/fumehood/packages"
-"""Path of the folder of Python packages that are requested for calls and sessions, in the layer on
-top of an image."""
+"""Path of the folder in a package layer that contains the Python packages for calls and
+sessions.
+"""
 
 LOCKED = "opt/fumehood/requirements.lock"
-"""Path of the list of an image's own Python packages, which is for information only."""
+"""Path of the list of an image's own Python packages. Nothing reads this list; it is for people."""
 
 FONTS = "opt/fumehood/matplotlib"
 """Path of Matplotlib's font cache in an image."""
 
 PATH = "/usr/local/bin:/usr/bin:/bin"
 SETTINGS = (f"ENV PATH={PATH} LANG=C.UTF-8", "WORKDIR /workspace")
-"""Dockerfile instructions for every layer."""
+"""The Dockerfile instructions that every layer has."""
 
 _COMPILE_GUEST = (
     "/usr/bin/python3", "-I", "-S", "-m", "compileall", "-q",
@@ -138,8 +142,8 @@ for name in sys.argv[1:]:
     except Exception as error:
         sys.exit(f"{{name}} of `preload` in image.toml: {{type(error).__name__}}: {{error}}")
 """
-"""Python script that compiles the installed packages and imports those to be preloaded. The script
-runs in a container without a network, because importing packages runs their code.
+"""Python script that compiles the installed packages, and imports those that `preload` names.
+Importing packages runs their code, so the script runs in a container without a network.
 """
 
 _FINISH_LAYER = f"""\
@@ -147,9 +151,7 @@ import compileall, py_compile
 mode = py_compile.PycInvalidationMode.UNCHECKED_HASH
 compileall.compile_dir("/{LAYER}", quiet=2, workers=0, invalidation_mode=mode)
 """
-"""Python script that compiles packages that callers request. The script imports none of these
-packages.
-"""
+"""Python script that compiles the packages that callers ask for. It imports none of them."""
 
 PATH_FILE = "usr/lib/python3/dist-packages/fumehood.pth"
 """Path of a file that Debian's Python reads. The file adds the image's Python packages to the
@@ -157,14 +159,15 @@ import path of every Python process that a program starts.
 """
 
 LAYER_PATH_FILE = "usr/lib/python3/dist-packages/fumehood-packages.pth"
-"""Path of a file like `PATH_FILE`, for packages that callers request. These packages come last in
-the import path."""
+"""Path of a file like `PATH_FILE`, for the packages that callers ask for. These packages come last
+in the import path.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Built:
-    """A built image. `made_base` and `made_guest` are True if this build made the image's base or
-    its guest layer, and False if the layer already existed.
+    """An image after `build_image`. `made_base` and `made_guest` say whether this call built the
+    image's base and its guest layer. They are False for a layer that already existed.
     """
 
     image: Image
@@ -182,16 +185,17 @@ def build_image(
     cache: Path | None = None,
     own: Path | None = None,
 ) -> Built:
-    """Build the layers of an image that are missing or out of date.
+    """Build those layers of an image that are missing or out of date.
 
-    If `force` is True, all layers are rebuilt. The only exception is a root file system made after
-    `since` (Unix time), because one command may build several images that share it.
+    If `force` is True, rebuild all layers, except a root file system that was made after `since`
+    (Unix time). This exception exists because one command can build several images that share a
+    root file system.
 
-    `cache` is the directory of downloaded wheels; `own` is the folder of the operator's own
+    `cache` is the directory of downloaded wheels. `own` is the folder with the operator's own
     recipes.
 
     Raises:
-        ImageBuildError: a step failed; the message names the remedy. Existing images are unchanged.
+        ImageBuildError: a step failed. The message names the remedy. Existing images are unchanged.
     """
     try:
         with typed_errors():
@@ -217,14 +221,16 @@ def build_image(
 
 
 def wheel_cache() -> Path:
-    """Return the default directory for wheels downloaded from the Python index."""
+    """Return the default directory for the wheels that are downloaded from the Python index."""
     home = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     return Path(home).expanduser() / "fumehood" / "wheels"
 
 
 def _ready(client: docker.APIClient, recipe: Recipe, own: Path | None) -> Image | None:
-    """Return the existing image that was built from this recipe and the current guest, or None if
-    there is no such image. Digests are compared, so none of the recipe's files are read.
+    """Return the image that was built from this recipe and the current guest, or None if there is
+    none.
+
+    Only digests are compared, so none of the recipe's files are read.
     """
     wanted = (recipe.digest, guest_digest())
     found = list_images(client, recipe.name, own=own)
@@ -235,8 +241,8 @@ def _ready(client: docker.APIClient, recipe: Recipe, own: Path | None) -> Image 
 
 
 def find_base(client: docker.APIClient, recipe: Recipe) -> str | None:
-    """Return the id of the image on which the guest layer is built, or None if that image must be
-    built first.
+    """Return the id of the image on which the guest layer is built, or None if that image does not
+    exist.
     """
     if not recipe.lock.packages:
         return _find_root(client, recipe, newer_than=0)
@@ -252,12 +258,12 @@ def make_base(
     """Build the image on which the guest layer is built, and return its id.
 
     An existing root file system is used if its packages were installed after `newer_than` (Unix
-    time).
+    time). `cache` is the directory of downloaded wheels.
 
     Raises:
-        ImageBuildError: a step failed; the message names the remedy.
+        ImageBuildError: a step failed. The message names the remedy.
     """
-    # Fetch first, because this is most likely to fail, and needs no privileges.
+    # The download comes first, because it is the most likely step to fail, and needs no privileges.
     wheels = fetch(recipe.lock, recipe.release, cache, on_step) if recipe.lock.packages else []
     root = _find_root(client, recipe, newer_than=newer_than)
     root = root or _make_root(client, recipe, on_step)
@@ -323,13 +329,13 @@ def _count_packages(root: Path) -> int:
 def _add_packages(
     client: docker.APIClient, recipe: Recipe, root: str, wheels: list[Path], on_step: OnStep
 ) -> str:
-    """Add Python packages to a root file system, and compile them with the Python in it. Return the
-    id of the new image.
+    """Add the Python packages in `wheels` to the root file system with the id `root`. The Python in
+    the root file system compiles them. Return the id of the new image.
     """
     on_step(f"unpacking and compiling packages of the Python index: {len(wheels)}")
     command = ["/usr/bin/python3", "-I", "-c", _FINISH_SITE, *recipe.settings.preload]
     files = {LOCKED: recipe.lock.text, PATH_FILE: f"/{SITE}\n"}
-    # The label counts these packages and Debian's, because all may need security updates.
+    # The label counts Debian's packages and these, because all of them may need security updates.
     count = int(client.inspect_image(root)["Config"]["Labels"][PACKAGES]) + len(wheels)
     labels = {
         IMAGE: f"base-{recipe.name}", RECIPE: recipe.digest, ROOT: "", PACKAGES: str(count),
@@ -352,8 +358,8 @@ def _put_wheels(
     files: Mapping[str, str],
     deadline_s: float,
 ) -> None:
-    """Copy unpacked wheels to a folder of a build container. Also copy `files`, which maps paths to
-    contents.
+    """Unpack wheels into a folder of a build container. Also add `files`, which maps paths in the
+    container to contents. `deadline_s` limits the seconds for the unpacking.
     """
     with tempfile.TemporaryDirectory(prefix="fumehood-image-") as directory:
         _require_room(Path(directory))
@@ -369,7 +375,9 @@ def _put_wheels(
 def _commit(
     client: docker.APIClient, container: str, tag: tuple[str, str], labels: Mapping[str, str]
 ) -> str:
-    """Create an image from the content of a build container, and return the image's id."""
+    """Create an image from the file system of a build container, and return the image's id. `tag`
+    is the image's repository and tag.
+    """
     changes = [*SETTINGS, "CMD []", _label_line(labels)]
     return str(client.commit(container, repository=tag[0], tag=tag[1], changes=changes)["Id"])
 
@@ -377,11 +385,13 @@ def _commit(
 def add_layer(
     client: docker.APIClient, base: Image, recipe: Recipe, lock: Lock, cache: Path
 ) -> str:
-    """Build a new image that adds packages to the image `base`, for callers who request them.
-    Return the id of the new image.
+    """Build an image that adds the packages of `lock` to the image `base`, for callers who ask for
+    them. Return the id of the new image.
+
+    `recipe` is the recipe of `base`, and `cache` the directory of downloaded wheels.
 
     Raises:
-        PackagesRefused, ImageBuildError: the packages are not available or cannot be unpacked.
+        PackagesRefused, ImageBuildError: the packages are not available, or cannot be unpacked.
     """
     wheels = fetch(lock, recipe.release, cache, lambda step: None)
     about = json.loads(replace(recipe, lock=Lock(recipe.lock.packages + lock.packages)).about)
@@ -399,13 +409,13 @@ def add_layer(
 
 
 def add_guest(client: docker.APIClient, recipe: Recipe, base: str, on_step: OnStep) -> str:
-    """Add the guest and the image's description to the image with the id `base`. Return the id of
-    the new image.
+    """Add the guest and the description of the image to the image with the id `base`. Return the id
+    of the new image.
 
-    The image's own Python compiles the guest.
+    The Python in the image compiles the guest.
 
     Raises:
-        ImageBuildError: a step failed; the message names the remedy.
+        ImageBuildError: a step failed. The message names the remedy.
     """
     on_step("adding the guest")
     with builder(client, base, _COMPILE_GUEST, run_s=GUEST_DEADLINE_S) as container:
@@ -424,8 +434,8 @@ def add_guest(client: docker.APIClient, recipe: Recipe, base: str, on_step: OnSt
             GUEST_MB: str(recipe.settings.guest_mb),
         }
         made = _commit(client, container, (f"{REPOSITORY}/{recipe.name}", "latest"), labels)
-    # Add a second tag, because `latest` moves: engines of other versions, or operators with an
-    # image of the same name, may share this host, and an image without a tag is not found.
+    # The second tag is needed because `latest` moves: engines of other versions, or other operators
+    # with an image of the same name, may use this host. Images without a tag are not found.
     tag = f"{guest[:12]}-{recipe.digest[:12]}"
     client.tag(made, f"{REPOSITORY}/{recipe.name}", tag=tag)
     return made
@@ -439,11 +449,13 @@ def _label_line(labels: Mapping[str, str]) -> str:
 
 
 def unpack(wheels: Sequence[Path], folder: str, target: Path, deadline_s: float) -> None:
-    """Unpack wheels into a folder of a new tar archive at `target`. A separate process with limits
-    does this, because anybody may have published the wheels.
+    """Unpack wheels into a new tar archive at `target`, below the folder `folder`.
+
+    Anybody may have published the wheels, so a separate process with limits unpacks them, in at
+    most `deadline_s` seconds.
 
     Raises:
-        PackagesRefused: the wheels cannot be unpacked, or not within the limits.
+        PackagesRefused: the wheels cannot be unpacked, or exceed the limits.
     """
     command = [
         sys.executable,
@@ -465,24 +477,28 @@ def unpack(wheels: Sequence[Path], folder: str, target: Path, deadline_s: float)
 
 
 NAME = "fumehood-builder-"
-"""Name prefix of build containers. A deadline and a random part follow."""
+"""How the names of build containers begin. A deadline and a random part follow."""
 
 LIFETIME_S = 600
-"""Seconds for which a build container is left alone after the deadline of its command."""
+"""Seconds after the deadline of a build container's command. Until then, no other build removes the
+container.
+"""
 
 MEMORY = "1g"
 PROCESSES = 64
-"""Limits of a build container: `MEMORY`, and the number of `PROCESSES`."""
+"""The limits of a build container: `MEMORY` for its memory, and `PROCESSES` for the number of its
+processes.
+"""
 
 
 @contextmanager
 def builder(
     client: docker.APIClient, image: str, command: Sequence[str], *, run_s: float
 ) -> Iterator[str]:
-    """Create a build container for a command that takes at most `run_s` seconds, and yield the
-    container's id.
+    """Create a build container from `image`, and yield the container's id. It will run `command`,
+    which takes at most `run_s` seconds.
 
-    The container is created but not started. It is removed when the block ends.
+    The container is created but not started. It is removed when the `with` block ends.
     """
     host = client.create_host_config(
         network_mode="none",
@@ -507,8 +523,8 @@ def run(client: docker.APIClient, container: str, *, run_s: float, failed: str) 
     """Start a build container, and wait at most `run_s` seconds until its command has succeeded.
 
     Raises:
-        ImageBuildError: the command failed. The message begins with `failed`, followed by the cause
-            or the last lines of output.
+        ImageBuildError: the command failed. The message begins with `failed`. The cause or the last
+            lines of output follow.
     """
     client.start(container)
     status = client.wait(container, timeout=run_s)["StatusCode"]
@@ -518,8 +534,8 @@ def run(client: docker.APIClient, container: str, *, run_s: float, failed: str) 
 
 
 def sweep_builders(client: docker.APIClient) -> None:
-    """Remove build containers whose deadline has passed. A killed build leaves such containers
-    behind.
+    """Remove the build containers whose deadline has passed. A build that was killed leaves its
+    containers behind.
     """
     for row in client.containers(all=True, filters={"name": NAME}):
         deadline = re.fullmatch(rf"/{NAME}(\d+)-[0-9a-f]+", row["Names"][0])
@@ -532,19 +548,21 @@ def sweep_builders(client: docker.APIClient) -> None:
 
 @dataclass(frozen=True, slots=True)
 class ImageRequest:
-    """An operator's request for an image that extends a built-in one."""
+    """An operator's request for an own image, which adds packages to a built-in image."""
 
     name: str
     requirements: str
-    """The text of a requirements file."""
+    """The Python packages to add, as the text of a requirements file."""
     debian_packages: tuple[str, ...] = ()
     below: str = "python-data"
-    """The name of the built-in image to extend."""
+    """The name of the built-in image to which the packages are added."""
 
 
 def is_own_name(name: str) -> bool:
-    """Whether an operator may give this name to an image. The names of built-in images are
-    reserved, and so are the names that this package uses for layers in Docker.
+    """Whether an operator may give this name to an image.
+
+    The names of built-in images are reserved. So are the names that this package uses for layers in
+    Docker.
     """
     taken = name in image_names() or name in (COMMON, "root", "base", "building", "packages")
     return re.fullmatch(IMAGE_NAME, name) is not None and not (
@@ -553,11 +571,11 @@ def is_own_name(name: str) -> bool:
 
 
 def check_request(request: ImageRequest, home: Path, *, replace: bool = False) -> None:
-    """Check a request for an image before anything is downloaded or created.
+    """Check a request for an own image before anything is downloaded or created. `home` is the
+    folder of the operator's images.
 
     Raises:
-        WrongRecipe: a name or a requirement is invalid, or the image already exists and `replace`
-            is False.
+        WrongRecipe: a name or a requirement is invalid, or the image exists and `replace` is False.
     """
     if not is_own_name(request.name):
         ours = ", ".join(image_names())
@@ -580,10 +598,10 @@ def check_request(request: ImageRequest, home: Path, *, replace: bool = False) -
 
 @contextmanager
 def make_aside(request: ImageRequest, home: Path, cache: Path, on_step: OnStep) -> Iterator[Path]:
-    """Create the recipe of a requested image in a temporary folder, and yield the folder. If the
-    folder was not published, it is removed after the block.
+    """Create the recipe of a requested image in a temporary folder, and yield this folder. When the
+    `with` block ends, remove the folder unless it was published.
 
-    `home` is the folder of the operator's images; `cache` is the directory of downloaded wheels.
+    `home` is the folder of the operator's images, and `cache` the directory of downloaded wheels.
 
     Raises:
         ImageBuildError: the Python index did not provide the packages.
@@ -612,8 +630,8 @@ def make_aside(request: ImageRequest, home: Path, cache: Path, on_step: OnStep) 
 
 
 def publish(folder: Path, name: str) -> Path:
-    """Rename a temporary recipe folder to the image's name, and return the new path. An existing
-    folder with this name is replaced.
+    """Rename a temporary recipe folder to `name`, the name of its image, and return the new path.
+    If a folder with this name exists, it is replaced.
     """
     target = folder.with_name(name)
     folder.chmod(0o755)
@@ -628,8 +646,10 @@ def publish(folder: Path, name: str) -> Path:
 
 
 def _requirements(below: Recipe, text: str) -> str:
-    """Merge the requirements of the built-in image with the requested ones, and return them as the
-    text of a requirements file. Raises WrongRecipe if a line is invalid.
+    """Return the requirements of the built-in image `below` and those in `text` together, as the
+    text of a requirements file.
+
+    Raises WrongRecipe if a line of `text` is invalid.
     """
     ours = dict(below.files).get("requirements.in", b"").decode()
     try:

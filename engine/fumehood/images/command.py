@@ -1,4 +1,6 @@
-"""`fumehood images build|list|new|remove`: container images. Works without a daemon."""
+"""The commands `fumehood images build|list|new|remove`, for the images of containers. They need no
+daemon.
+"""
 
 from __future__ import annotations
 
@@ -186,10 +188,10 @@ def _own_images() -> Path:
 
 
 def _make(request: ImageRequest, base: str, *, replace: bool) -> Image:
-    """Create the recipe folder of a new image in a temporary place, build the image, publish the
-    folder, and return the image.
+    """Build an operator's own image, and return it. The recipe folder is created in a temporary
+    place, and published after the build.
 
-    If a step fails, end the command and print the reason.
+    If a step fails, print the reason and end the command.
     """
     own = _own_images()
     try:
@@ -214,7 +216,7 @@ def _make(request: ImageRequest, base: str, *, replace: bool) -> Image:
 def _require_known(client: docker.APIClient, name: str, own: Path) -> None:
     """End the command with an error if there is no image with this name.
 
-    An image of the operator exists if its folder exists, or if Docker has the image.
+    An operator's own image exists if its folder exists below `own`, or if Docker has the image.
     """
     names = image_names(own=own)
     if name in names:
@@ -265,8 +267,8 @@ def _document(image: Image) -> JsonObject:
 
 
 def open_engine() -> docker.APIClient:
-    """Return a client that is connected to Docker. If that fails, end the command and print the
-    remedy.
+    """Return a client that is connected to Docker. If Docker cannot be reached, print the remedy
+    and end the command.
     """
     try:
         return open_docker(timeout_s=DEADLINE_S)
@@ -277,8 +279,8 @@ def open_engine() -> docker.APIClient:
 def _build(
     client: docker.APIClient, recipe: Recipe, own: Path, *, force: bool, since: float
 ) -> Built:
-    """Build one image, print the time it took, and return the result. If the build fails, end the
-    command and print the reason.
+    """Build one image, print how long it took, and return the result. If the build fails, print the
+    reason and end the command.
     """
     started = time.monotonic()
     try:
@@ -293,8 +295,8 @@ def _build(
 
 
 def _step(name: str) -> Callable[[str], None]:
-    """Return a function that prints a step of an image's build, with the seconds since `_step` was
-    called.
+    """Return a function that prints a step of the build of the image `name`, with the seconds since
+    `_step` was called.
     """
     started = time.monotonic()
 

@@ -1,4 +1,4 @@
-"""Images as one engine uses them: the packages that may be added to them."""
+"""Images as a part of one engine: adds packages to images if callers ask for them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fumehood.sandbox.container.additions import NewImageMaker
 
 
 class Images(EnginePart):
-    """The images as a part of one engine."""
+    """Gives container walls what adds packages to their images."""
 
     def image_maker(self) -> NewImageMaker:
         """Return the function that creates the maker of package layers for a container wall."""

@@ -1,8 +1,9 @@
-"""Download wheels from the Python index with pip, for the image's Python instead of the host's.
+"""Downloads wheels from the Python index with pip, for the Python in an image instead of the
+host's.
 
-Host side. Only wheels are accepted, because building a source package would run the package's code
+Host side. Only wheels are accepted, because to build a source package would run the package's code
 here. Invariants: no code of a package runs on the host; a file for a locked package is accepted
-only if its hash is in the lock. pip's own configuration selects the index.
+only if its hash is in the lock. The configuration of pip itself selects the index.
 """
 
 from __future__ import annotations
@@ -29,30 +30,31 @@ from fumehood.images.rootfs import (
 from fumehood.sandbox.images.recipe import Lock, Pinned
 
 DEADLINE_S = 600
-"""Maximum seconds for one run of pip, unless the caller sets another deadline."""
+"""Maximum seconds for one run of pip, unless the caller gives another limit."""
 
 PATIENCE = ("--timeout=20", "--retries=2", "--no-cache-dir")
-"""Options of pip: seconds to wait for the index, number of times to repeat a request, and no cache
-of pip's own, because only the cache of wheels is bounded.
+"""Options of pip: how many seconds to wait for the index, how often to repeat a request, and not to
+use a cache of pip's own, because only the cache of wheels has a size limit.
 """
 
 PYTHONS = {"bookworm": ("3.11.2", 36)}
-"""Debian release → its Python version, and the minor version of its glibc 2.x."""
+"""Debian release → the version of its Python, and the minor version of its glibc 2.x."""
 
 OLDEST_GLIBC = 5
-"""Minor version of the oldest glibc 2.x that wheels are built for. *Source*: PEP 600; `manylinux1`
-is 2.5, `manylinux2010` 2.12, `manylinux2014` 2.17."""
+"""Minor version of the oldest glibc 2.x for which wheels are built. *Source*: PEP 600; `manylinux1`
+needs 2.5, `manylinux2010` 2.12, and `manylinux2014` 2.17.
+"""
 
 _LEGACY = ("manylinux2014", "manylinux2010", "manylinux1")
 _CONFLICT = "The conflict is caused by:"
-"""The line in pip's output that precedes the causes of a conflict."""
+"""The line in pip's output after which the causes of a version conflict follow."""
 
 CAUSES_SHOWN = 6
-"""Maximum number of causes of a conflict that an error shows."""
+"""Maximum number of causes of a version conflict that an error shows."""
 
 
 class PackagesRefused(ImageBuildError):
-    """The packages are not available, are not compatible, or cannot be unpacked."""
+    """Packages are not available, do not fit together, or cannot be unpacked."""
 
 
 _MISSING = re.compile(r"No matching distribution found for ([A-Za-z0-9._-]+)(.*)")
@@ -67,14 +69,14 @@ def resolve(
     *,
     deadline_s: float | None = None,
 ) -> Lock:
-    """Find compatible versions of the required packages and of all their dependencies. Store the
-    wheels in `cache`, and return the lock.
+    """Find versions of the required packages, and of all their dependencies, that fit together.
+    Store the wheels in `cache`, and return the lock.
 
-    The packages of `below` are already installed in the image. They keep their versions, and are
-    left out of the returned lock.
+    The image already contains the packages of `below`. They keep their versions, and are not in the
+    returned lock. `release` is the Debian release of the image.
 
     Raises:
-        ImageBuildError: pip failed; the message names the remedy.
+        ImageBuildError: pip failed. The message names the remedy.
     """
     on_step("looking packages up in the Python index")
     there = "".join(f"{each.name}=={each.version}\n" for each in below.packages)
@@ -83,11 +85,11 @@ def resolve(
 
 
 def fetch(lock: Lock, release: str, cache: Path, on_step: OnStep) -> list[Path]:
-    """Return the paths of wheels, one for each locked package. Wheels that are not in `cache` are
-    downloaded.
+    """Return the paths of wheels in `cache`, one for each locked package. Those that are missing
+    are downloaded first. `release` is the Debian release of the image.
 
     Raises:
-        ImageBuildError: pip or the cache failed; the message names the remedy.
+        ImageBuildError: pip or the cache failed. The message names the remedy.
     """
     missing = Lock(tuple(each for each in lock.packages if _kept(cache, each) is None))
     if missing.packages:
@@ -108,8 +110,10 @@ def _download(
     *options: str,
     deadline_s: float | None = None,
 ) -> list[Path]:
-    """Download wheels into the cache with pip, and return their paths. `texts` contains the options
-    of pip that take a file: the option's name without `--` → the file's content.
+    """Download wheels into the cache with pip, and return their paths.
+
+    `texts` contains those options of pip that take a file: the option's name without `--` → the
+    content of the file. `options` are further options of `pip download`.
     """
     cache.mkdir(parents=True, exist_ok=True, mode=0o700)
     with tempfile.TemporaryDirectory(prefix=".fetching-", dir=cache) as directory:
@@ -129,8 +133,8 @@ def _keep(cache: Path, wheel: Path) -> Path:
 
 
 def trim(cache: Path, most_bytes: int) -> None:
-    """Remove the oldest wheels from a cache until the cache has at most `most_bytes` bytes. Also
-    remove what killed downloads have left behind.
+    """Remove the oldest wheels from a cache until its size is at most `most_bytes` bytes. Also
+    remove the temporary directories of downloads that were killed.
     """
     wheels = sorted(cache.glob("*/*.whl"), key=lambda wheel: wheel.stat().st_mtime, reverse=True)
     total = 0
@@ -144,11 +148,10 @@ def trim(cache: Path, most_bytes: int) -> None:
 
 
 def _kept(cache: Path, package: Pinned) -> Path | None:
-    """Return the path of a cached wheel whose hash the locked package accepts, or None if the cache
-    contains no such wheel.
+    """Return the path of a wheel in the cache whose hash the locked package accepts, or None if
+    there is none.
 
-    Wheels for other architectures are ignored, because different machines may share a home
-    directory.
+    Wheels for other architectures are ignored, because several machines may share a home directory.
     """
     for digest in package.hashes:
         for wheel in sorted((cache / digest).glob("*.whl")):
@@ -196,7 +199,9 @@ def _markers(release: str) -> str:
 
 
 def _pip(arguments: list[str], release: str, deadline_s: float | None = None) -> None:
-    """Run pip for the image's Python. Raises ImageBuildError if pip fails or takes too long."""
+    """Run pip for the Python in an image of this Debian release. Raises ImageBuildError if pip
+    fails or takes too long.
+    """
     options = ["--disable-pip-version-check", "--no-input", "--no-color", *PATIENCE]
     status, said = _run(
         [_python_with_pip(), "-I", pip_for_image.__file__, _markers(release), *arguments, *options],
@@ -207,7 +212,7 @@ def _pip(arguments: list[str], release: str, deadline_s: float | None = None) ->
 
 
 def _run(command: list[str], deadline_s: float | None = None) -> tuple[int, str]:
-    # In an empty directory, because pip could install files from the current one.
+    # The program runs in an empty directory, because pip could install files from the current one.
     with tempfile.TemporaryDirectory(prefix="fumehood-pip-") as nowhere:
         status, lines = run_program(
             command,
@@ -219,8 +224,8 @@ def _run(command: list[str], deadline_s: float | None = None) -> tuple[int, str]
 
 
 def _python_with_pip() -> str:
-    """Return the path of a Python that has pip: the one that runs this process or, if it has no
-    pip, the system's.
+    """Return the path of a Python that has pip. If the Python that runs this process has none, use
+    the system's.
 
     Raises:
         ImageBuildError: neither of them has pip.
@@ -235,7 +240,7 @@ def _python_with_pip() -> str:
 
 
 def _pip_error(said: str) -> ImageBuildError:
-    """Return the error for a failed run of pip. `said` is pip's output."""
+    """Return the error for a run of pip that failed. `said` is what pip printed."""
     lines = [line for line in said.splitlines() if "is ignored: it is neither" not in line]
     lacks = _MISSING.search(said)
     if "Retrying (" in said:

@@ -1,4 +1,4 @@
-"""The call option `packages`, which the images part adds."""
+"""The call option `packages`, which the part `images` adds."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ if TYPE_CHECKING:
 
 
 def require_own_container(permitted: PermittedCall, plan: Plan) -> None:
-    """Raise InvalidParams if packages cannot be added for this call. They can only be added to a
-    separate container that runs a Python or shell program.
+    """Raise InvalidParams if packages cannot be added for this call.
+
+    This is possible only for a Python or shell program that runs in a container of its own.
     """
     for is_wrong, words in (
         (plan.placement.is_of_session,
@@ -32,7 +33,8 @@ def require_own_container(permitted: PermittedCall, plan: Plan) -> None:
 
 PACKAGES: CallOption[list[str] | None] = CallOption(
     name="packages",
-    # An empty list is no wish: a stored call or key must not differ from one without the option.
+    # An empty list becomes None, because a stored call or key must be the same as without the
+    # option.
     type=Annotated[Packages | None, AfterValidator(lambda given: given or None)],
     default=None,
     adds_to_image=True,

@@ -1,9 +1,9 @@
-"""Packages of the Python index that are requested for a session or a call, and the layers that add
-them to images.
+"""Adds packages of the Python index to images, if callers ask for them for a session or a call.
 
-Host side. The names are resolved to a lock with hashes. The wheels are unpacked once into a layer,
-which all later requests with the same lock use. Invariants: only packages that the operator allows
-are installed on request; no code of a package runs before a program imports it.
+Host side. The names of the packages are resolved to a lock with hashes. The wheels are unpacked
+once into a layer on top of the image. All later requests with the same lock use this layer.
+Invariants: only packages that the operator allows are installed; no code of a package runs before a
+program imports it.
 """
 
 from __future__ import annotations
@@ -38,26 +38,30 @@ if TYPE_CHECKING:
     from fumehood.sandbox.images.recipe import Lock
 
 EVERY = "*"
-"""Entry in the list of allowed packages that allows all of them."""
+"""The entry in the list of allowed packages that allows every package."""
 
 LOCK_S = 24 * 3600.0
-"""Seconds for which the resolved versions of a request are reused for identical requests."""
+"""Seconds for which the resolved versions are used again for identical requests."""
 
 MAX_OF_ONE = 4
-"""Maximum number of one principal's package requests that are waiting or being resolved."""
+"""Maximum number of package requests of one principal that wait or are in progress."""
 
 PIP_S = 120.0
 """Maximum seconds for one run of pip that resolves a request."""
 
 MAKING_S = 240.0
-"""Maximum seconds to resolve a request or to make a layer, and to wait while others do so."""
+"""Maximum seconds to resolve a request or to make a layer. Also the maximum seconds to wait for
+other requests before that.
+"""
 
 
 def new_layers(
     settings: PackageSettings, docker: Docker, own: Path, state: Path | None, on_event: OnEvent
 ) -> PackageLayers:
-    """Create the maker of package layers for one container wall. Without its first parameter, this
-    function is a `NewImageMaker`.
+    """Create the maker of package layers for one container wall. Without `settings`, the signature
+    is that of a `NewImageMaker`.
+
+    `own` is the folder with the operator's own recipes, and `state` the engine's state directory.
     """
     cache = state / "wheels" if state is not None else None
     return PackageLayers(settings, docker, own, cache, on_event)
@@ -66,7 +70,7 @@ def new_layers(
 class PackageLayers(ImageMaker):
     """Resolves requests for packages, and makes layers of packages, one at a time.
 
-    `own` is the folder of the operator's own recipes. `cache` is the directory of downloaded
+    `own` is the folder with the operator's own recipes. `cache` is the directory of downloaded
     wheels, or None for the default directory of the engine's user.
     """
 
@@ -87,11 +91,13 @@ class PackageLayers(ImageMaker):
         self._turn = anyio.Lock()
         self._waiting = FairShare(sys.maxsize, MAX_OF_ONE)
         self._resolved: OrderedDict[tuple[str, str], tuple[str, float]] = OrderedDict()
-        """Image id and request → the lock, and when it expires, by the monotonic clock."""
+        """Image id and requirements → the lock, and the time at which it expires, by the monotonic
+        clock.
+        """
 
     async def lock(self, image: Image, wanted: Sequence[str], principal_id: str) -> str:
-        """Return the lock of these packages and all their dependencies. The versions are the newest
-        ones that are compatible, found at most `LOCK_S` seconds ago.
+        """Return the lock of the packages `wanted` and all their dependencies. Its versions are the
+        newest that fit together, as found at most `LOCK_S` seconds ago.
 
         Raises:
             InvalidParams: a package is not allowed or not available.
@@ -113,8 +119,8 @@ class PackageLayers(ImageMaker):
         return lock
 
     async def make(self, base: Image, lock: str) -> None:
-        """Make the layer that adds the packages of a lock to an image. Do nothing if the layer
-        already exists.
+        """Make the layer that adds the packages of `lock` to the image `base`. Do nothing if the
+        layer exists.
 
         Raises:
             InvalidParams: the packages are no longer available.
@@ -141,8 +147,9 @@ class PackageLayers(ImageMaker):
         index.trim(cache, most_bytes)
 
     def _checked(self, packages: Sequence[str]) -> str:
-        """Check the requested packages, and return them as the text of a requirements file. Raises
-        InvalidParams if a package is invalid or not allowed.
+        """Check the requested packages, and return them as the text of a requirements file.
+
+        Raises InvalidParams if a package is invalid or not allowed.
         """
         from fumehood.images.requirements import merged, parse_requirements
         from fumehood.sandbox.images.recipe import WrongRequirements, normalized
@@ -182,8 +189,8 @@ class PackageLayers(ImageMaker):
             self._waiting.give_back(principal_id)
 
     async def _in_thread(self, work: Callable[[], Answer]) -> Answer:
-        """Run blocking work in a thread and return its result. Errors of the work are converted to
-        errors for callers.
+        """Run `work`, which blocks, in a thread, and return its result. An error is converted to
+        one that callers may see.
         """
         from fumehood.images.index import PackagesRefused
         from fumehood.images.rootfs import CAUSE_UNKNOWN, ImageBuildError
@@ -205,14 +212,14 @@ class PackageLayers(ImageMaker):
             raise self._failed(error) from None
 
     def _failed(self, error: Exception) -> SandboxUnavailable:
-        """Log an error whose text may contain paths of this host. Return an error for callers,
-        which does not contain the text.
+        """Log an error whose text may contain paths of this host. Return an error for callers
+        without this text.
         """
         self._on_event("packages.failed", {"why": str(error)})
         return try_later("The packages could not be installed. The engine's log says why.")
 
     async def sweep(self) -> None:
-        """Remove the build containers that killed builds left behind. Raises DockerError."""
+        """Remove build containers that a killed build has left behind. Raises DockerError."""
         if self._settings.allow:
             from fumehood.images.build import sweep_builders
 

@@ -1,4 +1,4 @@
-"""Images as a part of the product."""
+"""Declaration of the part `images`, which builds images and adds packages to them."""
 
 from __future__ import annotations
 

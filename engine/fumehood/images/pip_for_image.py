@@ -1,10 +1,11 @@
-"""Run pip with the environment markers of an image's Python. A separate program, run by its path.
+"""Runs pip with the environment markers of the Python in an image. This is a separate program.
+Usage: pip_for_image.py MARKERS ARGUMENT…
 
-Host side. pip's `--python-version` affects which files pip selects, but pip evaluates conditions
-such as `python_version < "3.12"` for the Python that runs pip, so an image would lack packages that
-only its own Python needs. This program makes pip evaluate these conditions with the values in the
-first argument, a JSON object. If that has no effect in the installed version of pip, the program
-fails before pip does anything. Usage: pip_for_image.py MARKERS ARGUMENT…
+Host side. pip has the option `--python-version`, but this only affects which files pip selects.
+Conditions such as `python_version < "3.12"` are still evaluated for the Python that runs pip, so an
+image could lack packages that only its own Python needs. This program makes pip evaluate such
+conditions with the values in MARKERS, a JSON object. If that has no effect in the installed version
+of pip, the program fails before pip does anything.
 """
 
 from __future__ import annotations
@@ -15,22 +16,22 @@ import resource
 import sys
 
 ASKED = "platform_release"
-"""The environment marker that is used to test whether the replacement has an effect."""
+"""The environment marker with which this program tests whether MARKERS have an effect."""
 
 SIGN = "of-an-image"
-"""The value of the marker `ASKED` in an image. No real system has this value."""
+"""The value of this environment marker in MARKERS. No real system has this value."""
 
 
 MAX_FILE_BYTES = 4 << 30
-"""Size limit of each file that pip writes, and of pip's memory, because pip reads files that
-anybody may have published. It equals the limit for all unpacked packages of an image (see
-`unpacking`): some wheels that operators want are over 1 GB.
+"""Maximum size of each file that pip writes, and of pip's memory. pip needs these limits because it
+reads files that anybody may have published. The value equals the limit for all unpacked packages of
+an image (see `unpacking`), because some wheels that operators want are over 1 GB.
 """
 
 
 def main(markers: str, arguments: list[str]) -> int:
-    """Run pip with these environment markers, and return pip's exit status. If the markers have no
-    effect, do not run pip, and return 3.
+    """Run pip with the environment markers in `markers`, a JSON object, and return pip's exit
+    status. If the markers have no effect, return 3 without running pip.
     """
     resource.setrlimit(resource.RLIMIT_FSIZE, (MAX_FILE_BYTES, MAX_FILE_BYTES))
     resource.setrlimit(resource.RLIMIT_AS, (MAX_FILE_BYTES, MAX_FILE_BYTES))

@@ -1,8 +1,8 @@
-"""Remove images, the images on which they are based, and the layers on top of them, if nothing
-needs them.
+"""Removes images that nothing needs, the images on which they are based, and the layers on top of
+them.
 
-Host side. Invariants: an image that a container uses, or on which another image is based, is never
-removed. A build also keeps images that an engine of another version made in the last week.
+Host side. Invariant: an image is never removed if a container uses it, or if another image is based
+on it. A build also keeps those images that an engine of another version made in the last week.
 """
 
 from __future__ import annotations
@@ -32,20 +32,24 @@ from fumehood.sandbox.images.recipe import (
 )
 
 NEW_S = 3600
-"""Seconds for which an unneeded root file system is kept, because a running build may use it."""
+"""Seconds for which a root file system is kept although nothing needs it, because a running build
+may use it.
+"""
 
 FRESH_S = 300
 """Seconds for which a layer of packages is kept in any case, because the container for which it was
-made may not have started yet."""
+made may not have started yet.
+"""
 
 KEPT_S = 7 * 24 * 3600
-"""Seconds for which another engine's image is kept, because that engine may need it again."""
+"""Seconds for which an image of another engine is kept, because that engine may need it again."""
 
 
 def replaced_by(client: docker.APIClient, recipe: Recipe) -> set[str]:
-    """Return the ids of the images and bases that a new build of this recipe makes unnecessary.
-    These are the images and bases that were built from the same sources, and all that are over a
-    week old: images and bases of the same name, and root file systems.
+    """Return the ids of the images that a new build of this recipe makes unnecessary.
+
+    These are the images with the recipe's name, their bases, and root file systems, if they were
+    built from the same sources or are over a week old.
     """
     guest, now = guest_digest(), time.time()
     tops = {
@@ -67,14 +71,16 @@ def replaced_by(client: docker.APIClient, recipe: Recipe) -> set[str]:
 
 
 def images_of(client: docker.APIClient, name: str) -> set[str]:
-    """Return the ids of all images and bases with this name, whichever engine built them."""
+    """Return the ids of all images with this name and of their bases, whichever engine built
+    them.
+    """
     tops = {image.id for image in list_images(client, name)}
     return tops | {str(row["Id"]) for row in client.images(name=f"{REPOSITORY}/base-{name}")}
 
 
 def useless(client: docker.APIClient, own: Path) -> set[str]:
-    """Return the ids of images and bases that this engine would not use and that are over a week
-    old.
+    """Return the ids of those images and bases that this engine does not use and that are over a
+    week old. `own` is the folder with the operator's own recipes.
     """
     tops = list_images(client, own=own)
     used = {image.recipe for image in tops if image.is_own}
@@ -92,9 +98,13 @@ def useless(client: docker.APIClient, own: Path) -> set[str]:
 
 
 def old_layers(client: docker.APIClient, most_bytes: int, own: Path | None = None) -> set[str]:
-    """Return the ids of package layers that can be removed: layers that are over a week old and
-    whose image is no longer current, layers without a tag, and the oldest layers as long as the
-    total size exceeds `most_bytes`. Layers made in the last minutes are never included.
+    """Return the ids of the package layers that can be removed. These are:
+
+    * layers that are over a week old and whose image is no longer current
+    * layers without a tag
+    * the oldest layers, as many as are needed to bring the total size down to `most_bytes`
+
+    A layer that was made in the last minutes is never included.
     """
     current = {image.id: image.size_bytes for image in list_images(client, own=own) if image.is_own}
     rows = client.images(filters={"label": LAYER_BASE})
@@ -112,8 +122,8 @@ def old_layers(client: docker.APIClient, most_bytes: int, own: Path | None = Non
 
 
 def idle_roots(client: docker.APIClient, own: Path) -> set[str]:
-    """Return the ids of root file systems that no recipe needs. Those made in the last hour are
-    left out, because a running build may be using them.
+    """Return the ids of the root file systems that no recipe needs. Those that were made in the
+    last hour are left out, because a running build may use them.
     """
     wanted = set()
     for name in image_names(own=own):
@@ -127,8 +137,8 @@ def idle_roots(client: docker.APIClient, own: Path) -> set[str]:
 
 
 def remove_unused(client: docker.APIClient, identifiers: Iterable[str]) -> set[str]:
-    """Remove images, and the package layers on them, unless a container or another image needs
-    them. Return the ids of the removed images and layers.
+    """Remove images and the package layers on top of them. Keep those that a container uses, or on
+    which another image is based. Return the ids of everything that was removed.
 
     An image is removed before the image on which it is based.
     """
@@ -147,8 +157,8 @@ def remove_unused(client: docker.APIClient, identifiers: Iterable[str]) -> set[s
 
 
 def users_of(client: docker.APIClient, identifiers: Iterable[str]) -> list[str]:
-    """Return the names of the containers that were created from these images, including stopped
-    containers.
+    """Return the names of the containers that were created from these images. Stopped containers
+    count too.
     """
     names = {
         str(container["Names"][0]).removeprefix("/")
@@ -159,7 +169,7 @@ def users_of(client: docker.APIClient, identifiers: Iterable[str]) -> list[str]:
 
 
 def _remove(client: docker.APIClient, identifier: str) -> bool:
-    """Remove an image, unless a container uses it. Return True if the image was removed."""
+    """Remove an image, unless a container uses it. Return whether it was removed."""
     try:
         if client.containers(all=True, quiet=True, filters={"ancestor": identifier}):
             return False

@@ -1,7 +1,8 @@
-"""Requirements: the packages that a caller or an operator requests, and the locks that result.
+"""Requirements are the packages that a caller or an operator asks for. A lock is the result of
+resolving them.
 
-Host side, pure apart from reading wheels. Invariant: a requirement names a package of the index; it
-is never an option of pip, an address or a path.
+Host side, pure except that wheels are read. Invariant: a requirement names a package of the index;
+it is never an option of pip, an address or a path.
 """
 
 from __future__ import annotations
@@ -27,22 +28,23 @@ EMPTY_LOCK = Lock()
 _EXTRAS = rf"\[\s*{PACKAGE_NAME}(?:\s*,\s*{PACKAGE_NAME})*\s*\]"
 _VERSION = r"(?:~=|==|!=|<=|>=|<|>)\s*[A-Za-z0-9][A-Za-z0-9.!+*_-]{0,63}"
 _MARKER = r"(?!-|.*[ ;]-)[A-Za-z0-9_.'\"<>=!~() -]{1,300}"
-"""An environment marker. No word may begin with a hyphen, because pip would interpret it as an
-option, even within quotes, and some of pip's options build packages, which runs their code here.
+"""Matches an environment marker. No word in it may begin with a hyphen, because pip would take the
+word for an option, even within quotes. Some options of pip build packages, which would run their
+code here.
 """
 _REQUIREMENT = re.compile(
     rf"({PACKAGE_NAME})\s*(?:{_EXTRAS})?\s*(?:{_VERSION}(?:\s*,\s*{_VERSION})*)?\s*(?:;{_MARKER})?"
 )
-"""A requirement. *Source*: PEP 508, without the form `NAME @ URL`."""
+"""Matches one requirement. *Source*: PEP 508, without the form `NAME @ URL`."""
 
 _ARCHIVES = (
     ".whl", ".zip", ".tar", ".gz", ".tgz", ".bz2", ".tbz", ".xz", ".txz", ".tlz", ".lz", ".lzma",
 )  # fmt: skip
-"""Suffixes that make pip interpret a requirement as a file's path."""
+"""The suffixes that make pip take a requirement for the path of a file."""
 
 
 def parse_requirements(text: str) -> dict[str, str]:
-    """Parse the text of a requirements file. Return normalized package name → the package's line.
+    """Parse the text of a requirements file. Return the normalized name of each package → its line.
 
     Raises:
         WrongRequirements: a line is not a name with optional extras, versions and marker, or two
@@ -63,10 +65,10 @@ def parse_requirements(text: str) -> dict[str, str]:
 
 
 def lock_of(wheels: Iterable[Path]) -> Lock:
-    """Return a lock that accepts these wheels and no other files.
+    """Return a lock that accepts exactly these wheels.
 
     Raises:
-        WrongRequirements: the name of a file is not the name of a wheel, or cannot be written in a
+        WrongRequirements: the name of a file is not that of a wheel, or cannot be written in a
             lock.
     """
     packages = []
@@ -86,14 +88,16 @@ def digest_of_file(path: Path) -> str:
 
 
 def merged(ours: Mapping[str, str], theirs: Mapping[str, str]) -> str:
-    """Merge two lists in the form that `parse_requirements` returns. Return the text of a
-    requirements file. If both lists contain a package, the line in `theirs` is used.
+    """Return two lists of requirements, in the form that `parse_requirements` returns, as the text
+    of one requirements file. If both contain a package, the line in `theirs` counts.
     """
     return "".join(f"{line}\n" for _, line in sorted({**ours, **theirs}.items()))
 
 
 def _may_be_a_file(words: str) -> bool:
-    """Whether pip might take a requirement for the path of a file, as with `name==1.0.zip`."""
+    """Whether pip might take a requirement for the path of a file. `name==1.0.zip` is an
+    example.
+    """
     return words.rstrip().lower().endswith(_ARCHIVES)
 
 
@@ -108,6 +112,6 @@ def _why_refused(line: str) -> str:
 
 
 def without(lock: Lock, other: Lock) -> Lock:
-    """Return the lock without the packages that the lock `other` also contains."""
+    """Return `lock` without the packages that are also in the lock `other`."""
     names = {each.name for each in other.packages}
     return Lock(tuple(each for each in lock.packages if each.name not in names))

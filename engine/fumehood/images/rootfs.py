@@ -1,8 +1,9 @@
-"""Make an image's root file system as a tar file: with `mmdebstrap`, or from an existing image.
+"""Makes the root file system of an image as a tar file, with `mmdebstrap` or from an existing
+image.
 
-Host side. `mmdebstrap` needs root. The other way uses Docker, with a network. Both install the same
-packages, and finally run the script `finish` of the image's recipe. Invariant: only the recipe
-determines which of this host's files are copied into the file system.
+Host side. `mmdebstrap` needs root. The other way needs Docker and a network. Both install the same
+packages, and then run the script `finish` of the image's recipe. Invariant: only the recipe
+determines which files of this host are copied into the file system.
 """
 
 from __future__ import annotations
@@ -27,35 +28,39 @@ from fumehood.images.archive import add_file
 from fumehood.sandbox.images.recipe import Recipe
 
 OnStep = Callable[[str], None]
-"""Receives a short description of each step as it begins."""
+"""A function that receives a short description of each step when the step begins."""
 
 DEADLINE_S = 900
-"""Maximum seconds to make a root file system."""
+"""Maximum seconds for making a root file system."""
 
 END_PATIENCE_S = 30
-"""Seconds that a program has to end after SIGTERM before it is killed."""
+"""Seconds that a program has to end after SIGTERM. Then it is killed."""
 
 LINES_SEARCHED = 40
-"""Number of a failed program's last output lines that are searched for a known cause."""
+"""Number of output lines of a failed program, counted from the end, that are searched for a known
+cause.
+"""
 
 PACKAGES_NETWORK = "default"
-"""Docker network of the container that installs packages into a base. It must not be the host's,
-through which the base could reach everything that listens on loopback.
+"""The Docker network of the container that installs packages into a base. It must not be the host's
+network, through which the base could reach everything that listens on loopback.
 """
 
 MERGED_USR = Path("/usr/share/mmdebstrap/hooks/merged-usr")
-"""mmdebstrap's hook that makes `/bin`, `/lib` and `/sbin` links into `/usr`, if it is installed."""
+"""The hook of mmdebstrap that makes `/bin`, `/lib` and `/sbin` links into `/usr`. It may not be
+installed.
+"""
 
 _VERBS = ("running apt-get", "downloading", "extracting", "installing", "creating")
 _STEPS = tuple(f"I: {verb} " for verb in _VERBS)
 
 
 def make_root(recipe: Recipe, target: Path, on_step: OnStep) -> None:
-    """Install the recipe's packages into a new Debian system, and write the system to the tar file
-    `target`.
+    """Install the packages of the recipe into a new Debian system, and write the system to the tar
+    file `target`.
 
     Raises:
-        ImageBuildError: a step failed; the message names the remedy.
+        ImageBuildError: a step failed. The message names the remedy.
     """
     if os.geteuid() != 0:
         raise ImageBuildError(
@@ -71,12 +76,13 @@ def make_root(recipe: Recipe, target: Path, on_step: OnStep) -> None:
     finish = target.with_name("finish")
     finish.write_bytes(recipe.file("finish"))
     environment = {**os.environ, "LC_ALL": "C", "TMPDIR": str(target.parent)}
-    # Parts of mmdebstrap run as another user, who must have access to its files.
+    # mmdebstrap runs some steps as another user, who needs access to the files in this directory.
     target.parent.chmod(0o711)
     command = [
         program, "--variant=minbase", "--mode=root", "--format=tar",
         f"--include={','.join(recipe.packages)}",
-        # Unneeded files are removed by `finish`: mmdebstrap's own path filter is slower.
+        # The script `finish` removes unneeded files, because mmdebstrap's own path filter is
+        # slower.
         *([f"--hook-dir={MERGED_USR}"] if MERGED_USR.is_dir() else []),
         f"--customize-hook=chroot \"$1\" sh -s < {shlex.quote(str(finish))}",
         recipe.release, str(target),
@@ -101,8 +107,10 @@ def run_program(
     directory: Path | None = None,
     on_line: Callable[[str], None] = lambda line: None,
 ) -> tuple[int, list[str]]:
-    """Run a program, and stop it if it still runs after `deadline_s` seconds. Return its exit
-    status and its output lines. `on_line` receives each line as soon as it is printed.
+    """Run a program. Return its exit status and the lines that it printed. If it still runs after
+    `deadline_s` seconds, end it.
+
+    `on_line` receives each line as soon as the program prints it.
     """
     output: list[str] = []
     with subprocess.Popen(  # noqa: S603 - callers build the command from checked names
@@ -136,8 +144,8 @@ def run_program(
 
 
 def _end(process: subprocess.Popen[str]) -> None:
-    """Ask a program to end with SIGTERM, and kill it after `END_PATIENCE_S` seconds. Meanwhile the
-    program can clean up its mounts and files.
+    """Send SIGTERM to a program, so that it can clean up its mounts and files. If it has not ended
+    after `END_PATIENCE_S` seconds, kill it.
     """
     for signal_number in (signal.SIGTERM, signal.SIGKILL):
         with contextlib.suppress(ProcessLookupError):
@@ -149,11 +157,11 @@ def _end(process: subprocess.Popen[str]) -> None:
 def make_root_from_base(
     client: docker.APIClient, recipe: Recipe, target: Path, on_step: OnStep
 ) -> None:
-    """Install the recipe's packages into its base image, and write the resulting file system to the
-    tar file `target`.
+    """Install the packages of the recipe into its base image, and write the resulting file system
+    to the tar file `target`.
 
     Raises:
-        ImageBuildError: a step failed; the message names the remedy.
+        ImageBuildError: a step failed. The message names the remedy.
     """
     _pull(client, recipe.base, on_step)
     on_step("installing packages into the base")
@@ -196,8 +204,8 @@ def _context(recipe: Recipe) -> bytes:
 
 
 def _flatten(client: docker.APIClient, tag: str, target: Path, on_step: OnStep) -> None:
-    """Write the file system of the image `tag` to the tar file `target`. The result is a single
-    layer, without files that an upper layer has removed.
+    """Write the file system of the image `tag` to the tar file `target`, as a single layer. So it
+    contains no files that an upper layer has removed.
     """
     on_step("flattening it into one layer")
     container = client.create_container(tag, command=["true"])["Id"]
@@ -246,18 +254,20 @@ _SIGNS = (
         "Set TMPDIR to a directory that is mounted without nodev and noexec.",
     ),
 )  # fmt: skip
-"""Texts in a program's output → the cause, and the remedy."""
+"""Rows of texts that may occur in a program's output, the cause that they show, and the remedy."""
 
 LINES_SHOWN = 5
-"""Number of last output lines that an error shows if the cause is unknown."""
+"""Number of output lines, counted from the end, that an error shows if the cause is unknown."""
 
 
 CAUSE_UNKNOWN = "Fix that and build again."
-"""The remedy for an unknown cause. The message then contains the step's output."""
+"""The remedy for an unknown cause. The message then also contains the output of the step."""
 
 
 class ImageBuildError(Exception):
-    """An image was not built. The message gives the operator the cause and the remedy."""
+    """An image was not built. The message tells the operator the cause (`found`) and the
+    `remedy`.
+    """
 
     def __init__(self, found: str, remedy: str) -> None:
         super().__init__(f"{found} {remedy}")
@@ -266,9 +276,11 @@ class ImageBuildError(Exception):
 
 
 def build_error(what: str, output: Iterable[str]) -> ImageBuildError:
-    """Return the error for a failed step. Its message begins with `what`, which describes the
-    failed step. `output` contains the last lines that the step printed. If they show a known cause,
-    the error names the cause and the remedy.
+    """Return the error for a failed step. `what` says which step failed, and begins the message.
+    `output` contains the last lines that the step printed.
+
+    If the output shows a known cause, the error names this cause and its remedy. Otherwise it shows
+    the output.
     """
     lines = [line for line in output if line.strip()]
     text = "\n".join(lines)

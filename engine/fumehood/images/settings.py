@@ -1,4 +1,4 @@
-"""The operator's settings for packages that callers may request."""
+"""The operator's settings for the packages that callers may ask for."""
 
 from __future__ import annotations
 
@@ -8,15 +8,17 @@ from fumehood.core.part import Setting
 
 
 class PackageSettings(BaseModel):
-    """Which packages of the Python index callers may request for sessions and calls."""
+    """The operator's settings for the Python packages that callers may ask for, for sessions and
+    calls.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     allow: tuple[str, ...] = ()
-    """Names of the allowed packages; `"*"` allows all. Their dependencies are allowed as well."""
+    """The names of the allowed packages, or `"*"` for all. Their dependencies are allowed too."""
     max_mb: int = Field(default=10_240, ge=1, le=10_000_000)
-    """Maximum total size of all layers of packages, and also of all downloaded wheels. Above this
-    size, the oldest unused layers or wheels are removed.
+    """Maximum total size in MB of all layers of packages. The same maximum applies to all
+    downloaded wheels. Above it, the oldest unused layers or wheels are removed.
     """
 
 

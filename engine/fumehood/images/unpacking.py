@@ -1,9 +1,10 @@
-"""Unpack wheels into a tar archive, as a process with limits: `python -m … FOLDER TARGET WHEEL…`.
+"""Unpacks wheels into a tar archive, as a process with limits. Usage: `python -m … FOLDER TARGET
+WHEEL…`.
 
-Host side. Nothing in a wheel is run. The members of wheels become plain files and folders below
-FOLDER, owned by root and writable only by root. This module imports neither Docker nor pip. If a
-wheel is refused, the process prints the cause and the remedy as one line of JSON, and its exit
-status is `REFUSED`.
+Host side. Nothing in a wheel is run. The members of wheels become regular files and folders below
+FOLDER. They are owned by root, and only root can write to them. This module imports neither Docker
+nor pip. If a wheel is refused, the process prints the cause and the remedy as one line of JSON, and
+ends with the exit status `REFUSED`.
 """
 
 from __future__ import annotations
@@ -21,43 +22,43 @@ from pathlib import Path, PurePosixPath
 from fumehood.images.archive import add_folder, add_stream
 
 REFUSED = 3
-"""Exit status if a wheel is refused."""
+"""The exit status of the process if a wheel is refused."""
 
 MAX_MEMORY_BYTES = 1 << 30
-"""Maximum memory of the process."""
+"""Maximum memory of the process in bytes."""
 
 MAX_SITE_BYTES = 4 << 30
-"""Maximum size of the unpacked Python packages of an image, in bytes."""
+"""Maximum total size in bytes of an image's unpacked Python packages."""
 
 MAX_SITE_FILES = 200_000
-"""Maximum number of files in the Python packages of an image."""
+"""Maximum number of files and folders in an image's Python packages."""
 
 _DATA_FOLDERS = ("purelib", "platlib")
-"""Parts of a wheel's `.data` folder that are installed beside its packages. Scripts and headers in
-that folder are left out. *Source*: the wheel format, PEP 427.
+"""Those subfolders of a wheel's `.data` folder that are installed beside the wheel's packages.
+Other subfolders, such as scripts and headers, are left out. *Source*: the wheel format, PEP 427.
 """
 
 TESTED = frozenset(
     ("matplotlib", "mpl_toolkits", "numpy", "pandas", "pyarrow", "scipy", "sklearn", "statsmodels")
 )
-"""Packages whose test folders are left out, because they take up to half of the size."""
+"""Packages whose folders of tests are left out, because tests are up to half of their size."""
 
 
 class Refused(Exception):
-    """A wheel is refused. `args` are the cause and the remedy."""
+    """A wheel is refused. `args` contains the cause and the remedy."""
 
 
 _NOT_UNPACKED = (
     zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError, OSError,
 )  # fmt: skip
-"""Exceptions that `zipfile` raises for a damaged or encrypted archive."""
+"""The exceptions that `zipfile` raises for a damaged or encrypted archive."""
 
 
 def write_site(archive: tarfile.TarFile, wheels: Iterable[Path], folder: str) -> None:
-    """Add the contents of wheels to a tar archive, in the folder `folder`.
+    """Add the contents of the wheels to the tar archive, below the folder `folder`.
 
     Raises:
-        Refused: a file is not a readable wheel, a member is not a plain file below the folder, or
+        Refused: a file is not a readable wheel, a member is not a regular file below the folder, or
             the packages are too large.
     """
     folders: set[str] = set()
@@ -119,8 +120,8 @@ def _add_folders(archive: tarfile.TarFile, top: str, path: PurePosixPath, known:
 
 
 def main(folder: str, target: str, *wheels: str) -> int:
-    """Unpack the wheels into the new tar archive `target`, and return the exit status of the
-    process.
+    """Unpack the wheels into a new tar archive at `target`, below the folder `folder`. Return the
+    exit status of the process.
     """
     resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY_BYTES, MAX_MEMORY_BYTES))
     resource.setrlimit(resource.RLIMIT_FSIZE, (MAX_SITE_BYTES, MAX_SITE_BYTES))

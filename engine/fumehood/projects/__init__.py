@@ -1,1 +1,3 @@
-"""Projects: a host directory is copied into a session, and approved changes are written back."""
+"""Projects (a part): a directory of the host is copied into a session, and approved changes are
+written back.
+"""

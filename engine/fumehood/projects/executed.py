@@ -1,9 +1,8 @@
-"""Files in a project that common tools execute merely because the files exist.
+"""A table of files in a project that common tools execute merely because the files exist.
 
-Host side, a table. A diff of such a file looks like any other diff, so the approver gets a warning
-about the file. Such files are not refused, because most projects contain some. The table lists
-files that common tools execute when they start in a directory, or even when they only read it. It
-cannot be complete.
+Host side. The diff of such a file looks like any other diff, so approvers get a warning about it.
+Such files are not refused, because most projects contain some. The table lists files that common
+tools execute when they start in a directory, or even when they only read it. It cannot be complete.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ import re
 
 from fumehood.projects.rules import plain
 
-# A name that ends in a slash is a directory with everything below it.
+# A name that ends in a slash is a directory. It stands for everything below that directory too.
 _TABLE = {
     "direnv": ".envrc",
     "mise": "mise.toml .mise.toml mise.*.toml .mise/",
@@ -58,7 +57,7 @@ _TABLE = {
     ".lefthook.yml .lefthook.yaml .pre-commit-config.yaml .pre-commit-hooks.yaml .overcommit.yml "
     ".lintstagedrc*",
     # Agents follow these files rather than execute them. The first match counts, so this entry
-    # precedes the entries for whole directories, such as `.github/`.
+    # comes before the entries for whole directories, such as `.github/`.
     "coding agents, as instructions": "claude.md claude.local.md agents.md agents.override.md "
     "agent.md gemini.md qwen.md .cursorrules .cursor/rules/ .windsurfrules .windsurf/rules/ "
     ".clinerules/ .roorules* .goosehints .junie/ .kiro/ .augment/ .augment-guidelines "
@@ -77,8 +76,9 @@ _TABLE = {
     "the desktop": "*.desktop autostart/ systemd/",
     "SSH": ".ssh/",
 }
-"""Tool → names of files and directories, in the form that `plain` returns. `*` matches any
-characters except a slash."""
+"""Tool → the names of files and directories that it executes, in the form that `plain` returns. `*`
+matches any characters except a slash.
+"""
 
 
 def _pattern(names: str) -> str:
@@ -93,8 +93,8 @@ _PATTERNS = {tool: re.compile(_pattern(names)) for tool, names in _TABLE.items()
 
 
 def executed_by(path: str) -> str | None:
-    """Return the tool in the table that executes the file or link at this path of a project, or
-    None.
+    """Return the tool that, by the table, executes a file or link at `path` in a project. Return
+    None if none does.
     """
     # Some file systems treat a backslash as a slash.
     looked_at = "/" + "/".join(plain(part) for part in path.replace("\\", "/").split("/"))

@@ -1,6 +1,7 @@
-"""The executors of the tools for a session's project. They run no code of the caller.
+"""The executors of the tools that work on a session's project. They run no code of the caller.
 
-Host side. Invariant: `apply` writes only the approved changes, whose digest is `ToolRun.expected`.
+Host side. Invariant: `apply` writes only the changes that a human has approved. `ToolRun.expected`
+is the digest of these changes.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from fumehood.sandbox.wall import Lease
 
 
 class ProjectDiffExecutor(Executor):
-    """Shows the changes in a session's project."""
+    """Shows the changes that a session has made to its project."""
 
     place = in_session(
         "the changed files are read in the container of the call's session; the engine itself "
@@ -29,7 +30,7 @@ class ProjectDiffExecutor(Executor):
 
 
 class ProjectApplyExecutor(ProjectDiffExecutor):
-    """Writes the approved changes into the project directory, and nothing else."""
+    """Writes the approved changes into the project directory on the host, and nothing else."""
 
     has_preview = True
 

@@ -1,4 +1,4 @@
-"""The record of a session's project directory, which is kept with the session."""
+"""The record of a session's project directory. It is stored with the session."""
 
 from __future__ import annotations
 
@@ -8,28 +8,30 @@ from pathlib import PurePath
 from fumehood.core.json_types import JsonObject
 
 NAME = "project"
-"""Name of the value that is kept with the session, and of the field in the session's record."""
+"""The name under which the record is stored with the session. The session's own record has a field
+with the same name.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class ProjectHome:
-    """The project directory from which a session's files were copied."""
+    """The directory of the host from which the files of a session were copied."""
 
     directory: str
     manifest: str = ""
-    """The name of the stored list of copied files in the engine's file store."""
+    """The name, in the engine's file store, of the stored list of copied files."""
     manifest_bytes: int = 0
 
     @property
     def value(self) -> JsonObject:
-        """The value that is kept with the session. Future versions may add fields to it, but not
-        change it.
+        """The record as the JSON that is stored with the session. Future versions may add fields,
+        but not change existing ones.
         """
         return asdict(self)
 
 
 def shown(value: JsonObject) -> str:
-    """Return what the session's record shows about the project: the name of the directory, without
-    its path.
+    """Return what users see of the record `value`: the name of the project directory, without its
+    path.
     """
     return PurePath(value["directory"]).name

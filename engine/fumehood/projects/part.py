@@ -1,4 +1,6 @@
-"""The part that adds projects to the product."""
+"""Declaration of the part `projects`, which copies directories of the host into sessions and
+back.
+"""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""The rules of a project's `.gitignore` files: which paths they leave out.
+"""The rules in a project's `.gitignore` files, which say which paths are left out.
 
 Host side, pure functions over untrusted text. The rules are those of git, except that the user's
-own rules and those in `.git` do not count. Each name in a path is matched by `fnmatch`. The time of
-such a match is proportional to the length of the text, so that a repository's rules cannot keep the
-engine busy. *Source*: gitignore(5).
+own rules and those in `.git` do not count. `fnmatch` matches each name in a path, in time
+proportional to the length of the name. So the rules of a repository cannot keep the engine busy.
+*Source*: gitignore(5).
 """
 
 from __future__ import annotations
@@ -19,38 +19,46 @@ from fumehood.protocol.strict_json import BYTE_ORDER_MARK
 FILE_NAME = ".gitignore"
 
 GIT = ".git"
-"""A directory name that no path in a project may contain, because git can execute files in such a
-directory."""
+"""No path in a project may contain a directory with this name, because git can execute files in
+it.
+"""
 
 _ALSO_GIT = frozenset({GIT, "git~1"})
-"""Names that some file systems treat as `.git`, in the form that `plain` returns."""
+"""The names that some file systems treat as `.git`, in the form that `plain` returns."""
 
 GIT_NAMES = ("HEAD", "objects", "refs", "commondir")
-"""Names in a directory by which git recognizes it as a repository."""
+"""The names in a directory by which git recognizes that the directory is a repository."""
 
 _IGNORED = re.compile(
     "[\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u202a-\u202e"
     "\u2060-\u206f\u3164\ufe00-\ufe0f\ufeff\uffa0\ufff0-\ufff8\U0001bca0-\U0001bca3"
     "\U0001d173-\U0001d17a\U000e0000-\U000e0fff]"
 )
-"""Matches characters that case-insensitive file systems ignore when they compare names. *Source*:
-the Unicode property Default_Ignorable_Code_Point."""
+"""Matches the characters that case-insensitive file systems ignore when they compare names.
+*Source*: the Unicode property Default_Ignorable_Code_Point.
+"""
 
 STAGING_PREFIX = ".fumehood-apply-"
-"""Prefix of the name of the directory in a project in which new contents are staged."""
+"""How the name of a staging directory begins. New contents are staged in such a directory of the
+project.
+"""
 
 PROOF_PREFIX = ".fumehood-project-"
-"""Prefix of the name of the file with which a claimant proves write access to a directory. No
-session may write a file with this prefix. Otherwise, its agent could claim the directory."""
+"""How the name of the file begins with which a claimant proves write access to a directory. No
+session may write a file with such a name. Otherwise, the agent in the session could claim the
+directory.
+"""
 
 MAX_RULES = 10_000
 MAX_RULES_BYTES = 1 << 20
-"""Maximum total size, in bytes, of all `.gitignore` files of one tree. The number of their rules is
-limited by `MAX_RULES`."""
+"""Maximum total size in bytes of all `.gitignore` files of one tree. `MAX_RULES` limits the number
+of rules in them.
+"""
 
 MAX_TESTS = 50_000_000
-"""Maximum number of comparisons, for one tree, of a name in a path with a pattern in a rule. This
-many comparisons take a thread about 10 s."""
+"""Maximum number of comparisons for one tree. Each compares a name in a path with a pattern in a
+rule. This many comparisons take a thread about 10 s.
+"""
 
 _MAGIC = frozenset("*?[\\")
 
@@ -58,23 +66,23 @@ _MAGIC = frozenset("*?[\\")
 @dataclass(frozen=True, slots=True)
 class _Rule:
     parts: tuple[re.Pattern[str] | None, ...]
-    """A pattern for each part of a path. None matches any number of parts (`**`)."""
+    """One pattern for each name in a path. None (`**`) matches any number of names."""
     is_negated: bool
     is_for_directories: bool
 
 
 def is_never(path: str) -> bool:
-    """Whether a path can never be in a project, whatever the rules are."""
+    """Whether a project can never contain this path, whatever its rules are."""
     return any(map(_is_never_named, path.split("/")))
 
 
 def git_directories(paths: Iterable[str]) -> tuple[str, ...]:
-    """Return the directories that git would treat as repositories although they are not called
-    `.git`.
+    """Return those directories among `paths` that git would treat as repositories although they are
+    not called `.git`.
 
-    Git executes programs that a repository's `config` names. Each result is a prefix of paths as
-    `plain` returns them: it ends with a slash, or is empty for the top directory. *Source*:
-    is_git_directory of git.
+    git executes programs that the file `config` of a repository names. Each result is the beginning
+    of paths as `plain` returns them. It ends with a slash, or is empty for the top directory.
+    *Source*: is_git_directory of git.
     """
     head, objects, refs, commondir = map(plain, GIT_NAMES)
     names: dict[str, set[str]] = {}
@@ -90,8 +98,8 @@ def git_directories(paths: Iterable[str]) -> tuple[str, ...]:
 
 
 def plain(path: str) -> str:
-    """Normalize a path. If some file system treats two paths as the same, their normalized forms
-    are equal. *Source*: is_hfs_dotgit and is_ntfs_dotgit of git.
+    """Return the normal form of a path. If any file system treats two paths as equal, their normal
+    forms are equal. *Source*: is_hfs_dotgit and is_ntfs_dotgit of git.
     """
     if not path.isascii():
         path = "".join(one for one in path if unicodedata.category(one) != "Cf")
@@ -108,7 +116,7 @@ def _is_never_named(name: str) -> bool:
 
 
 class TooManyRules(Exception):
-    """The evaluation of a tree's rules would take too much time or memory. The message is a
+    """To evaluate the rules of a tree would take too much time or memory. The message is a
     clause.
     """
 
@@ -117,8 +125,8 @@ class TooManyRules(Exception):
 
 
 class IgnoreRules:
-    """The rules of one tree. Add a directory's rules before you call `leave_out` for paths in the
-    directory.
+    """The rules of one tree. The rules of a directory must be added before `leave_out` is called
+    for paths in it.
 
     If there are too many rules, `add` and `leave_out` raise `TooManyRules`. They never apply only
     some of the rules, because paths that the other rules leave out would then be included.
@@ -130,10 +138,14 @@ class IgnoreRules:
         self._tests_left = MAX_TESTS
         self._by_directory: dict[str, Sequence[_Rule]] = {}
         self._known: dict[str, bool] = {"": False}
-        """Directory → whether the rules leave the directory out."""
+        """Directory → whether the rules leave it out. This remembers the results for
+        directories.
+        """
 
     def add(self, directory: str, text: str) -> None:
-        """Add the rules in `text`, the content of a directory's `.gitignore`."""
+        """Add the rules of the `.gitignore` file in `directory`. `text` is the content of the
+        file.
+        """
         lines = _lines(text)
         self._bytes_left -= len(text.encode())
         self._rules_left -= sum(map(_has_rule, lines))
@@ -143,7 +155,9 @@ class IgnoreRules:
         self._by_directory[directory] = rules[::-1]
 
     def leave_out(self, path: str, *, is_directory: bool) -> bool:
-        """Whether the rules leave out a path, or a directory that contains it."""
+        """Whether the rules leave out `path`, or a directory above it. `is_directory` says whether
+        `path` is a directory itself.
+        """
         above = path.rpartition("/")[0]
         if above not in self._known:
             self._known[above] = self.leave_out(above, is_directory=True)
@@ -173,8 +187,11 @@ class IgnoreRules:
 
 
 def plain_names(text: str) -> tuple[str, ...]:
-    """Return the names that the top `.gitignore` leaves out in every directory. Paths with these
-    names need not be examined. If the file contains a negated rule, return no names.
+    """Return the names that the `.gitignore` file of the top directory leaves out in every
+    directory, so that nothing with such a name needs to be looked at. `text` is the content of the
+    file.
+
+    If the file contains a negated rule, return no names.
     """
     names: list[str] = []
     for line in _lines(text)[:MAX_RULES]:
@@ -189,8 +206,8 @@ def plain_names(text: str) -> tuple[str, ...]:
 
 
 def _lines(text: str) -> list[str]:
-    """Split the text of a `.gitignore` into lines as git does. *Source*: git's dir.c,
-    add_patterns_from_buffer.
+    """Split the text of a `.gitignore` file into lines, in the same way as git. *Source*: git's
+    dir.c, add_patterns_from_buffer.
     """
     lines = text.removeprefix(BYTE_ORDER_MARK).split("\n")
     return [line.removesuffix("\r") for line in lines]
@@ -224,15 +241,15 @@ def _parse(line: str) -> _Rule | None:
 
 
 def _without_spaces(line: str) -> str:
-    """Return a line without trailing spaces. Escaped spaces are kept."""
+    """Return a line without the spaces at its end. Escaped spaces are kept."""
     while line.endswith(" ") and not line.endswith("\\ "):
         line = line[:-1]
     return line
 
 
 def _pattern(part: str) -> re.Pattern[str]:
-    """Compile the pattern for one name in a rule. `fnmatch` itself does not support git's backslash
-    escapes.
+    """Compile the pattern for one name in a rule. git's backslash escapes are converted, because
+    `fnmatch` does not know them.
     """
     glob, at, is_in_class = "", 0, False
     while at < len(part):
@@ -258,9 +275,11 @@ def _pattern(part: str) -> re.Pattern[str]:
 
 
 def _fits(wanted: Sequence[re.Pattern[str] | None], parts: Sequence[str]) -> tuple[bool, int]:
-    """Return whether a rule matches a whole path, and the number of comparisons that this took. The
-    search backtracks only to the last `**`. Therefore, this number is at most the product of the
-    two lengths.
+    """Return whether the rule `wanted` matches the whole path `parts`, and the number of
+    comparisons that this took.
+
+    The search goes back only to the last `**`. So the number of comparisons is at most the product
+    of the two lengths.
     """
     if len(wanted) == 2 and wanted[0] is None and wanted[1] is not None:  # most rules
         return wanted[1].match(parts[-1]) is not None, 1

@@ -1,10 +1,11 @@
-"""Projects of sessions: claim a host directory, copy it into a session, and apply the changes.
+"""The projects of sessions: claim a directory of the host, copy it into a session, and write the
+session's changes back.
 
-Host side, above the sessions. A program that embeds the engine can name any host directory. Any
-other caller must create a file in the directory as the engine's user, which proves that the caller
-itself can write to the directory. Invariants: a project is written only by `SessionProject.apply`,
-only with the changes that were shown and approved, and only in the directory from which the
-session's files were copied.
+Host side, above the sessions. A program that embeds the engine can name any directory of the host.
+Every other caller must create a file in the directory, as the engine's user. This proves that the
+caller itself can write there. Invariant: only `SessionProject.apply` writes to a project. It writes
+only the changes that were shown and approved, and only into the directory from which the session's
+files were copied.
 """
 
 from __future__ import annotations
@@ -91,13 +92,14 @@ from fumehood.storage.files import Missing, SavedFiles, file_name
 
 MAX_KNOWN = 50
 """Maximum number of sessions whose baselines are kept in memory. Other baselines are read from
-storage."""
+storage when they are needed.
+"""
 
 FEED_S = 300.0
-"""Maximum seconds that copying a project into a session may take."""
+"""Maximum seconds for copying a project into a session."""
 
 SETTLED_S = 0.05
-"""Seconds that must pass after a file was written before the guest reports a version for it."""
+"""Seconds after the last write to a file. Only then does the guest report a version of the file."""
 
 APPLIED = "is not as it was last applied"
 CHANGED = "The project has changed since the diff was shown. Nothing was written."
@@ -105,24 +107,28 @@ REPOSITORY = "would be part of a git repository"
 
 
 class Claim(NamedTuple):
-    """A host directory that was claimed, so that sessions can be made from it."""
+    """A claim of a directory of the host, from which sessions can then be made. `everything` says
+    whether files are copied too that `.gitignore` files exclude.
+    """
 
     directory: Path
     everything: bool
     proof: str = ""
-    """Name of the file that the claimant must create in the directory. Empty once this file was
-    found."""
+    """The name of the file that the claimant must create in the directory. Empty once the file was
+    found.
+    """
 
 
 class Judged(NamedTuple):
-    """The result of comparing a session's changes with the host's files."""
+    """The changes of a session, compared with the files on the host."""
 
     changes: Sequence[Change]
     conflicts: dict[str, str]
-    """Path → reason why the path cannot be written, as a clause."""
+    """Path → a clause that says why the change cannot be written there."""
     old: dict[str, bytes]
-    """Path → content of the host's file, if it can be shown and is unchanged since it was copied or
-    last applied."""
+    """Path → the content of the host's file before the change. It contains only files that can be
+    shown, and that are unchanged since they were copied or last written.
+    """
 
 
 Keep = Callable[[ProjectHome], Awaitable[None]]
@@ -130,8 +136,8 @@ Keep = Callable[[ProjectHome], Awaitable[None]]
 
 
 class ProjectStore:
-    """The baselines and journals of all sessions of an engine. `saved` is None if the engine has no
-    persistent state.
+    """The baselines and journals of all sessions of an engine. A baseline is the state of a project
+    when it was copied into the session. `saved` is None if the engine has no persistent state.
     """
 
     def __init__(self, saved: SavedFiles | None, journals: Journals) -> None:
@@ -139,13 +145,13 @@ class ProjectStore:
         self.journals = journals
         self._known: OrderedDict[str, Baseline] = OrderedDict()
         self.turn = anyio.Lock()
-        """The lock that a writer of any project must hold."""
+        """A writer must hold this lock, whichever project it writes."""
         self.comparing = anyio.CapacityLimiter(1)
-        """Limits the number of threads that evaluate the `.gitignore` rules of sessions."""
+        """Limits how many threads evaluate the `.gitignore` rules of sessions at the same time."""
 
     async def baseline(self, session_id: str, home: ProjectHome) -> Baseline:
-        """Return the baseline of a session. Raises StateUnavailable if the baseline cannot be
-        read.
+        """Return the baseline of a session. `home` says where it is stored. Raises StateUnavailable
+        if it cannot be read.
         """
         known = self._known.get(session_id)
         if known is None:
@@ -171,7 +177,8 @@ class ProjectStore:
             self._known.popitem(last=False)
 
     async def put(self, session_id: str, directory: Path, baseline: Baseline) -> ProjectHome:
-        """Store a session's baseline, and return its new `ProjectHome`.
+        """Store the baseline of a session, and return the `ProjectHome` that says where it is
+        stored. `directory` is the project directory on the host.
 
         If the engine has persistent state, the baseline is on disk when this method returns.
 
@@ -191,8 +198,8 @@ class ProjectStore:
         return ProjectHome(str(directory), name, len(content))
 
     async def copied(self, session_id: str, home: ProjectHome, made: str) -> ProjectHome:
-        """Store the baseline of a session again, for the session `made` with a copy of its files,
-        and return the home of this session's project.
+        """Store the baseline of the session `session_id` also for the session `made`, which has a
+        copy of its files. Return the `ProjectHome` of the session `made`.
 
         Raises:
             StateUnavailable: the baseline cannot be read or written.
@@ -203,7 +210,7 @@ class ProjectStore:
 
 @dataclass(slots=True)
 class SessionProject:
-    """The project of one session. The caller of its methods must have the session's turn."""
+    """The project of one session. A caller of its methods must hold the session's lease."""
 
     _store: ProjectStore
     _session_id: str
@@ -211,7 +218,7 @@ class SessionProject:
     _keep: Keep
 
     async def difference(self, lease: Lease) -> JsonObject:
-        """Return the changes in the session's project as an object with `diff`, `files`,
+        """Return the changes in the session's project as JSON, with the fields `diff`, `files`,
         `truncated` and `unseen`.
         """
         found, judged = await self._compare(lease)
@@ -227,8 +234,8 @@ class SessionProject:
         }  # fmt: skip
 
     async def effect(self, lease: Lease) -> Effect:
-        """Return the changes that `apply` would make, as approvers see them. If `apply` would fail,
-        the returned effect contains the error.
+        """Return the changes that `apply` would write, as approvers see them. If `apply` would
+        fail, the effect contains the error.
         """
         found, judged = await self._compare(lease)
         error: EngineError | None = _conflict(judged.conflicts) if judged.conflicts else None
@@ -247,14 +254,17 @@ class SessionProject:
         return Effect(told, digest_of(judged.changes), digest_of(judged.changes), error)
 
     async def apply(self, lease: Lease, expected: str | None, call_id: str) -> JsonObject:
-        """Write the changes into the host directory. If `expected` is given, it must be the digest
-        of the changes. If the engine is killed while it writes, the next engine finds the outcome
-        by `call_id`.
+        """Write the session's changes into the project directory on the host. Return the
+        directory's name and the changed files as JSON.
+
+        If `expected` is given, the digest of the changes must equal it. `call_id` is the id of the
+        call. If the engine is killed while it writes, the next engine reports the outcome under
+        this id.
 
         Raises:
-            WorkspaceChanged: the digest of the changes is not `expected`; nothing was written.
-            InvalidParams: files on the host conflict with the changes; nothing was written.
-            StateUnavailable: the changes could not be written; nothing has changed.
+            WorkspaceChanged: the digest of the changes is not `expected`. Nothing was written.
+            InvalidParams: files on the host conflict with the changes. Nothing was written.
+            StateUnavailable: the changes could not be written. Nothing has changed.
         """
         store = self._store
         baseline = await store.baseline(self._session_id, self._home)
@@ -266,7 +276,8 @@ class SessionProject:
                     judged = await anyio.to_thread.run_sync(_judge, project, found, baseline)
                     if judged.conflicts:
                         raise _conflict(judged.conflicts)
-                    # Before staging: until this check, the session's programs can choose the size.
+                    # The check is made before staging, because until then the session's programs
+                    # can choose the size.
                     if expected is not None and digest_of(judged.changes) != expected:
                         raise WorkspaceChanged(CHANGED)
                     staging = _Staging(writing)
@@ -327,7 +338,7 @@ class SessionProject:
 
 
 def project_of(lease: Lease) -> SessionProject:
-    """Return the project of a leased session. Raises InvalidParams if it has no project."""
+    """Return the project of the leased session. Raises InvalidParams if it has none."""
     project = lease.part(SessionProject) if isinstance(lease, SessionLease) else None
     if project is None:
         raise InvalidParams(
@@ -337,8 +348,8 @@ def project_of(lease: Lease) -> SessionProject:
 
 
 def _judge(project: ProjectDirectory, found: Changes, baseline: Baseline) -> Judged:
-    """Compare the session's changes with the host's files. Changes that the host's files already
-    contain are left out.
+    """Compare the changes of a session with the files on the host. Leave out those changes that the
+    host's files already contain.
     """
     changes = found.changes
     repositories = _repositories(project, found)
@@ -350,8 +361,8 @@ def _judge(project: ProjectDirectory, found: Changes, baseline: Baseline) -> Jud
     deleted = {one.path for one in changes if one.after is None}
     for change in changes:
         now, is_there = project.entry(change.path)
-        # If the change of a path that the rules left out were dropped, a session could find out by
-        # guessing what the host's file contains.
+        # The host may have a file that the rules left out of the copy. If a change with the same
+        # content were dropped, a session could find out by guessing what that file contains.
         is_hidden = change.before is None and is_there and left_out(change.path)
         if now == change.after and (now is not None or not is_there) and not is_hidden:
             continue
@@ -367,7 +378,8 @@ def _judge(project: ProjectDirectory, found: Changes, baseline: Baseline) -> Jud
             conflicts[change.path] = IN_THE_WAY
         if change.before is not None and not change.before.is_link:
             content = project.content(change.path, min(room, MAX_READ_BYTES))
-            # A session must not be able to read later changes on the host.
+            # The content is shown only if it was in the session before, so no session can read
+            # later changes on the host.
             if content is not None and hashlib.sha256(content).hexdigest() == change.before.digest:
                 room -= len(content)
                 old[change.path] = content
@@ -375,8 +387,8 @@ def _judge(project: ProjectDirectory, found: Changes, baseline: Baseline) -> Jud
 
 
 def _repositories(project: ProjectDirectory, found: Changes) -> tuple[str, ...]:
-    """Return the directories that git would treat as repositories if the session's files were
-    written to the host. Git executes programs that a repository's `config` names.
+    """Return the directories that git would treat as repositories after the session's files were
+    written to the host. git executes programs that the file `config` of a repository names.
     """
     above = {""} | {
         change.path[: at + 1]
@@ -392,7 +404,9 @@ def _repositories(project: ProjectDirectory, found: Changes) -> tuple[str, ...]:
 
 
 def _left_out(baseline: Baseline) -> Callable[[str], bool]:
-    """Return a function that returns whether the rules of the copied project leave a path out."""
+    """Return a function that says whether the `.gitignore` rules of the copied project leave a path
+    out.
+    """
     rules = IgnoreRules()
     for directory, text in baseline.rules.items():
         rules.add(directory, text)
@@ -407,8 +421,9 @@ def _left_out(baseline: Baseline) -> Callable[[str], bool]:
 
 
 def _with_base(conflicts: dict[str, str], baseline: Baseline) -> dict[str, str]:
-    """Return the conflicts with corrected reasons. If a file's baseline entry comes from applied
-    changes instead of the copy, the reason `ANOTHER` becomes `APPLIED`.
+    """Return the conflicts with corrected reasons: `ANOTHER` becomes `APPLIED` if the session's
+    changes to the path have been written before, so that the host's file was not compared with the
+    copy.
     """
     return {
         path: APPLIED if why == ANOTHER and path in baseline.applied else why
@@ -430,7 +445,7 @@ def _conflict(paths: dict[str, str]) -> InvalidParams:
 
 
 class _Staging:
-    """Writes file contents, which arrive in pieces, into staged files."""
+    """Writes the contents of files into the staging directory. The contents arrive in pieces."""
 
     def __init__(self, writing: Writing) -> None:
         self._writing = writing
@@ -454,7 +469,7 @@ class _Staging:
 
 
 class Projects:
-    """Claims host directories, and creates and forks sessions with projects."""
+    """Claims directories of the host, and makes sessions with copies of them."""
 
     def __init__(self, store: ProjectStore, sessions: SessionKeeper) -> None:
         self._store = store
@@ -462,10 +477,11 @@ class Projects:
         self._claims: OrderedDict[str, Claim] = OrderedDict()
 
     def claim(self, directory: str, *, everything: bool = False, proven: bool = False) -> Project:
-        """Claim a host directory, so that sessions can be made from it.
+        """Claim a directory of the host, so that sessions can be made from it. If `everything` is
+        True, files that `.gitignore` files exclude are copied too.
 
-        If `proven` is False, the first of these sessions requires that the file `proof` exists in
-        the directory.
+        `proven` says that no proof is needed. Otherwise, the first session that is made from the
+        directory requires a file in it with the name `proof` of the result.
 
         Raises:
             InvalidParams: the path is not absolute, or `proven` is True and the path cannot be
@@ -489,9 +505,9 @@ class Projects:
 
         Raises:
             ResourceNotFound: there is no such claim.
-            PermissionDenied: the file that proves the claim is missing in the directory.
+            PermissionDenied: the directory does not contain the file that proves the claim.
             InvalidParams: the directory is too large, or a file in it cannot be copied.
-            EngineError: for the same reasons as in `SessionKeeper.create`.
+            EngineError: the session could not be created, as by `SessionKeeper.create`.
         """
         if project is None:
             return await self._sessions.create(principal, **wishes)
@@ -549,8 +565,8 @@ class Projects:
         return await self._store.put(record.id, claim.directory, baseline)
 
     async def difference(self, principal: Principal, session_id: str) -> JsonObject:
-        """Wait until the calls in a session have ended. Then return the changes in its project
-        (`SessionProject.difference`).
+        """Return the changes in the project of a session, in the form of
+        `SessionProject.difference`. First wait until the calls in the session have ended.
 
         Raises:
             ResourceNotFound: the principal has no such session.
@@ -571,8 +587,8 @@ def _resolved(path: Path) -> Path:
 
 
 def _look(claim: Claim) -> tuple[Path, list[Found], dict[str, str]]:
-    # Resolve only once: later, a link at this path could lead to a directory that the claimant
-    # cannot write.
+    # The path is resolved only once. Later, a link at this path could lead to a directory in which
+    # the claimant cannot write.
     directory = _resolved(claim.directory) if claim.proof else claim.directory
     with ProjectDirectory(directory) as project:
         if claim.proof and not project.take_proof(claim.proof):
@@ -584,14 +600,15 @@ def _look(claim: Claim) -> tuple[Path, list[Found], dict[str, str]]:
 
 
 FEED_BYTES = 1 << 20
-"""Maximum number of bytes of a feed that may be in transit."""
+"""Maximum number of bytes that have been sent to the guest but not yet acknowledged."""
 
 FEED = StreamKind("feed", str(FEED_BYTES))
 
 
 class Feed(Connections):
-    """Sends bytes through `stream` to the engine's own program in a container, only as fast as this
-    program reads. The guest may only acknowledge bytes.
+    """Sends a project into a container, through the attribute `stream`. The reader there is a
+    program of the engine. Bytes are sent only as fast as it reads. The guest may send nothing but
+    acknowledgements.
     """
 
     def __init__(self, port: StreamPort) -> None:
@@ -605,8 +622,8 @@ class Feed(Connections):
 
 
 async def feed(lease: Lease, pieces: Iterator[bytes]) -> Unpacked:
-    """Send a project to the guest while the iterator `pieces` reads it from disk. Return the
-    guest's report of what it has received.
+    """Send the bytes of a project to the guest while the iterator `pieces` reads them from disk.
+    Return the guest's report of what it has received.
 
     Raises:
         EngineError: the project could not be read, or the guest failed.

@@ -1,12 +1,18 @@
-"""Writing changes into a project: all or none are written, even if the engine is killed in between.
+"""Writes changes into a project. Either all or none are written, even if the engine is killed in
+between.
 
-Host side, in a thread. The new contents are staged in a directory of the project, on the same file
-system. Then each old file is moved into the staging directory and checked there. The new file takes
-its place, without overwriting anything. A journal in the engine's own state records the changes. If
-writing fails, all changes are undone. If the engine is killed before the journal is marked as done,
-the next engine undoes them; until then, the state refuses engines that cannot. Invariants: no link
-is followed; if any file on the host differs from the file that was copied, nothing is changed;
-nothing outside the project is changed.
+Host side, in a thread. The steps are:
+
+* The new contents are staged: they are written into a staging directory in the project, which is on
+  the same file system.
+* A journal in the engine's own state records the changes.
+* Each old file is moved into the staging directory and checked there. Then the new file is put in
+  its place. This never overwrites a file.
+
+If writing fails, all changes are undone. If the engine is killed before the journal is marked as
+done, the next engine undoes them. Until then, an engine that cannot undo them refuses to use the
+state. Invariants: no link is followed; if a file on the host is not as it was copied, nothing is
+changed; nothing outside the project is changed.
 """
 
 from __future__ import annotations
@@ -38,8 +44,8 @@ IN_THE_WAY = "is in the way"
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """The change at one path. `before` is None if the path is new, and `after` is None if the path
-    is deleted.
+    """The change at one path. `before` is None if the change creates the path. `after` is None if
+    it deletes the path.
     """
 
     path: str
@@ -48,8 +54,8 @@ class Change:
 
 
 class Conflicts(Exception):
-    """Files on the host have changed, so nothing was written. `paths` maps each path to the reason,
-    as a clause.
+    """Files on the host have changed, so nothing was written. `paths` maps the path of each such
+    file to a clause that says what has changed.
     """
 
     def __init__(self, paths: Mapping[str, str]) -> None:
@@ -63,13 +69,16 @@ class _Step:
     number: int
     has_old: bool
     staged: str | None
-    """Name of the staged file. None for a link or a deletion."""
+    """The name of the new file in the staging directory, or None if the step creates a link or only
+    deletes.
+    """
     inode: int | None
     modified_ns: int | None
-    """Together with `inode`, identifies the staged file. If the file at the path later has another
-    modification time, another program has changed it."""
+    """This and `inode` identify the staged file. If the file at the path later has another
+    modification time, another program has changed it.
+    """
     target: str | None
-    """The target of the new link. None if the step does not create a link."""
+    """The target of the new link, or None if the step does not create a link."""
 
 
 @dataclass(slots=True)
@@ -77,15 +86,16 @@ class _Journal:
     directory: str
     staging: str
     call_id: str = ""
-    """Id of the call that writes the changes. Empty in journals of old engine versions."""
+    """The id of the call that writes the changes. Empty in a journal of an old engine version."""
     state: str = "staging"
-    """`staging`, then `writing`, then `done`. After a kill, the recovery sets `undone`, or `mixed`
-    if another program has changed the files in between."""
+    """`staging`, then `writing`, then `done`. If the engine was killed while `writing`, the next
+    engine sets `undone`, or `mixed` if another program has changed the files meanwhile.
+    """
     steps: list[_Step] = field(default_factory=list)
     made: list[str] = field(default_factory=list)
-    """Directories that are created for the changes."""
+    """The directories that the changes create."""
     emptied: dict[str, int] = field(default_factory=dict)
-    """Directory that is removed if the deletions leave it empty → its mode."""
+    """The directories that are removed if the deletions leave them empty → the mode of each."""
 
     def text(self) -> bytes:
         steps = [astuple(step) for step in self.steps]
@@ -99,40 +109,47 @@ class _Journal:
 
 
 class Recovered(NamedTuple):
-    """The result of recovering the journals of a killed engine."""
+    """The result of recovering the journals of an engine that was killed."""
 
     failed: list[str]
-    """Project directories whose changes could not be undone, and journals that cannot be read.
-    These journals are all kept for the next attempt."""
+    """The project directories whose changes could not be undone, and the journals that cannot be
+    read. All their journals are kept for the next attempt.
+    """
     outcomes: dict[str, bool]
-    """Call id → True if the call wrote all its changes, False if it wrote none."""
+    """Id of a call → True if all its changes were written, False if none was."""
 
 
 class Journals:
-    """The journals of one engine. They are stored in a directory of their own.
+    """The journals of one engine, which are stored in a directory of their own.
 
-    Invariant: `need(True)` was called before the first journal is written, and `need(False)` is
-    called only after the last one was removed.
+    Invariant: `need(True)` is called before the first journal is written, and `need(False)` only
+    after the last journal was removed.
     """
 
     def __init__(
         self, directory: Path | None, need: Callable[[bool], None] = lambda is_needed: None
     ) -> None:
-        """`need` records whether an engine must be able to undo changes, to use the state. It may
-        raise StoreError.
+        """Use the journals in a directory.
 
-        If `directory` is None, no journals are written. The changes of a killed engine can then
-        not be undone.
+        Args:
+            directory: the directory of the journals. If it is None, no journals are written, so the
+                changes of a killed engine cannot be undone.
+            need: records whether only an engine that can undo changes may use the state. It may
+                raise StoreError.
         """
         self._directory = directory
         self._need = need
         self._turn = threading.Lock()
-        """Held while the number of journals and what is recorded of it change."""
+        """Held while the number of journals changes, and while `need` records whether there are
+        any.
+        """
         self._recovered: list[Path] = []
 
     def recover(self) -> Recovered:
-        """Undo the unfinished changes of a killed engine, and remove its staging directories. The
-        caller must call `forget` once it has stored the outcomes.
+        """Undo the unfinished changes of an engine that was killed, and remove its staging
+        directories.
+
+        The caller must store the returned outcomes, and then call `forget`.
         """
         failed, outcomes = found = Recovered([], {})
         if self._directory is None or not self._directory.is_dir():
@@ -162,19 +179,19 @@ class Journals:
         return found
 
     def forget(self) -> None:
-        """Remove the journals of the outcomes that `recover` has returned."""
+        """Remove the journals whose outcomes `recover` has returned."""
         self._remove(*self._recovered)
         self._recovered.clear()
 
     def begin(self, journal: _Journal) -> None:
-        """Write a new journal to disk. Raises OSError or StoreError."""
+        """Write the first version of a journal to disk. Raises OSError or StoreError."""
         with self._turn:
             if self._directory is not None:
                 self._need(True)
             self.write(journal)
 
     def write(self, journal: _Journal) -> None:
-        """Write a journal to disk. Raises OSError."""
+        """Write the present version of a journal to disk. Raises OSError."""
         if self._directory is None:
             return
         private_directory(self._directory)
@@ -182,12 +199,12 @@ class Journals:
         write_private(path, journal.text())
 
     def drop(self, journal: _Journal) -> None:
-        """Delete a journal whose changes are complete or undone."""
+        """Delete a journal whose changes have all been written or undone."""
         if self._directory is not None:
             self._remove(self._directory / _file_name(journal))
 
     def _remove(self, *paths: Path) -> None:
-        """Delete journals, and record whether any is left."""
+        """Delete these journals, and record whether any journals are left."""
         with self._turn:
             for path in paths:
                 path.unlink(missing_ok=True)
@@ -201,9 +218,10 @@ def _file_name(journal: _Journal) -> str:
 
 
 class Writing:
-    """Writes one set of changes into a project. A context manager; its methods block.
+    """Writes one set of changes into a project. This is a context manager, and its methods block.
 
-    Stage each new file with `add`. Then call `write`.
+    First stage each new file with `add`. Then call `write` once. `call_id` is the id of the call
+    that writes the changes.
     """
 
     def __init__(self, project: ProjectDirectory, journals: Journals, call_id: str = "") -> None:
@@ -233,8 +251,8 @@ class Writing:
 
     @contextmanager
     def add(self, path: str) -> Any:
-        """Yield an open file for the new content of a path. The file is staged. Raises
-        StateUnavailable.
+        """Yield an open file for the new content of `path`. The file is in the staging directory.
+        Raises StateUnavailable.
         """
         name = f"new-{len(self._staged)}"
         self._staged[path] = name
@@ -249,13 +267,13 @@ class Writing:
 
     def write(self, changes: Iterable[Change], directories: frozenset[str]) -> None:
         """Write the changes. `directories` are the directories in the session. They are not removed
-        even if they become empty.
+        from the project even if they become empty.
 
         Raises:
-            Conflicts: a file on the host differs from the file that was copied; nothing was
-                changed.
-            StateUnavailable: the disk is full, or permission is missing; nothing was changed.
-            OutcomeUnknown: one of these happened, and not everything could be undone.
+            Conflicts: a file on the host is not as it was copied. Nothing was changed.
+            StateUnavailable: the disk is full, or permission is missing. Nothing was changed.
+            OutcomeUnknown: writing failed for one of these reasons, and not everything could be
+                undone.
         """
         journal, project = self._journal, self._project
         with as_told():
@@ -285,7 +303,9 @@ class Writing:
                 raise
 
     def _undo(self, error: BaseException) -> None:
-        """Undo the changes after an error. Raises OutcomeUnknown if not all could be undone."""
+        """Undo the changes after `error`. Raises OutcomeUnknown if not all of them could be
+        undone.
+        """
         self._is_left = True
         try:
             is_whole = _put_back(self._project, self._journal)
@@ -303,8 +323,8 @@ class Writing:
             ) from error
 
     def _plan(self, todo: list[Change], directories: frozenset[str]) -> None:
-        """Add the steps to the journal. Give each staged file the mode of the file that it will
-        replace.
+        """Add the steps for the changes to the journal. Also set the mode of each staged file, as
+        far as possible to that of the file that it replaces.
         """
         journal, project = self._journal, self._project
         lacking: set[str] = set()
@@ -338,7 +358,9 @@ class Writing:
                     journal.emptied[path] = stat.S_IMODE(status.st_mode)
 
     def _set_mode(self, change: Change, staged: str) -> tuple[int, int]:
-        """Set the mode of a staged file. Return its inode and modification time in nanoseconds."""
+        """Set the mode of a staged file. Return its inode, and its modification time in
+        nanoseconds.
+        """
         assert change.after is not None
         mode = 0o644
         with suppress(OSError), self._project.parent(change.path) as (directory, name):
@@ -358,12 +380,12 @@ class Writing:
 
 
 def _do(project: ProjectDirectory, journal: _Journal, step: _Step, change: Change) -> None:
-    """Move the old file away if there is one, and check it. Then put the new file or link in its
-    place.
+    """Carry out one step: move the old file, if there is one, into the staging directory and check
+    it. Then put the new file or link in its place.
 
     Raises:
-        Conflicts: the old file or link differs from the one that was copied.
-        OSError: the file system failed otherwise.
+        Conflicts: the old file or link is not as it was copied, or the path is taken.
+        OSError: the file system failed in another way.
     """
     old = f"old-{step.number}"
     with (
@@ -392,8 +414,8 @@ def _make(project: ProjectDirectory, path: str) -> None:
 
 @contextmanager
 def _conflicts(path: str) -> Iterator[None]:
-    """If the block raises an OSError that shows that another program has changed this path, raise
-    Conflicts instead.
+    """Convert errors inside the `with` block: raise Conflicts if an OSError shows that another
+    program has changed this path. Other errors are not converted.
     """
     try:
         yield
@@ -406,11 +428,13 @@ def _conflicts(path: str) -> Iterator[None]:
 
 
 def _put_back(project: ProjectDirectory, journal: _Journal) -> bool:
-    """Undo the steps of a journal that were carried out. It is harmless to repeat this.
+    """Undo those steps of a journal that were carried out. This may be repeated.
 
-    Return False if the previous state could not be restored completely, because another program has
-    written to a path in between. If an old file's path is taken, the old file is stored next to it,
-    or in the project's top directory. Raises OSError.
+    Return False if another program wrote to a path meanwhile, so that not everything is as before.
+    An old file whose path is taken is stored beside that path, or in the top directory of the
+    project.
+
+    Raises OSError.
     """
     is_whole = True
     with project.directory(journal.staging) as staging:
@@ -433,7 +457,7 @@ def _put_back(project: ProjectDirectory, journal: _Journal) -> bool:
             aside = f"{short}{mark}"
             with _parent_or_top(project, step.path) as (directory, is_top):
                 if _is_there(old, staging):
-                    # Another program may have written to the path in between.
+                    # Another program may have written to the path meanwhile.
                     is_taken = is_top or _is_there(name, directory)
                     place = aside if is_taken else name
                     os.rename(old, place, src_dir_fd=staging, dst_dir_fd=directory)
@@ -443,8 +467,8 @@ def _put_back(project: ProjectDirectory, journal: _Journal) -> bool:
 
 @contextmanager
 def _parent_or_top(project: ProjectDirectory, path: str) -> Iterator[tuple[int, bool]]:
-    """Yield a descriptor of a path's directory and False. If that directory cannot be opened, yield
-    a descriptor of the project's top directory and True.
+    """Yield a descriptor of the directory of `path`, and False. If this directory cannot be opened,
+    yield a descriptor of the project's top directory, and True.
     """
     with ExitStack() as stack:
         try:
@@ -455,8 +479,10 @@ def _parent_or_top(project: ProjectDirectory, path: str) -> Iterator[tuple[int, 
 
 
 def _take_away(project: ProjectDirectory, step: _Step) -> bool:
-    """Remove the file or link that a step has created, unless another program has changed it since.
-    Return True if nothing remains at the path.
+    """Remove the file or link that a step has created. If another program has changed it, leave it
+    there.
+
+    Return True if nothing is left at the path.
     """
     with (
         suppress(FileNotFoundError, NotADirectoryError),
@@ -493,14 +519,14 @@ def _remove_staging(project: ProjectDirectory, staging: str) -> None:
 
 
 def _above(path: str) -> list[str]:
-    """Return the directories above a path, topmost first."""
+    """Return the directories above `path`, topmost first."""
     parts = path.split("/")
     return ["/".join(parts[:end]) for end in range(1, len(parts))]
 
 
 @contextmanager
 def as_told() -> Iterator[None]:
-    """Raise StateUnavailable in place of each OSError in the block."""
+    """Convert errors inside the `with` block: raise StateUnavailable instead of OSError."""
     try:
         yield
     except OSError as error:
