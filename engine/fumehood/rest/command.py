@@ -1,4 +1,6 @@
-"""`fumehood tools import …`: make tool definitions from documents in other formats."""
+"""The commands `fumehood tools import …`, which make tool definitions from documents in other
+formats.
+"""
 
 from __future__ import annotations
 

@@ -1,17 +1,21 @@
 """The executor of REST tools: each call is one HTTP request.
 
 Host side, above the part `outgoing`. The engine's own process sends the request (`upstreams`),
-without a wall, and `addresses` determines which hosts it may reach. If the endpoint or a header has
-a placeholder for an argument, the argument replaces the placeholder. All other arguments become the
+without a wall, and `addresses` decides which hosts it may reach. If the endpoint or a header of the
+definition has a placeholder for an argument, the argument replaces it. All other arguments become the
 query (GET, HEAD, DELETE) or a JSON body.
 
-A definition can map values in a service's JSON to the tool's result. For a result with several
-pages, the engine then makes the `next_cursor`. It contains the service's position of the next page,
-signed for the tool, the call's other arguments and the principal.
+A definition can map values in a service's JSON to the result of the tool. If such a result has
+several pages, the engine makes the `next_cursor` of a page. It contains the service's own position
+of the next page, and is signed for the tool, the other arguments of the call and the principal.
 
-Invariants: no argument changes the host, the number of path segments, the endpoint's own query or
-the names of headers; everything in an answer is untrusted, limited in size and free of the values
-of secrets; a position is sent only as the value of one parameter; no cursor contains a secret.
+Invariants:
+
+* No argument changes the host, the number of path segments, the endpoint's own query or the name of
+  a header.
+* Everything in an answer is treated as hostile, limited in size, and free of the values of secrets.
+* A position is sent only as the value of one parameter.
+* No cursor contains a secret.
 """
 
 from __future__ import annotations
@@ -74,16 +78,18 @@ from fumehood.registry.definitions import QUERY_METHODS
 from fumehood.registry.index import RegisteredTool
 
 MAX_ADDRESS = 16 * 1024
-"""Maximum length of a URL with its arguments, in characters. Many services close the connection if
-a URL is longer, which looks like a failure of the service. A few such calls by one caller would
-then open the service's circuit breaker for all callers."""
+"""Maximum length in characters of a URL with its arguments. Many services close the connection if a
+URL is longer, which looks like a failure of the service. A few such calls by one caller would then
+open the circuit breaker of the service for all callers.
+"""
 
 DRAINED_BYTES = 1 << 20
-"""After this many bytes of a relayed answer, reading pauses until the disk and the listener have
-caught up."""
+"""When this many bytes of a relayed answer have been read, reading pauses until the disk and the
+listener have caught up.
+"""
 
 _CONTENTS = frozenset({"content_base64"})
-"""Fields of the result that contain a file's content, so they are never shortened."""
+"""The fields of a result that contain the content of a file. They are never shortened."""
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 
@@ -141,7 +147,7 @@ async def run_request(
     traceparent: str,
     cursors: ListCursors,
 ) -> Outcome:
-    """Send the request of one call, and return the outcome."""
+    """Send the request of one call of `tool`, and return the outcome."""
 
     async def read(answer: UpstreamAnswer, values: SecretValues) -> Read:
         def parse() -> JsonObject:
@@ -161,8 +167,9 @@ async def run_request(
 
 
 Read = tuple[JsonObject, frozenset[str]]
-"""The tool's result, as read from a service's answer, and the names of its fields that are never
-shortened."""
+"""What was read from a service's answer: the result of the tool, and the names of those fields in
+it that are never shortened.
+"""
 
 
 async def perform(
@@ -173,9 +180,10 @@ async def perform(
     upstreams: Upstreams,
     redactor: Redactor,
 ) -> Outcome:
-    """Build a request with `make`, send it, and read a successful answer with `read`.
+    """Make a request with `make`, send it, and read a successful answer with `read`. Return the
+    outcome.
 
-    An EngineError that `make` or `read` raises becomes the error of the outcome.
+    If `make` or `read` raises an EngineError, the outcome contains this error.
     """
     attempt, values, started = Attempt(), SecretValues(), time.monotonic()
     outcome = Outcome(EndedBy.OK, "none")
@@ -200,13 +208,14 @@ async def _ask(
     values: SecretValues,
     relayed: RelayedText | None = None,
 ) -> UpstreamAnswer:
-    """Send the request with its secrets, and return the service's answer, which is successful.
+    """Send the request with its secrets, and return the service's answer. The answer is always
+    successful.
 
-    If `relayed` is given, it receives the answer's body, and the body of the returned answer is
-    empty.
+    If `relayed` is given, it receives the body of the answer, and the returned answer has an empty
+    body. The values of the secrets are added to `values`.
 
     Raises:
-        EngineError: the request failed, or its answer is not successful.
+        EngineError: the request failed, or the answer is not successful.
     """
     timeout_s = limits.wall_s if tool.timeout is None else min(limits.wall_s, tool.timeout / 1e3)
     try:
@@ -242,13 +251,13 @@ class RelayedText:
     """The body of an answer as text. It is passed to the listener while it arrives, and kept for
     the result.
 
-    The memory for it is limited, because a long text is written to disk. `feed` waits for the disk.
+    It needs only limited memory, because a long text is written to disk. `feed` waits for the disk.
     """
 
     def __init__(self, run: ToolRun, values: SecretValues) -> None:
         self.content_type: str | None = None
         self.size = 0
-        """Number of bytes of the body received so far."""
+        """Number of bytes of the body that have been received so far."""
         self._values = values
         self._kept = KeptStreams(
             run.blobs, run.domain.principal_id, run.part(Outgoing).upstreams.stream_bytes,
@@ -262,11 +271,13 @@ class RelayedText:
 
     @property
     def redacted(self) -> int:
-        """Number of matches of the redactor's rules that have been replaced."""
+        """Number of matches of the redaction rules that have been replaced."""
         return self._kept.redacted
 
     async def feed(self, piece: bytes, content_type: str) -> None:
-        """Add the next bytes of the body. If the disk or the listener is too slow, wait."""
+        """Add the next bytes of the body. Wait if the disk or the listener is too slow.
+        `content_type` is that of the answer.
+        """
         if self._secrets is None:  # by now the values of all secrets are known
             self._secrets = self._values.stream()
             self.content_type = self._values.text(content_type) or None
@@ -279,10 +290,10 @@ class RelayedText:
                 await drain()
 
     async def finish(self) -> tuple[JsonObject, tuple[CutText, ...]]:
-        """Return the fields `text` and `content_type` of the result. If the text was too long for
-        memory, also return a cut.
+        """End the text. Return the fields `text` and `content_type` of the result, and a cut if the
+        text was too long for memory.
 
-        This method waits only for writes to the disk.
+        This method waits only for the disk.
         """
         if self._secrets is not None:
             rest = self._secrets.feed(self._decoder.decode(b"", True)) + self._secrets.finish()
@@ -297,10 +308,11 @@ class RelayedText:
 
 
 async def relay_request(run: ToolRun) -> Outcome:
-    """Send the request of one call, pass the answer on while it arrives, and return the outcome.
+    """Send the request of one call, pass the answer on to the listener while it arrives, and return
+    the outcome.
 
-    If the request fails in the middle of the answer, the error's `details` contain the text that
-    has arrived.
+    If the request fails in the middle of the answer, the `details` of the error contain the text
+    that has arrived.
     """
     tool, attempt, values = run.tool.definition, Attempt(), SecretValues()
     text, started = RelayedText(run, values), time.monotonic()
@@ -330,7 +342,9 @@ async def relay_request(run: ToolRun) -> Outcome:
 
 
 async def _with_text(outcome: Outcome, text: RelayedText) -> Outcome:
-    """Return the outcome with the received text in its data or in its error's details."""
+    """Add the received text to the data of an outcome or, if it has an error, to the error's
+    details. Return the outcome.
+    """
     fields, cuts = await text.finish()
     if not text.size:
         return outcome
@@ -347,12 +361,13 @@ async def _with_text(outcome: Outcome, text: RelayedText) -> Outcome:
 def make_request(
     tool: ToolDefinition, arguments: JsonObject, traceparent: str | None = None
 ) -> UpstreamRequest:
-    """Return the request of one call. It contains references to secrets, not their values.
+    """Return the request of one call. It contains references to secrets, but no values of secrets.
 
-    Without `traceparent`, the `traceparent` header is left out unless the definition sets it.
+    If `traceparent` is None, the request has the header `traceparent` only if the definition sets
+    it.
 
     Raises:
-        ArgumentsRefused: an argument does not fit into the path, the query or a header, or the URL
+        ArgumentsRefused: an argument cannot be put into the path, the query or a header, or the URL
             is too long.
     """
     endpoint, method = tool.endpoint or "", tool.method or "GET"
@@ -392,8 +407,8 @@ def make_request(
 
 
 def fill_secrets(request: UpstreamRequest, secrets: Mapping[str, str]) -> UpstreamRequest:
-    """Return the request with each reference to a secret replaced by the secret's value. In the
-    URL, the values are percent-encoded.
+    """Return the request with each reference to a secret replaced by the secret's value. `secrets`
+    maps the names of secrets to their values. In the URL, values are percent-encoded.
     """
     if not secrets:
         return request
@@ -408,11 +423,12 @@ def fill_secrets(request: UpstreamRequest, secrets: Mapping[str, str]) -> Upstre
 
 
 def _fill_path(head: str, arguments: JsonObject) -> str:
-    """Return scheme, host and path with the placeholders replaced by arguments.
+    """Return scheme, host and path, which are in `head`, with the placeholders replaced by
+    arguments.
 
     Some services decode `%2F` and then resolve dots, so an argument such as `..%2Fadmin` could lead
-    to another path. Therefore, the filled-in segment is split at slashes as it is, decoded once,
-    and decoded twice. It is refused if one of the pieces is `.` or `..`.
+    to another path. Therefore, each segment with an argument is split at slashes in three forms: as
+    it is, decoded once, and decoded twice. The argument is refused if a piece is `.` or `..`.
     """
     if "{" not in head:
         return head
@@ -446,7 +462,7 @@ def _has_dots(segment: str) -> bool:
 
 
 def _fill_query(query: str, arguments: JsonObject) -> str:
-    """Return the endpoint's own query with the placeholders replaced by arguments."""
+    """Return the query of the endpoint itself with its placeholders replaced by arguments."""
     if "{" not in query:
         return query
     filled: list[str] = []
@@ -461,8 +477,11 @@ def _fill_query(query: str, arguments: JsonObject) -> str:
 
 
 def _query(arguments: JsonObject, own: str) -> str:
-    """Return arguments as a query. A list becomes several pairs with the same name. Null values are
-    left out. `own` is the endpoint's own query. Arguments with a name in `own` are refused.
+    """Return arguments as a query. A list becomes several pairs with the same name, and null values
+    are left out.
+
+    `own` is the query of the endpoint itself. An argument is refused if `own` has a pair with the
+    same name.
     """
     taken = {name for name, _ in parse_qsl(own, keep_blank_values=True)}
     pairs = []
@@ -474,7 +493,9 @@ def _query(arguments: JsonObject, own: str) -> str:
 
 
 def _texts(name: str, value: Any) -> Iterator[str]:
-    """Yield an argument's values for a query, percent-encoded."""
+    """Yield the values of one argument for a query, percent-encoded. `name` is the name of the
+    argument.
+    """
     for element in value if isinstance(value, list) else [value]:
         if isinstance(element, dict | list):
             raise _refused(name, "stands in the query and cannot be an object or nested list")
@@ -485,8 +506,8 @@ def _texts(name: str, value: Any) -> Iterator[str]:
 def _fill_headers(
     given: Mapping[str, str], arguments: JsonObject
 ) -> tuple[dict[str, str], set[str]]:
-    """Return the headers with the placeholders replaced by arguments, and the names of these
-    arguments.
+    """Return two values: the headers in `given` with their placeholders replaced by arguments, and
+    the names of all arguments that have a placeholder there.
 
     If an argument is missing, the header with its placeholder is left out.
     """
@@ -527,9 +548,9 @@ def _refused(name: str, reason: str) -> ArgumentsRefused:
 
 
 def _data(answer: UpstreamAnswer, values: SecretValues, redactor: Redactor) -> JsonObject:
-    """Return the tool's result, without the values of secrets. A JSON object is the result itself.
-    Other JSON becomes the field `value`, text the field `text`, and other bytes the field
-    `content_base64`. For an empty body, the result contains only `status`.
+    """Return the result of the tool, with the values of secrets replaced. A JSON object is the
+    result itself. Other JSON becomes the field `value`, text the field `text`, and other bytes the
+    field `content_base64`. If the body is empty, the result contains only `status`.
 
     Raises:
         ExecutionError: the content type is JSON, but the body is not.
@@ -548,7 +569,7 @@ def _data(answer: UpstreamAnswer, values: SecretValues, redactor: Redactor) -> J
 
 
 def _document(answer: UpstreamAnswer, values: SecretValues, redactor: Redactor) -> Any:
-    """Parse an answer's body as JSON. If it contains values of secrets, they are not replaced.
+    """Return the body of an answer, parsed as JSON. Values of secrets in it are not replaced yet.
 
     Raises:
         ExecutionError: the body is not JSON.
@@ -564,12 +585,12 @@ def _document(answer: UpstreamAnswer, values: SecretValues, redactor: Redactor) 
 
 
 def is_json(answer: UpstreamAnswer) -> bool:
-    """Whether the answer's content type is JSON."""
+    """Whether the content type of the answer is JSON."""
     return answer.content_type == "application/json" or answer.content_type.endswith("+json")
 
 
 def _error(answer: UpstreamAnswer, values: SecretValues, redactor: Redactor) -> EngineError:
-    """Return the error for an answer with an unsuccessful status."""
+    """Return the error for an answer whose status does not mean success."""
     status, details = answer.status, _details(answer, values, redactor)
     said = f"The tool's service answered with status {status}"
     if status == 429:
@@ -593,7 +614,9 @@ def _error(answer: UpstreamAnswer, values: SecretValues, redactor: Redactor) -> 
 
 
 def _details(answer: UpstreamAnswer, values: SecretValues, redactor: Redactor) -> JsonObject:
-    """Return an error's details: the status, the content type, and the beginning of the body."""
+    """Return the details of an error: the status, the content type, and the beginning of the body.
+    The values of secrets are replaced.
+    """
     kind = values.text(answer.headers.get("content-type", ""))
     details: JsonObject = {"status": answer.status, "content_type": kind or None}
     if not answer.body:
@@ -605,7 +628,7 @@ def _details(answer: UpstreamAnswer, values: SecretValues, redactor: Redactor) -
         return {**details, "body": value if len(text) <= MAX_BODY_SHOWN else text[:MAX_BODY_SHOWN]}
     except strict_json.StrictJsonError:
         pass
-    # Redact before cutting: a secret that was cut in half would not be found.
+    # Redaction comes before the cut, because a secret that was cut in half would not be found.
     body = strict_json.unmarked(answer.body).decode("utf-8", "replace")
     text, count = redactor.text(values.text(body))
     values.count += count
@@ -617,22 +640,25 @@ def _details(answer: UpstreamAnswer, values: SecretValues, redactor: Redactor) -
 # -- mapped answers -------------------------------------------------------------------------
 
 MAX_OBJECTS = 10_000
-"""Maximum number of items for which objects are built from `fields`. Building more would block
-other calls, and would turn one megabyte of small items into hundreds of megabytes of objects."""
+"""Maximum number of items for which objects are made from `fields`. To make more would delay other
+calls, and one megabyte of small items would become hundreds of megabytes of objects.
+"""
 
 _MISSING = object()
 
 
 @dataclass(frozen=True, slots=True)
 class ListCursors:
-    """Makes and reads the cursors with which one principal gets further pages from REST tools."""
+    """Makes and reads the cursors with which one principal gets the next pages of lists from REST
+    tools.
+    """
 
     cursors: Cursors
     principal_id: str
 
     def position(self, tool: ToolDefinition, arguments: JsonObject) -> Any:
-        """Return the service's position that the cursor in `arguments` contains. Return None if
-        there is no cursor, which means the first page.
+        """Return the service's own position in the cursor among `arguments`. Return None if there
+        is no cursor, which means the first page.
 
         Raises:
             InvalidParams: the cursor is invalid, or belongs to another list.
@@ -644,11 +670,11 @@ class ListCursors:
         return strict_json.loads(text.encode())
 
     def with_position(self, tool: ToolDefinition, arguments: JsonObject) -> JsonObject:
-        """Return the arguments for the service. The service's own page parameter replaces the
-        cursor.
+        """Return the arguments that are sent to the service. If they contain a cursor, the
+        service's own parameter for pages replaces it.
 
         Raises:
-            InvalidParams: for the same reasons as in `position`.
+            InvalidParams: the cursor is invalid, or belongs to another list.
         """
         mapping = tool.response
         if mapping is None or mapping.cursor_parameter is None:
@@ -658,13 +684,15 @@ class ListCursors:
         return others if position is None else {**others, mapping.cursor_parameter: position}
 
     def make(self, tool: ToolDefinition, arguments: JsonObject, position: bytes) -> str:
-        """Return the cursor of the next page. `position` is the service's position as JSON."""
+        """Return the cursor of the next page. `position` is the service's own position of this
+        page, as JSON.
+        """
         return self.cursors.make(_listing(tool, arguments), self.principal_id, position.decode())
 
 
 def _listing(tool: ToolDefinition, arguments: JsonObject) -> str:
-    """Return the name of the list to which a cursor belongs. It differs for each combination of
-    tool, endpoint and arguments.
+    """Return the name of the list to which a cursor belongs. Each combination of tool, endpoint and
+    arguments is another list.
     """
     others = {name: value for name, value in sorted(arguments.items()) if name != CURSOR}
     return "rest" + strict_json.dumps([tool.name, tool.endpoint, others]).decode()
@@ -678,8 +706,8 @@ def mapped(
     redactor: Redactor,
     cursors: ListCursors,
 ) -> JsonObject:
-    """Build a tool's result from a service's JSON document, as the tool's definition specifies.
-    Values of secrets are replaced.
+    """Return the result of a tool whose definition maps values in the service's JSON document. The
+    values of secrets are replaced.
 
     Raises:
         ExecutionError: the list of items is missing, or the position of the next page is invalid or
@@ -730,7 +758,11 @@ def mapped(
 def _next_position(
     mapping: ResponseMapping, position: Any, document: Any, count: int
 ) -> str | int | None:
-    """Return the service's position of the next page, or None if this is the last page."""
+    """Return the service's own position of the next page, or None if there is no next page.
+
+    `position` is that of the current page, or None for the first. `count` is the number of items in
+    it.
+    """
     if mapping.counts is not None:
         first = mapping.first if mapping.first is not None else int(mapping.counts == "pages")
         now = position if isinstance(position, int) else first
@@ -747,8 +779,8 @@ def _next_position(
 
 
 def _of_url(url: str, mapping: ResponseMapping, place: str) -> str:
-    """Return the value of the page parameter in a URL from the service. The rest of the URL is
-    ignored.
+    """Return the value of the page parameter in `url`, with which the service names the next page.
+    The rest of the URL is ignored. `place` is where the URL was found, for errors.
     """
     try:
         query = dict(parse_qsl(urlsplit(url).query, keep_blank_values=True))
@@ -768,15 +800,15 @@ def _not_understood(place: str) -> ExecutionError:
 
 
 def _object(value: Any, fields: Mapping[str, str]) -> JsonObject:
-    """Return an object with the value at each JSON pointer in `fields`. Missing values become
-    null.
+    """Return an object with the fields in `fields`, which maps each name to a JSON pointer into
+    `value`. Missing values become null.
     """
     found = {name: _at(value, place) for name, place in fields.items()}
     return {name: None if each is _MISSING else each for name, each in found.items()}
 
 
 def _at(value: Any, pointer: str) -> Any:
-    """Return the value at a JSON pointer, or `_MISSING` if there is none."""
+    """Return the value to which a JSON pointer leads, or `_MISSING` if there is none."""
     # *Source*: RFC 6901, section 4.
     for part in pointer.split("/")[1:]:
         key = part.replace("~1", "/").replace("~0", "~")

@@ -1,9 +1,11 @@
 """The tool `fetch_url`: one GET request to a URL that the caller chooses.
 
-Host side. Uses the code of `executor.py` for requests and errors. The URL is hostile: it may point
-into this host's networks, or contain data that the caller wants to leak. Invariants: nothing is
-sent unless the operator has enabled the tool; the tool shares no connections with REST tools, so it
-cannot reach hosts that only REST tools may reach; the request contains no secret and no call id.
+Host side. Requests and errors are those of `executor.py`. The URL is treated as hostile: it may
+lead into networks of this host, or contain data that the caller wants to leak. Invariants:
+
+* Nothing is sent unless the operator has enabled the tool.
+* The tool shares no connections with REST tools, so it cannot reach hosts that only they may reach.
+* The request contains no secret and no call id.
 """
 
 from __future__ import annotations
@@ -39,8 +41,8 @@ HEADERS = (
     ("user-agent", "fumehood"),
 )
 
-# Encoding name → Python codec. *Source*: the WHATWG's Encoding Standard. Python's other codecs are
-# not for web pages: some are very slow, and some decompress.
+# Name of an encoding → Python's codec. *Source*: the WHATWG's Encoding Standard. Python's other
+# codecs are not for web pages. Some of them are very slow, and some decompress.
 _CODECS = {
     **dict.fromkeys(("ascii", "us-ascii", "iso-8859-1", "latin1", "windows-1252"), "windows-1252"),
     **{name: name for name in ("utf-8", "utf-16", "utf-16le", "utf-16be", "big5", "euc-jp")},
@@ -74,7 +76,9 @@ class FetchExecutor(Executor):
         return fetch_request(arguments).shown
 
     async def run(self, run: ToolRun) -> Outcome:
-        """Fetch the URL in the call's arguments, and return its content as the outcome's data."""
+        """Fetch the URL in the arguments of the call. Return an outcome with its content as the
+        data.
+        """
 
         async def read(answer: UpstreamAnswer, values: SecretValues) -> Read:
             def make() -> JsonObject:
@@ -94,12 +98,12 @@ class FetchExecutor(Executor):
             run.part(Outgoing).upstreams.fetches,
             run.redactor,
         )
-        # The body was within the limit when it was read, but base64 makes it longer.
+        # The limit was checked when the body was read. In base64, the same body is longer.
         return replace(outcome, max_data_bytes=2 * run.limits.output_bytes)
 
 
 def fetch_request(arguments: JsonObject) -> UpstreamRequest:
-    """Build the request for the URL in `arguments`, without its fragment.
+    """Return the request for the argument `url`. The fragment of the URL is left out.
 
     Raises:
         ArgumentsRefused: the URL is invalid.
@@ -112,15 +116,15 @@ def fetch_request(arguments: JsonObject) -> UpstreamRequest:
 
 
 def page_data(answer: UpstreamAnswer, *, raw: bool, start: int) -> JsonObject:
-    """Return the tool's result: parsed JSON, text from the character `start` on, or a file. If
-    `raw` is True, JSON and HTML are returned as unchanged text.
+    """Return the result of the tool: parsed JSON, text from the character `start` on, or a file. If
+    `raw` is True, JSON and HTML become unchanged text.
     """
     data: JsonObject = {
         "url": answer.url,
         "status": answer.status,
         "content_type": answer.headers.get("content-type", "") or None,
     }
-    # Longer JSON is returned as text, which can be shortened.
+    # Longer JSON becomes text, because text can be shortened.
     if is_json(answer) and not raw and len(answer.body) <= INLINE_BYTES:
         try:
             return {
@@ -149,15 +153,15 @@ def page_data(answer: UpstreamAnswer, *, raw: bool, start: int) -> JsonObject:
 
 
 def file_name(url: str) -> str:
-    """Return a name for a file with the content of a URL. It is never a path, never hidden and
-    never empty.
+    """Return a name for a file with the content of `url`. The name is never a path, never hidden
+    and never empty.
     """
     last = unquote(urlsplit(url).path).rpartition("/")[2]
     return _NOT_OF_A_NAME.sub("_", last).lstrip("._")[:100] or "download"
 
 
 def _text(answer: UpstreamAnswer) -> str | None:
-    """Return the decoded body, or None if the body is not text."""
+    """Return the body of an answer as text, or None if it is not text."""
     found = _CHARSET.search(answer.headers.get("content-type", ""))
     codec = _CODECS.get(found[1].lower()) if found is not None else None
     is_marked = answer.body != strict_json.unmarked(answer.body)
@@ -187,11 +191,11 @@ _BREAK = re.compile(
 )
 _TAG = re.compile(rf"<[a-z/!?]{_QUOTED}>", re.IGNORECASE)
 _OPEN_QUOTE = re.compile(r"<[a-z/!?][^<>]*+>", re.IGNORECASE)
-"""Matches a tag in which a quote is not closed."""
+"""Matches a tag with a quote that is not closed."""
 
 
 def readable_text(page: str) -> str:
-    """Return the visible text of an HTML page, with one line for each block."""
+    """Return the visible text of an HTML page. Each block of the page becomes one line."""
     text = _DROPPED.sub(" ", page)
     text = _OPEN_QUOTE.sub("", _TAG.sub("", _BREAK.sub("\n", text)))
     lines = (" ".join(line.split()) for line in _unescaped(text).splitlines())

@@ -1,10 +1,13 @@
-"""`fumehood tools import openapi`: read a document, and print or save definitions made from it.
+"""`fumehood tools import openapi`: makes definitions from an OpenAPI document, and prints or saves
+them.
 
-The operator names the document, so the document's host may have any address. But redirects are
-followed only to public addresses. Definitions are printed to stdout, or written to a directory with
-one file for each tool. Remarks, and the configuration for secrets, are printed to stderr.
-Invariants: no file is written before all files have been checked; no file is replaced without
-`--force`; a tool that another file already defines is never defined again.
+The operator names the document, so its host may have any address. Redirects, however, are followed
+only to public addresses. Definitions are printed to stdout, or saved in a directory with one file
+for each tool. Remarks, and the configuration for secrets, are printed to stderr. Invariants:
+
+* No file is written before all files have been checked.
+* No file is replaced without `--force`.
+* A tool that another file already defines is never defined again.
 """
 
 from __future__ import annotations
@@ -50,9 +53,10 @@ from fumehood.sandbox.trusted_files import MAX_FILES, Untrusted, list_files, ope
 DEADLINE_S = 30
 WORK_S = 60.0
 MEMORY_MB = 1024
-"""Maximum memory, in MB, that an import may use in addition to the memory in use before. Its time
-is limited to `WORK_S` seconds. Without limits, even a small document could take hours, because
-references can include a large section of it a thousand times."""
+"""Maximum memory in MB that an import may use in addition to what the process used before. `WORK_S`
+limits its time in seconds. Without these limits, even a small document could take hours, because it
+can include one of its own large sections a thousand times by references.
+"""
 
 _HEADERS = (("accept", "application/json, */*;q=0.5"), ("user-agent", "fumehood"))
 
@@ -63,7 +67,8 @@ def import_document(
     """Import an OpenAPI document. `document` is a file, `-` for standard input, or an http or https
     address.
 
-    The definitions are saved in the directory `out`. If it is None, they are printed.
+    Save the definitions in the directory `out`. If `out` is None, print them. `force` allows
+    existing files to be replaced.
     """
     try:
         name, data = _read(document)
@@ -81,7 +86,8 @@ def import_document(
     else:
         _save(made.tools, out, force=force)
         say(f"{len(made.tools)} definitions are in {visible(str(out))}.", to_stderr=True)
-    # The document chose the tools' names, so the user must see which names --no-approval matched.
+    # The document chose the names of the tools, so the user must see what --no-approval has
+    # matched.
     waived = [t["name"] for t in made.tools if not t["read_only"] and not t["dangerous"]]
     if waived:
         say(f"Run without approval: {', '.join(waived)}.", to_stderr=True)
@@ -117,14 +123,16 @@ async def _fetched(url: str) -> bytes:
 
 
 class _OutOfTime(BaseException):
-    """The import took too long. This is a BaseException, so that code of the import does not catch
-    it by accident.
+    """Raised if the import takes too long. It is a BaseException, so that no code of the import
+    catches it by accident.
     """
 
 
 @contextmanager
 def _bounded() -> Iterator[None]:
-    """Limit the time and memory of the block. Raises CannotImport if the block exceeds a limit."""
+    """Limit the time and memory of the `with` block. Raises CannotImport if the block exceeds a
+    limit.
+    """
 
     def stop(*_: object) -> NoReturn:
         raise _OutOfTime
@@ -151,8 +159,8 @@ def _bounded() -> Iterator[None]:
 
 
 class _AnySecret(SecretBindings):
-    """Accepts references to any secret. Files in the directory may refer to secrets that are not in
-    this configuration.
+    """Accepts a reference to any secret, because files in the directory may refer to secrets that
+    are not in this configuration.
     """
 
     def faults(self, definition: ToolDefinition) -> list[str]:
@@ -160,7 +168,9 @@ class _AnySecret(SecretBindings):
 
 
 def _save(tools: list[JsonObject], out: Path, *, force: bool) -> None:
-    """Write one file `NAME.json` for each tool. Each file is written atomically."""
+    """Write one file `NAME.json` into the directory `out` for each tool. Each file is written
+    atomically. `force` allows existing files to be replaced.
+    """
     try:
         out.mkdir(mode=0o700, exist_ok=True)
         directory = open_directory(out, frozenset({0, os.geteuid()}))
@@ -181,8 +191,10 @@ def _save(tools: list[JsonObject], out: Path, *, force: bool) -> None:
 
 
 def _check_names(wanted: dict[str, JsonObject], files: set[str], out: Path, *, force: bool) -> None:
-    """End the command if another file already defines one of the tools. Without `force`, also end
-    it if a file to be written already exists.
+    """End the command if another file already defines one of the tools. Unless `force` is True,
+    also end it if one of the files exists.
+
+    `wanted` maps the name of each file to its tool. `files` are the names of the existing files.
     """
     try:
         from fumehood.definition_files.directory import ToolDirectory
@@ -209,8 +221,8 @@ def _refuse(out: Path, reason: str) -> NoReturn:
 
 
 def _remark(title: str, rows: list[tuple[str, str]]) -> None:
-    """Print remarks, given as pairs of operation and text. Operations with the same text are
-    printed on one line.
+    """Print remarks below a title. `rows` contains pairs of an operation and a text. Operations
+    with the same text are printed on one line.
     """
     operations: dict[str, list[str]] = {}
     for operation, words in rows:
@@ -221,10 +233,10 @@ def _remark(title: str, rows: list[tuple[str, str]]) -> None:
 
 
 def _configuration(made: Imported, named: set[str]) -> Iterator[str]:
-    """Yield lines that show the hosts of the requests, and the settings to add to the
+    """Yield lines that show to which hosts the tools send requests, and what to add to the
     configuration.
 
-    `named` contains the hosts that the operator named.
+    `named` contains the hosts that the operator has named.
     """
     hosts = sorted({shown_host(tool["endpoint"]) for tool in made.tools})
     yield f"Their requests go to {', '.join(hosts)}."
@@ -234,7 +246,8 @@ def _configuration(made: Imported, named: set[str]) -> Iterator[str]:
             f"Caution: the document chose {', '.join(foreign)}, not public or not encrypted. Calls "
             "are refused unless rest.allowed_hosts names it. Only if you know it to be right:"
         )
-        # Commented out, so that pasting everything does not allow a host that the document chose.
+        # These lines are comments, so that a user who pastes everything does not allow a host that
+        # the document chose.
         yield f"\n# [rest]\n# allowed_hosts = {json.dumps(closed)}"
     own = [host for host in closed if host in named]
     if own or made.secrets:
@@ -248,7 +261,9 @@ def _configuration(made: Imported, named: set[str]) -> Iterator[str]:
 
 
 def _needs_permission(tool: JsonObject) -> bool:
-    """Return whether rest.allowed_hosts must name the tool's host, as far as known without DNS."""
+    """Return whether the tool's host must be in rest.allowed_hosts, as far as this is known without
+    DNS.
+    """
     origin = Origin.of(tool["endpoint"].partition("?")[0])
     if origin.scheme == "http" and "${secret:" in json.dumps(tool):
         return True

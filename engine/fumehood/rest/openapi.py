@@ -1,11 +1,14 @@
-"""Definitions of REST tools from an OpenAPI 3.0 or 3.1 document.
+"""Makes definitions of REST tools from an OpenAPI 3.0 or 3.1 document.
 
-Host side, used by `fumehood tools import openapi`. `definitions` checks every definition that this
-module makes. The document is hostile. Invariants: each operation becomes a tool, or is left out
-with a reason; a tool that may change something requires approval unless the operator exempts it;
-the document can refer only to secrets for its own security schemes; a reference must lead to
-another place in the same document; the expansion of schemas is limited; invisible characters are
-removed from texts.
+Host side, for `fumehood tools import openapi`. `definitions` checks every definition that this
+module makes. The document is treated as hostile. Invariants:
+
+* Each operation becomes a tool, or is left out with a reason.
+* A tool that may change something requires approval, unless the operator exempts it.
+* Definitions refer only to secrets for the document's own security schemes.
+* A reference must lead to another place in the same document.
+* The size of schemas without references is limited.
+* Invisible characters are removed from texts.
 """
 
 from __future__ import annotations
@@ -39,7 +42,7 @@ from fumehood.registry.json_schema import (
 from fumehood.registry.secrets import Origin
 
 MAX_DOCUMENT_BYTES = 16 << 20
-"""Maximum size of one OpenAPI document in bytes."""
+"""Maximum size in bytes of an OpenAPI document."""
 
 _COPIED = frozenset(
     {
@@ -56,22 +59,24 @@ _IGNORED = frozenset(
         "contentSchema",
     }
 )  # fmt: skip
-"""Schema keywords that are dropped without a note, because they do not constrain arguments. If any
-other unsupported keyword is dropped, a note reports it."""
+"""Schema keywords that are dropped without a note, because they do not constrain arguments. For any
+other unsupported keyword, a note says that it was dropped.
+"""
 
 _OF_SEVERAL = frozenset({"anyOf", "oneOf", "prefixItems", "properties"})
 _STRUCTURE = _OF_SEVERAL | {"items", "additionalProperties", "contains", "not"}
 
 MAX_TOOL_DESCRIPTION = 2000
-"""Maximum length, in characters, of the description of a tool or parameter. A longer description is
-cut."""
+"""Maximum length in characters of the description of a tool or a parameter. A longer description is
+cut.
+"""
 
 RETRIES = 2
-"""Number of retries for a tool whose calls can be repeated without harm (GET, HEAD and PUT)."""
+"""Number of retries for tools whose calls may be repeated without harm (GET, HEAD and PUT)."""
 
 _METHODS_OF_PATHS = ("get", "head", "put", "post", "patch", "delete", "options", "trace")
 _OURS = frozenset({("header", name) for name in ("accept", "content-type", "authorization")})
-"""Header parameters that are ignored. *Source*: OpenAPI 3.1, "Parameter Object"."""
+"""The header parameters that are ignored. *Source*: OpenAPI 3.1, "Parameter Object"."""
 
 _WAYS = {
     "basic": ("Basic ", "USER:PASSWORD in base64"),
@@ -79,22 +84,25 @@ _WAYS = {
     "oauth2": ("Bearer ", "an access token, which is not renewed"),
     "openIdConnect": ("Bearer ", "an access token, which is not renewed"),
 }
-"""Security scheme → the text before the secret in the `Authorization` header, and a description of
-what the secret contains."""
+"""Kind of a security scheme → the text before the secret in the header `Authorization`, and what
+the secret contains, for the operator.
+"""
 
 _STYLES = {
     "path": ("simple", ("object", "array")),
     "query": ("form", ("object",)),
     "header": ("simple", ("object", "array")),
 }
-"""Place of a parameter → the only style that is supported there, and the types that are not
-supported there."""
+"""Place of a parameter → the only style, and the types that are not supported, for parameters
+there.
+"""
 
 _PLAIN = frozenset(
     {"type", "properties", "required", "additionalProperties", "description", "deprecated"}
 )
-"""Keywords that the schema of a body may have if the body's properties become arguments. Any other
-keyword prevents this."""
+"""The keywords that the schema of a body may have. The properties of such a body become arguments.
+An operation whose body has other keywords is left out.
+"""
 
 _JSON_TYPE = re.compile(r"application/([a-z0-9.-]{1,60}\+)?json")
 _IN_PATH = re.compile(r"\{([^{}]*)\}")
@@ -110,10 +118,12 @@ class CannotImport(Exception):
 class ImportOptions:
     """The operator's choices for an import.
 
-    `only` selects tools, operations or tags by name. `no_approval` selects tools by name. Names may
-    contain `*`. Each tool's name begins with `prefix`. `server` replaces the absolute server
-    addresses in the document. Relative addresses are resolved against `server` or, if it is not
-    given, against `source`, the document's own URL.
+    * `only` selects tools, operations or tags by name. `no_approval` selects by name the tools that
+      run without approval. In both, names may contain `*`.
+    * The name of each tool begins with `prefix`.
+    * `server` replaces absolute server addresses in the document. Relative ones are resolved
+      against `server`. If it is not given, they are resolved against `source`, the URL of the
+      document.
     """
 
     only: tuple[str, ...] = ()
@@ -125,8 +135,8 @@ class ImportOptions:
 
 @dataclass(slots=True)
 class SecretNeed:
-    """A secret that the operator must provide: what it contains, the tools that use it, and the
-    hosts to which it is sent.
+    """A secret that the operator must provide. `content` says what it must contain, `tools` which
+    tools use it, and `hosts` to which hosts it is sent.
     """
 
     content: str
@@ -139,8 +149,8 @@ class Imported:
     """The result of an import.
 
     `left_out` contains pairs of an operation and the reason why it did not become a tool. `notes`
-    contains pairs of an operation and a remark for the operator. `secrets` is keyed by the secrets'
-    names.
+    contains pairs of an operation and a remark for the operator. `secrets` maps the names of
+    secrets to what is needed.
     """
 
     tools: list[JsonObject] = field(default_factory=list)
@@ -150,7 +160,7 @@ class Imported:
 
 
 def import_openapi(document: Any, options: ImportOptions) -> Imported:
-    """Make a tool definition from each selected operation.
+    """Make a tool definition from each operation that `options` selects.
 
     Raises:
         CannotImport: the document is not OpenAPI 3.0 or 3.1, or an option is invalid or matches
@@ -190,8 +200,8 @@ def import_openapi(document: Any, options: ImportOptions) -> Imported:
 
 @dataclass(frozen=True, slots=True)
 class _Operation:
-    """One method of one path. `node` is the operation's object. `item` is the path's object, which
-    the path's methods share.
+    """One method of one path in the document. `node` is the object of this operation. `item` is the
+    object of the path, which all its methods share. `name` is the name of the tool.
     """
 
     name: str
@@ -206,12 +216,14 @@ class _Operation:
 
     @property
     def known_as(self) -> tuple[str, ...]:
-        """The names by which `--only` can select the operation."""
+        """All names by which `--only` can select the operation."""
         return (self.name, *texts([self.node.get("operationId")]), *texts(self.node.get("tags")))
 
 
 def _operations(root: OpenApiDocument, prefix: str, made: Imported) -> Iterator[_Operation]:
-    """Yield every supported operation in the document's order, each with a tool name of its own."""
+    """Yield all supported operations, in the order of the document. Each has a unique tool name
+    that begins with `prefix`. Operations that are not supported are added to `made`.
+    """
     taken: set[str] = set()
     for path, given in root.table("paths").items():
         try:
@@ -235,7 +247,7 @@ def _operations(root: OpenApiDocument, prefix: str, made: Imported) -> Iterator[
 
 
 def _secret_names(root: OpenApiDocument, prefix: str) -> dict[str, str]:
-    """Return name of a security scheme → name of the secret for it."""
+    """Return the name of each security scheme in the document → the name of the secret for it."""
     names: dict[str, str] = {}
     for scheme in root.table("components", "securitySchemes"):
         names[scheme] = _unique(_name(prefix, scheme), set(names.values()))
@@ -260,7 +272,8 @@ def _unique(name: str, taken: set[str]) -> str:
 def _fitting(
     option: str, patterns: Sequence[str], names: Mapping[str, Collection[str]]
 ) -> set[str]:
-    """Return the tools that a pattern selects. `names` maps each tool to all its names.
+    """Return the tools that the patterns select. `names` maps each tool to all its names. `option`
+    is the command's option with the patterns, for errors.
 
     Raises:
         CannotImport: a pattern matches no tool.
@@ -280,7 +293,7 @@ def _fitting(
 
 
 class _Reader:
-    """Makes a tool's definition from one operation."""
+    """Makes the definition of a tool from one operation."""
 
     def __init__(
         self,
@@ -300,8 +313,8 @@ class _Reader:
         self._required: set[tuple[str, str]] = set()
 
     def definition(self, *, needs_approval: bool) -> JsonObject:
-        """Return the tool's definition. Raises CannotImport if the operation cannot become a
-        tool.
+        """Return the definition of the tool. It is not checked yet. Raises CannotImport if the
+        operation cannot become a tool.
         """
         operation, node = self._operation, self._operation.node
         is_read = operation.method in ("GET", "HEAD")
@@ -337,9 +350,7 @@ class _Reader:
         return {name: value for name, value in fields.items() if value is not None}
 
     def with_right_defaults(self, definition: JsonObject) -> JsonObject:
-        """Return the definition without those defaults that its schema does not allow. The
-        definition must be valid.
-        """
+        """Return a valid definition without those defaults that do not fit their own schemas."""
         given = definition["parameters"]
         parameters = without_wrong_defaults(given)
         for name, said in parameters["properties"].items():
@@ -348,7 +359,7 @@ class _Reader:
         return {**definition, "parameters": parameters}
 
     def add_to(self, made: Imported, definition: JsonObject) -> None:
-        """Add the checked definition, its notes and its secrets to the result."""
+        """Add a checked definition to `made`, with its notes and the secrets that it needs."""
         made.tools.append(definition)
         notes = dict.fromkeys([*self._notes, *self._schemas.notes])
         made.notes += [(self._operation.label, note) for note in notes]
@@ -369,9 +380,10 @@ class _Reader:
     # -- address and credentials
 
     def _base(self) -> str:
-        """Return the base URL, to which the operation's path is appended. It is the first server
-        that the operation lists. If the operation lists none, the path's or else the document's
-        first server is used.
+        """Return the base URL, to which the path of the operation is appended.
+
+        It is the first server that the operation lists. If the operation lists none, it is the
+        first server of the path, and if the path lists none, the first server of the document.
         """
         given = [x.get("servers") for x in (self._operation.node, self._operation.item)]
         lists = [x for x in (*given, self._root.document.get("servers")) if isinstance(x, list)]
@@ -396,8 +408,8 @@ class _Reader:
         return base
 
     def _credential_query(self, headers: dict[str, str]) -> list[str]:
-        """Apply the first security requirement that is supported. Add its headers to `headers`, and
-        return its query parameters.
+        """Use the first security requirement of the operation that is supported. Add its headers to
+        `headers`, and return its query parameters.
         """
         node = self._operation.node
         wanted = node.get("security", self._root.document.get("security"))
@@ -439,11 +451,11 @@ class _Reader:
     # -- arguments
 
     def _parameters(self, headers: dict[str, str]) -> tuple[JsonObject, str, list[str]]:
-        """Return the schema of all arguments together, the path, and the query's parameters. The
-        latter two contain placeholders for arguments.
+        """Return three values: one schema for all arguments, the path, and the parameters of the
+        query. Path and query contain placeholders for arguments.
 
-        If the body, or the rest of the query, has an argument with the same name as one with a
-        placeholder, the latter is renamed.
+        An argument with a placeholder is renamed if an argument without one has the same name.
+        Arguments without a placeholder become the body, or the rest of the query.
         """
         placed, sent = self._declared()
         sent = self._body(headers) or sent
@@ -469,8 +481,8 @@ class _Reader:
         return schema, path, query
 
     def _declared(self) -> tuple[dict[tuple[str, str], JsonObject], JsonObject]:
-        """Return the schemas of the parameters that need a placeholder. Also return one schema for
-        all other parameters, which become the query.
+        """Return two values: the schemas of those parameters that need a placeholder, and one
+        schema for all other parameters, which become the query.
         """
         placed: dict[tuple[str, str], JsonObject] = {}
         query: JsonObject = {}
@@ -497,8 +509,8 @@ class _Reader:
         return placed, _object(query, required, is_open=False)
 
     def _given_parameters(self) -> dict[tuple[str, str], JsonObject]:
-        """Return (place, name) → parameter. If the path and the operation declare the same
-        parameter, the operation's parameter is used.
+        """Return the place and name of each parameter → the parameter. If both the path and the
+        operation declare a parameter, that of the operation counts.
         """
         found: dict[tuple[str, str], JsonObject] = {}
         for owner in (self._operation.item, self._operation.node):
@@ -515,8 +527,8 @@ class _Reader:
         return found
 
     def _schema_of(self, place: str, name: str, given: JsonObject) -> JsonObject:
-        """Return a parameter's schema. Raises CannotImport if arguments for the parameter could not
-        be sent.
+        """Return the schema of a parameter. `place` is where the document puts it, such as `query`,
+        and `given` is its declaration. Raises CannotImport if its arguments could not be sent.
         """
         if place not in _STYLES:
             raise CannotImport(f"arguments are not sent in a {place[:20]}")
@@ -541,7 +553,9 @@ class _Reader:
         return {**schema, "deprecated": True} if given.get("deprecated") is True else schema
 
     def _body(self, headers: dict[str, str]) -> JsonObject | None:
-        """Return the schema of the JSON body, or None if the operation has no body."""
+        """Return the schema of the JSON body, or None if the operation has no body. If the body
+        needs a header, add it to `headers`.
+        """
         if "requestBody" not in self._operation.node:
             return None
         body = self._root.resolved(self._operation.node["requestBody"], "the body")
@@ -570,10 +584,11 @@ class _Reader:
 
 @dataclass(frozen=True, slots=True)
 class _Credential:
-    """A reference to a secret, and the place of the secret in a request.
+    """A secret, and where a request contains it.
 
-    `place` is `header` or `query`, and `key` is the name of the header or query parameter.
-    `content` describes to the operator what the secret contains.
+    `place` is `header` or `query`, and `key` is the name of the header or of the query parameter.
+    `value` refers to the secret by its name `secret`. `content` says to the operator what the
+    secret must contain.
     """
 
     place: str
@@ -593,8 +608,8 @@ def _object(properties: JsonObject, required: list[str], *, is_open: Any) -> Jso
 
 
 def _kinds(schema: JsonObject) -> list[Any]:
-    """Return the types that a schema allows by its keyword `type`, or an empty list if it has
-    none.
+    """Return the types that the keyword `type` of a schema allows, or an empty list without this
+    keyword.
     """
     kinds = schema.get("type", [])
     return kinds if isinstance(kinds, list) else [kinds]
@@ -611,14 +626,16 @@ def _is_scalar(schema: JsonObject) -> bool:
 
 
 def shown_host(endpoint: str) -> str:
-    """Return an endpoint's host as the configuration writes it: with the port if this is not the
-    default port.
+    """Return the host of an endpoint in the form that the configuration uses: with the port, unless
+    it is the default.
     """
     return Origin.of(endpoint.partition("?")[0]).shown
 
 
 def _filled(url: str, variables: Any) -> str:
-    """Return a server's address with its variables replaced by their default values."""
+    """Return the address of a server with its variables replaced by their defaults. Raises
+    CannotImport if a variable has no default.
+    """
 
     def default(found: re.Match[str]) -> str:
         row = variables.get(found[1]) if isinstance(variables, dict) else None
@@ -638,11 +655,11 @@ def _plain(kind: str) -> str:
 
 
 def read_document(name: str, data: bytes) -> Any:
-    """Parse a JSON or YAML document. The suffix of `name` determines the format. If the suffix is
-    of another kind, the first character of the data determines it.
+    """Parse a document as JSON or YAML. The suffix of `name` decides between them. If it is neither
+    a suffix of JSON nor of YAML, the first character of `data` decides.
 
     Raises:
-        CannotImport: the data is too large, or is not valid in that format.
+        CannotImport: the data is too large, or cannot be parsed.
     """
     if len(data) > MAX_DOCUMENT_BYTES:
         raise CannotImport(f"it is larger than {MAX_DOCUMENT_BYTES >> 20} MB")
@@ -658,11 +675,11 @@ def read_document(name: str, data: bytes) -> Any:
 
 
 class OpenApiDocument:
-    """An OpenAPI document of version 3.0 or 3.1, with its internal references.
+    """An OpenAPI document of version 3.0 or 3.1, in which references can be followed.
 
     Raises:
-        CannotImport: the document is not OpenAPI 3.0 or 3.1. Methods raise this error if the target
-            of a reference does not exist.
+        CannotImport: the document is not OpenAPI 3.0 or 3.1. The methods also raise this if the
+            target of a reference does not exist.
     """
 
     def __init__(self, document: Any) -> None:
@@ -679,7 +696,7 @@ class OpenApiDocument:
         self.is_3_0 = version.startswith("3.0")
 
     def target(self, reference: str) -> Any:
-        """Return the target of a reference within the document."""
+        """Return the target of a reference. It must be in this document."""
         if not reference.startswith("#/"):
             raise CannotImport(f"{reference[:80]!a} refers to another document, which is not read")
         found: Any = self.document
@@ -694,8 +711,8 @@ class OpenApiDocument:
         return found
 
     def resolved(self, node: Any, kind: str) -> JsonObject:
-        """Return `node` itself or, if it is a reference, the referenced object. `kind` describes
-        the object in error messages.
+        """Return `node`. If it is a reference, return the object to which it refers. `kind`
+        describes the object in error messages.
         """
         for _ in range(MAX_SCHEMA_DEPTH):
             if not isinstance(node, dict):
@@ -706,7 +723,9 @@ class OpenApiDocument:
         raise CannotImport(f"{kind} refers in a circle")
 
     def table(self, *keys: str) -> JsonObject:
-        """Return the object at these keys in the document, or an empty object if there is none."""
+        """Return the object to which these keys lead, one after the other. Return an empty object
+        if there is none.
+        """
         found: Any = self.document
         for key in keys:
             found = found.get(key) if isinstance(found, dict) else None
@@ -714,11 +733,11 @@ class OpenApiDocument:
 
 
 class Schemas:
-    """Converts the schemas of one operation's request to JSON Schema without references.
+    """Converts the schemas in one operation's request to JSON Schema without references.
 
-    The service sets `readOnly` properties itself, so these are left out. In every converted schema,
-    `required` names only properties that the schema describes, unless a note reports that some of
-    the schema was lost.
+    Properties with `readOnly` are left out, because the service sets them itself. In a converted
+    schema, `required` names only properties that the schema describes. If other names were
+    required, a note says what was changed.
     """
 
     def __init__(self, root: OpenApiDocument) -> None:
@@ -726,20 +745,24 @@ class Schemas:
         self._left = MAX_SCHEMA_NODES
         self._looks_left = 20 * MAX_SCHEMA_NODES
         self._losses = 0
-        """Number of conversions in which the result accepts more than the original schema."""
+        """Number of times that something was lost: the converted schema accepts more than the
+        original.
+        """
         self.notes: list[str] = []
 
     def converted(self, node: Any, trail: tuple[str, ...] = ()) -> JsonObject:
-        """Return the converted schema.
+        """Return the converted schema of `node`.
 
-        `trail` has one entry for each level above the schema. The entry is the reference that led
-        to this level, or "" if none did.
+        `trail` has one entry for each level above `node`: the reference that led to this level, or
+        "".
         """
         return self._agreed(self._level(node, trail, self._read_only(node)))
 
     def _level(self, node: Any, trail: tuple[str, ...], unsent: frozenset[str]) -> JsonObject:
-        """Convert a schema, which may be one of several that describe the same value. `unsent`
-        contains the names of those properties of the value that no request may contain.
+        """Convert one schema of a value. Other schemas may describe the same value, for example by
+        `allOf`.
+
+        `unsent` contains the names of those properties of the value that no request may contain.
         """
         self._left -= 1 + (len(node) if isinstance(node, dict) else 0)
         if self._left < 0:
@@ -773,8 +796,8 @@ class Schemas:
         self.notes.append(note)
 
     def _read_only(self, node: Any) -> frozenset[str]:
-        """Return the names of the properties that a schema, or another of its `_parts`, declares as
-        `readOnly`.
+        """Return the names of those properties that are `readOnly`, by this schema or by another of
+        its `_parts`.
         """
         found: set[str] = set()
         for part in self._parts(node):
@@ -787,7 +810,9 @@ class Schemas:
         return frozenset(found)
 
     def _parts(self, node: Any) -> list[JsonObject]:
-        """Return a schema together with all schemas that it refers to or combines by `allOf`."""
+        """Return this schema, and all schemas to which it refers or which it combines by
+        `allOf`.
+        """
         found: list[JsonObject] = []
         waiting, seen = [node], set[int]()
         while waiting:
@@ -830,7 +855,9 @@ class Schemas:
         trail: tuple[str, ...],
         unsent: frozenset[str],
     ) -> None:
-        """Convert the schemas in the value of one keyword, and add them to `schema`."""
+        """Convert the schemas in `value`, which is the value of the keyword `key`, and add the
+        result to `schema`.
+        """
         before = self._losses
         if key == "properties" and isinstance(value, dict):
             sent = {name: said for name, said in value.items() if name not in unsent}
@@ -858,10 +885,11 @@ class Schemas:
         trail: tuple[str, ...],
         unsent: frozenset[str],
     ) -> None:
-        """Convert `anyOf` or `oneOf`. A value must match exactly one branch of a `oneOf`. If a
-        converted branch accepts more than its original, or if the union has a discriminator (not
-        supported), a valid value could match several branches. In these cases, `oneOf` becomes
-        `anyOf`.
+        """Convert the keyword `key`, which is `anyOf` or `oneOf`, and add the result to `schema`.
+
+        A value must match exactly one branch of a `oneOf`. A valid value could match several
+        converted branches if one of them accepts more than its original, or if the union has a
+        discriminator, which is not supported. In these cases, `oneOf` becomes `anyOf`.
         """
         before = self._losses
         branches = [self._level(part, trail, unsent | self._read_only(part)) for part in node[key]]
@@ -874,7 +902,7 @@ class Schemas:
             schema[key] = branches
 
     def _mend(self, schema: JsonObject, unsent: frozenset[str]) -> None:
-        """Rewrite keywords that JSON Schema writes differently, and drop patterns that are not
+        """Change keywords that JSON Schema writes differently, and remove patterns that are not
         supported.
         """
         for bound in ("minimum", "maximum"):
@@ -904,8 +932,8 @@ class Schemas:
         trail: tuple[str, ...],
         unsent: frozenset[str],
     ) -> JsonObject:
-        """Return the schema combined with the schemas in the `allOf` of `node`. If merging is
-        simple, the result is one schema. Otherwise, it has an `allOf`.
+        """Return `schema` combined with the schemas in the `allOf` of `node`. The result is one
+        schema if they can be merged in a simple way. Otherwise it has an `allOf`.
         """
         given = node.get("allOf")
         if not isinstance(given, list):
@@ -920,8 +948,10 @@ class Schemas:
         return merged
 
     def _agreed(self, schema: JsonObject) -> JsonObject:
-        """Return the schema with a property for each name that it requires. If the schema allows no
-        additional properties, names without a property are no longer required instead.
+        """Return the schema with a property for each name that it requires.
+
+        If the schema allows no additional properties, no property is added. Names without a
+        property are then no longer required.
         """
         if "object" not in (_kinds(schema) or ["object"]):
             return schema
@@ -951,15 +981,17 @@ class Schemas:
 
 
 def _as_parts(node: JsonObject) -> JsonObject:
-    """Move the reference in a schema into its `allOf`. The keywords next to the reference stay."""
+    """Return the schema with its reference moved into its `allOf`. The keywords beside the
+    reference stay.
+    """
     given = node.get("allOf")
     parts = [{"$ref": node["$ref"]}, *(given if isinstance(given, list) else ())]
     return {**{key: value for key, value in node.items() if key != "$ref"}, "allOf": parts}
 
 
 def _conjuncts(schema: JsonObject) -> Iterator[JsonObject]:
-    """Yield the schema, and those in its `allOf`, as far as they have a `required`. A value must
-    match all of them.
+    """Yield those schemas with a `required` that every valid value must match: the schema itself
+    and, at all levels, the schemas in its `allOf`.
     """
     if "required" in schema:
         yield schema
@@ -968,7 +1000,9 @@ def _conjuncts(schema: JsonObject) -> Iterator[JsonObject]:
 
 
 def _property_names(schema: JsonObject) -> set[str]:
-    """Return the names of all properties in a converted schema and in its branches."""
+    """Return the names of all properties in a converted schema, including those in its `allOf`,
+    `anyOf` and `oneOf`.
+    """
     names = set(schema.get("properties", ()))
     for keyword in ("allOf", "anyOf", "oneOf"):
         names.update(*map(_property_names, schema.get(keyword, ())))
@@ -977,7 +1011,7 @@ def _property_names(schema: JsonObject) -> set[str]:
 
 def _both(one: JsonObject, other: JsonObject) -> JsonObject | None:
     """Return one schema that accepts exactly the values that both schemas accept. Return None if
-    the schemas cannot be merged in a simple way.
+    they cannot be merged in a simple way.
     """
     both_have = "properties" in one and "properties" in other
     if both_have and any(
@@ -1008,8 +1042,8 @@ def texts(value: Any) -> list[str]:
 
 
 def clean(value: Any, longest: int) -> str:
-    """Return a text of at most `longest` characters without control and invisible characters. Line
-    breaks are kept.
+    """Return a text without control characters and invisible characters, cut to `longest`
+    characters. Line breaks stay. If `value` is not a text, return "".
     """
     if not isinstance(value, str):
         return ""

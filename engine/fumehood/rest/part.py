@@ -1,4 +1,4 @@
-"""The part that adds REST services to the product."""
+"""Declaration of the part `rest`, which adds tools that call REST services."""
 
 from __future__ import annotations
 
