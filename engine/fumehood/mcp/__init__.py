@@ -1,1 +1,3 @@
-"""The Model Context Protocol: the engine as a server, and servers whose tools the engine calls."""
+"""The Model Context Protocol, MCP (a part): the engine as an MCP server, and the MCP servers whose
+tools the engine calls.
+"""

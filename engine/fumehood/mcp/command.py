@@ -1,9 +1,10 @@
-"""`fumehood mcp`: the engine's tools for MCP clients, and the MCP servers that the engine uses.
+"""`fumehood mcp`: serves the engine's tools to MCP clients, and configures the MCP servers that the
+engine uses.
 
-`add` and `remove` change the tables `[mcp_servers.NAME]` of the configuration file. A running
-daemon keeps the configuration with which it started. These commands have no authority of their own,
-because the user must be able to write the file and restart the daemon. The rest of the file is
-kept, including comments. A change that would affect more than one table is refused.
+`add` and `remove` change the tables `[mcp_servers.NAME]` of the configuration file. A daemon that
+is running keeps the configuration with which it started. These commands give a user no additional
+rights, because the user must be able to write the file and to restart the daemon. The rest of the
+file stays as it is, including comments. A change that would affect more than one table is refused.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ PLACES = {
     "windsurf": ("~/.codeium/windsurf/mcp_config.json", "for all projects"),
     "zed": ("~/.config/zed/settings.json", "opened by the command zed: open settings"),
 }
-"""Client → the file to which the printed settings belong, and a hint on where to find that file."""
+"""Client → the file into which the printed settings belong, and a hint where this file is."""
 
 TIME_LIMITS = {
     "claude-code": ("timeout", 1000),
@@ -66,12 +67,14 @@ TIME_LIMITS = {
     "opencode": ("timeout", 1000),
     "zed": ("timeout", 1),
 }
-"""Client → the name of its setting for a call's timeout, and the number of the setting's units per
-second. Other clients have no such setting."""
+"""Client → its setting for the timeout of a call: the name of the setting, and how many of its
+units make a second. Clients that are missing here have no such setting.
+"""
 
 RUN_S = 120
-"""Seconds by which a client's timeout exceeds `--wait`. The call needs this time to run after the
-decision."""
+"""Seconds that are added to `--wait` for the client's timeout. This is the time that a call has to
+run after a human's decision.
+"""
 
 
 mcp = typer.Typer(
@@ -183,8 +186,10 @@ def config(
 
 
 def _session_with(session: str | None, described: Mapping[str, object]) -> str | None:
-    """Return the value of `--session`. If an option in `described` is given, return `new` instead,
-    because these options describe a new session.
+    """Return the value of `--session`. `described` maps options that describe a new session to
+    their values. If one of them is given, the value is `new`.
+
+    If `session` then names an existing session, end the command with an error.
     """
     given = [option for option, value in described.items() if value is not None]
     if given and session not in (None, NEW):
@@ -267,8 +272,8 @@ def _lines(server: dict[str, Any], sign: str, indent: str = "") -> list[str]:
 
 
 def _executable() -> str:
-    """Return the absolute path of this command. A client that is started from a desktop may have
-    another PATH.
+    """Return the absolute path of this command, because a client that is started from a desktop may
+    have another PATH.
     """
     own = Path(sys.argv[0])
     found = shutil.which("fumehood") if own.name != "fumehood" else str(own.absolute())
@@ -282,7 +287,9 @@ NEXT_START = "A daemon reads it when it starts: restart one that runs."
 
 
 def _add_server(name: str, given: JsonObject) -> None:
-    """Append the table of a new server to the configuration file."""
+    """Append a table for the server `name` to the configuration file. `given` contains the settings
+    of the server.
+    """
     from pydantic import TypeAdapter, ValidationError
 
     from fumehood.mcp.client.settings import AllMcpServers
@@ -306,7 +313,7 @@ def _add_server(name: str, given: JsonObject) -> None:
 
 
 def _remove_server(name: str) -> None:
-    """Remove the table of a server from the configuration file."""
+    """Remove the table of the server `name` from the configuration file."""
     file, text, document = _read_file()
     servers = dict(document.get("mcp_servers", {}))
     if servers.pop(name, None) is None:
@@ -319,7 +326,7 @@ def _remove_server(name: str) -> None:
 
 
 def _remarks_after(table: str) -> str:
-    """Return the comments at the end of a table's text. They belong to the next table."""
+    """Return the comments at the end of a table's text. They belong to the table that follows."""
     found = re.search(r"(?:^[ \t]*(?:#.*)?\n)*\Z", table, re.MULTILINE)
     return found[0] if found is not None else ""
 
@@ -336,9 +343,10 @@ def _read_file() -> tuple[Path, str, JsonObject]:
 
 
 def _replace(file: Path, text: str, expected: JsonObject) -> None:
-    """Replace the configuration file atomically, with the same owner and mode.
+    """Replace the content of the configuration file by `text`, atomically. Its owner and mode stay
+    the same.
 
-    End the command without a change if the new text does not parse to `expected`.
+    If `text` does not parse to `expected`, end the command without a change.
     """
     import tomllib
 
@@ -365,7 +373,7 @@ def _fault_words(name: str, fault: Any) -> str:
 
 
 def _toml(value: Any) -> str:
-    """Encode a value as TOML. JSON strings are also valid in TOML."""
+    """Return a value in the syntax of TOML. A JSON string is also valid TOML."""
     if isinstance(value, dict):
         return f"{{ {', '.join(f'{_toml(key)} = {_toml(each)}' for key, each in value.items())} }}"
     if isinstance(value, str):

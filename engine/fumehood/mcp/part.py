@@ -1,4 +1,4 @@
-"""The Model Context Protocol as a part of the product."""
+"""Declaration of the part `mcp`, which adds the Model Context Protocol to the engine."""
 
 from __future__ import annotations
 

@@ -736,8 +736,8 @@ class Schemas:
     """Converts the schemas in one operation's request to JSON Schema without references.
 
     Properties with `readOnly` are left out, because the service sets them itself. In a converted
-    schema, `required` names only properties that the schema describes. If other names were
-    required, a note says what was changed.
+    schema, `required` names only properties that the schema describes. Exceptions are possible only
+    if a note says that something of the schema was lost.
     """
 
     def __init__(self, root: OpenApiDocument) -> None:

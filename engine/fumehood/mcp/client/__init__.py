@@ -1,1 +1,1 @@
-"""The MCP servers that the configuration names, and whose tools the engine calls."""
+"""The engine as an MCP client: it calls tools of the MCP servers that the configuration names."""

@@ -1,9 +1,12 @@
-"""Runs tools of MCP servers, and converts the servers' results to outcomes.
+"""The executor of MCP tools: calls the MCP server that has the tool, and converts its result to an
+outcome.
 
-Host side, above `servers`. Invariants: the engine only calls a tool that one of the configured
-servers has listed. A call ends within its time limit, and its server is notified if the limit ends
-the call. Everything in a result is untrusted and limited in size, and the engine never fetches a
-URL from a result.
+Host side, above `servers`. Invariants:
+
+* The engine calls a tool only if a configured server has listed it.
+* A call ends within its time limit. If the time limit ends the call, the server is notified.
+* Everything in a result is treated as hostile and limited in size. The engine never fetches a URL
+  from a result.
 """
 
 from __future__ import annotations
@@ -41,10 +44,10 @@ from fumehood.protocol.framing import whole_words
 from fumehood.registry.index import RegisteredTool
 
 FRAME_BYTES = 64 * 1024
-"""Maximum number of bytes of a message in addition to the result in it."""
+"""Maximum number of bytes that a message has in addition to the result in it."""
 
 MAX_UNREAD = 5
-"""Maximum number of faulty content blocks in one result that are described one by one."""
+"""Maximum number of warnings about content blocks of one result that are not understood."""
 
 _DATA_URL = re.compile(r"data:([^,;]*)[^,]*;base64,", re.IGNORECASE)
 _ONE_BASE64 = str.maketrans("-_", "+/", " \t\r\n")
@@ -64,7 +67,7 @@ _CONTAINER = Placement(
 
 
 class McpExecutor(Executor):
-    """Runs tools of MCP servers."""
+    """Calls tools of MCP servers."""
 
     def placement(self, tool: ToolDefinition, *, in_session: bool) -> Placement:
         if tool.endpoint is not None:
@@ -88,11 +91,12 @@ class McpExecutor(Executor):
 
 
 def server_of(tool: RegisteredTool) -> McpServer:
-    """Return the MCP server that listed a tool. Raises SandboxUnavailable if no server of the
-    configuration has listed the tool.
+    """Return the MCP server that has listed the tool.
+
+    Raises SandboxUnavailable if no configured server has listed it.
     """
-    # Only a tool that this engine registered for an MCP server has one. Any other tool's
-    # definition could declare itself harmless.
+    # Only a tool that this engine has registered for an MCP server has a service of this class. Any
+    # other tool could call itself harmless in its definition.
     if not isinstance(tool.service, McpServer):
         raise SandboxUnavailable(
             "No MCP server of the configuration (mcp_servers) has the tool "
@@ -103,7 +107,7 @@ def server_of(tool: RegisteredTool) -> McpServer:
 
 
 async def call_tool(run: ToolRun, server: McpServer) -> Outcome:
-    """Call a tool of an MCP server, and convert the result to an outcome."""
+    """Call a tool of an MCP server, and return the result as an outcome."""
     tool, started = run.tool.definition, time.monotonic()
     meta: JsonObject = {"traceparent": run.traceparent}
     request = Request("tools/call", meta, run.handle.report)
@@ -112,7 +116,7 @@ async def call_tool(run: ToolRun, server: McpServer) -> Outcome:
     try:
         result = await _ask(server, tool.name, run.arguments, request, run.limits)
         data, unread = result_data(result, tool)
-        # The message was already bounded. Here files count as base64, which is longer.
+        # The size of the message was already limited. Files count as base64 here, which is longer.
         most = 2 * run.limits.output_bytes if "files" in data else None
         outcome = replace(outcome, data=data, max_data_bytes=most, warnings=unread)
     except EngineError as error:
@@ -129,8 +133,8 @@ async def call_tool(run: ToolRun, server: McpServer) -> Outcome:
 async def _ask(
     server: McpServer, name: str, arguments: JsonObject, request: Request, limits: Limits
 ) -> JsonObject:
-    """Send the call to the server and return the server's result. Raises EngineError if there is no
-    result.
+    """Send the call of the tool `name` to the server, and return its result. Raises EngineError if
+    there is none.
     """
     try:
         with anyio.fail_after(limits.wall_s):
@@ -151,16 +155,16 @@ async def _ask(
 
 
 def result_data(result: JsonObject, tool: ToolDefinition) -> tuple[JsonObject, tuple[str, ...]]:
-    """Return the tool's data, and warnings about content blocks of the result that are not
-    understood.
+    """Return two values: the data of the tool's result, and warnings about content blocks that are
+    not understood.
 
-    The data is the result's structured content. Without structured content, it is the result's
-    texts, as `text`. Files and links are added as `files` and `links`, unless the structured
-    content already has fields with these names. The tool has already run, so a malformed block is
-    left out and the other blocks are still used.
+    The data is the structured content of the result. If there is none, it is the texts of the
+    result, in the field `text`. Files and links are added in the fields `files` and `links`, unless
+    the structured content has fields with these names. If a block is not understood, the other
+    blocks are still used, because the tool has already run.
 
     Raises:
-        ExecutionError: the tool failed or requests input, or nothing in the result is understood.
+        ExecutionError: the tool failed or asks for input, or nothing in the result is understood.
     """
     if (result.get("resultType") or "complete") != "complete":
         raise ExecutionError("The tool of the MCP server asks for more input. Do not retry.")
@@ -195,11 +199,11 @@ def result_data(result: JsonObject, tool: ToolDefinition) -> tuple[JsonObject, t
 
 
 def _part(block: Any, number: int) -> tuple[str, Any]:
-    """Convert one content block of a result. Return the kind of the block (`text`, `links` or
-    `files`) and the converted block.
+    """Convert one content block of a result. Return its kind (`text`, `links` or `files`) and the
+    converted block. `number` is the position of the block in the result.
 
     Raises:
-        ValueError: the block is not understood. The message is a clause that names the fault.
+        ValueError: the block is not understood. The message is a clause that says why.
     """
     kind = block.get("type") if isinstance(block, dict) else None
     if kind == "text" and isinstance(block.get("text"), str):
@@ -215,10 +219,11 @@ def _part(block: Any, number: int) -> tuple[str, Any]:
 
 
 def _file(block: JsonObject, number: int, *, may_be_text: bool) -> JsonObject:
-    """Return an image, an audio clip or an embedded resource as a file.
+    """Return an image, an audio clip or an embedded resource as a file. `number` is the position of
+    the block in the result. `may_be_text` allows the content to be text.
 
-    The encoded data may be a `data:` URL, contain line breaks, use the alphabet for URLs, or lack
-    the padding.
+    The data may be a `data:` URL, contain line breaks, use the base64 alphabet for URLs, or lack
+    padding.
 
     Raises:
         ValueError: the data is missing, or is not base64.
@@ -247,6 +252,8 @@ def _file(block: JsonObject, number: int, *, may_be_text: bool) -> JsonObject:
 
 
 def _link(block: JsonObject) -> JsonObject:
-    """Return a link with the texts that the server sent. The engine never fetches the link."""
+    """Return a link with those fields that the server has sent as texts. The engine never fetches
+    the link.
+    """
     keys = ("uri", "name", "mimeType", "description")
     return {key: block[key] for key in keys if isinstance(block.get(key), str)}

@@ -1,4 +1,4 @@
-"""The connection between one engine and its MCP servers, which run as long as the engine does."""
+"""The MCP servers of one engine, as a part of it. They run as long as the engine does."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ if TYPE_CHECKING:
 
 
 class McpClient(EnginePart):
-    """Keeps the MCP servers of the configuration running. `servers` is empty before the engine
-    starts.
-    """
+    """Keeps the configured MCP servers running. `servers` is empty until the engine starts."""
 
     servers: Mapping[str, McpServer] = {}
 
     @asynccontextmanager
     async def running(self, made: Composition) -> AsyncIterator[None]:
-        """Keep every server running, and its tools registered, until the context is left."""
+        """Keep all servers running, and their tools registered, until the `async with` block
+        ends.
+        """
         settings = self.kernel.config.of("mcp_servers", dict) or {}
         services, upstreams = made.services, made.parts.part(Outgoing).upstreams
         all_servers = McpServers(

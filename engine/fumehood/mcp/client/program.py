@@ -1,9 +1,9 @@
-"""The standard streams of an MCP server's program in a container.
+"""The standard streams of an MCP server's program that runs in a container.
 
 Host side, above the wall. The container has no guest, and the program serves the calls of all
-callers. The program's output is untrusted: an invalid frame ends the program, and a program that
-does not read its input is disconnected. If the program may use the network, it runs behind a front:
-a process in the container that also connects the program to the gateway.
+callers. What the program writes is treated as hostile: an invalid frame ends the program, and a
+program that does not read its input is disconnected. If the program may use the network, a *front*
+runs it: a process in the container that also connects the program to the gateway.
 """
 
 from __future__ import annotations
@@ -25,15 +25,18 @@ from fumehood.sandbox.streams import MAX_UNREAD_BYTES, Dial, Stream, StreamEnd
 from fumehood.sandbox.wall import CHUNK_BYTES, AttachedProgram, rest_after
 
 STANDARD = "stdio"
-"""Name of the stream for a front's program. Its first and only connection carries the program's
-standard input and output."""
+"""Name of the stream between the host and the program behind a front. It has only one connection,
+which carries the program's standard input and output.
+"""
 
 SAID_BYTES = 2000
-"""The log gets at most this many bytes from the end of a program's standard error."""
+"""Maximum number of bytes, from the end of a program's standard error, that are logged."""
 
 
 class ContainerProgram:
-    """The standard streams of a program that runs in a container. `stop` removes the container."""
+    """The standard streams of a program in a container. `stop` removes the container. `said` is the
+    end of the program's standard error.
+    """
 
     def __init__(self, attached: AttachedProgram) -> None:
         self.said = b""
@@ -43,7 +46,9 @@ class ContainerProgram:
         self._parts = Demultiplexer()
 
     async def read(self) -> bytes:
-        """Return the next bytes of the program's standard output, or empty bytes at the end."""
+        """Return the next bytes of the program's standard output. At the end of the output, return
+        empty bytes.
+        """
         while chunk := await self._reader.read(CHUNK_BYTES):
             found = b""
             try:
@@ -59,8 +64,9 @@ class ContainerProgram:
         return b""
 
     async def write(self, data: bytes) -> None:
-        """Write to the program's standard input. Raises OSError if the input is closed, or if the
-        program has left too much of it unread.
+        """Write to the program's standard input.
+
+        Raises OSError if the input is closed, or if the program has left too much of it unread.
         """
         if self._writer.transport.get_write_buffer_size() > len(data) + MAX_UNREAD_BYTES:
             raise BlockingIOError("it reads nothing")
@@ -68,8 +74,8 @@ class ContainerProgram:
         await self._writer.drain()
 
     def send(self, frame: bytes) -> None:
-        """Send a frame to the front in the container. A front that does not read is
-        disconnected.
+        """Send a frame to the front in the container. If the front has left too much unread,
+        disconnect it.
         """
         if self._writer.transport.get_write_buffer_size() > MAX_UNREAD_BYTES:
             self.disconnect()
@@ -77,7 +83,7 @@ class ContainerProgram:
             self._writer.write(frame)
 
     def disconnect(self) -> None:
-        """Close the streams of a container that violates the protocol."""
+        """Close the streams of a container that has violated the protocol."""
         self._writer.transport.abort()
 
     async def stop(self) -> None:
@@ -86,10 +92,10 @@ class ContainerProgram:
 
 
 class NetworkedProgram:
-    """The standard streams of a program behind a front.
+    """The standard streams of a program that a front runs.
 
-    The front also carries the program's connections to the gateway. These are a second stream,
-    called `network`.
+    The front also carries the program's connections to the gateway, in a second stream with the
+    name `network`.
     """
 
     def __init__(self, program: ContainerProgram, stream: Stream[StreamEnd]) -> None:
@@ -109,11 +115,13 @@ class NetworkedProgram:
 
     @property
     def said(self) -> bytes:
-        """The end of the program's standard error so far."""
+        """The end of what the program has written to standard error so far."""
         return self._program.said
 
     async def read(self) -> bytes:
-        """Return the next bytes of the program's standard output, or empty bytes at the end."""
+        """Return the next bytes of the program's standard output. At the end of the output, return
+        empty bytes.
+        """
         await self._are_open.wait()
         if self._streams is not None:
             with suppress(anyio.EndOfStream, anyio.BrokenResourceError):
@@ -121,8 +129,9 @@ class NetworkedProgram:
         return b""
 
     async def write(self, data: bytes) -> None:
-        """Write to the program's standard input. Raises OSError if the program has left too much of
-        it unread.
+        """Write to the program's standard input.
+
+        Raises OSError if the program has left too much of it unread.
         """
         if self._unsent > MAX_UNREAD_BYTES:
             raise BlockingIOError(errno.EAGAIN, "it reads nothing")
@@ -141,15 +150,15 @@ class NetworkedProgram:
             end.close()
 
     def _on_streams(self, connection: Connection) -> None:
-        """Use the first connection of `STANDARD`, which carries the program's standard input and
-        output.
+        """Use `connection`, the first connection of the stream `STANDARD`, for the program's
+        standard input and output.
         """
         self._streams = connection
         self._are_open.set()
 
     async def _pump(self) -> None:
-        """Process the front's frames until the output ends or contains an invalid frame. Then close
-        all connections.
+        """Process the frames of the front, until they end or one of them is invalid. Then close all
+        connections.
         """
         try:
             while chunk := await self._program.read():
@@ -177,8 +186,8 @@ class NetworkedProgram:
 
 @dataclass(frozen=True, slots=True)
 class _Port:
-    """Sends the frames of one stream to a front. Unlike other ports, it belongs to no run, so it
-    has no clock to pause.
+    """Sends the frames of one stream to a front. Unlike other ports it belongs to no run, so it has
+    no clock that could be paused.
     """
 
     program: ContainerProgram
@@ -186,7 +195,7 @@ class _Port:
     dial: Dial | None = None
 
     def send(self, body: bytes) -> None:
-        """Send a frame with this body to the front."""
+        """Send a frame with `body` to the front."""
         self.program.send(StreamFrame(self.kind, FRONT_RUN, body).encode())
 
     def pause(self, *, is_paused: bool) -> None:

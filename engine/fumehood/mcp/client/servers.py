@@ -1,11 +1,13 @@
 """Keeps the configured MCP servers running, and registers their tools.
 
-Host side, one task for each server. A server that cannot be reached or that has ended is started
-again after a pause, which grows with each attempt. In the meantime, its last known tools stay
-registered, and calls of these tools are refused with a retryable error. Invariants: a server
-determines only the names, descriptions and schemas of its tools. A tool whose definition tries to
-manipulate models counts as dangerous, whatever the configuration says. A tool whose name is already
-used by another source is left out.
+Host side, with one task for each server. A server that cannot be reached, or that has ended, is
+started again after a pause, which grows with each attempt. Meanwhile, its last known tools stay
+registered, and their calls are refused with a retryable error. Invariants:
+
+* A server determines only the names, the descriptions and the schemas of its tools.
+* A tool counts as dangerous if its definition tries to manipulate models, whatever the
+  configuration says.
+* A tool is left out if another source has a tool with the same name.
 """
 
 from __future__ import annotations
@@ -63,48 +65,52 @@ from fumehood.registry.registrations import Registrations
 from fumehood.sandbox.wall import OpensPrograms, Wall
 
 SOURCE = "mcp"
-"""The source that lists of tools show for tools of MCP servers."""
+"""The source of MCP servers' tools, as lists of tools show it."""
 
 GREETING_S = 12.0
-"""Maximum seconds for agreeing on a version of the protocol with a server."""
+"""Maximum seconds for agreeing with a server on a version of the protocol."""
 
 LIST_S = 20.0
-"""Maximum seconds for a server to list its tools, all pages together."""
+"""Maximum seconds for a server to list its tools, for all pages together."""
 
 CHECK_S = 10.0
-"""Maximum seconds of processor time for checking the definitions of one list. A thousand ordinary
-definitions take less time."""
+"""Maximum seconds of processor time for checking the definitions in one list. A thousand ordinary
+definitions take less.
+"""
 
 POLL_S = 10.0
-"""Seconds between two requests for the tools of an HTTP server. Over HTTP, the engine receives no
-notifications of changes."""
+"""Seconds between two requests for the tools of a server over HTTP. Over HTTP, a server does not
+notify the engine of changes.
+"""
 
 CHANGE_PAUSE_S = 1.0
-"""Minimum seconds between two requests for the tools of a program that reports changes. The pause
-is also at least four times as long as the previous request took."""
+"""Minimum seconds between two requests for the tools of a program that notifies the engine of
+changes. The pause is also at least four times as long as the last request took.
+"""
 
 MIN_PAUSE_S, MAX_PAUSE_S = 0.5, 60.0
 """Shortest and longest pause, in seconds, before a server is started again."""
 
 STABLE_S = 30.0
-"""Seconds after which a running server counts as stable. If it ends later, the pause before its
-next start is `MIN_PAUSE_S` again."""
+"""If a server ends after it has run for this many seconds, the pause before its next start is
+`MIN_PAUSE_S` again.
+"""
 
 MAX_TOOLS = 1000
 """Maximum number of tools of one server. Further tools are left out."""
 
 MAX_PAGES = 50
-"""Maximum number of pages of one list. Further pages are not requested."""
+"""Maximum number of pages of one list of tools. Further pages are not requested."""
 
 FAULTS_LOGGED = 20
-"""Maximum number of faults that are logged for one list."""
+"""Maximum number of faults in one list of tools that are logged."""
 
 MAX_NAME = 64
-"""Maximum length of a tool's name in characters."""
+"""Maximum number of characters of a tool's name."""
 
 
 class McpServers:
-    """All MCP servers of an engine. The servers run while the context `run` is open."""
+    """All MCP servers of an engine. They run inside the `async with` block of `run`."""
 
     def __init__(
         self,
@@ -128,7 +134,7 @@ class McpServers:
 
     @asynccontextmanager
     async def run(self) -> AsyncIterator[None]:
-        """Keep every server running until the context is left."""
+        """Keep all servers running until the `async with` block ends."""
         async with anyio.create_task_group() as group:
             for server in self.servers.values():
                 group.start_soon(server.follow)
@@ -138,7 +144,10 @@ class McpServers:
                 group.cancel_scope.cancel()
 
     def _put(self, server: str, tools: list[RegisteredTool], faults: dict[str, str]) -> None:
-        """Replace the registered tools of one server, and log the faults in the server's list."""
+        """Replace the registered tools of one server by `tools`, and log the faults in its list.
+
+        `faults` maps the name of a tool to a description of its fault.
+        """
         self._tools[server] = []
         for tool in tools:
             name = tool.definition.name
@@ -157,18 +166,19 @@ class McpServers:
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """The result of checking one server's list of tools."""
+    """The checked list of one server's tools."""
 
     own_names: dict[str, str]
-    """The engine's name of a tool → the server's own name for the tool."""
+    """The engine's name of a tool → the server's own name of this tool."""
     tools: list[RegisteredTool]
     faults: dict[str, str]
-    """Name of a tool → a description of the tool's fault. The name is empty for a fault of a tool
-    without a name, or of the whole list."""
+    """Name of a tool → a description of its fault. The name is empty if the tool has none, or if
+    the fault concerns the whole list.
+    """
 
 
 class McpServer:
-    """One MCP server of the configuration."""
+    """One MCP server of the configuration. `put` registers its tools."""
 
     def __init__(
         self,
@@ -191,11 +201,12 @@ class McpServer:
         self._parts = parts
         self._wire: Wire | None = None
         self._around = Surroundings()
-        """What parts provided for the server's program when it was last started, such as
-        environment variables."""
+        """What parts of the engine gave to the server's program when it was last started, such as
+        environment variables.
+        """
         self._own_names: dict[str, str] = {}
         self._found: list[Any] | None = None
-        """The last list of tools that the server sent, before checking."""
+        """The last list of tools as the server sent it, before any check."""
         self._why = "it has not answered yet"
         self._skip_probe = False
         for key, value in settings.env.items():
@@ -203,10 +214,11 @@ class McpServer:
                 redactor.learn(value.get_secret_value())
 
     def shown(self, tool: str) -> JsonObject:
-        """Return a description for approvers: the server, and the server's own name for a tool.
+        """Return a description for approvers of the server, with the server's own name of the tool
+        `tool`.
 
-        The result includes the names of environment variables and secrets, but never their values.
-        In the command, the values of secret variables and keys of a known form are redacted.
+        It contains the names of environment variables and secrets, but never their values. In the
+        command, the values of secret variables and keys in well-known formats are redacted.
         """
         given = self._settings
         called: JsonObject = {"server": self.name, "tool": self._own_names.get(tool, tool)}
@@ -221,26 +233,27 @@ class McpServer:
                 "network": list(given.network)}  # fmt: skip
 
     def bound(self) -> JsonObject:
-        """Return the configured command, to which approvals are bound. Return {} if the server has
-        a URL.
+        """Return the configured command, to which approvals are bound. If the server has a URL,
+        return {}.
         """
         given = self._settings
         return {} if given.url is not None else {"command": list(given.command)}
 
     async def call(self, tool: str, arguments: JsonObject, request: Request) -> JsonObject:
-        """Call one of the server's tools and return the result.
+        """Call the tool `tool` of the server, and return the result. `request` is the request
+        object to use.
 
         Raises:
-            SandboxUnavailable: the server is a program that is not running now, or it no longer has
-                the tool.
+            SandboxUnavailable: the server is a program that does not run now, or no longer has the
+                tool.
             NetworkError: the server has a URL, and is not connected now or no longer has the tool.
-                Also raised if any server ends before it answers.
+                Also raised if a server of any kind ends before it has answered.
             RpcError, BodyTooLarge, EngineError: the server returned no result.
         """
         wire, own = self._wire, self._own_names.get(tool)
         if wire is None or own is None:
-            # Not a NetworkError for a program: it would open the circuit, which would refuse calls
-            # even after the program has been started again.
+            # A NetworkError would open the circuit, which would then refuse calls even after the
+            # program has been started again. So it is not raised for a program.
             refusal = SandboxUnavailable if self._settings.url is None else NetworkError
             raise refusal(
                 f"The MCP server {self.name} does not run now, or has this tool no longer. Nothing "
@@ -254,12 +267,12 @@ class McpServer:
             raise NetworkError(f"The MCP server {self.name} ended {when} the call.") from None
 
     def used(self) -> list[Share]:
-        """Return what parts add to the outcome of the call that has just ended."""
+        """Return what parts of the engine add to the outcome of the call that has just ended."""
         return self._around.used()
 
     async def follow(self) -> None:
-        """Start the server, register its tools and follow their changes. Restart the server
-        whenever it ends.
+        """Start the server, register its tools, and follow their changes. If the server ends, start
+        it again.
 
         This method runs until it is cancelled.
         """
@@ -290,8 +303,8 @@ class McpServer:
         return one_line(self._redactor.line(text)[:500]) or type(fault).__name__
 
     async def _live(self) -> None:
-        """Run or connect to the server until it ends. This method always raises `Lost` or another
-        error.
+        """Start the server or connect to it, and use it until it ends. This method never returns:
+        it always raises `Lost` or another error.
         """
         if self._settings.url is not None:
             given = self._settings.headers.items()
@@ -312,7 +325,7 @@ class McpServer:
         raise Lost("it was ended")
 
     async def _run_program(self, streams: Streams) -> None:
-        """Exchange messages with a running program until it ends. Then raise Lost."""
+        """Exchange messages with the running program until it ends. Then raise Lost."""
         async with served(streams) as (stream_wire, reading):
             following = asyncio.ensure_future(self._follow_changes(stream_wire))
             try:
@@ -353,14 +366,14 @@ class McpServer:
                 wire.changed.clear()
                 began = time.monotonic()
                 await self._list(wire)
-                # A server may report changes all the time.
+                # The pause is needed because a server may report changes all the time.
                 await anyio.sleep(max(CHANGE_PAUSE_S, 4 * (time.monotonic() - began)))
         finally:
             listening.cancel()
 
     async def _listen(self, wire: Wire) -> None:
         if wire.version == MODERN:
-            # The server may not support notifications of changes.
+            # Not all servers can notify the engine of changes.
             with contextlib.suppress(RpcError, Lost, BodyTooLarge):
                 await wire.ask(
                     "subscriptions/listen", {"notifications": {"toolsListChanged": True}}
@@ -374,8 +387,8 @@ class McpServer:
         self._log.info("mcp.server_ready", server=self.name, version=wire.version)
 
     async def _list(self, wire: Wire) -> None:
-        """Request the list of the server's tools. If the list has changed, register the tools in
-        it.
+        """Request the list of the server's tools. If it has changed, check it and register the
+        tools.
         """
         found: list[Any] = []
         params: JsonObject = {}
@@ -400,9 +413,9 @@ class McpServer:
         self._put(self.name, listed.tools, listed.faults)
 
     def _read_tools(self, found: list[Any]) -> Listed:
-        """Check the definitions in a server's list and convert them to tools.
+        """Check the definitions in a server's list, and convert them to tools.
 
-        This method is called in a thread, because checking many schemas takes a while.
+        This runs in a thread, because the check of many schemas takes a while.
         """
         listed = Listed({}, [], {})
         began = time.thread_time()
@@ -430,10 +443,11 @@ class McpServer:
     def _tool(
         self, name: str, own: str, listed: JsonObject, noted: dict[str, str]
     ) -> RegisteredTool:
-        """Convert one tool of the server's list. `own` is the server's name for the tool.
+        """Convert one tool of the server's list. `name` is the engine's name of the tool, `own` the
+        server's, and `listed` the server's definition.
 
-        If the tool's text attacks models, the tool counts as dangerous, and a fault is added to
-        `noted`.
+        If the text of the tool tries to manipulate models, the tool counts as dangerous, and a
+        fault is added to `noted`.
 
         Raises:
             InvalidDefinition: the definition is too large or invalid.
@@ -469,9 +483,9 @@ class McpServer:
         return tool
 
     async def _secret_headers(self) -> tuple[tuple[tuple[str, str], ...], SecretValues]:
-        """Return the headers that contain secrets, and the values of these secrets.
+        """Return two values: those headers that contain secrets, and the values of these secrets.
 
-        Only secrets that are bound to the server's name can be used.
+        Only secrets that are bound to the name of this server can be used.
         """
         headers = {
             name: value
@@ -491,9 +505,9 @@ class McpServer:
 
 
 def engine_name(server: str, own: str) -> str:
-    """Return the engine's name for a tool that a server calls `own`.
+    """Return the engine's name of a tool which the server `server` calls `own`.
 
-    Characters that the engine does not allow in names are replaced by `_`.
+    Each character that the engine does not allow in names is replaced by `_`.
     """
     name = f"{server}{SEPARATOR}{re.sub(r'[^A-Za-z0-9_-]', '_', own)}"
     return named_apart(name, own, MAX_NAME)

@@ -1,4 +1,4 @@
-"""Settings of the MCP servers whose tools the engine calls: `[mcp_servers.NAME]`."""
+"""The operator's settings for MCP servers whose tools the engine calls: `[mcp_servers.NAME]`."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ if TYPE_CHECKING:
     from fumehood.config import KernelConfig
 
 SEPARATOR = "__"
-"""Separates a server's name from a tool's own name in the engine's name for the tool. The name of a
-server never contains this separator."""
+"""Separates the name of a server from the tool's own name, in the engine's name of a tool. No
+server name contains it.
+"""
 
 ServerName = Annotated[
     str, Field(pattern=r"^[A-Za-z][A-Za-z0-9]*([_-][A-Za-z0-9]+)*$", max_length=24)
@@ -24,10 +25,11 @@ ServerName = Annotated[
 
 
 class McpServerSettings(Value):
-    """Settings of one MCP server: either a program (`command`) or a URL.
+    """The operator's settings for one MCP server, which is either a program (`command`) or has a
+    `url`.
 
-    A program runs in a container of `image`, or on the host if the operator sets `place` to "host".
-    Every tool that is not listed in `harmless` counts as dangerous, whatever the server claims.
+    A program runs in a container of `image`, or on the host if `place` is "host". Every tool that
+    is not in `harmless` counts as dangerous, whatever the server says.
     """
 
     command: tuple[Annotated[str, Field(max_length=32_768)], ...] = ()
@@ -36,14 +38,15 @@ class McpServerSettings(Value):
         default_factory=dict
     )
     headers: dict[str, str] = Field(default_factory=dict)
-    """Headers of requests to `url`. `${secret:NAME}` inserts a secret that is bound to the server's
-    name."""
+    """Headers of the requests to `url`. `${secret:NAME}` stands for a secret that is bound to the
+    name of the server.
+    """
     place: Literal["container", "host"] = "container"
     image: str = "python"
     memory_mb: Literal[128, 256, 512, 1024, 2048] = 256
-    """Memory of the container in MB."""
+    """Memory of the program's container in MB."""
     network: NetworkPatterns = ()
-    """Hosts that the program in the container may reach through the gateway."""
+    """Hosts that the program in its container may reach through the gateway."""
     harmless: tuple[str, ...] = ()
 
     @model_validator(mode="after")
@@ -60,7 +63,7 @@ class McpServerSettings(Value):
             foreign |= given & {"image", "memory_mb", "network"}
         if foreign:
             raise ValueError(f"{', '.join(sorted(foreign))}: does not fit this kind of server")
-        # Imported late, because it imports large libraries.
+        # The import is here because it loads large libraries.
         from fumehood.registry.definitions import header_faults, is_credential_name, url_faults
 
         for name, secret in self.env.items():
@@ -84,5 +87,7 @@ SETTINGS = {"mcp_servers": Setting(AllMcpServers, {})}
 
 
 def coming(config: KernelConfig) -> list[str]:
-    """Return, for each server, the prefix with which the engine's names of all its tools begin."""
+    """Return a prefix for each server. The engine's names of all tools of the server begin with
+    it.
+    """
     return [f"{name}{SEPARATOR}" for name in config.of("mcp_servers", dict) or {}]

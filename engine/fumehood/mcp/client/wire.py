@@ -1,10 +1,10 @@
-"""MCP's wire protocol as a client: JSON-RPC over the streams of a program, or over HTTP.
+"""MCP's wire protocol for a client: JSON-RPC over the streams of a program, or over HTTP.
 
-Host side. This module does not use the MCP SDK, because the SDK takes 57 MB, and because servers
-are treated as hostile. The size of every message is limited. A program that violates the framing is
-ended. A request ends when it is answered, when its caller cancels it, or when its time limit
-expires. *Source*: the specification of MCP, revisions 2025-11-25 ("initialize") and 2026-07-28 (no
-handshake; each request names its version).
+Host side. The MCP SDK is not used, because it takes 57 MB of memory, and because servers are
+treated as hostile here. The size of each message is limited. A program that violates the framing is
+ended. A request ends when it is answered, when its caller cancels it, or when its time limit is
+over. *Source*: the specification of MCP, revisions 2025-11-25 (with the handshake "initialize") and
+2026-07-28 (without a handshake; each request names its version).
 """
 
 from __future__ import annotations
@@ -49,25 +49,29 @@ HANDSHAKE = ("2025-11-25", "2025-06-18", "2025-03-26", "2024-11-05")
 
 MAX_MESSAGE = 4 << 20
 """Maximum size of one message in bytes. This is enough for a list of tools, and for a result within
-the host's limit."""
+the limit of the host.
+"""
 
 NUMBER_WITHIN = 200
-"""Number of bytes at the beginning and at the end of a discarded answer that are searched for the
-id of its request."""
+"""If an answer is discarded, its first and its last bytes are searched for the id of the request.
+This is the number of bytes at each end.
+"""
 
 PROBE_S = 4.0
-"""Maximum seconds for a server to answer the request that tests for the version without a
-handshake."""
+"""Maximum seconds for a server to answer the request that tests whether it supports the version
+without a handshake.
+"""
 
 STOP_S = 2.0
-"""Seconds that a program has to end after its input is closed, and again after SIGTERM and SIGKILL.
-Also the maximum seconds for notifying a server that a request was cancelled."""
+"""Seconds that a program has to end after its input was closed, again after SIGTERM, and again
+after SIGKILL. Also the maximum seconds for notifying a server that a request was cancelled.
+"""
 
 CHUNK = 64 * 1024
-"""Maximum number of bytes read from a program at once."""
+"""Maximum number of bytes that are read from a program at once."""
 
 SAID_BYTES = 2000
-"""The log gets at most this many bytes from the end of a program's standard error."""
+"""Maximum number of bytes, from the end of a program's standard error, that are logged."""
 
 METHOD_NOT_FOUND = -32601
 """JSON-RPC's code for an unknown method. *Source*: JSON-RPC 2.0, 5.1."""
@@ -75,17 +79,18 @@ METHOD_NOT_FOUND = -32601
 LIST_MAY_HAVE_CHANGED = frozenset(
     {"notifications/tools/list_changed", "notifications/subscriptions/acknowledged"}
 )
-"""Notifications after which the engine lists the tools again. The acknowledgement of a subscription
-is one of them, because changes before the subscription were not reported."""
+"""The notifications after which the engine requests the list of tools again. The acknowledgement of
+a subscription is one of them, because a change before the subscription was not reported.
+"""
 
 CLIENT = {"name": "fumehood", "version": "1"}
-"""The name and version that the engine reports to servers."""
+"""The name and the version of the engine, as servers see them."""
 
 _META = "io.modelcontextprotocol/"
-"""Prefix of the keys in `_meta` that MCP itself defines."""
+"""How those keys in `_meta` begin that MCP itself defines."""
 
 OnProgress = Callable[[float, str], None]
-"""Receives the progress of a call: a percentage from 0 to 100, and a message."""
+"""A function that receives the progress of a call: a percentage from 0 to 100, and a message."""
 
 
 class RpcError(Exception):
@@ -93,40 +98,46 @@ class RpcError(Exception):
 
 
 class Lost(Exception):
-    """The server cannot be reached, or the connection to the server has ended. The text gives the
-    reason to the operator.
+    """The server cannot be reached, or its connection has ended. The text tells the operator
+    why.
     """
 
 
 @dataclass(slots=True)
 class Request:
-    """One request to a server, from its creation until its result has arrived."""
+    """One request to a server, until its result has arrived. `attempt` records whether it was
+    sent.
+    """
 
     method: str
     params: JsonObject
     on_progress: OnProgress | None = None
     attempt: Attempt = field(default_factory=Attempt)
     max_bytes: int = MAX_MESSAGE
-    """Maximum size of the answer in bytes over HTTP. Over a program's streams, the maximum is
-    always `MAX_MESSAGE`."""
+    """Maximum size of the answer in bytes, if the server is used over HTTP. Over the streams of a
+    program, it is always `MAX_MESSAGE`.
+    """
     future: asyncio.Future[JsonObject] | None = None
-    """The future of the result. None until the request is about to be sent."""
+    """The future result, or None until the request is about to be sent."""
 
 
 class Wire(ABC):
-    """A connection to one server. `version` is None until `negotiate` has succeeded."""
+    """A connection to one server. `version` is the agreed protocol version, or None until
+    `negotiate` has succeeded.
+    """
 
     def __init__(self) -> None:
         self.version: str | None = None
         self.changed = asyncio.Event()
-        """Set when the server has reported that its list of tools may have changed."""
+        """Set when the server has reported that its list of tools may have changed. The user of the
+        wire clears it.
+        """
         self._numbers = 0
 
     async def negotiate(self, *, skip_probe: bool = False) -> None:
-        """Agree on a protocol version with the server, by a handshake if the version needs one.
+        """Agree with the server on a protocol version, by a handshake if the version has one.
 
-        With `skip_probe`, a handshake is tried immediately, without first trying the version that
-        needs none.
+        The version without a handshake is tried first, unless `skip_probe` is True.
 
         Raises:
             RpcError, Lost, EngineError, TimeoutError: the server supports neither `MODERN` nor a
@@ -138,7 +149,8 @@ class Wire(ABC):
         try:
             found = await self.send(Request("initialize", greeting))
         except RpcError:
-            # A slow server may have answered the probe too late, and refuses a handshake now.
+            # A slow server may have answered the first request too late, and may refuse a handshake
+            # now.
             if skip_probe or not await self._is_modern():
                 raise
             return
@@ -158,10 +170,10 @@ class Wire(ABC):
         return False
 
     async def ask(self, method: str, params: JsonObject, made: Request | None = None) -> JsonObject:
-        """Send a request in the server's protocol version and return its result.
+        """Send a request in the agreed protocol version, and return its result.
 
-        `made` is the request object to use. If it is None, a new one is created. If the caller's
-        task is cancelled, the server is notified.
+        `made` is the request object to use; by default, a new one is created. If the caller's task
+        is cancelled, the server is notified.
 
         Raises:
             RpcError, Lost, BodyTooLarge, EngineError: the server returned no result.
@@ -176,7 +188,7 @@ class Wire(ABC):
 
     @abstractmethod
     async def notify(self, method: str, params: JsonObject) -> None:
-        """Send a notification. If the server cannot be reached, the notification is lost and no
+        """Send a notification. If the server cannot be reached, the notification is lost, and no
         error is raised.
         """
 
@@ -190,9 +202,7 @@ class Wire(ABC):
         return {**params, "_meta": meta}
 
     def _begin(self, request: Request) -> tuple[int, JsonObject, asyncio.Future[JsonObject]]:
-        """Assign a new id to a request. Return the id, the message to send, and the future of the
-        result.
-        """
+        """Give a new id to a request. Return the id, the message to send, and the future result."""
         self._numbers += 1
         number, params = self._numbers, request.params
         request.future = asyncio.get_running_loop().create_future()
@@ -202,11 +212,12 @@ class Wire(ABC):
         return number, message, request.future
 
     def _hear(self, message: Any, waiting: Mapping[int, Request]) -> JsonObject | None:
-        """Process a message from the server. If the message is a request, return the reply to send.
-        Otherwise, return None.
+        """Process a message from the server. If it is a request, return the reply to send.
+        Otherwise return None.
 
-        `waiting` maps the id of each open request to the request. Raises ValueError if the message
-        is not an object.
+        `waiting` maps the ids of requests that are not answered yet to these requests.
+
+        Raises ValueError if the message is not an object.
         """
         if not isinstance(message, dict):
             raise ValueError("not an object")  # noqa: TRY004  # handled like invalid JSON
@@ -216,7 +227,8 @@ class Wire(ABC):
         if not isinstance(method, str):
             _settle(message, waiting.get(number) if _is_own(number) else None)
         elif is_id(number):
-            # Sampling, elicitation and roots are not supported: a server may not call the engine.
+            # A server may not call the engine, so sampling, elicitation and roots are not
+            # supported.
             reply: JsonObject = {"jsonrpc": "2.0", "id": number}
             error = {"code": METHOD_NOT_FOUND, "message": "not offered"}
             return {**reply, "result": {}} if method == "ping" else {**reply, "error": error}
@@ -229,8 +241,8 @@ class Wire(ABC):
 
 
 def _is_own(value: Any) -> TypeGuard[int]:
-    """Return True if a value can be an id that `Wire` assigned. JSON's `true` equals 1 in Python,
-    but is not an id.
+    """Return whether `value` can be an id that `Wire` has given. JSON's `true` cannot, although it
+    equals 1 in Python.
     """
     return is_id(value) and isinstance(value, int)
 
@@ -252,8 +264,8 @@ def _settle(message: JsonObject, request: Request | None) -> None:
 
 
 def _retrieve(future: asyncio.Future[JsonObject]) -> None:
-    """Retrieve the error of a future that has failed, so that asyncio does not log the error as
-    never retrieved.
+    """Retrieve the error of a future that has failed. Otherwise asyncio would log that nobody
+    retrieved it.
     """
     if future.done() and not future.cancelled():
         future.exception()
@@ -279,14 +291,17 @@ class Streams(Protocol):
 
     @property
     def said(self) -> bytes:
-        """The end of the program's standard error so far."""
+        """The end of what the program has written to standard error so far."""
 
     async def read(self) -> bytes:
-        """Return the next bytes of the program's standard output, or empty bytes at the end."""
+        """Return the next bytes of the program's standard output. At the end of the output, return
+        empty bytes.
+        """
 
     async def write(self, data: bytes) -> None:
-        """Write to the program's standard input. Raises OSError if the input is closed, or if the
-        program has left too much of it unread.
+        """Write to the program's standard input.
+
+        Raises OSError if the input is closed, or if the program has left too much of it unread.
         """
 
     async def stop(self) -> None:
@@ -294,9 +309,9 @@ class Streams(Protocol):
 
 
 class StreamWire(Wire):
-    """JSON-RPC over the standard streams of a program, one message per line.
+    """JSON-RPC over the standard streams of a program. Each message is one line.
 
-    Answers are only received while `serve` runs.
+    Answers arrive only while `serve` runs.
     """
 
     def __init__(self, streams: Streams) -> None:
@@ -336,9 +351,10 @@ class StreamWire(Wire):
             raise Lost(f"it takes no input any more ({error.strerror})") from None
 
     async def serve(self) -> str:
-        """Process messages until the program ends or its output breaks off. Return the reason.
+        """Process the messages of the program until it ends or its output breaks off. Return the
+        reason why this happened.
 
-        All requests that are still open then fail with `Lost`.
+        All requests that are not answered by then fail with `Lost`.
         """
         try:
             self._why = await self._read()
@@ -371,10 +387,8 @@ class StreamWire(Wire):
         return "it ended"
 
     def _fail_named(self, ends: bytes, fault: Exception) -> None:
-        """Fail the open request to which an unreadable answer belongs.
-
-        `ends` are the first and last bytes of that answer, in which the request's id is searched
-        for.
+        """Fail the request to which an unreadable answer belongs. `ends` are the first and the last
+        bytes of this answer, which are searched for the id of the request.
         """
         for number in re.findall(rb'"id" ?: ?([0-9]{1,9})[,}]', ends):
             request = self._waiting.get(int(number))
@@ -391,16 +405,16 @@ class StreamWire(Wire):
             self._fail_named(ends, RpcError("an answer that is not valid JSON"))
             return
         if reply is not None:
-            # The reply is buffered without waiting, because a server may never read it.
+            # This never waits for the program to read the reply, because it may never do so.
             with contextlib.suppress(OSError), anyio.move_on_after(0):
                 await self._streams.write(strict_json.dumps(reply) + b"\n")
 
 
 class HostProgram:
-    """A program that runs on the host, in its own process group.
+    """A program that runs on the host, in a process group of its own.
 
-    The program is started in `/`, because programs such as `npx` and `python -m` load code from the
-    current directory.
+    It is started in the directory `/`, because programs such as `npx` and `python -m` load code
+    from the current directory.
     """
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
@@ -414,7 +428,9 @@ class HostProgram:
 
     @classmethod
     async def start(cls, command: tuple[str, ...], env: Mapping[str, str]) -> HostProgram:
-        """Start a program with a minimal environment plus `env`. Raises OSError if that fails."""
+        """Start a program, with a few variables of the engine's environment and those in `env`.
+        Raises OSError if this fails.
+        """
         kept = {k: v for k in ("HOME", "LANG", "PATH", "TMPDIR") if (v := os.environ.get(k))}
         pipe = asyncio.subprocess.PIPE
         return cls(
@@ -438,10 +454,10 @@ class HostProgram:
             self.said = (self.said + chunk)[-SAID_BYTES:]
 
     async def stop(self) -> None:
-        """Close the program's standard input. Then send SIGTERM, and finally SIGKILL, to its
-        process group.
+        """End the program: close its standard input, then send SIGTERM to its process group, and
+        finally SIGKILL.
 
-        The program gets `STOP_S` seconds to end after each of these steps.
+        After each of these steps, the program has `STOP_S` seconds to end.
         """
         with anyio.CancelScope(shield=True):
             self._in.close()
@@ -455,7 +471,8 @@ class HostProgram:
             self._process._transport.close()  # type: ignore[attr-defined]  # a child may hold it
 
     async def _until_dead(self) -> None:
-        # `wait` would also wait for the pipes, which its children may hold open.
+        # `wait` is not used, because it would also wait for the pipes, which the program's children
+        # may hold open.
         while self._process.returncode is None:  # noqa: ASYNC110
             await anyio.sleep(0.01)
 
@@ -468,15 +485,16 @@ _SESSION_REFUSED = re.compile(
     rb"|(no|invalid|unknown) (valid )?session",
     re.IGNORECASE,
 )
-"""Matches the error texts with which SDKs report that a session is unknown. A tool's result that
-mentions sessions may also match."""
+"""Matches the texts of errors with which MCP SDKs say that a session is unknown. The result of a
+tool that mentions sessions may match too.
+"""
 
 
 class HttpWire(Wire):
-    """JSON-RPC over MCP's streamable HTTP: one POST for each message.
+    """JSON-RPC over MCP's streamable HTTP. Each message is one POST request.
 
-    `secrets` returns the headers that contain secrets, and the secret values, which are redacted in
-    answers.
+    `secrets` returns the headers that contain secrets, and the values of these secrets, which are
+    redacted in answers.
     """
 
     def __init__(
@@ -497,8 +515,8 @@ class HttpWire(Wire):
     async def send(self, request: Request) -> JsonObject:
         """Send a request and return its result. Raises the same errors as `ask`.
 
-        If the server does not know the session any more, a new session is begun, and the request is
-        repeated once. *Source*: MCP 2025-11-25, "Session management".
+        If the server no longer knows the session, begin a new session, and repeat the request once.
+        *Source*: MCP 2025-11-25, "Session management".
         """
         session = self._session
         with contextlib.suppress(_Forgotten):
@@ -514,7 +532,7 @@ class HttpWire(Wire):
             raise Lost("it forgets every session") from None
 
     async def _renew(self) -> None:
-        """Begin a new session. Raises Lost or EngineError."""
+        """Begin a new session on the server. Raises Lost or EngineError."""
         try:
             await self.negotiate(skip_probe=True)
         except RpcError as refusal:
@@ -538,10 +556,10 @@ class HttpWire(Wire):
             _retrieve(future)
 
     def _without_result(self, answer: UpstreamAnswer, waiting: Mapping[int, Request]) -> None:
-        """Process the whole body of an answer in which no result was found while it arrived.
+        """Process the whole body of an answer, because no result was found while it arrived.
 
         Raises:
-            NetworkError, RpcError: the whole body contains no result.
+            NetworkError, RpcError: the whole body contains no result either.
             _Forgotten: the server does not know the session.
         """
         with contextlib.suppress(ValueError):
@@ -557,15 +575,17 @@ class HttpWire(Wire):
         raise RpcError(f"the status {answer.status} without a result")
 
     def _is_forgotten(self, answer: UpstreamAnswer, *, is_answered: bool) -> bool:
-        """Return True if the server refused a request without processing it, because it does not
-        know the session.
+        """Return whether the server refused a request because it does not know the session. It has
+        not processed the request then. `is_answered` says whether the answer contains a result or
+        an error.
         """
         if self._session is None or self.version == MODERN:
             return False
         names_it = _SESSION_REFUSED.search(answer.body) is not None
         if answer.status == 404:
             return names_it or not is_answered
-        # Not the specification's statuses, but those of servers modelled on the SDKs' examples.
+        # The specification names no such statuses. They are those of servers that follow the SDKs'
+        # examples.
         return answer.status in (400, 401) and names_it and not is_answered
 
     async def notify(self, method: str, params: JsonObject) -> None:
@@ -596,7 +616,7 @@ class HttpWire(Wire):
         async def relay(piece: bytes, kind: str) -> None:
             reader.feed(piece, kind)
             is_over = request.future is not None and request.future.done()
-            # After "initialize", the headers are still needed: they name the session.
+            # The answer to "initialize" is read to its end, because its headers name the session.
             if is_over and request.method != "initialize":
                 raise _Answered
 
@@ -607,7 +627,7 @@ class HttpWire(Wire):
             request.max_bytes, request.attempt, values, relay,
         )  # fmt: skip
         reader.finish()
-        # Any other answer repeats the session of its request, which may have ended.
+        # Any other answer repeats the session of its own request, which may have ended meanwhile.
         if request.method == "initialize" and answer.status < 300:
             session = answer.headers.get("mcp-session-id")
             self._session = session if session and is_header_value(session) else None
@@ -619,14 +639,14 @@ class _Forgotten(Exception):
 
 
 class _Answered(Exception):
-    """The result has arrived. Raised to stop reading the rest of the stream."""
+    """The result has arrived. This is raised to stop reading the rest of the stream."""
 
 
 class _Reader:
-    """Reads messages from a response body, which is either one JSON document or a stream of
-    server-sent events.
+    """Reads the messages in the body of an HTTP response. The body is one JSON document, or a
+    stream of server-sent events.
 
-    The values of secrets are removed from each message, which is then passed to `hear`.
+    Each message is passed to `hear`, after the values of secrets in it were replaced.
     """
 
     def __init__(self, hear: Callable[[Any], object], values: SecretValues, max_bytes: int) -> None:
@@ -659,7 +679,7 @@ class _Reader:
 
 
 def _header(value: str) -> str:
-    """Return a tool's name as the value of an HTTP header. *Source*: MCP 2026-07-28, "Standard
+    """Return the name of a tool in the form of an HTTP header. *Source*: MCP 2026-07-28, "Standard
     headers".
     """
     if value and is_header_value(value) and not value.startswith("=?"):
@@ -669,10 +689,10 @@ def _header(value: str) -> str:
 
 @contextlib.asynccontextmanager
 async def served(streams: Streams) -> AsyncIterator[tuple[StreamWire, asyncio.Task[str]]]:
-    """Yield a wire to a program, and the task that runs the wire's `serve`. This task ends when the
-    program does.
+    """Yield a wire to a program, and the task that runs `serve` of this wire. The task ends when
+    the program does.
 
-    When the block ends, the program is stopped.
+    When the `async with` block ends, stop the program.
     """
     wire = StreamWire(streams)
     reading = asyncio.ensure_future(wire.serve())

@@ -1,1 +1,3 @@
-"""The engine as an MCP server: `/mcp` of the daemon, and the stdio bridge of `fumehood mcp`."""
+"""The engine as an MCP server: `/mcp` of the daemon, and the bridge to standard input and output of
+`fumehood mcp`.
+"""

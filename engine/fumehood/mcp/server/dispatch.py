@@ -1,11 +1,14 @@
 """The MCP server: answers the messages of clients, with or without a protocol handshake.
 
 Host side, in the daemon, behind `endpoint.py`. To the engine, the server is a caller like any
-other: each call goes through `Engine.run`. The server stores no MCP sessions. A session's id only
-encodes what the client sent in `initialize`, and grants no rights. Invariants: a message of one
-principal never ends or answers a request of another principal. A `requestState` never runs a call;
-it only names a call, which is looked up among the principal's own calls. The client's "accept" only
-makes the server look for the approver's decision, and is never an approval.
+other: each call goes through `Engine.run`. The server stores no MCP sessions. The id of an MCP
+session only encodes what the client sent in `initialize`, and grants no rights. Invariants:
+
+* A message of one principal never ends or answers a request of another principal.
+* A `requestState` never runs a call. It only names a call, which is looked up among the principal's
+  own calls.
+* If the client's user answers a question with "accept", the server only looks for the approver's
+  decision. This answer is never an approval.
 """
 
 from __future__ import annotations
@@ -72,59 +75,68 @@ from fumehood.observe.trace_context import HEADER, incoming
 from fumehood.protocol import strict_json
 
 MODEL_TEXT_CHARACTERS = 2000
-"""Maximum characters of one text in a result. A longer text is shortened for the model."""
+"""Maximum number of characters of one text in a result. A longer text is shortened for the
+model.
+"""
 
 LOOK_S = 3.0
-"""Maximum seconds to wait for the approver's decision after the client's user has answered
-"accept"."""
+"""Maximum seconds to wait for the approver's decision, after the client's user has answered
+"accept".
+"""
 
 ANSWER_S = 600.0
-"""Maximum seconds to wait until the client's user answers a question."""
+"""Maximum seconds to wait for the answer of the client's user to a question."""
 
 CHANGES_S = 0.5
-"""Seconds between two checks whether a subscribed client's list of tools has changed."""
+"""Seconds between two checks whether the list of tools has changed for a client that subscribed to
+changes.
+"""
 
 MAX_LISTS = 16
-"""Maximum number of cached lists of tools. There is one list for each combination of agent, session
-and protocol version. If the cache is full, all cached lists are dropped."""
+"""Maximum number of cached lists of tools. Each combination of agent, session and protocol version
+has a list of its own. If the cache is full, all lists are dropped.
+"""
 
 RESOURCE_MISSING = -32002
-"""Error code for a missing resource in protocol versions with a handshake. Later versions use
-INVALID_PARAMS."""
+"""The error code for a resource that does not exist, in protocol versions with a handshake. Later
+versions use INVALID_PARAMS.
+"""
 
 LINK_PREFIX = "fumehood://"
-"""Prefix that turns the URL path of a blob into a resource URI."""
+"""The prefix that turns the path in a blob's URL into the URI of a resource."""
 
 FILE_LISTS = ("images", "files")
-"""Keys of a result's data that list files."""
+"""The fields of a result's data that contain lists of files."""
 
 QUESTION = "approval"
-"""The key of the only question that the server asks, in `inputRequests` and `inputResponses`."""
+"""The key of the server's only question, in `inputRequests` and in `inputResponses`."""
 
 LOOK = "look"
-"""The name of the only field in the form of the question."""
+"""The name of the only field in the form of this question."""
 
 STARTED = "started"
-"""The message of the first progress report of each call."""
+"""The message in the first progress report of each call."""
 
 NO_STATE = "This requestState is not of this call. Send the call again without it."
 
 
 @dataclass(frozen=True, slots=True)
 class Client:
-    """The client that sent a message, with the client's protocol version and options."""
+    """The client that sent a message: its principal, its protocol version, and the options for its
+    calls.
+    """
 
     principal: Principal
     version: str
     elicits: bool
-    """Whether the client can ask its user a question (MCP's elicitation)."""
+    """Whether the client can ask its user a question, which MCP calls elicitation."""
     session: str = ""
     """The id of the client's MCP session, or "" if the client has none."""
     agent_id: str | None = None
     session_id: str | None = None
-    """The engine's session in which the client's calls run, or None."""
+    """The id of the engine's session in which the client's calls run, or None."""
     wait_s: float | None = None
-    """Seconds for which the client's calls wait for approval. None if they do not wait."""
+    """Seconds for which the client's calls wait for approval, or None if they do not wait."""
 
     @property
     def is_modern(self) -> bool:
@@ -132,21 +144,23 @@ class Client:
 
 
 class Exchange(Protocol):
-    """The channel to the client while the server answers one of the client's requests.
+    """The channel to a client while the server answers one of its requests.
 
-    Messages that are sent on this channel arrive before the response.
+    Messages that are sent through this channel arrive before the response.
     """
 
     on_cancel: Callable[[], bool] | None
-    """Cancels the request's running call and returns True. Returns False if no call is running."""
+    """Cancels the call that the request runs, and returns True. Returns False if no call is
+    running.
+    """
     on_sent: Callable[[], None] | None
-    """Called after the response has been sent, if the client is still connected."""
+    """The server calls this after it has sent the response, if the client is still connected."""
 
     async def send(self, message: bytes) -> None:
         """Send a notification or a request to the client."""
 
     def cancel(self) -> None:
-        """Cancel the request's running call or, if no call is running, the request."""
+        """Cancel the call that the request runs. If no call is running, cancel the request."""
 
 
 class McpServer:
@@ -170,7 +184,9 @@ class McpServer:
         }
 
     async def answer(self, request: JsonObject, client: Client, exchange: Exchange) -> bytes:
-        """Return the encoded response to one request. Raises RpcError if the request fails."""
+        """Return the encoded response to one request of `client`. Raises RpcError if the request
+        fails.
+        """
         request_id = request["id"]
         key = (client.principal.id, client.session, request_id)
         if client.session:
@@ -190,8 +206,8 @@ class McpServer:
         return encode_result(request_id, result)
 
     def take(self, message: JsonObject, client: Client) -> None:
-        """Process the cancellation of a request, or the response to a question. Any other
-        notification or response is ignored.
+        """Process a message that needs no response: the cancellation of a request, or the answer to
+        a question. Other notifications and responses are ignored.
         """
         if message.get("method") == "notifications/cancelled":
             request_id = message.get("params", {}).get("requestId")
@@ -206,10 +222,10 @@ class McpServer:
                 answered.set_result(result if isinstance(result, dict) else {})
 
     async def follow_changes(self, client: Client, exchange: Exchange) -> None:
-        """Notify a client whenever the list of its tools changes. Return when the engine stops or
-        the client's token ends.
+        """Notify a client each time the list of its tools changes. Return when the engine stops, or
+        when the client's token has ended.
 
-        Only for protocol versions with a handshake.
+        This is only for protocol versions with a handshake.
         """
         await self._tell_changes(client, exchange, None)
 
@@ -261,8 +277,8 @@ class McpServer:
         return kept[1]
 
     def _tools(self, client: Client) -> list[ToolDefinition]:
-        """Return the tools that this client can call. Tools for workspaces are included only if the
-        client has a session.
+        """Return the tools that this client can call. Tools that work on a session's files are
+        included only if the client has a session.
         """
         return [
             tool.for_models()
@@ -320,8 +336,10 @@ class McpServer:
         self, params: JsonObject, name: str, arguments: JsonObject, client: Client,
         exchange: Exchange,
     ) -> Envelope:  # fmt: skip
-        """Run the call of a request and return the call's envelope. If the request is cancelled,
-        the call is also cancelled.
+        """Run the call in a request, and return its envelope. `params` are the parameters of the
+        request.
+
+        If the request is cancelled, the call is cancelled too.
         """
         engine = self._engine
         try:
@@ -365,7 +383,7 @@ class McpServer:
     # -- approvals -----------------------------------------------------------------------
 
     async def _ask(self, question: JsonObject, client: Client, exchange: Exchange) -> JsonObject:
-        """Send a question for the client's user on the channel of the request.
+        """Send a question for the client's user through the channel of the request.
 
         Return the user's answer, or an empty object if no answer arrives in time.
         """
@@ -385,11 +403,11 @@ class McpServer:
         self, params: JsonObject, name: str, arguments: JsonObject, client: Client,
         exchange: Exchange,
     ) -> JsonObject:  # fmt: skip
-        """Return the state of a call that needed approval or, if the call has ended, its answer.
-        The call is not run again.
+        """Return the result of a call that needed approval. If the call has not ended, the result
+        says that it still waits. The call is not run again.
 
-        To get the answer, a client repeats its request with the `requestState` that it received,
-        which names the call.
+        The client repeats its request for this, with the `requestState` that it received. It names
+        the call.
         """
         call_id, _, digest = str(params["requestState"]).partition(".")
         if digest != _digest(name, arguments, client):
@@ -410,10 +428,11 @@ class McpServer:
         return result_of(await self._look(envelope, client, exchange) if is_accepted else envelope)
 
     async def _look(self, waiting: Envelope, client: Client, exchange: Exchange) -> Envelope:
-        """Wait up to `LOOK_S` seconds for an approver's decision. If the call was approved, also
-        wait until the call ends.
+        """Wait up to `LOOK_S` seconds for an approver's decision on the call with the envelope
+        `waiting`. If the call was approved, also wait until it ends.
 
-        Return the answer to the call, or `waiting` if no approver has decided in time.
+        Return the envelope of the call's answer. If no approver has decided in time, return
+        `waiting`.
         """
         approvals, call_id = self._engine.approvals, waiting.metadata.call_id or ""
         deadline = anyio.current_time() + LOOK_S
@@ -497,11 +516,11 @@ class McpServer:
 
 
 _DECIDED = frozenset({ApprovalState.APPROVED, ApprovalState.STARTED})
-"""States of an approval whose call is running or is about to run."""
+"""The states of an approval whose call is running or about to run."""
 
 
 def _named(params: JsonObject) -> tuple[str, JsonObject]:
-    """Return the tool's name and the arguments from the parameters of a call.
+    """Return the name of the tool and the arguments, from the parameters of a call.
 
     Raises:
         RpcError: the name or the arguments are invalid.
@@ -517,7 +536,7 @@ def _named(params: JsonObject) -> tuple[str, JsonObject]:
 class _Progress:
     """Sends the progress of one call to the client. Only increasing values are sent.
 
-    The call never waits for the client. `CallHandle` limits the number of reports that wait to be
+    The call itself never waits for the client. `CallHandle` limits how many reports wait to be
     sent.
     """
 
@@ -530,8 +549,8 @@ class _Progress:
 
     @asynccontextmanager
     async def sending(self) -> AsyncIterator[None]:
-        """Send the call's reports as they arrive. When the block is left, send the reports that
-        remain.
+        """Send the reports of the call as they arrive. When the `async with` block ends, send those
+        that are left.
         """
         task = asyncio.create_task(self._send_all())
         try:
@@ -544,8 +563,8 @@ class _Progress:
         self._put((percent, message))
 
     def _put(self, report: tuple[float, str] | None) -> None:
-        """Add a report to the queue. None marks the end of the reports. This method may be called
-        in any thread.
+        """Add a report to the queue. None marks the end of the reports. Any thread may call this
+        method.
         """
         with suppress(RuntimeError):  # the loop has ended
             self._loop.call_soon_threadsafe(self._reports.put_nowait, report)
@@ -563,7 +582,9 @@ class _Progress:
 
 
 def _waiting_call(envelope: Envelope) -> str | None:
-    """Return the id of the approval for which a call waits, or None if the call does not wait."""
+    """Return the id of the approval for which a call waits, or None if it does not wait. `envelope`
+    is the answer so far.
+    """
     error = envelope.error
     if error is None or error.code != RequiresHumanApproval.code:
         return None
@@ -571,23 +592,25 @@ def _waiting_call(envelope: Envelope) -> str | None:
 
 
 def _is_underway(envelope: Envelope) -> bool:
-    """Return True if a call was approved and is still running.
+    """Return whether a call was approved and is still running. `envelope` is the answer so far.
 
-    The server then waits for the call's end, because an MCP client cannot fetch the answer later.
+    The server then waits until the call ends, because an MCP client cannot fetch the answer later.
     """
     error = envelope.error
     return error is not None and error.code == CallInProgress.code and error.approval_id is not None
 
 
 def _question(name: str, envelope: Envelope) -> JsonObject:
-    """Return a question for the client's user, which suggests looking for the approver's decision.
-    The user's answer is never a decision.
+    """Return the question that asks the client's user whether to look for the approver's decision
+    now. `name` is the tool, and `envelope` belongs to the call that waits.
+
+    The user's answer is never a decision on the call.
     """
     message = (
         f"The call of {name} waits for approval {_waiting_call(envelope)}. An approver decides on "
         "it, not this dialogue. Accept to look for the decision now."
     )
-    # Some clients cannot show a form without fields, and the kind that all show is a boolean.
+    # Some clients cannot show a form without fields. All of them can show a field for a boolean.
     field = {
         "type": "boolean",
         "title": "Look for the decision now",
@@ -599,8 +622,8 @@ def _question(name: str, envelope: Envelope) -> JsonObject:
 
 
 def _is_accepted(answer: Any) -> bool:
-    """Return True if the client's user has accepted, so that the server looks for the approver's
-    decision.
+    """Return whether the client's user has answered "accept", so that the server looks for the
+    approver's decision.
     """
     if not isinstance(answer, dict) or answer.get("action") != "accept":
         return False
@@ -609,17 +632,17 @@ def _is_accepted(answer: Any) -> bool:
 
 
 def _digest(name: str, arguments: JsonObject, client: Client) -> str:
-    """Return a digest of a call's tool, arguments, agent and session.
+    """Return a digest of the tool, the arguments, the agent and the session of a call.
 
-    `requestState` contains this digest, so that it cannot be used for another call.
+    A `requestState` contains this digest, so that it cannot be used for another call.
     """
     bound = [name, arguments, client.agent_id, client.session_id]
     return hashlib.sha256(json.dumps(bound, sort_keys=True).encode()).hexdigest()
 
 
 def _is_of(approval: Approval, name: str, client: Client) -> bool:
-    """Return True if an approval belongs to a call of this tool by this agent and in this
-    session.
+    """Return whether an approval belongs to a call of this tool by the client's agent in the
+    client's session.
     """
     found = (approval.tool, approval.agent_id, approval.session_id)
     return found == (name.partition("@")[0], client.agent_id, client.session_id)
@@ -633,7 +656,7 @@ def _base64(content: bytes) -> str:
 
 
 def result_of(envelope: Envelope) -> JsonObject:
-    """Convert an envelope to the result of a `tools/call`."""
+    """Return an envelope as the result of a `tools/call`."""
     document = envelope.model_dump(mode="json")
     data = document.pop("data")
     error = document["error"]
@@ -650,7 +673,9 @@ def result_of(envelope: Envelope) -> JsonObject:
 
 
 def plain_result(data: JsonObject) -> JsonObject:
-    """Return the result of a call of one of the server's own tools. `data` is the tool's output."""
+    """Return the result for a call of a tool that the MCP server itself provides. `data` is the
+    output of this tool.
+    """
     text = {"type": "text", "text": _readable(data)}
     return {"content": [text], "structuredContent": data, "isError": False}
 
@@ -661,8 +686,8 @@ def _readable(data: JsonObject) -> str:
 
 
 def _failure(error: JsonObject, details: JsonObject, metadata: JsonObject) -> str:
-    """Describe an error as text for the model: code, message, ids, and the program's traceback and
-    output.
+    """Return an error as text for the model: its code and message, the ids of approval and call,
+    and the traceback and output of the program.
     """
     parts = [f"{error['code']}: {error['message']}"]
     if error.get("approval_id") is not None:
@@ -684,7 +709,7 @@ def _figures(shown: JsonObject) -> Iterator[JsonObject]:
 
 
 def _links(shown: JsonObject) -> Iterator[JsonObject]:
-    """Yield a resource link for each blob to which the result refers."""
+    """Yield a resource link for each blob that the result mentions."""
     for name in FILE_LISTS:
         for item in _items(shown, name):
             yield from _link(item.get("url"), item.get("filename"), item.get("content_type"))

@@ -1,9 +1,9 @@
-"""`/mcp`: the Model Context Protocol over streamable HTTP, on the callers' addresses.
+"""`/mcp`: the Model Context Protocol over streamable HTTP, on the same addresses as the API.
 
-Host side, between the HTTP server and `dispatch.py`. An HTTP response contains one JSON document.
-If other messages precede that document, the HTTP response is a stream of events. Invariants: the
-headers of a request agree with its body; if a client disconnects, its request is cancelled; a
-client that does not read is disconnected.
+Host side, between the HTTP server and `dispatch.py`. An HTTP response is one JSON document. If the
+server sends other messages before this document, the HTTP response is a stream of events instead.
+Invariants: the headers of a request agree with its body; if a client disconnects, its request is
+cancelled; a client that does not read is disconnected.
 """
 
 from __future__ import annotations
@@ -54,32 +54,35 @@ from fumehood.mcp.server.messages import (
 from fumehood.observe.log import log_fault
 
 WATCHED_AFTER_S = 0.02
-"""Seconds after which the endpoint begins to check whether the client of a request has
-disconnected."""
+"""Seconds after which the endpoint begins to check whether the client of a request is still
+connected.
+"""
 
 DEFAULT_VERSION = "2025-03-26"
-"""The protocol version that is assumed if a request has no header `MCP-Protocol-Version`.
-
-*Source*: the specifications of the versions with a handshake."""
+"""The protocol version of a request without the header `MCP-Protocol-Version`. *Source*: the
+specifications of the versions with a handshake.
+"""
 
 SESSION_ID = re.compile(rf"({'|'.join(HANDSHAKES)})\.(asks|plain)\.((?:sess_)?[0-9a-f]{{32}})")
-"""Matches the id of an MCP session: the protocol version, whether the client can query its user
-(`asks` or `plain`), and a last part.
+"""Matches the id of an MCP session. It consists of the protocol version, of `asks` if the client
+can ask its user (otherwise `plain`), and of a last part.
 
-If the client has its own session in the engine, the last part is the id of that session. Otherwise,
-it is random."""
+If the engine has created a session for the client alone, the last part is the id of this session.
+Otherwise it is random.
+"""
 
 NEW = "new"
 
 JSON = "application/json"
 
 Sender = tuple[str, bool, str]
-"""The client's protocol version, True if the client can query its user, and the id of its MCP
-session or ""."""
+"""The client's protocol version, whether the client can ask its user, and the id of its MCP session
+(or "").
+"""
 
 
 class McpQuery(Value):
-    """The query parameters of the address, which apply to all calls of a client."""
+    """The query parameters of the address. They apply to all calls of a client."""
 
     agent_id: Id | None = None
     session_id: Id | None = None
@@ -90,14 +93,16 @@ NO_QUERY = McpQuery()
 
 
 class McpEndpoint:
-    """The ASGI application of `/mcp`, for an engine that has already been started."""
+    """The ASGI application for `/mcp`. `engine` must already be running."""
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
         self._server = McpServer(engine)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one HTTP request. Send nothing if the client has disconnected first."""
+        """Answer one HTTP request. If the client has disconnected before the answer, send
+        nothing.
+        """
         scope["app"] = self
         exchange = _Exchange(scope, receive, send)
         try:
@@ -156,15 +161,14 @@ class McpEndpoint:
     async def _with_own_session(
         self, sender: Sender, message: JsonObject, principal: Principal, query: McpQuery
     ) -> tuple[Sender, str]:
-        """Return the sender, and the id of the session in the engine that belongs to the sender
-        alone.
+        """Return the sender, and the id of the engine's session that belongs to this client alone.
 
-        The request `initialize` creates this session. The sender's MCP session id then contains the
-        session's id.
+        The request `initialize` creates this session. From then on, the id of the MCP session
+        contains the id of the engine's session.
 
         Raises:
             RpcError: the client's protocol version has no sessions.
-            ResourceNotFound: the sender has no such session, or the session has ended.
+            ResourceNotFound: the client has no such session, or it has ended.
             EngineError: the engine cannot create a session now.
         """
         version, asks, session = sender
@@ -181,9 +185,9 @@ class McpEndpoint:
         return (version, asks, session), own
 
     async def _end_own_session(self, request: Request) -> None:
-        """End the session in the engine that was created for the client, if there is one.
+        """End the engine's session that was created for the client alone, if there is one.
 
-        Nothing else needs to be ended, because the endpoint stores nothing about a client.
+        Nothing else has to end, because the endpoint stores nothing about a client.
         """
         own = _own_session(request.headers.get("mcp-session-id", ""))
         if own is not None:
@@ -192,10 +196,11 @@ class McpEndpoint:
 
 
 class _Exchange:
-    """The state of one request: the messages before its response, the response, and cancellation.
+    """One HTTP request while it is answered: sends the messages before its response, sends the
+    response, and cancels it.
 
-    The request's helper tasks are not in a task group, because a task group would slow down every
-    call by a tenth.
+    The helper tasks of a request are not in a task group, because a task group would make every
+    call slower by a tenth.
     """
 
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -203,10 +208,11 @@ class _Exchange:
         self.on_sent: Callable[[], None] | None = None
         self.request_id: str | int | None = None
         self.has_statuses = True
-        """Whether an error response has its own HTTP status.
+        """Whether an error response has an HTTP status of its own.
 
-        In versions with a handshake, the error response to a request always has the HTTP status
-        200."""
+        In versions with a handshake, it has not: the error response to a request always has the
+        status 200.
+        """
         self.is_left = False
         """Whether the client has disconnected."""
         self._scope = scope
@@ -221,14 +227,14 @@ class _Exchange:
     def watch(self) -> None:
         """Cancel the request if the client disconnects.
 
-        Checking begins after `WATCHED_AFTER_S` seconds. Most requests end sooner, and then need no
-        task for it.
+        The check begins after `WATCHED_AFTER_S` seconds. Most requests have ended by then, so they
+        need no task for it.
         """
         loop = asyncio.get_running_loop()
         self._helpers.append(loop.call_later(WATCHED_AFTER_S, self._start, self._watch))
 
     def cancel(self) -> None:
-        """Cancel the running call. Its answer is sent nevertheless. If no call is running, cancel
+        """Cancel the call that is running. Its answer is still sent. If no call is running, cancel
         the task that answers the request.
         """
         if self.on_cancel is not None and self.on_cancel():
@@ -238,29 +244,31 @@ class _Exchange:
             self._task.cancel()
 
     def absorbs_cancellation(self) -> bool:
-        """Undo the cancellation of the task by `cancel`.
+        """Undo the cancellation of the task that `cancel` has caused.
 
-        Return True if `cancel` was the only cause of the cancellation. Return False if the task
-        must still end.
+        Return True if the task can go on. Return False if it must end, because something else has
+        cancelled it.
         """
         return self._is_cancelled and self._task is not None and self._task.uncancel() == 0
 
     def refuse(self, error: RpcError, status: int) -> Response:
-        """Return a response that answers the request with this error and this HTTP status."""
+        """Return the response for a request that fails with `error`. `status` is the HTTP
+        status.
+        """
         return Response(error.encode(self.request_id), status, None, JSON)
 
     def close(self) -> None:
-        """Stop the request's helper tasks."""
+        """Stop the helper tasks of the request."""
         for helper in self._helpers:
             helper.cancel()
 
     async def send(self, message: bytes) -> None:
-        """Send a message to the client as an event, before the response."""
+        """Send a message to the client as an event before the response."""
         await self.begin()
         await self._write(_event(message))
 
     async def begin(self) -> None:
-        """Begin the response as a stream of events, unless the stream has already begun."""
+        """Begin a stream of events as the response. Do nothing if the stream has already begun."""
         if not self._has_begun:
             self._has_begun = True
             await self._send({"type": "http.response.start", "status": 200, "headers": HEADERS})
@@ -268,7 +276,9 @@ class _Exchange:
             self._start(self._keep_alive)
 
     async def end(self, response: Response) -> None:
-        """Send the response. If a stream of events has begun, send the body as the last event."""
+        """Send the response. If a stream of events has begun, send the body of the response as the
+        last event.
+        """
         if not self._has_begun:
             await response(self._scope, self._receive, self._send)
             return
@@ -276,7 +286,7 @@ class _Exchange:
         await self._write(_event(body) if body else b"", more=False)
 
     def note_sent(self) -> None:
-        """Call `on_sent` if the client is still connected."""
+        """Call `on_sent`, unless the client has disconnected."""
         if self.on_sent is not None and not self.is_left and not self._scope["state"]["has_left"]():
             self.on_sent()
 
@@ -316,7 +326,7 @@ def _is_modern(request: Request, message: JsonObject) -> bool:
 
 
 def _own_session(session: str) -> str | None:
-    """Return the id of the engine's session that an MCP session id contains, or None if it contains
+    """Return the id of the engine's session in the id of an MCP session, or None if it contains
     none.
     """
     found = SESSION_ID.fullmatch(session)
@@ -324,11 +334,12 @@ def _own_session(session: str) -> str | None:
 
 
 def _sender(request: Request, message: JsonObject) -> Sender:
-    """Return the protocol version of a request, whether its client can query its user, and its MCP
-    session.
+    """Return the protocol version of a request, whether its client can ask its user, and the id of
+    its MCP session. `message` is the body of the request.
 
     Raises:
         RpcError: the headers and the body differ, or the version is not supported.
+        ResourceNotFound: the id of the MCP session is invalid.
     """
     headers = request.headers
     named = headers.get("mcp-protocol-version")
@@ -354,9 +365,9 @@ def _sender(request: Request, message: JsonObject) -> Sender:
 def _modern_sender(request: Request, message: JsonObject) -> Sender:
     """Return the result of `_sender` for a message in protocol version 2026-07-28 or later.
 
-    In these versions, each request contains the version and the client's capabilities in `_meta`.
-    Headers repeat the version, the method and the name of the tool or resource. There are no
-    sessions.
+    In these versions, `_meta` of each request contains the version and the capabilities of the
+    client. Headers repeat the version, the method, and the name of the tool or resource. There are
+    no MCP sessions.
 
     Raises:
         RpcError: the headers and the body differ, or the version is not supported.
@@ -376,7 +387,7 @@ def _modern_sender(request: Request, message: JsonObject) -> Sender:
     name = message.get("params", {}).get(NAMED_BY.get(method, ""))
     if isinstance(name, str):
         expected["mcp-name"] = name
-    # On a Unix socket, no proxy between client and engine reads only the headers.
+    # On a Unix socket, there is no proxy that reads only the headers, so they may be missing.
     over_tcp = request.scope["state"]["face"] is Face.TCP
     for header, value in expected.items():
         given = [_header_text(text) for text in headers.getlist(header)]
@@ -393,17 +404,17 @@ def _unsupported(version: str) -> RpcError:
 
 
 def _can_ask(capabilities: Any) -> bool:
-    """Return True if the client can query its user with a form, which is the default kind of
-    query.
+    """Return whether the client can ask its user by a form. If the client does not say how it asks,
+    it asks by a form.
     """
     asks = capabilities.get("elicitation") if isinstance(capabilities, dict) else None
     return isinstance(asks, dict) and (not asks or "form" in asks)
 
 
 def _header_text(text: str) -> str | None:
-    """Return the decoded text of a header, or None if the header is malformed.
+    """Return the decoded text of a header, or None if it is malformed.
 
-    *Source*: streamable HTTP, from version 2026-07-28 on, encodes non-ASCII text in base64.
+    *Source*: streamable HTTP, which encodes non-ASCII text in base64 from version 2026-07-28 on.
     """
     if not (text.startswith("=?base64?") and text.endswith("?=")):
         return text

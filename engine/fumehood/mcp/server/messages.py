@@ -1,7 +1,7 @@
-"""JSON-RPC messages of the Model Context Protocol, and the server's answers about itself.
+"""The JSON-RPC messages of the Model Context Protocol, and the server's answers about itself.
 
-The module is used by `dispatch.py` in the daemon, and by `stdio.py` in the process that an MCP
-client starts. The latter must start quickly, so this module imports only the standard library and
+This module is used by `dispatch.py` in the daemon, and by `stdio.py` in the process that an MCP
+client starts. That process must start quickly, so this module imports only the standard library and
 strict JSON. Invariant: an invalid message is answered with an error, and no part of it reaches a
 tool.
 """
@@ -15,14 +15,15 @@ from fumehood.core.json_types import JsonObject
 from fumehood.protocol import strict_json
 
 MODERN = "2026-07-28"
-"""The protocol version without a handshake. In this version, each request describes its sender."""
+"""The protocol version without a handshake. In it, each request describes its client."""
 
 HANDSHAKES = ("2024-11-05", "2025-03-26", "2025-06-18", "2025-11-25")
-"""The protocol versions with a handshake, oldest first. In these versions, a client begins with
-`initialize`."""
+"""The protocol versions with a handshake, oldest first. In them, a client begins with
+`initialize`.
+"""
 
 FIRST_WITH_OUTPUT = "2025-06-18"
-"""The first protocol version that supports output schemas."""
+"""The first protocol version with output schemas."""
 
 VERSION_KEY = "io.modelcontextprotocol/protocolVersion"
 CAPABILITIES_KEY = "io.modelcontextprotocol/clientCapabilities"
@@ -39,15 +40,17 @@ HEADER_MISMATCH = -32020
 UNSUPPORTED_VERSION = -32022
 
 MAX_ID_CHARACTERS = 200
-"""Maximum length of a request id or progress token in characters."""
+"""Maximum number of characters of a request id or a progress token."""
 
 TOOLS_CHANGED = "notifications/tools/list_changed"
 NAMED_BY = {"tools/call": "name", "prompts/get": "name", "resources/read": "uri"}
-"""Method of a request → the parameter whose value the header `Mcp-Name` must repeat."""
+"""Method of a request → the parameter that the header `Mcp-Name` must repeat."""
 
 
 class RpcError(Exception):
-    """An error with which the server answers a request."""
+    """An error with which the server answers a request. `code` is the code in JSON-RPC, and `data`
+    describes the error further.
+    """
 
     def __init__(self, code: int, message: str, data: Any = None) -> None:
         super().__init__(message)
@@ -56,14 +59,14 @@ class RpcError(Exception):
 
     @property
     def http_status(self) -> int:
-        """The HTTP status of a response with this error, in version 2026-07-28 and later."""
+        """The HTTP status of a response with this error, from version 2026-07-28 on."""
         if self.code == INTERNAL_ERROR:
             return 200
         return 404 if self.code == METHOD_NOT_FOUND else 400
 
     def encode(self, request_id: str | int | None) -> bytes:
-        """Return the encoded error response to a request. `request_id` is None if the request's id
-        could not be read.
+        """Return the encoded error response to the request with the id `request_id`. The id is None
+        if it could not be read.
         """
         error = {"code": self.code, "message": str(self)}
         if self.data is not None:
@@ -72,8 +75,11 @@ class RpcError(Exception):
 
 
 def read_message(raw: bytes) -> JsonObject:
-    """Parse one message: a request (with `method` and `id`), a notification (without `id`) or a
-    response (without `method`).
+    """Parse one message, and return it. It is one of these:
+
+    * a request, which has `method` and `id`
+    * a notification, which has no `id`
+    * a response, which has no `method`
 
     Raises:
         RpcError: the bytes are not JSON, or the message is not valid in JSON-RPC 2.0.
@@ -97,12 +103,14 @@ def read_message(raw: bytes) -> JsonObject:
 
 
 def encode_result(request_id: str | int, result: bytes) -> bytes:
-    """Return the encoded response with this result. `result` is already encoded as JSON."""
+    """Return the encoded response to the request with the id `request_id`. `result` is already
+    JSON.
+    """
     return b'{"jsonrpc":"2.0","id":%b,"result":%b}' % (strict_json.dumps(request_id), result)
 
 
 def encode_call(method: str, params: JsonObject | None = None, *, id: str | None = None) -> bytes:  # noqa: A002
-    """Return an encoded notification or, if `id` is given, an encoded request."""
+    """Return an encoded request with the id `id`. Without `id`, return an encoded notification."""
     message: JsonObject = {"jsonrpc": "2.0", "method": method}
     if id is not None:
         message["id"] = id
@@ -110,15 +118,15 @@ def encode_call(method: str, params: JsonObject | None = None, *, id: str | None
 
 
 def meta_of(message: JsonObject) -> JsonObject:
-    """Return the `_meta` in the message's parameters, or an empty object."""
+    """Return the field `_meta` of a message's parameters, or an empty object if it has none."""
     meta = message.get("params", {}).get("_meta")
     return meta if isinstance(meta, dict) else {}
 
 
 def is_id(value: Any) -> TypeGuard[str | int]:
-    """Return True if a value is valid as a request id or as a progress token.
+    """Return whether `value` is valid as a request id or as a progress token.
 
-    The length is limited, because every progress notification repeats the token.
+    The length is limited, because each progress notification repeats the token.
     """
     if isinstance(value, str):
         return len(value) <= MAX_ID_CHARACTERS
@@ -165,27 +173,31 @@ OWN_TOOLS: list[JsonObject] = [
                         "openWorldHint": True},
     },
 ]  # fmt: skip
-"""The tools that the MCP server itself provides. If one of the engine's tools has the same name,
-the list does not contain that tool, but `run_tool` can still run it."""
+"""The tools that the MCP server itself provides. If a tool of the engine has one of these names,
+the list does not contain it, but `run_tool` can run it.
+"""
 
 UNCACHED: JsonObject = {"ttlMs": 0, "cacheScope": "private"}
-"""Fields that tell clients not to cache a list. Lists can change at any time, and differ between
-callers."""
+"""Fields that tell clients not to cache a list. A list can change at any time, and is different for
+each caller.
+"""
 
 _CAPABILITIES: JsonObject = {"tools": {"listChanged": True}, "resources": {}}
 
 
 def handshake_version(wanted: object) -> str:
-    """Return the protocol version for the answer to `initialize`.
+    """Return the protocol version for the answer to `initialize`. `wanted` is the version that the
+    client asks for.
 
-    This is the requested version if it is supported, and otherwise the newest version with a
-    handshake.
+    If it is not supported, return the newest version with a handshake.
     """
     return wanted if isinstance(wanted, str) and wanted in HANDSHAKES else HANDSHAKES[-1]
 
 
 def initialized(version: str) -> JsonObject:
-    """Return the result of the method `initialize`."""
+    """Return the result of the method `initialize`. `version` is the protocol version for the
+    client.
+    """
     return {
         "protocolVersion": version,
         "capabilities": _CAPABILITIES,
@@ -205,21 +217,23 @@ def discovered() -> JsonObject:
 
 
 def failed(words: str) -> JsonObject:
-    """Return the result of a `tools/call` that did not reach a tool. `words` is the error
+    """Return the result of a `tools/call` that has not reached a tool. `words` is the error
     message.
     """
     return {"content": [{"type": "text", "text": words}], "isError": True}
 
 
 def stamped(result: JsonObject) -> JsonObject:
-    """Return a result with the fields that version 2026-07-28 requires in every result."""
+    """Return a result with the additional fields that version 2026-07-28 requires in every
+    result.
+    """
     meta = {**result.get("_meta", {}), SERVER_KEY: server_info()}
     return {"resultType": "complete", **result, "_meta": meta}
 
 
 @cache
 def server_info() -> JsonObject:
-    """Return the name and version that the server reports to clients."""
+    """Return the name and the version of the server, as clients see them."""
     from importlib.metadata import version  # the bridge rarely needs it, and starts often
 
     return {"name": "fumehood", "version": version("fumehood")}

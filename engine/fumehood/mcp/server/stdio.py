@@ -1,12 +1,16 @@
-"""`fumehood mcp`: a client's standard input and output on one side, a daemon's `/mcp` on the other.
+"""`fumehood mcp`: connects an MCP client's standard input and output to the path `/mcp` of a
+daemon.
 
-Client side, in a process that the MCP client starts. It must answer within half a second of its
+Client side, in a process that the MCP client starts. It must answer within half a second after its
 start, so this module needs only the standard library. The thread that reads a message also answers
-it, while another thread reads the next message. A request has its own connection until it is
-answered. Idle connections are reused. If no daemon is running, this process answers some requests
-itself, and calls fail with the reason. Invariants: a request is sent to the daemon only once. A
-request that the client has cancelled gets no response, and its connection is closed, which ends the
-call. Only messages are written to standard output.
+it, while another thread reads the next one. Each request has a connection of its own until it is
+answered. Idle connections are used again. If no daemon is running, this process answers some
+requests itself, and calls fail with the reason. Invariants:
+
+* A request is sent to the daemon only once.
+* A request that the client has cancelled gets no response. Its connection is closed, which ends the
+  call.
+* Only messages are written to standard output.
 """
 
 from __future__ import annotations
@@ -48,40 +52,44 @@ from fumehood.mcp.server.messages import (
 from fumehood.protocol import strict_json
 
 MAX_REQUESTS = 256
-"""Maximum number of concurrent requests, including subscriptions. Further requests are refused."""
+"""Maximum number of requests at the same time, including subscriptions. Further requests are
+refused.
+"""
 
 RESTART_S = 3.0
-"""Seconds for which a request waits if the daemon was reachable before, because the daemon may be
-restarting."""
+"""Seconds for which a request waits for a daemon that was reachable before. The daemon may be
+restarting.
+"""
 
 API_S = 310.0
-"""Maximum seconds to wait until the daemon has created or ended a session. This is slightly more
-than the daemon's time limit for copying a project. During this time, all calls wait."""
+"""Maximum seconds to wait until the daemon has created or ended a session. All calls wait
+meanwhile. This is slightly more than the daemon's time limit for copying a project.
+"""
 
 PAUSE_S = 0.1
 """Seconds between two attempts to connect."""
 
 LAST_ANSWERS_S = 1.0
-"""Seconds that requests have to finish after the client has closed its end of standard input."""
+"""Seconds that requests have to finish after the client has closed standard input."""
 
 TOO_LONG = RpcError(INVALID_REQUEST, f"The message is over {MAX_BODY_BYTES >> 20} MB.")
 ANSWER = b'{"jsonrpc":"2.0","id":'
-"""The first bytes of every response that `messages.py` encodes. No other message begins with these
-bytes."""
+"""How every response begins that `messages.py` encodes. No other message begins like this."""
 
 ANSWER_TO_NOBODY = ANSWER + b"null"
-"""The first bytes of a response to a message whose id could not be read."""
+"""How a response begins if the id of its request could not be read."""
 
 JSON = {"content-type": "application/json"}
 
 LATER = "later"
-"""Placeholder for the id of the client's session in requests other than calls. For such requests,
-it only matters whether the client has a session, because the daemon does not look the session
-up."""
+"""Stands for the id of the client's own session in all requests except calls. For these, the daemon
+does not look the session up; it only matters that there is one.
+"""
 
 MISSING = b'"code":"RESOURCE_NOT_FOUND"'
-"""Bytes that occur in every answer which reports that a session has ended. They allow a quick test,
-but can also occur in other answers."""
+"""Bytes in every answer that says that a session has ended. They also occur in other answers, so
+this is only a quick first test.
+"""
 
 SESSION_OVER = (
     "RESOURCE_NOT_FOUND: The session has ended; its files and variables are gone. Nothing ran. "
@@ -97,7 +105,7 @@ class Unavailable(Exception):
 
 @dataclass(eq=False, slots=True)
 class _Forwarded:
-    """One message from the client that this process forwards to the daemon.
+    """A message from the client that this process forwards to the daemon.
 
     It is a request, or the client's response to a request from the daemon.
     """
@@ -107,7 +115,7 @@ class _Forwarded:
     connection: Connection | None = None
     is_cancelled: bool = False
     session: str = ""
-    """The id of the client's own session if the call runs in that session, or ""."""
+    """The id of the client's own session, if this is a call that runs in it. Otherwise ""."""
 
     @property
     def id(self) -> str | int:
@@ -138,28 +146,35 @@ class Bridge:
     path: Path
     query: Mapping[str, str]
     has_own_session: bool
-    """Whether calls run in a session that belongs to this client alone. The first call creates the
-    session."""
+    """Whether calls run in a session that belongs to this client alone. The first call creates this
+    session.
+    """
     reading: BinaryIO
     writing: FileIO
-    """The stream to the client. The stream has no buffer, because a thread could hold the lock of a
-    buffer when the process ends."""
+    """The stream to the client. It has no buffer, because a thread could hold the buffer's lock
+    when the process ends.
+    """
     preset: str | None = None
-    """The preset from which the client's own session is created."""
+    """The preset for the client's own session, or None."""
     project: Path | None = None
-    """The directory that is copied into the client's own session. Its path contains no symbolic
-    links."""
+    """The directory that is copied into the client's own session, or None. Its path contains no
+    links.
+    """
 
     _session: str = ""
-    """The id of the MCP session, from the daemon's answer to `initialize`."""
+    """The id of the MCP session, which the daemon has returned for `initialize`. "" if there is
+    none.
+    """
     _own: str = ""
-    """The id of the client's own session in the engine, which keeps files and variables. "" if it
-    does not exist."""
+    """The id of the client's own session in the engine, which keeps files and variables between
+    calls. "" while there is none.
+    """
     _unsent: bytes = b""
-    """An `initialize` that this process answered without a daemon. It is sent as soon as a daemon
-    is reachable."""
+    """An `initialize` that this process has answered without a daemon. It is sent as soon as a
+    daemon is reachable. Otherwise empty.
+    """
     _was_there: bool = False
-    """Whether the last attempt to connect succeeded."""
+    """Whether the last attempt to connect to the daemon succeeded."""
     _all_forwarded: dict[tuple[str | int, bool], _Forwarded] = field(default_factory=dict)
     _idle: list[Connection] = field(default_factory=list)
     _lock: threading.RLock = field(default_factory=threading.RLock)
@@ -167,13 +182,13 @@ class Bridge:
     _write_lock: threading.Lock = field(default_factory=threading.Lock)
     _read_lock: threading.Lock = field(default_factory=threading.Lock)
     _followers: int = 0
-    """Number of threads that are ready to read the next message."""
+    """Number of threads that wait to read the next message."""
     _listens: bool = False
     _over: threading.Event = field(default_factory=threading.Event)
 
     def run(self) -> None:
-        """Serve the client until it closes its end of standard input. Then cancel the remaining
-        requests.
+        """Serve the client until it closes standard input. Then cancel the requests that do not
+        finish in time.
         """
         self._lines = _lines(self.reading)
         self._add_follower()
@@ -186,7 +201,7 @@ class Bridge:
                 self._cancel(forwarded.id)
 
     def close(self) -> None:
-        """End the client's own session, if there is one. Raises Unavailable."""
+        """End the client's own session in the engine, if there is one. Raises Unavailable."""
         with self._own_lock:
             if self._own:
                 ask_daemon(self.path, "DELETE", f"/v1/sessions/{self._own}")
@@ -215,7 +230,7 @@ class Bridge:
             except Exception as error:  # whatever happens on the socket, the client gets a response
                 self._fail(forwarded, error)
             with self._lock:
-                # A later request may already have the same id.
+                # Meanwhile, a later request may have the same id.
                 if self._all_forwarded.get(forwarded.key) is forwarded:
                     del self._all_forwarded[forwarded.key]
                 self._followers += 1
@@ -223,7 +238,8 @@ class Bridge:
     # -- messages from the client ---------------------------------------------------------
 
     def _next_forwarded(self) -> _Forwarded | None:
-        """Read messages until one must be forwarded to the daemon, and return that message.
+        """Read messages until one of them must be forwarded to the daemon, and return it. Messages
+        that need no daemon are processed here.
 
         Return None at the end of the input.
         """
@@ -315,10 +331,10 @@ class Bridge:
         return f"/mcp?{urlencode(options)}" if options else "/mcp"
 
     def _own_session(self) -> str:
-        """Return the id of the client's own session. The session is created if it does not exist.
+        """Return the id of the client's own session. Create the session if there is none.
 
-        If the engine has no containers, return "". With a preset or project, raise Unavailable
-        instead, because calls without a session would ignore the preset and the project.
+        If the engine has no containers, return "". If a preset or a project was given, raise
+        Unavailable instead, because calls without a session would ignore it.
 
         Raises:
             Unavailable: no daemon answers, or the daemon refuses to create a session.
@@ -333,11 +349,11 @@ class Bridge:
                     self._own = made["data"]["session"]["id"]
                 elif is_described or error["code"] != "SANDBOX_UNAVAILABLE":
                     raise Unavailable(f"{error['code']}: {error['message']}")
-                # Otherwise each call that needs a container reports it by itself.
+                # Without containers, each call that needs one reports this by itself.
             return self._own
 
     def _created(self) -> JsonObject:
-        """Make the daemon create a session, and return the daemon's answer. Raises Unavailable."""
+        """Ask the daemon to create a session, and return its answer. Raises Unavailable."""
         wanted = {"agent_id": self.query.get("agent_id"), "preset": self.preset}
         body = {name: value for name, value in wanted.items() if value is not None}
         if self.project is None:
@@ -356,7 +372,7 @@ class Bridge:
             raise Unavailable(f"{self.project} cannot be used: {error.strerror}.") from None
 
     def _initialize(self, connection: Connection) -> None:
-        """Send the daemon the `initialize` that this process answered without a daemon."""
+        """Send the `initialize` that this process has answered without a daemon."""
         response = connection.ask("POST", self._address(LATER), JSON, self._unsent)
         self._session = response.headers.get("mcp-session-id", "")
         self._unsent = b""
@@ -366,7 +382,7 @@ class Bridge:
         """Write each event of a stream to the client as it arrives.
 
         Raises:
-            ConnectionError: none of the events is the response to the request.
+            ConnectionError: none of the events is the response to the forwarded request.
         """
         is_answered = False
         for event in response.events():
@@ -379,7 +395,7 @@ class Bridge:
             raise ConnectionError("no response among the events")
 
     def _answer(self, forwarded: _Forwarded, answer: bytes) -> None:
-        """Write the response to a request. From then on, the client may use the request's id
+        """Write the response to a request. From now on, the client may use the id of the request
         again.
         """
         if forwarded.session and MISSING in answer and is_without_session(answer):
@@ -415,7 +431,7 @@ class Bridge:
     def _connection(self) -> Connection:
         """Return an idle connection to the daemon, or a new one.
 
-        If the daemon was reachable before, connecting is retried for `RESTART_S` seconds.
+        If the daemon was reachable before, try for `RESTART_S` seconds to connect.
 
         Raises:
             Unavailable: no daemon answers in time.
@@ -445,9 +461,9 @@ class Bridge:
     # -- notifications of changes ----------------------------------------------------------
 
     def _listen(self) -> None:
-        """Forward the notifications that the daemon sends on its own.
+        """Forward the notifications that the daemon sends without a request.
 
-        After reconnecting, notify the client that the list of tools may have changed.
+        After each new connection, notify the client that the list of tools may have changed.
         """
         has_followed = bool(self._unsent)
         while True:
@@ -476,15 +492,16 @@ def serve(
     preset: str | None = None,
     project: Path | None = None,
 ) -> None:
-    """Serve the MCP client on this process's standard input and output.
+    """Serve the MCP client on the standard input and output of this process.
 
-    If `has_own_session` is True, calls run in a session that is created for this client. `preset`
-    and `project` apply to this session.
+    `path` is the path of the daemon's socket. `query` is added to the URL of each request. If
+    `has_own_session` is True, calls run in a session that is created for this client, from `preset`
+    and `project`.
 
     Raises:
         Unavailable: the client's own session could not be ended.
     """
-    # Not `sys.stdin`: the interpreter cannot exit cleanly while a thread still reads it.
+    # `sys.stdin` is not used, because the interpreter cannot exit cleanly while a thread reads it.
     reading = BufferedReader(FileIO(sys.stdin.fileno(), closefd=False))
     with FileIO(sys.stdout.fileno(), "w", closefd=False) as writing:
         bridge = Bridge(path, query, has_own_session, reading, writing, preset, project)
@@ -495,7 +512,8 @@ def serve(
 
 
 def ask_daemon(path: Path, method: str, address: str, body: JsonObject | None = None) -> JsonObject:
-    """Send one request to the daemon's HTTP API, and return the envelope in the answer.
+    """Send one request to the HTTP API of the daemon, and return the envelope of the answer. `path`
+    is the path of the daemon's socket.
 
     Raises:
         Unavailable: no daemon answers.
@@ -515,16 +533,17 @@ def ask_daemon(path: Path, method: str, address: str, body: JsonObject | None = 
 
 
 def not_reached(path: Path, error: Exception) -> str:
-    """Return a message with the reason why no engine can be reached, and a remedy."""
+    """Return a message that says why no engine answers on the socket `path`, and what to do."""
     if isinstance(error, PermissionError):
         return f"Permission denied: {path}. Your user must be in the socket's group."
     return f"No engine answers on {path}. Start one with: fumehood serve"
 
 
 def _answer_alone(forwarded: _Forwarded, words: str) -> JsonObject | None:
-    """Return the result that this process gives to a request without a daemon.
+    """Return the result with which this process itself answers a request, because no daemon
+    answers. `words` is the reason for this.
 
-    Return None if the request needs a daemon. `words` is the reason why no daemon answers.
+    Return None if the request needs a daemon.
     """
     if forwarded.method == "initialize":
         wanted = forwarded.message.get("params", {}).get("protocolVersion")
@@ -544,8 +563,8 @@ def _result(forwarded: _Forwarded, result: JsonObject) -> bytes:
 
 
 def is_without_session(answer: bytes) -> bool:
-    """Return True if the answer reports that the session had already ended, so that the call did
-    not run.
+    """Return whether an answer says that the session had already ended, so that the call did not
+    run.
     """
     try:
         error = strict_json.loads(answer)["result"]["_meta"][ENVELOPE_KEY]["error"]
@@ -555,8 +574,8 @@ def is_without_session(answer: bytes) -> bool:
 
 
 def _lines(reading: BinaryIO) -> Iterator[bytes | None]:
-    """Yield each line of the input. A line over `MAX_BODY_BYTES` is discarded, and None is yielded
-    instead.
+    """Yield each line of the input. If a line is over `MAX_BODY_BYTES`, discard it and yield
+    None.
     """
     while line := reading.readline(MAX_BODY_BYTES + 1):
         if len(line) <= MAX_BODY_BYTES:
@@ -568,8 +587,8 @@ def _lines(reading: BinaryIO) -> Iterator[bytes | None]:
 
 
 def _refused(forwarded: _Forwarded, body: bytes) -> bytes:
-    """Return the response to a request that the daemon refused with an envelope, before reading the
-    message in it.
+    """Return the response to a request that the daemon refused before it read the message. `body`
+    is the daemon's answer: an envelope, or an error without an id.
     """
     try:
         error = strict_json.loads(body)["error"]

@@ -1,4 +1,4 @@
-"""A tool as the Model Context Protocol describes it in a result of `tools/list`."""
+"""Converts a tool to the form that MCP's `tools/list` requires."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ _KEPT = re.compile(
     r"Nothing is kept for the next call, unless it is made in a session \(session_id\): "
     r"that keeps ([^.]*)\."
 )
-"""Matches the sentence about sessions in the descriptions of built-in tools. It does not apply to
-MCP, where calls have no option `session_id`."""
+"""Matches the sentence about sessions in the description of a built-in tool. The sentence is wrong
+for MCP, where calls have no option `session_id`.
+"""
 
 _NOT_KEPT = "Nothing is kept for the next call."
 
@@ -20,10 +21,10 @@ _NOT_KEPT = "Nothing is kept for the next call."
 def tool_to_mcp(
     tool: ToolDefinition, *, with_output: bool = True, in_session: bool = False
 ) -> JsonObject:
-    """Convert a tool to the form in which `tools/list` returns it.
+    """Return a tool in the form of `tools/list`.
 
     `with_output` adds the output schema, which protocol versions before 2025-06-18 do not support.
-    `in_session` is True if the client's calls run in a session. The description then mentions the
+    `in_session` says that the client's calls run in a session. The description then mentions the
     session.
     """
     kept = r"For the next call the session keeps \1." if in_session else _NOT_KEPT
@@ -41,7 +42,7 @@ def tool_to_mcp(
     }
     if with_output and tool.output_schema is not None:
         output = {**tool.output_schema, "type": "object"}
-        # If a text was shortened, `data` also has notes next to the tool's own fields.
+        # If a text was shortened, `data` contains notes about it beside the tool's own fields.
         output.pop("additionalProperties", None)
         shape["outputSchema"] = output
     return shape
