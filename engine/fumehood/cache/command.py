@@ -1,4 +1,4 @@
-"""`fumehood cache`: the result cache of the running engine."""
+"""The command `fumehood cache`, for the result cache of the running engine."""
 
 from __future__ import annotations
 

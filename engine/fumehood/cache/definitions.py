@@ -1,4 +1,4 @@
-"""Checks of the fields in a tool's definition that control caching."""
+"""Checks the fields in a tool's definition that control caching."""
 
 from __future__ import annotations
 

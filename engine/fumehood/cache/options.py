@@ -1,4 +1,4 @@
-"""The call option that the result cache adds."""
+"""The call option that the part `cache` adds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Settings of the result cache."""
+"""The operator's settings of the result cache."""
 
 from __future__ import annotations
 

@@ -1,3 +1,5 @@
-"""The gateway: the only way from a sandbox to the network. It decides on each program's request."""
+"""The gateway (a part): the only way from a sandbox to the network. It decides on each request of a
+program.
+"""
 
 from __future__ import annotations

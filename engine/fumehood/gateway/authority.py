@@ -34,7 +34,7 @@ time.
 """
 
 SKEW = timedelta(days=2)
-"""Maximum time by which a sandbox's clock may be behind the engine's."""
+"""Maximum time by which the clock in a sandbox may be behind the engine's clock."""
 
 
 class Authority:
@@ -109,7 +109,9 @@ class Authority:
 
 
 class Hello:
-    """Reads the server name from the beginning of a client's TLS handshake."""
+    """Finds the server name in the first bytes of a client's TLS handshake, without answering the
+    client.
+    """
 
     def __init__(self) -> None:
         self._names: list[str] = []

@@ -41,7 +41,7 @@ from fumehood.sandbox.streams import RunClock
 from fumehood.storage.errors import StoreError
 
 Send = Callable[[], Awaitable[EngineError | None]]
-"""Sends a request that was waiting for approval. Returns the error, or None on success."""
+"""Sends a request that waited for approval. Returns the error if this fails, otherwise None."""
 
 Ask = Callable[[JsonObject, Send, RunClock], Awaitable[EngineError | None]]
 """Requests a human's approval of a request, and calls `Send` after the approval.
@@ -52,8 +52,8 @@ None if the request was sent and succeeded, otherwise the error that says why no
 
 
 class Spend(Protocol):
-    """Charges a program's requests and bytes to budgets. Returns False if a budget has too little
-    left.
+    """Charges requests and bytes of a program to the budgets of its call. Returns False if a budget
+    has too little left.
     """
 
     def __call__(self, *, requests: int = 0, passed_bytes: int = 0) -> bool: ...
@@ -91,7 +91,7 @@ MAX_HELD_BACK = 20
 
 @dataclass
 class NetworkUse:
-    """How the program of one call has used the network so far."""
+    """How much the program of one call has used the network so far, and how its requests ended."""
 
     requests: int = 0
     denied: int = 0
@@ -140,7 +140,7 @@ class NetworkUse:
 
 
 class Door:
-    """Decides on and counts the requests of one call's program."""
+    """Decides which requests of one call's program may be sent, and counts all of them."""
 
     def __init__(
         self,
@@ -244,7 +244,7 @@ class Door:
             )
 
     def judge(self, request: ProgramRequest) -> bool:
-        """Count a request, and decide whether it may be sent. Return True if it may be sent now, or
+        """Count `request`, and decide whether it may be sent. Return True if it may be sent now, or
         False if it needs approval first.
 
         Raises:
@@ -297,7 +297,9 @@ class Door:
             )
 
     def is_tunnel(self, place: Place) -> bool:
-        """Whether the operator lets TLS connections to this place pass without decryption."""
+        """Whether the operator lets TLS connections to this host and port pass without
+        decryption.
+        """
         return network_matches(place.host, place.port, self._settings.tunnels)
 
     def count(self) -> None:

@@ -60,7 +60,7 @@ class GatewayPart(EnginePart):
         super().__init__(kernel)
         self._lasting: dict[str, _LastingUse] = {}
         self._sums: Counter[str] = Counter()
-        """Field of `NetworkReport` → its sum over all calls."""
+        """Name of a field of `NetworkReport` → the sum of its values over all calls."""
 
     def on_call(self, call: EndedCall) -> None:
         """Add the network use of a call, which has just ended, to the metrics."""
@@ -254,7 +254,7 @@ async def _refuse(arguments: JsonObject, send: Send, clock: RunClock) -> EngineE
 
 @dataclass(frozen=True, slots=True)
 class _Requests:
-    """The requests that a trial held back. They are sent after a human's approval."""
+    """The requests that a trial held back. If a human approves the trial, they are sent."""
 
     part: GatewayPart
     requests: Sequence[HeldRequest]

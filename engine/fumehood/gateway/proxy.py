@@ -249,7 +249,8 @@ class Proxy:
             peer.http.start_next_cycle()
 
     async def _tunnel(self, peer: _Peer, event: h11.Request) -> None:
-        """Accept a CONNECT request, and serve the requests that arrive through its tunnel.
+        """Accept a CONNECT request, and serve the requests that arrive through its tunnel. `event`
+        is the CONNECT request.
 
         Raises:
             Refusal: the target is invalid, or the connection must not be passed through.
@@ -333,8 +334,8 @@ class Proxy:
             raise
 
     async def _exchange(self, peer: _Peer, request: ProgramRequest) -> None:
-        """Judge a request, send it once it is allowed, and pass the answer to the program. If a
-        tape answers the requests, take the answer from the tape instead.
+        """Judge a request. If it is allowed, send it and pass the host's answer to the program. If
+        a tape answers the requests, take the answer from the tape instead.
 
         Raises:
             Refusal: the request was refused or held back, or the host failed.
@@ -424,7 +425,8 @@ class Proxy:
             await self._answer(peer, request, answer, values)
 
     async def deliver(self, held: HeldRequest) -> int:
-        """Send a request that a trial held back, and return the HTTP status of the answer.
+        """Send a request that a trial held back, after a human's approval. Return the HTTP status
+        of the answer.
 
         Raises:
             Refusal: the request is no longer allowed, or the host failed.

@@ -103,12 +103,12 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class ProgramRequest:
-    """One request of a program, without its body."""
+    """A request of a program, without its body."""
 
     method: str
     place: Place
     target: str
-    """Path and query."""
+    """The path and the query of the URL."""
     headers: Headers
     """All headers except `Host`, `Content-Length` and those that concern only one connection."""
     length: int | None

@@ -81,7 +81,9 @@ def network_kind(trust: str) -> StreamKind:
 
 
 class Gateway:
-    """Opens doors for calls, and creates the connections from the engine to hosts."""
+    """Opens a door for each call whose program may use the network, and makes the connections from
+    the engine to hosts.
+    """
 
     def __init__(
         self,

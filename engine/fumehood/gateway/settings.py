@@ -119,7 +119,7 @@ class GatewaySettings(BaseModel):
     policy decides.
     """
     max_requests: int = Field(default=1000, ge=1, le=1_000_000)
-    """Maximum number of requests of one call."""
+    """Maximum number of requests that the program of one call may send."""
     max_mb: int = Field(default=1024, ge=1, le=1_000_000)
     """Maximum number of MB that one call may send and receive in total."""
     max_held_kb: int = Field(default=1024, ge=1, le=16 * 1024)

@@ -1,6 +1,6 @@
-"""The method of `AsyncClient` that copies a directory into a session.
+"""The method of `AsyncClient` that creates a session from a local directory.
 
-Client side: this module uses the protocol and values, but not the engine.
+Client side: this module uses the protocol and plain values, but not the engine.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from fumehood.core.session import SessionRecord
 
 
 class AsyncClientWithProjects(AsyncClient):
-    """A client that can also make sessions from local directories."""
+    """A client that can also create sessions from local directories."""
 
     async def create_session_from(
         self, directory: Path | str, *, everything: bool = False, **wishes: Any
     ) -> SessionRecord:
-        """Create a session with a copy of a local directory.
+        """Create a session with a copy of the local directory `directory`.
 
-        Files that the directory's `.gitignore` files exclude are left out, unless `everything` is
-        True. `wishes` are the arguments of `create_session`. The tool `apply_workspace` writes
-        changes back into the directory.
+        Files that the directory's `.gitignore` files exclude are not copied, unless `everything` is
+        True. `wishes` are the arguments of `create_session`. The tool `apply_workspace` later
+        writes the session's changes back into the directory.
 
         Raises:
             OSError: this program cannot write to the directory.

@@ -1,12 +1,14 @@
-"""The changes in a session since its project was copied in.
+"""Finds the changes in a session since its project was copied into it, and shows them to people.
 
 Host side. The guest reports which files differ. This module reads and hashes their contents, so
-that exactly the same contents are shown, approved and written. Invariants: `digest_of` covers every
-path that would be written or deleted, with its entries before and after; a diff shows the old text
-of a host file only if the file is unchanged since it was copied or last applied, so that no session
-can read later changes on the host.
+that exactly the same contents are shown, approved and written. Invariants:
 
-Patches have the format of `git apply`. Making a patch can take seconds, so it is done in a thread.
+* `digest_of` covers every path that would be written or deleted, with its entries before and after
+  the change.
+* A diff shows the old text of a host's file only if the file is unchanged since it was copied or
+  last written. So no session can read later changes on the host.
+
+Patches have the format of `git apply`. To make a patch can take seconds, so it is done in a thread.
 *Source*: git-diff(1), "Generating patch text with -p".
 """
 
@@ -64,30 +66,33 @@ from fumehood.projects.writing import Change
 from fumehood.sandbox.wall import Lease
 
 SHOWN_BYTES = 16 << 20
-"""Maximum total size, in bytes, of the file contents that are kept so that they can be shown. Other
-contents are only hashed."""
+"""Maximum total size in bytes of the file contents that are kept in memory to be shown. All other
+contents are only hashed.
+"""
 
 Write = Callable[[str, bytes], Awaitable[None]]
 
 
 @dataclass(slots=True)
 class Baseline:
-    """The state of a project when it was copied into a session. It is updated whenever changes are
-    applied.
+    """The state of a project when it was copied into a session. After changes are written back, the
+    baseline is updated with them.
     """
 
     tree: Tree
     rules: Mapping[str, str]
-    """Directory → text of the directory's `.gitignore`."""
+    """Directory → the text of its `.gitignore` file."""
     everything: bool
-    """Whether everything was copied, without applying the `.gitignore` rules."""
+    """Whether everything was copied, even what `.gitignore` files exclude."""
     versions: dict[str, tuple[str, str]] = field(default_factory=dict)
-    """Path → version and digest of the file in the session, as far as known."""
+    """Path → the version and the digest of the file in the session. Not every file has an entry."""
     applied: frozenset[str] = frozenset()
-    """Paths whose entries in `tree` come from applied changes instead of the copy."""
+    """The paths in `tree` whose entries come from changes that were written back, and not from the
+    copy.
+    """
 
     def content(self) -> bytes:
-        """Return the baseline as JSON, without `versions`. `parse` reads this JSON."""
+        """Return the baseline as JSON, which `parse` reads. `versions` is left out."""
         tree = [[path, one.size, one.can_run, one.digest] for path, one in self.tree.items()]
         told = {"tree": tree, "rules": dict(self.rules), "everything": self.everything}
         told["applied"] = sorted(self.applied)
@@ -107,24 +112,29 @@ class _Digests(Claim):
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """All changes in a session, sorted by path. `directories` are the paths of all directories in
-    its workspace, and `present` are the paths of everything else in it.
+    """All changes in a session (`changes`), sorted by path.
+
+    `directories` are the paths of all directories in the session's workspace, and `present` are the
+    paths of everything else in it.
     """
 
     changes: Sequence[Change]
     directories: frozenset[str]
     present: frozenset[str]
     rows: Mapping[str, Row]
-    """Path → row of each new or changed file."""
+    """Path → the guest's row for each new or changed file."""
     texts: Mapping[str, bytes]
-    """Path → content of each new or changed file that is small enough to be shown."""
+    """Path → the content of each new or changed file, if it is small enough to be shown."""
     unseen: Sequence[str]
-    """Paths that are never written to the host: links that lead out of the project, special files,
-    files in hidden repositories, and names that no project may contain."""
+    """Changed paths that are never written to the host: links that lead out of the project, special
+    files, files in hidden repositories, and names that a project can never contain.
+    """
 
 
 def digest_of(changes: Sequence[Change]) -> str:
-    """Return a SHA-256 of all changes. It covers each path with its entries before and after."""
+    """Return one SHA-256 for all changes. It covers each path, with its entries before and after
+    the change.
+    """
     total = hashlib.sha256(b"fumehood.project.1\n")
     for one in changes:
         row = [one.path, *(_row(entry) for entry in (one.before, one.after))]
@@ -139,9 +149,10 @@ def _row(entry: Entry | None) -> list[Any] | None:
 async def changes_of(
     source: Lease, baseline: Baseline, limiter: anyio.CapacityLimiter | None = None
 ) -> Changes:
-    """Return the differences between a session's workspace and its baseline. `limiter` limits the
-    number of threads that evaluate `.gitignore` rules, because the session's programs can write
-    rules whose evaluation takes seconds.
+    """Return the differences between the workspace of the session `source` and its baseline.
+
+    `limiter` limits how many threads evaluate `.gitignore` rules at the same time. This is needed
+    because a session's programs can write rules whose evaluation takes seconds.
 
     Raises:
         NotRead: there are too many files or rules, or a file was changed while it was read.
@@ -149,7 +160,8 @@ async def changes_of(
     """
     skip = [GIT]
     if not baseline.everything:
-        # A copied file must stay in the scan: without a row, it would count as deleted.
+        # Files of the baseline must stay in the scan, because a file without a row would count as
+        # deleted.
         copied = {name for path in baseline.tree for name in path.split("/")}
         skip += (name for name in plain_names(await _top_rules(source)) if name not in copied)
     rows, unseen = await scan(source, links=True, skip=skip)
@@ -183,8 +195,8 @@ async def changes_of(
 
 
 async def _top_rules(source: Lease) -> str:
-    """Return the text of the `.gitignore` in the workspace's top directory, or "" if it cannot be
-    read.
+    """Return the text of the `.gitignore` file in the top directory of the workspace, or "" if it
+    cannot be read.
     """
     asked = {"do": "read", "path": FILE_NAME, "offset": 0, "length": MAX_READ_BYTES}
     piece = (await ask(source, asked, LIMITS, Piece)).value
@@ -194,10 +206,11 @@ async def _top_rules(source: Lease) -> str:
 async def _rules(
     source: Lease, baseline: Baseline, rows: Sequence[Row], differing: Collection[str]
 ) -> dict[str, str]:
-    """Return the current rules of the workspace: directory → text of the directory's `.gitignore`.
+    """Return the rules that now apply in the workspace: directory → the text of its `.gitignore`
+    file. `differing` are the paths that differ from the baseline; only those files are read.
 
     Raises:
-        NotRead: changed `.gitignore` files are too large, or one was changed while it was read.
+        NotRead: the changed `.gitignore` files are too large, or one was changed while it was read.
     """
     texts: dict[str, str] = {}
     new: list[Row] = []
@@ -223,11 +236,11 @@ async def _rules(
 def _not_left_out(
     baseline: Baseline, texts: Mapping[str, str], differing: Sequence[Row]
 ) -> list[Row]:
-    """Return the rows whose paths are in the baseline or that no rule leaves out. `texts` maps each
-    directory to the text of its `.gitignore`.
+    """Return those rows whose paths are in the baseline, or that no rule leaves out. `texts` maps
+    each directory to the text of its `.gitignore` file.
 
     Raises:
-        NotRead: the rules would take too much time or memory.
+        NotRead: to evaluate the rules would take too much time or memory.
     """
     rules = IgnoreRules()
     try:
@@ -243,8 +256,8 @@ def _not_left_out(
 
 
 async def stage(source: Lease, found: Changes, wanted: Sequence[Change], write: Write) -> None:
-    """Pass the contents of new and changed files to `write`, piece by piece. For an empty file, one
-    empty piece is passed.
+    """Pass the contents of the new and changed files among `wanted` to `write`, piece by piece. For
+    an empty file, pass one empty piece.
 
     Raises:
         NotRead: a file has changed since `found` was made.
@@ -266,8 +279,8 @@ async def stage(source: Lease, found: Changes, wanted: Sequence[Change], write: 
 
 
 async def _read(source: Lease, rows: Sequence[Row]) -> tuple[dict[str, Entry], dict[str, bytes]]:
-    """Read the files of these rows. Return path → entry for files and links, and path → content for
-    files that are small enough to be shown.
+    """Read the files to which these rows belong. Return two mappings: the path of each file and
+    link → its entry, and the path of each file that is small enough to be shown → its content.
     """
     entries: dict[str, Entry] = {}
     texts: dict[str, bytes] = {}
@@ -291,8 +304,8 @@ async def _read(source: Lease, rows: Sequence[Row]) -> tuple[dict[str, Entry], d
 
 
 def _is_same(row: Row, baseline: Baseline) -> bool | None:
-    """Return whether a file or link is the same as its baseline entry. Return None if this can be
-    determined only by hashing the content.
+    """Return whether the file or link of a row is the same as in the baseline. Return None if only
+    a hash of its content can tell.
     """
     path, size, can_run, version = row
     before = baseline.tree.get(path)
@@ -305,7 +318,9 @@ def _is_same(row: Row, baseline: Baseline) -> bool | None:
 
 
 async def _differing(source: Lease, baseline: Baseline, rows: Sequence[Row]) -> list[Row]:
-    """Return the rows of files and links that differ from the baseline or could not be hashed."""
+    """Return the rows of those files and links that differ from the baseline or could not be
+    hashed.
+    """
     unknown: list[Row] = []
     differing: list[Row] = []
     for row in rows:
@@ -334,14 +349,19 @@ async def _differing(source: Lease, baseline: Baseline, rows: Sequence[Row]) -> 
 # -- changes as people and `git apply` read them ----------------------------------------------
 
 MAX_PATCH_BYTES = 4 << 20
-"""Maximum size of a patch in bytes. It only names the files whose diffs do not fit."""
+"""Maximum size of a patch in bytes. If the diff of a file does not fit, the patch only names the
+file.
+"""
 
 SHOWN_PATCH_BYTES = 256 * 1024
-"""Maximum total size, in bytes, of the diffs that an approver sees. If a diff does not fit, only
-the file's name is shown."""
+"""Maximum total size in bytes of the diffs that an approver sees. If the diff of a file does not
+fit, only the name of the file is shown.
+"""
 
 MAX_ALL_STEPS = 100 * MAX_STEPS
-"""Maximum number of line comparisons for all diffs of a project together. They take about 15 s."""
+"""Maximum number of line comparisons for all diffs of a project together. This many take about 15
+s.
+"""
 
 LINK_MODE, RUN_MODE, FILE_MODE = "120000", "100755", "100644"
 
@@ -349,8 +369,8 @@ Texts = Mapping[str, bytes]
 
 
 class _Diffs:
-    """Makes the diffs of a project. Once all diffs together have taken `MAX_ALL_STEPS` line
-    comparisons, each further diff shows its file as one large change.
+    """Makes the diffs of one project. After `MAX_ALL_STEPS` line comparisons in total, each further
+    diff shows its file as a single large change.
     """
 
     def __init__(self) -> None:
@@ -365,9 +385,10 @@ class _Diffs:
 def patch_of(
     changes: Sequence[Change], conflicts: Collection[str], old: Texts, new: Texts
 ) -> tuple[str, bool]:
-    """Return a patch, and True if it only names some of the files instead of showing their changes.
-    `old` and `new` map the paths of the files that can be shown to their contents before and after
-    the changes.
+    """Return a patch, and whether it only names some files instead of showing their changes.
+
+    `old` maps the paths of files that can be shown to their contents before the changes, and `new`
+    to their contents after the changes.
     """
     parts: list[str] = []
     room = MAX_PATCH_BYTES
@@ -386,8 +407,8 @@ def patch_of(
 
 
 def listed(changes: Sequence[Change]) -> list[JsonObject]:
-    """Return each change as an object with path, kind and size. If a deleted and an added file have
-    the same content, they are listed as one rename.
+    """Return each change as JSON with the path, the kind of change and the size. If a deleted file
+    and an added file have the same content, they become one change of the kind `renamed`.
     """
     gone = {
         change.before: change.path
@@ -418,9 +439,11 @@ def listed(changes: Sequence[Change]) -> list[JsonObject]:
 def shown(
     changes: Sequence[Change], conflicts: Mapping[str, str], old: Texts, new: Texts, directory: str
 ) -> JsonObject:
-    """Return the changes of the project `directory` as the preview that approvers see. `old` and
-    `new` map the paths of the files that can be shown to their contents before and after the
-    changes.
+    """Return the changes in the form in which approvers see them. `directory` is the project
+    directory on the host.
+
+    `old` maps the paths of files that can be shown to their contents before the changes, and `new`
+    to their contents after the changes.
     """
     added: list[JsonObject] = []
     changed: list[JsonObject] = []
@@ -482,8 +505,8 @@ def _facts(entry: Entry) -> JsonObject:
 
 
 def _content(entry: Entry | None, path: str, texts: Texts) -> bytes | None:
-    """Return what git's diff shows for one side of a change: the content of a file, the target of a
-    link, or b"" if there is no entry. Return None if the content cannot be shown.
+    """Return what git's diff shows for `entry`, one side of a change. It is the content of a file,
+    the target of a link, or b"" if there is no entry. Return None if the content cannot be shown.
     """
     if entry is None:
         return b""
@@ -506,7 +529,9 @@ def _shown_diff(change: Change, old: Texts, new: Texts, diffs: _Diffs) -> JsonOb
 def _file_patch(
     change: Change, conflicts: Collection[str], old: Texts, new: Texts, diffs: _Diffs
 ) -> tuple[str, bool]:
-    """Return one file's section of a patch, and whether this section shows all changes."""
+    """Return the section of a patch for one file, and whether it shows the whole change. `old` and
+    `new` are those of `patch_of`.
+    """
     before, after = change.before, change.after
     if before is not None and after is not None and before.is_link != after.is_link:
         parts = [_file_patch(Change(change.path, before, None), conflicts, old, new, diffs)]
@@ -525,7 +550,8 @@ def _file_patch(
     ]
     texts = [text_of(side) if side is not None else None for side in sides]
     if texts[0] is None or texts[1] is None:
-        # In this form, `git apply` refuses the whole patch instead of applying the other files.
+        # `git apply` refuses a patch with such a line as a whole. So it never applies only the
+        # other files.
         what = "Files" if None in sides else "Binary files"
         why = " (in conflict, not shown)" if change.path in conflicts else ""
         return "".join([*lines, f"{what} {names[0]} and {names[1]}{why} differ\n"]), False
@@ -552,8 +578,9 @@ def _mode(entry: Entry) -> str:
 
 
 def _named(side: str, path: str) -> str:
-    """Return a path with its side (`a` or `b`) as git writes it: quoted and escaped if it has
-    special characters."""
+    """Return `side` (`a` or `b`) and the path as git writes them: quoted and escaped if the path
+    contains special characters.
+    """
     name = f"{side}/{path}"
     if name.isprintable() and not set('"\\') & set(name):
         return name

@@ -1,4 +1,6 @@
-"""Commands of projects: `fumehood sessions diff`, `sessions apply`, and `sessions new --from`."""
+"""The commands for projects: `fumehood sessions diff`, `sessions apply`, and `sessions new
+--from`.
+"""
 
 from __future__ import annotations
 
@@ -21,8 +23,8 @@ from fumehood.projects.show import file_line, notes, write_diff
 def session_from(
     directory: Path, everything: bool, client: Client, wishes: dict[str, Any]
 ) -> SessionRecord:
-    """Create a session with a copy of a directory. If the directory cannot be used, end the
-    command.
+    """Create a session with a copy of a directory, and return its record. If the directory cannot
+    be used, end the command.
     """
     with local(directory):
         return client.create_session_from(directory, everything=everything, **wishes)

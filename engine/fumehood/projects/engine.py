@@ -1,6 +1,7 @@
-"""The projects of `fumehood.Engine`.
+"""The attribute of `fumehood.Engine` that gives access to projects.
 
-Host side, above the kernel's engine, of which only public members are used.
+Host side, above the kernel's class `Engine`. This module uses only the public members of that
+class.
 """
 
 from __future__ import annotations
@@ -15,7 +16,5 @@ class EngineWithProjects(Engine):
 
     @property
     def projects(self) -> Projects:
-        """The projects of this engine's sessions. Only available after the engine was entered as a
-        context manager.
-        """
+        """The projects of the engine's sessions. Use this only inside the engine's `with` block."""
         return self.part(ProjectsPart).projects

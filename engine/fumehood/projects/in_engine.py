@@ -1,7 +1,8 @@
-"""The projects of one engine.
+"""Projects as a part of one engine.
 
-If the engine is killed while it writes changes into a project, the next engine undoes them before
-any call can start, unless all of them had been written. Until then, the state needs this part.
+If an engine is killed while it writes changes into a project, the next engine undoes them before
+any call can start, unless all of them were written. Until then, an engine without this part cannot
+use the state.
 """
 
 from __future__ import annotations
@@ -26,16 +27,19 @@ if TYPE_CHECKING:
     from fumehood.compose import Composition
 
 FOLDER = "projects"
-"""Name of the folder for the lists of copied files, and of the folder for the journals in the
-engine's own state."""
+"""Name of two folders: one for the stored lists of copied files, and one for the journals in the
+engine's own state.
+"""
 
 NEEDED = "projects"
-"""The part's name. The state needs the part while a journal exists."""
+"""The name under which the state records that it needs this part. It needs the part while there are
+journals.
+"""
 
 
 class ProjectsPart(EnginePart):
-    """The part that gives sessions their projects, and undoes the unfinished writes of a killed
-    engine.
+    """Gives sessions their projects, and undoes the unfinished changes of an engine that was
+    killed.
     """
 
     def __init__(self, kernel: Kernel) -> None:
@@ -47,7 +51,7 @@ class ProjectsPart(EnginePart):
         self.projects: Projects
 
     def in_session(self, access: SessionAccess) -> SessionProject | None:
-        """Return the session's project, or None if the session's files do not come from a project
+        """Return the project of a session, or None if its files were not copied from a project
         directory.
         """
         value = access.values.get(NAME)
@@ -60,7 +64,7 @@ class ProjectsPart(EnginePart):
         return SessionProject(self._store, access.session_id, ProjectHome(**value), keep)
 
     async def carry_over(self, source: KeptValues, made: KeptValues) -> None:
-        """Let a session with the files of another one have its project.
+        """Give the session `made`, which has the files of the session `source`, the same project.
 
         Raises StateUnavailable if the list of copied files cannot be read or stored.
         """
@@ -73,7 +77,9 @@ class ProjectsPart(EnginePart):
 
     @asynccontextmanager
     async def running(self, made: Composition) -> AsyncIterator[None]:
-        """While the engine runs, delete the lists of copied files of sessions that have ended."""
+        """Delete the lists of copied files of sessions that have ended, regularly while the engine
+        runs.
+        """
         self.projects = Projects(self._store, made.services.sessions)
         async with AsyncExitStack() as stack:
             if self._saved is not None:
@@ -85,8 +91,9 @@ class ProjectsPart(EnginePart):
             yield
 
     async def outcomes(self) -> Mapping[str, EngineError | None]:
-        """Undo the unfinished writes of a killed engine. Return the outcomes of the calls that were
-        writing.
+        """Undo the unfinished changes of an engine that was killed. Return the outcome of each call
+        that was writing: its id → None if it has written everything, otherwise the error that says
+        it has written nothing.
         """
         failed, outcomes = await anyio.to_thread.run_sync(self._journals.recover)
         for directory in failed:
@@ -96,11 +103,11 @@ class ProjectsPart(EnginePart):
         }
 
     async def recovered(self) -> None:
-        """Remove the journals of those writes whose outcomes are now stored."""
+        """Remove the journals of those changes whose outcomes are now stored."""
         await anyio.to_thread.run_sync(self._journals.forget)
 
     def _need(self, is_needed: bool) -> None:
-        """Record in the state whether it needs this part. Raises StoreError."""
+        """Record in the state whether only engines with this part may use it. Raises StoreError."""
         database = self.kernel.database
         if is_needed != (NEEDED in database.read_now(needed_parts)):
             change = need_part if is_needed else release_part

@@ -1,5 +1,5 @@
-"""`fumehood run --project`: run a command in a copy of a directory, then request to apply its
-changes.
+"""`fumehood run --project`: runs a command in a copy of a directory, then asks a human to approve
+its changes.
 """
 
 from __future__ import annotations
@@ -24,10 +24,11 @@ def run_on_project(
     directory: Path, command: Sequence[str], wishes: JsonObject, timeout_s: float | None,
     socket: Path | None, *, as_json: bool,
 ) -> int:  # fmt: skip
-    """Run a command in a new session with a copy of a directory.
+    """Run a command in a new session that has a copy of `directory`. `wishes` are the options for
+    creating the session. Return the exit code.
 
-    Show the command's changes, and request approval to apply them. End the session, unless it may
-    contain changes that were not applied. Return the exit code.
+    Show the changes that the command made, and ask for approval to write them back. Then end the
+    session, unless it may contain changes that were not written back.
     """
     with calling(socket, as_json=as_json, is_payload=True) as client:
         with local(directory):
@@ -56,9 +57,9 @@ def _ran_on_project(
     client: Client, options: dict[str, Any], command: Sequence[str], timeout_s: float | None,
     socket: Path | None, *, as_json: bool,
 ) -> tuple[JsonObject, bool]:  # fmt: skip
-    """Run the command, and request approval to apply its changes.
+    """Run the command in the session, and ask for approval to write its changes back.
 
-    Return the answer that determines the exit code, and True if the session can be ended.
+    Return the answer that determines the exit code, and whether the session can be ended.
     """
     limits = options_of(timeout_seconds=timeout_s, cancel_on_disconnect=True)
     arguments = {"argv": list(command)}

@@ -1,4 +1,4 @@
-"""Display of a project's changes on the command line. Names and contents are untrusted."""
+"""Shows the changes of a project on the command line. Names and contents are treated as hostile."""
 
 from __future__ import annotations
 
@@ -11,29 +11,30 @@ from fumehood.core.json_types import JsonObject
 
 
 def file_line(one: JsonObject) -> str:
-    """Return a line of text that describes one changed file."""
+    """Return a line of text that describes the change of one file."""
     source = f"{visible(one['old_path'])} → " if one.get("old_path") else ""
     conflict = f"  CONFLICT: {one['conflict']}" if one.get("conflict") else ""
     return f"{one['change']:<9} {source}{visible(one['path'])}{conflict}"
 
 
 def write_diff(diff: str) -> None:
-    """Write a diff to standard output. If this is a terminal, the diff is escaped and coloured."""
+    """Write a diff to standard output. On a terminal, escape it and add colours."""
     if not sys.stdout.isatty():
         sys.stdout.write(diff)
         return
     if not diff:
         return
     colours = {"+": "32", "-": "31", "@": "36", "d": "1"}
-    # Only at "\n", as git does: after any other line end, content could imitate the diff itself.
+    # Lines end only at "\n", as in git. After any other line end, content could imitate the diff
+    # itself.
     for line in aligned(diff).removesuffix("\n").split("\n"):
         colour = colours.get(line[:1], "0")
         print(f"\x1b[{colour}m{line}\x1b[0m")
 
 
 def notes(found: ProjectDiff, *, as_list: bool = False) -> Iterator[str]:
-    """Yield remarks about what the printed diff does not show. `as_list` means that the list of
-    files was printed instead of the diff.
+    """Yield remarks about what the printed diff does not show. `as_list` says that a list of files
+    was printed instead of the diff.
     """
     if not found.files:
         yield "Nothing has changed."

@@ -1,9 +1,9 @@
-"""A project's files and links as values, and the host directory that contains them.
+"""The files and links of a project as values, and the directory on the host that contains them.
 
-Host side. Everything that is read is untrusted, because a repository can come from anywhere. Paths
-are opened one name at a time, each relative to the descriptor of its directory, and no link is
-followed. Invariants: a tree that cannot be read completely is refused; the contents that are sent
-to the guest match the digests in the tree.
+Host side. Everything that is read is treated as hostile, because a repository can come from
+anywhere. A path is opened one name at a time, each relative to the descriptor of its directory, and
+no link is followed. Invariants: a project that cannot be read completely is refused; the contents
+that are sent to the guest match the digests in the tree.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ FILE_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A file or a link. Entries that compare equal have the same content."""
+    """A file or a link of a project. Two entries are equal only if their contents are the same."""
 
     size: int
-    """Size of the file in bytes, or `LINK` for a link."""
+    """The size of the file in bytes, or `LINK` for a link."""
     can_run: bool
     digest: str
-    """The SHA-256 of the file, or the target of the link."""
+    """The SHA-256 of the file's content, or the target of the link."""
 
     @property
     def is_link(self) -> bool:
@@ -54,12 +54,14 @@ class Entry:
 
 
 Tree = Mapping[str, Entry]
-"""Path → file or link at this path. As in git, a tree contains no directories."""
+"""Path → the file or link there. As in git, a tree contains no directories."""
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A file, directory or link that was found in a project. `target` is the link's target."""
+    """A file, a directory or a link that was found in a project. `target` is the target of a
+    link.
+    """
 
     path: str
     status: os.stat_result
@@ -79,8 +81,8 @@ def refused(path: str, why: str) -> InvalidParams:
 
 
 class ProjectDirectory:
-    """A project's directory on the host. As a context manager, it opens the directory. Its methods
-    block.
+    """The directory of a project on the host. It is a context manager that opens the directory. Its
+    methods block.
     """
 
     def __init__(self, path: Path) -> None:
@@ -89,8 +91,8 @@ class ProjectDirectory:
         self._top = -1
 
     def __enter__(self) -> ProjectDirectory:
-        """Open the directory. Raises InvalidParams if it cannot be read or its path contains a
-        link.
+        """Open the directory. Raises InvalidParams if it cannot be opened, or if its path contains
+        a link.
         """
         try:
             self._top = self._opened()
@@ -105,8 +107,9 @@ class ProjectDirectory:
         self._stack.close()
 
     def _opened(self) -> int:
-        """Open the directory and return a descriptor. It is opened name by name from the root, so
-        that no link in its path is followed. Raises OSError.
+        """Open the directory, and return its descriptor. Raises OSError.
+
+        The directory is opened name by name from the root, so that no link in its path is followed.
         """
         names = self.path.parts
         descriptor = os.open(names[0], PARENT_FLAGS)
@@ -121,8 +124,10 @@ class ProjectDirectory:
 
     @contextmanager
     def directory(self, path: str) -> Iterator[int]:
-        """Yield a descriptor of a directory in the project. Raises OSError, for example if the path
-        contains a link.
+        """Yield a descriptor of the directory `path` in the project. If `path` is empty, it is the
+        project's top directory.
+
+        Raises OSError, for example if the path contains a link.
         """
         descriptor = os.dup(self._top)
         try:
@@ -136,16 +141,19 @@ class ProjectDirectory:
 
     @contextmanager
     def parent(self, path: str) -> Iterator[tuple[int, str]]:
-        """Yield a descriptor of the directory that contains the path, and the last name in the
-        path. Raises OSError, for example if the directory's path contains a link.
+        """Yield a descriptor of the directory that contains `path`, and the last name in `path`.
+
+        Raises OSError, for example if the path of this directory contains a link.
         """
         above, _, name = path.rpartition("/")
         with self.directory(above) as directory:
             yield directory, name
 
     def take_proof(self, name: str) -> bool:
-        """Remove a claimant's proof, which is an empty file that belongs to the engine's user.
-        Return False if there is no such file.
+        """Remove the file with which a claimant proves write access. Return False if there is no
+        such file.
+
+        `name` is the name of the file. It must be empty and belong to the engine's user.
         """
         try:
             status = os.stat(name, dir_fd=self._top, follow_symlinks=False)
@@ -159,11 +167,11 @@ class ProjectDirectory:
     # -- reading ---------------------------------------------------------------------------
 
     def look(self, *, everything: bool) -> tuple[list[Found], dict[str, str]]:
-        """Return the project's files, directories and links, each after its directory, and
-        directory → text of its `.gitignore`.
+        """Return two values: all files, directories and links of the project, each after its
+        directory, and directory → the text of its `.gitignore` file.
 
-        Paths that the rules leave out, and paths that no project may contain, are omitted. If
-        `everything` is True, no rules are read or applied.
+        Paths that the rules leave out, and paths that no project can contain, are not returned. If
+        `everything` is True, `.gitignore` files are ignored.
 
         Raises:
             InvalidParams: there are too many files or rules, or a path cannot be copied.
@@ -230,8 +238,8 @@ class ProjectDirectory:
             raise changed(path) from None
 
     def fed(self, found: Sequence[Found], tree: dict[str, Entry]) -> Iterator[bytes]:
-        """Yield the bytes that the guest's `take` request reads. Meanwhile, add each file and link
-        to `tree`.
+        """Yield the bytes that the guest reads for its request `take`. Meanwhile, add each file and
+        link in `found` to `tree`.
 
         Raises:
             InvalidParams: a file cannot be read, or was changed after `look`.
@@ -254,8 +262,9 @@ class ProjectDirectory:
         yield bytes(piece)
 
     def _read(self, one: Found) -> Iterator[bytes]:
-        """Yield the content of a file. Raises InvalidParams if the file cannot be read or was
-        changed after `look`.
+        """Yield the content of a file in pieces.
+
+        Raises InvalidParams if the file cannot be read, or was changed after `look`.
         """
         left = one.status.st_size
         try:
@@ -276,8 +285,8 @@ class ProjectDirectory:
             raise changed(one.path)
 
     def entry(self, path: str) -> tuple[Entry | None, bool]:
-        """Return the file or link at a path now, or None if there is neither. Also return whether
-        anything exists at the path.
+        """Return two values: the file or link that is now at `path`, or None if there is neither,
+        and whether anything exists at `path`.
         """
         try:
             with self.parent(path) as (directory, name):
@@ -286,7 +295,7 @@ class ProjectDirectory:
             return None, self.has(path)
 
     def has(self, path: str) -> bool:
-        """Whether anything exists at a path."""
+        """Whether anything exists at `path`."""
         try:
             with self.parent(path) as (directory, name):
                 os.stat(name, dir_fd=directory, follow_symlinks=False)
@@ -295,8 +304,8 @@ class ProjectDirectory:
         return True
 
     def content(self, path: str, most: int) -> bytes | None:
-        """Return the content of a file, or None if it is larger than `most` bytes or cannot be
-        read.
+        """Return the content of the file `path`, or None if it is larger than `most` bytes or
+        cannot be read.
         """
         try:
             with self.parent(path) as (directory, name):
@@ -310,8 +319,9 @@ class ProjectDirectory:
 
 
 def _open_plain(name: str, directory: int) -> FileIO:
-    """Open a regular file for reading. Raises OSError, for example if `name` is not a regular
-    file.
+    """Open the regular file `name` for reading. `directory` is the descriptor of its directory.
+
+    Raises OSError, for example if `name` is not a regular file.
     """
     descriptor = os.open(name, FILE_FLAGS, dir_fd=directory)
     try:
@@ -324,8 +334,10 @@ def _open_plain(name: str, directory: int) -> FileIO:
 
 
 def entry_of(name: str, directory: int) -> Entry | None:
-    """Return the entry of the file or link `name` in a directory, or None for anything else. Raises
-    OSError, for example if `name` does not exist.
+    """Return the entry of the file or link `name`, or None if it is something else. `directory` is
+    the descriptor of its directory.
+
+    Raises OSError, for example if `name` does not exist.
     """
     status = os.stat(name, dir_fd=directory, follow_symlinks=False)
     if stat.S_ISLNK(status.st_mode):
@@ -342,8 +354,8 @@ def entry_of(name: str, directory: int) -> Entry | None:
 
 
 def link_fault(path: str, target: str) -> str | None:
-    """Return None if a link is allowed in a project, otherwise the reason as a clause. For example,
-    the link could lead out of the project.
+    """Return None if a link from `path` to `target` is allowed in a project. Otherwise return a
+    clause that says why not, for example because it leads out of the project.
     """
     if not target.isprintable() or len(target) > MAX_TARGET:
         return "is a link whose target cannot be shown"
@@ -371,7 +383,7 @@ def changed(path: str) -> InvalidParams:
 
 
 def _require_plain(one: Found) -> None:
-    """Raise InvalidParams if the file, directory or link cannot be copied into a session."""
+    """Raise InvalidParams if this file, directory or link cannot be copied into a session."""
     fault = path_fault(one.path)
     if fault is not None:
         raise refused(one.path, f"has a name that cannot be used: it {fault}")
@@ -385,8 +397,8 @@ def _require_plain(one: Found) -> None:
 
 
 def _rules_text(directory: int) -> str | None:
-    """Return the text of a directory's `.gitignore`. Return None if there is no such regular file
-    or it cannot be read.
+    """Return the text of the `.gitignore` file in a directory. `directory` is the descriptor of the
+    directory. Return None if there is no such regular file, or if it cannot be read.
 
     Raises:
         TooManyRules: the file is too large.

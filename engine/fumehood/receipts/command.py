@@ -1,4 +1,4 @@
-"""`fumehood replay`: run programs again from their receipts."""
+"""The command `fumehood replay`, which runs programs again from their receipts."""
 
 from __future__ import annotations
 

@@ -1,3 +1,5 @@
-"""Redaction: replace secrets and the operator's patterns in everything that leaves the engine."""
+"""Redaction: secrets, and what matches the operator's patterns, are replaced in everything that
+leaves the engine.
+"""
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """MCP's wire protocol for a client: JSON-RPC over the streams of a program, or over HTTP.
 
-Host side. The MCP SDK is not used, because it takes 57 MB of memory, and because servers are
-treated as hostile here. The size of each message is limited. A program that violates the framing is
-ended. A request ends when it is answered, when its caller cancels it, or when its time limit is
-over. *Source*: the specification of MCP, revisions 2025-11-25 (with the handshake "initialize") and
+Host side. The MCP SDK is not used, because it takes 57 MB, and because servers are treated as
+hostile here. The size of each message is limited. A program that violates the framing is ended. A
+request ends when it is answered, when its caller cancels it, or when its time limit is over.
+*Source*: the specification of MCP, revisions 2025-11-25 (with the handshake "initialize") and
 2026-07-28 (without a handshake; each request names its version).
 """
 
@@ -42,10 +42,10 @@ from fumehood.protocol.framing import MAX_REPORT_CHARACTERS, whole_words
 from fumehood.sandbox.wall import rest_after
 
 MODERN = "2026-07-28"
-"""The supported protocol version without a handshake."""
+"""The protocol version without a handshake that the engine supports."""
 
 HANDSHAKE = ("2025-11-25", "2025-06-18", "2025-03-26", "2024-11-05")
-"""The supported protocol versions with a handshake (`initialize`), newest first."""
+"""The protocol versions with a handshake (`initialize`) that the engine supports, newest first."""
 
 MAX_MESSAGE = 4 << 20
 """Maximum size of one message in bytes. This is enough for a list of tools, and for a result within
@@ -184,7 +184,7 @@ class Wire(ABC):
 
     @abstractmethod
     async def send(self, request: Request) -> JsonObject:
-        """Send a request and return its result. Raises the same errors as `ask`."""
+        """Send `request` and return its result. Raises the same errors as `ask`."""
 
     @abstractmethod
     async def notify(self, method: str, params: JsonObject) -> None:
@@ -287,7 +287,7 @@ def _report(params: JsonObject, request: Request | None) -> None:
 
 
 class Streams(Protocol):
-    """The standard streams of a server's program."""
+    """The standard streams of the program of an MCP server."""
 
     @property
     def said(self) -> bytes:
