@@ -55,7 +55,9 @@ share one count. Otherwise callers could fill the memory with invented session i
 """
 
 FIRST_SWEEP = 1024
-"""Once this many counts are in memory, those whose whole burst can be used again are dropped."""
+"""When this many counts are in memory, those whose whole burst can be used again are dropped for
+the first time.
+"""
 
 GATHER_S = 0.1
 """Seconds for which changed counts are collected before they are passed to the database

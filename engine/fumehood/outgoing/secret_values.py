@@ -91,7 +91,9 @@ class SecretValues:
         return self.text(data.decode("latin-1")).encode("latin-1")
 
     def stream(self) -> SecretStream:
-        """Return an object that replaces the values in a text that arrives in pieces."""
+        """Return an object that replaces the values in a text that arrives in pieces. Add all
+        values before: one that is added later may not be replaced.
+        """
         return SecretStream(self)
 
     def replaced(self, text: str, cut: int, *, is_all: bool) -> tuple[str, int]:
