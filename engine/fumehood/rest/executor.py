@@ -2,8 +2,8 @@
 
 Host side, above the part `outgoing`. The engine's own process sends the request (`upstreams`),
 without a wall, and `addresses` decides which hosts it may reach. If the endpoint or a header of the
-definition has a placeholder for an argument, the argument replaces it. All other arguments become the
-query (GET, HEAD, DELETE) or a JSON body.
+definition has a placeholder for an argument, the argument replaces it. All other arguments become
+the query (GET, HEAD, DELETE) or a JSON body.
 
 A definition can map values in a service's JSON to the result of the tool. If such a result has
 several pages, the engine makes the `next_cursor` of a page. It contains the service's own position
