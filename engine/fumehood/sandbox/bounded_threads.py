@@ -21,8 +21,8 @@ Answer = TypeVar("Answer")
 
 
 class BoundedThreads:
-    """Runs each call in a separate daemon thread, at most `most` calls at a time. `name` is the
-    name of the threads.
+    """Runs each call in a separate daemon thread, at most `most` calls at a time. Each thread has
+    the name `name`.
 
     A call that has missed its deadline still counts towards `most` until its thread ends.
     """
@@ -38,8 +38,9 @@ class BoundedThreads:
         *,
         unwanted: Callable[[Answer], None] = lambda answer: None,
     ) -> Answer:
-        """Run a call in a thread and return its result. If the call ends after its deadline, or
-        after the caller was cancelled, the result is passed to `unwanted`.
+        """Run `call` in a thread and return its result. Wait at most `deadline_s` seconds for a
+        free thread and the end of the call. If the call ends after that, or after the caller was
+        cancelled, pass its result to `unwanted`.
 
         Raises:
             TimeoutError: no thread was free in time, or the call did not end in time.

@@ -1,8 +1,8 @@
 """Connections in both directions within one stream of a container's channel, as byte streams.
 
 Host side. Everything received is untrusted. Invariants: at most `WINDOW_BYTES` of one connection
-are buffered in either direction. A guest that sends more, or opens too many connections, breaks the
-protocol. After `close`, all connections are broken.
+are buffered in either direction. A guest breaks the protocol if it sends more than that, or opens
+too many connections. After `Connections.close`, all connections are broken.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from fumehood.sandbox.streams import StreamPort
 
 
 class Connection(anyio.abc.ByteStream):
-    """One connection between the host and a program in the container."""
+    """One connection between the host and a program in the container, as a byte stream."""
 
     def __init__(
         self,
@@ -39,25 +39,33 @@ class Connection(anyio.abc.ByteStream):
         room: int = WINDOW_BYTES,
         window: int = WINDOW_BYTES,
     ) -> None:
-        """`room` is the number of bytes that may be sent before the program has read any. `window`
-        is the maximum number of bytes that may be sent without being read by the program.
+        """`number` identifies the connection within `connections`. `room` is the number of bytes
+        that may be sent before the program has read any. `window` is the maximum number of bytes
+        that may be sent without being read by the program.
         """
         self._connections = connections
         self._number = number
         self._window = window
         self._received = bytearray()
         self._untold = 0
-        """Bytes read from this stream that have not been reported to the guest."""
+        """Number of bytes that were read from this stream, but not yet reported to the guest as
+        read.
+        """
         self._room = room
         self._is_finished = False
         self._is_gone = False
         self.on_gone: Callable[[], object] = lambda: None
-        """Called when the program has closed the connection, or its run has ended."""
+        """Called when the program has closed the connection, or when the program's run has
+        ended.
+        """
         self._change = anyio.Event()
 
     async def receive(self, max_bytes: int = PIECE_BYTES) -> bytes:
-        """Wait for the next bytes from the program, and return at most `max_bytes` of them. Raises
-        the same errors as the streams of anyio.
+        """Wait for the next bytes from the program, and return at most `max_bytes` of them.
+
+        Raises:
+            EndOfStream: the program sends no more bytes.
+            BrokenResourceError: the connection is closed or broken.
         """
         await anyio.lowlevel.checkpoint_if_cancelled()
         while not self._received:
@@ -75,8 +83,10 @@ class Connection(anyio.abc.ByteStream):
         return data
 
     async def send(self, item: bytes) -> None:
-        """Send all bytes to the program, and wait as long as the program does not read. Raises the
-        same errors as the streams of anyio.
+        """Send all bytes of `item` to the program. Wait while the program does not read.
+
+        Raises:
+            BrokenResourceError: the connection is closed or broken.
         """
         await anyio.lowlevel.checkpoint_if_cancelled()
         view = memoryview(item)
@@ -95,7 +105,7 @@ class Connection(anyio.abc.ByteStream):
         """Do nothing. The program reads the end of the stream only after `aclose`."""
 
     async def aclose(self) -> None:
-        """Close the connection. The program can still read what was sent before."""
+        """Close the connection. The program can still read the bytes that were sent before."""
         self.on_gone = lambda: None
         if not self._is_gone:
             self._tell(CLOSED)
@@ -124,7 +134,9 @@ class Connection(anyio.abc.ByteStream):
         self._wake()
 
     def lose(self) -> None:
-        """Break the connection, and discard bytes that were received but not read."""
+        """Break the connection, and discard bytes that were received but not read. Call
+        `on_gone`.
+        """
         if not self._is_gone:
             self._is_gone = True
             self._received.clear()
@@ -140,8 +152,8 @@ class Connection(anyio.abc.ByteStream):
 
 
 class Connections:
-    """All connections of one stream. `on_open` is called with each connection that the guest opens,
-    and must not block.
+    """All connections of one stream. `on_open` is called with each new connection that the guest
+    opens, and must not block.
     """
 
     def __init__(self, port: StreamPort, on_open: Callable[[Connection], None]) -> None:
@@ -177,7 +189,7 @@ class Connections:
             raise FrameError("a connection that was never opened")
 
     def forget(self, number: int) -> None:
-        """Remove a closed connection. Further segments of the connection are ignored."""
+        """Remove a closed connection. Later segments with its number are ignored."""
         self._open.pop(number, None)
 
     def close(self) -> None:

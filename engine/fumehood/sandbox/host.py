@@ -1,13 +1,13 @@
 """Execution on the host: functions that the operator trusts run without a sandbox.
 
-Host side. This module enforces wall time (by cancelling, or by killing a worker process) and a size
-limit on the result, and reports only these limits. It also limits how many calls run at once, so
-that one tool cannot occupy the engine.
+Host side. This module enforces two limits: wall time (by cancelling the call, or by killing its
+worker process) and the size of the result. It reports only these limits. It also limits how many
+calls run at once, so that one tool cannot occupy the engine.
 
-Synchronous functions run in workers, so that they can be killed. A worker serves one call at a time
-and is reused. If a worker exceeded its time, was cancelled, died or sent anything but one reply, it
-is killed with all its descendants, and the next call gets a new worker. A call waits at most 30 s
-for a slot on the host, and then at most 30 s for a worker.
+Synchronous functions run in workers, so that they can be killed. A worker is a process that serves
+one call at a time and is reused. If a worker exceeded its time, was cancelled, died or sent
+anything but one reply, it is killed with all its descendants, and the next call gets a new worker.
+A call waits at most 30 s for a slot on the host, and then at most 30 s for a worker.
 """
 
 from __future__ import annotations
@@ -67,7 +67,9 @@ START_DEADLINE_S = 20.0
 """Maximum seconds until a new worker is ready."""
 
 REPLY_OVERHEAD_BYTES = 16 * 1024
-"""Bytes that a reply may have beyond the output limit, for JSON syntax or a traceback."""
+"""Number of bytes by which a reply may exceed the output limit, because of JSON syntax or a
+traceback.
+"""
 
 MAX_WORKERS = 8
 """Maximum number of workers that run calls at the same time."""
@@ -94,15 +96,16 @@ class HostLease:
         limits: Limits,
         sinks: RunSinks = NO_SINKS,
     ) -> RunEnding:
-        """Call a synchronous function in a worker. Asynchronous functions do not use this
-        method.
+        """Call a synchronous function in a worker, and return the ending. `arguments` names the
+        function and its arguments, as in `Workers.run`; `program` is ignored. Asynchronous
+        functions do not use this method.
         """
         return await self.workers.run(arguments, limits, self.principal_id, sinks)
 
 
 class Host:
-    """The slots on the host. Functions share one set of slots, and each service has a separate set
-    for requests to it.
+    """The slots for calls on the host. All functions share one set of slots. Each service has a
+    separate set of slots for the requests to it.
     """
 
     limits = HOST_LIMITS
@@ -114,8 +117,8 @@ class Host:
         self._upstreams: dict[str, Host] = {}  # bounded by the number of registered services
 
     def for_upstream(self, upstream: str) -> Host:
-        """Return the slots for requests to one service. Because each service has its own slots, a
-        slow service does not delay the others.
+        """Return the slots for requests to the service `upstream`. Because each service has its own
+        slots, a slow service does not delay the others.
         """
         if upstream not in self._upstreams:
             self._upstreams[upstream] = Host(MAX_REQUESTS, "this tool's service")
@@ -149,7 +152,7 @@ class Host:
 
 
 class Workers:
-    """The worker processes of one engine. A worker is started when it is needed."""
+    """The worker processes of one engine. A worker is started when a call needs it."""
 
     def __init__(self) -> None:
         self._slots = Slots(MAX_WORKERS, "the workers of synchronous functions")
@@ -164,8 +167,8 @@ class Workers:
         sinks: RunSinks = NO_SINKS,
     ) -> RunEnding:
         """Call a function in a worker, and return the ending. `call` names the function and its
-        arguments: `{module, name, arguments}`. The principal's share limits how many workers its
-        calls use.
+        arguments: `{module, name, arguments}`. The calls of one principal use at most its fair
+        share of the workers.
 
         If the caller is cancelled, the worker is killed before the cancellation is raised.
 
@@ -268,8 +271,8 @@ class _Worker:
 
     @property
     def is_alive(self) -> bool:
-        """Whether the process is running. The kernel is queried, because the event loop notices the
-        end of a process only later.
+        """Whether the process is running. This queries the operating system, because the event loop
+        notices the end of a process only later.
         """
         if self._process.returncode is not None:
             return False
@@ -280,8 +283,8 @@ class _Worker:
             return False
 
     async def run(self, call: JsonObject, limits: Limits, sinks: RunSinks = NO_SINKS) -> RunEnding:
-        """Run one call, and return its ending. Then `is_fit` is True if the worker may be used for
-        another call.
+        """Run one call, and return its ending. Afterwards `is_fit` says whether the worker may be
+        used for another call.
         """
         self.is_fit = False
         try:
@@ -341,8 +344,8 @@ class _Worker:
 
 
 def _without_events(frames: list[JsonObject], sinks: RunSinks) -> list[JsonObject]:
-    """Pass the progress reports and partial results among a worker's frames to the sinks. Return
-    the remaining frames, which are replies.
+    """Return those of a worker's frames that are replies. Pass the other frames, which are progress
+    reports and partial results, to `sinks`.
     """
     replies = []
     for frame in frames:
@@ -358,18 +361,18 @@ def _without_events(frames: list[JsonObject], sinks: RunSinks) -> list[JsonObjec
 
 
 def _import_path() -> list[str]:
-    """Return this process's import path with every entry made absolute. The entry '' becomes the
+    """Return this process's import path with every entry made absolute. An empty entry becomes the
     current directory.
     """
     return [str(Path(entry).absolute()) for entry in sys.path]
 
 
 def _kill_tree(pid: int) -> None:
-    """Kill a worker and its descendants. The worker is suspended first, so that it starts no more
-    processes.
+    """Kill the worker with this process id, and all its descendants. The worker is suspended first,
+    so that it starts no more processes.
 
-    Several rounds are needed. When a process is killed, its children become children of the worker,
-    which is their subreaper, and are found in the next round.
+    Several rounds are needed: when a process is killed, its children become children of the worker,
+    because the worker is their subreaper. The next round finds them there.
     """
     try:
         worker = psutil.Process(pid)

@@ -1,7 +1,7 @@
-"""Connections to the ports of a session.
+"""Connections from the host to the ports of a session's container.
 
-Host side. The host opens the connections, and a guest may open none. A connection belongs to the
-session's container, and not to one of its runs.
+Host side. Only the host opens such connections; the guest may open none. A connection belongs to
+the session's container, and not to one of its runs.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from fumehood.sandbox.connections import Connection, Connections
 from fumehood.sandbox.streams import Stream, StreamKind, StreamPort
 
 CONNECT_S = 10.0
-"""Maximum seconds to connect to a port. A busy server may not accept the connection at once."""
+"""Maximum seconds to connect to a port. A busy server may need some time to accept a connection."""
 
 
 class PortConnection(Connection):
     """One connection from the host to a port of a session."""
 
     async def send_eof(self) -> None:
-        """Send the end of the stream to the program. The program can still send bytes to the
-        host.
+        """Tell the program that the host sends no more bytes. The program can still send bytes to
+        the host.
         """
         await anyio.lowlevel.checkpoint_if_cancelled()
         if not self._is_gone:
@@ -42,11 +42,12 @@ class PortConnections(Connections):
     def __init__(self, port: StreamPort) -> None:
         super().__init__(port, lambda connection: None)
         self._opening: dict[int, asyncio.Future[PortConnection] | None] = {}
-        """Number of each requested connection that the guest has not answered → the waiting caller;
-        None if the caller has given up."""
+        """The requests to connect that the guest has not answered: number of the connection →
+        future of the waiting caller, or None if the caller has given up.
+        """
 
     async def connect(self, port: int) -> PortConnection:
-        """Connect to a port on the container's loopback interface.
+        """Connect to a port on the container's loopback interface, and return the connection.
 
         Raises:
             InvalidParams: `port` is the gateway's port, or not a valid port number.

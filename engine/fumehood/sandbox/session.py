@@ -2,9 +2,9 @@
 
 Host side, used by `sessions` and `session_use`. Invariants: one call at a time uses the container;
 waiting calls are limited in number, served in order, and wait for a bounded time. If an agent is
-bound to presets, its sessions use one of them and have only what this preset grants, except for
-environment variables. Records of ended sessions are kept for a day, up to a limit for each
-principal. A changed record is pending until it is stored.
+bound to presets, each of its sessions uses one of these presets, and has only what that preset
+grants, except for environment variables. Records of ended sessions are kept for a day, up to a
+limit for each principal. A changed record is pending until it is stored.
 """
 
 from __future__ import annotations
@@ -64,17 +64,21 @@ KEPT = timedelta(days=1)
 """How long the record of an ended session is kept."""
 
 MAX_OF_PRINCIPAL = 100
-"""Maximum number of ended sessions that are kept for one principal. The oldest are deleted."""
+"""Maximum number of records of ended sessions that are kept for one principal. The oldest are
+deleted.
+"""
 
 
 def sentence(clause: str) -> str:
-    """Return a clause, such as "its owner ended it", as a sentence."""
+    """Return `clause`, such as "its owner ended it", as a sentence with a capital and a full
+    stop.
+    """
     return f"{clause[0].upper()}{clause[1:]}."
 
 
 @dataclass(frozen=True, slots=True)
 class SessionRequest:
-    """The validated properties of a session."""
+    """The validated properties of a session. Fields ending in `_s` are in seconds."""
 
     name: str | None
     image: str
@@ -95,8 +99,8 @@ class SessionRequest:
 
 
 class Leftovers(Enum):
-    """Which unfinished files may be in a workspace. Programs can see such files; the session's
-    owner cannot.
+    """The kinds of unfinished files that may be in a workspace. Programs can see such files; the
+    session's owner cannot.
     """
 
     NONE = 0
@@ -110,19 +114,19 @@ class Leftovers(Enum):
 
 @dataclass(eq=False, slots=True)
 class Session:
-    """A session. Once it has ended, `finished` is set.
+    """A session. Once the session is over, `finished` has its final record.
 
-    Times are in seconds of the monotonic clock, except in the fields named `…_at`.
+    Times are in seconds of the monotonic clock, except in the fields named `…_at`, which are dates.
     """
 
     id: str
     principal_id: str
     agent_id: str | None
     spec: SessionRequest
-    """The session's properties. `packages` lists all locked packages as NAME==VERSION."""
+    """The session's properties. Its `packages` are all packages of the lock, as NAME==VERSION."""
     container: SessionContainer
     state: SessionStatus
-    """The state. Only `change` sets it."""
+    """The session's state. Only `change` sets it."""
     created_at: datetime
     last_used_at: datetime
     created: float
@@ -137,38 +141,43 @@ class Session:
     of_parts: Mapping[str, JsonObject] = field(default_factory=dict, repr=False)
     """The values that parts keep with the session, by name. They may hold secrets."""
     must_restore: bool = False
-    """Whether the next engine must restore the files from the saved copy, because those in the
-    container are incomplete, or have changes that may have to be undone."""
+    """Whether the next engine must restore the files from the saved copy, because the files in the
+    container are incomplete, or have changes that may have to be undone.
+    """
     restored_at: datetime | None = None
     copied_at: datetime | None = None
-    """Time of the saved copy from which the files were restored. Set to None once a call has
-    reported the restoration."""
+    """Time of the saved copy from which the files were restored. None if they were not restored, or
+    if a call has already reported the restoration.
+    """
     is_moved: bool = False
     """Whether the session has a new container that is not stored yet."""
     stopped_why: str | None = None
-    """Why the session was stopped, as a sentence. Set to None once a call has reported the
-    restart."""
+    """Why the session was stopped, as a sentence. None if it was not stopped, or if a call has
+    already reported the restart.
+    """
     has_place: bool = True
-    """Whether the session counts as running, in `SessionPlaces`."""
+    """Whether `SessionPlaces` counts the session as running."""
     visits: int = 0
     """Number of current uses of the session's container outside of calls."""
     users: int = 0
     """Number of calls that use the session or wait for it."""
     lacks_saver: bool = False
-    """Whether the session is durable, but no part of this engine saves files. If so, the session
-    cannot be used, and idle time does not end it."""
+    """Whether the session is durable, but no part of this engine saves files. Such a session cannot
+    be used, and does not end when its idle time is over.
+    """
     is_awaited: bool = False
     """Whether a call in the session waits for a human. If so, idle time does not end the session.
     """
     is_pausing: bool = False
-    """Whether the session was paused or stopped since its last use, or an attempt to pause it was
-    made. If so, it is not paused automatically."""
+    """Whether the engine must not pause the session automatically, because the session was paused
+    or stopped since its last use, or an attempt to pause it was made.
+    """
     stop_again: float = 0.0
-    """Time of the next attempt to stop the session if it is unused."""
+    """Time of the next attempt to stop the session, if it is still unused then."""
     refused: str | None = None
-    """The last logged message about an impossible change of the state."""
+    """The last message that was logged about an impossible change of the state."""
     is_outdated: bool = False
-    """Whether the session's database row is out of date."""
+    """Whether the database row of the session is out of date."""
     leftovers: Leftovers = Leftovers.NONE
     finished: KeptSession | None = None
     """The final record, once the session has ended or is lost."""
@@ -187,18 +196,22 @@ class Session:
 
     @property
     def needs_copy(self) -> bool:
-        """Whether the files must be restored from the saved copy before the next use."""
+        """Whether the files must be restored from the saved copy before the session is used
+        again.
+        """
         place = self.container
         has_no_disk = self.is_stopped and self.spec.disk_mb is None
         return self.copy is not None and (place.lost is not None or place.is_away or has_no_disk)
 
     def change(self, name: str) -> None:
-        """Change the state by the transition with this name. Raises ImpossibleChange."""
+        """Change the state by the transition `name`. Raises ImpossibleChange if `TRANSITIONS` does
+        not allow it.
+        """
         self.state = next_state(name, self.state, self.keeps)
 
     def seen_change(self) -> str | None:
         """Return the name of the transition from the session's state to that of its container, or
-        None if the two states agree. Raises ImpossibleChange.
+        None if the two states agree. Raises ImpossibleChange if there is no such transition.
         """
         place = self.container
         now = SessionStatus.PAUSED if place.is_paused else SessionStatus.ACTIVE
@@ -209,7 +222,9 @@ class Session:
         return None if now is self.state else seen_change(self.state, now, self.keeps)
 
     def why_over(self, now: float) -> str | None:
-        """Return, as a clause, why the session has expired at `now`; None if it has not expired."""
+        """Return a clause that says why the session has expired at the time `now`, or None if it
+        has not expired.
+        """
         if now >= self.created + self.spec.lifetime_s:
             return "its lifetime is over"
         may_be_idle = self.spec.disk_mb is not None or self.is_awaited or self.lacks_saver
@@ -218,18 +233,20 @@ class Session:
         return None
 
     def is_unused(self, now: float) -> bool:
-        """Whether the session has not been used for its idle time."""
+        """Whether the session is not in use, and its idle time is over at the time `now`."""
         return not (self.users or self.visits) and now - self.last_used >= self.spec.idle_s
 
     def is_idle(self, now: float, pause_s: float) -> bool:
-        """Whether the session must be paused, because it was not used for `pause_s` seconds."""
+        """Whether the session must be paused at the time `now`, because it was not used for
+        `pause_s` seconds.
+        """
         return (
             not (self.users or self.visits or self.is_pausing) and now - self.last_used >= pause_s
         )
 
     def with_env(self, program: str, arguments: JsonObject) -> JsonObject:
-        """Return the arguments of a run. If `program` is the name of a language, the session's
-        environment variables are added.
+        """Return the arguments for a run of `program`. If `program` is the name of a language, add
+        the session's environment variables to `arguments`.
         """
         return (
             with_env(self.spec.env, arguments)
@@ -238,8 +255,8 @@ class Session:
         )
 
     async def take_turn(self, settings: SessionSettings) -> None:
-        """Take the session's turn. Wait until earlier calls have left it, at most
-        `settings.queue_seconds`.
+        """Wait until earlier calls have left the session's turn, at most `settings.queue_seconds`,
+        and take the turn.
 
         Raises:
             SandboxUnavailable: earlier calls take too long, or too many calls are already waiting.
@@ -258,21 +275,25 @@ class Session:
             raise
 
     def leave_turn(self, now: float, now_at: datetime) -> None:
-        """Record the end of a use, and pass the turn to the next call."""
+        """Record the end of a use at the time `now`, and pass the turn to the next call. `now_at`
+        is the same time as a date.
+        """
         self.users -= 1
         self.note_use(now, now_at)
         self._turn.release()
 
     def note_use(self, now: float, now_at: datetime) -> None:
-        """Record that the session was in use until now."""
+        """Record that the session was in use until the time `now`. `now_at` is the same time as a
+        date.
+        """
         self.last_used, self.last_used_at = now, now_at
         self.is_outdated = True
         self.stop_again = 0.0
         self.is_pausing = self.state is not SessionStatus.ACTIVE
 
     def kept(self) -> KeptSession:
-        """Return the session's current record, or its final record if it has ended. The result also
-        has the session's owner, and what the next engine needs to continue the session.
+        """Return the session's current record, or its final record if it is over. The result also
+        names the session's owner, and contains what the next engine needs to continue the session.
         """
         if self.finished is not None:
             return self.finished
@@ -315,7 +336,7 @@ class Session:
 
     @property
     def last_end(self) -> datetime:
-        """The end of the session's lifetime."""
+        """When the session's lifetime ends."""
         return self.created_at + timedelta(seconds=self.spec.lifetime_s)
 
     @property
@@ -325,7 +346,7 @@ class Session:
 
     def finish(self, why: str, now_at: datetime) -> KeptSession:
         """Set the final record of a session that has ended or is lost, and return it. `why` is a
-        clause, such as "its owner ended it".
+        clause, such as "its owner ended it". `now_at` is the time of the end.
         """
         before = self.kept()
         is_left = self.state is SessionStatus.LOST and bool(self.snapshots)
@@ -346,7 +367,9 @@ class Session:
 
 
 def workspace_mb(memory_mb: int, disk_mb: int | None) -> int:
-    """Return the size of a session's workspace in MB: on its disk or, without one, in memory."""
+    """Return the size of a session's workspace in MB. The workspace is the session's disk or, if
+    `disk_mb` is None, a part of its memory.
+    """
     return disk_mb or container_writable_mb(memory_mb)["/workspace"]
 
 
@@ -367,10 +390,10 @@ def make_request(
     lifetime_seconds: float | None,
     durable: bool,
 ) -> SessionRequest:
-    """Check a request against the operator's limits, and fill in absent values.
+    """Check a request against the operator's limits, fill in absent values, and return the request.
 
-    `offered` are the limits that the wall enforces, and `host` is the size of its host. None means
-    the configured value. Memory is rounded down to an available class.
+    `offered` are the limits that the wall enforces, and `host` is the size of the wall's host. A
+    value of None is replaced by the configured value. Memory is rounded down to an available class.
 
     Raises:
         InvalidParams: a value is invalid or outside its limits.
@@ -428,9 +451,9 @@ _VARIABLES: TypeAdapter[dict[str, str]] = TypeAdapter(Variables)
 
 
 def with_env(env: Mapping[str, str], arguments: JsonObject) -> JsonObject:
-    """Return a program's arguments with a session's environment variables added.
+    """Return a program's arguments with a session's environment variables `env` added.
 
-    A variable in the arguments takes precedence over one of the session.
+    If `arguments` already has a variable with the same name, its value takes precedence.
     """
     added = [{"name": name, "value": value} for name, value in env.items()]
     return {**arguments, "env": [*added, *(arguments.get("env") or [])]}
@@ -459,7 +482,8 @@ def find_preset(presets: Mapping[str, Preset], name: str | None) -> Preset:
 
 
 def merged(preset: Preset, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a session's fields. A field that is None in the request has the preset's value.
+    """Return the fields of a session. A field that is None or missing in `given`, the request, has
+    the preset's value.
 
     The request's hosts and environment variables are added to those of the preset.
     """
@@ -471,7 +495,8 @@ def merged(preset: Preset, given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def require_bound(agent_id: str | None, bound: Sequence[str], preset: str | None) -> None:
-    """Check the preset of a session for an agent. `bound` are the presets to which it is bound.
+    """Check that an agent may create a session with this preset. `bound` are the names of the
+    presets to which the agent is bound.
 
     Raises:
         PermissionDenied: the agent is bound to presets, and `preset` is not one of them.
@@ -483,8 +508,9 @@ def require_bound(agent_id: str | None, bound: Sequence[str], preset: str | None
 def require_within(
     agent_id: str | None, bound: Sequence[str], wanted: SessionRequest, granted: SessionRequest
 ) -> None:
-    """Check that a session for an agent that is bound to presets has no more than its preset
-    grants. `granted` is the request that results from the preset alone.
+    """Check that a session has no more than its preset grants. `bound` are the presets to which the
+    agent is bound, `wanted` is the request for the session, and `granted` is the request that
+    results from the preset alone.
 
     Raises:
         PermissionDenied: `wanted` exceeds `granted`; the message names the fields.
@@ -522,8 +548,8 @@ principal may reserve this fraction of that amount.
 
 
 class SessionPlaces:
-    """Counts sessions, disks, saved files and memory, in total and for each principal, including
-    sessions that are being created.
+    """Counts sessions, disks, saved files and memory, in total and for each principal. Sessions
+    that are being created count as well.
 
     Running sessions reserve at most the `PROMISED` fraction of the host's memory. Callers must give
     back each amount that they have taken exactly once.
@@ -535,15 +561,16 @@ class SessionPlaces:
         self.disks = FairShare(settings.max_disks, (settings.max_disks + 1) // 2)
         """Number of sessions with a disk."""
         self.saved = FairShare(settings.max_saved_mb, settings.max_saved_mb // 2)
-        """MB of durable sessions' workspaces."""
+        """Total size of the workspaces of durable sessions, in MB."""
         self._memory = FairShare(sys.maxsize, sys.maxsize)
-        """MB of memory of the sessions that are not stopped."""
+        """Total memory of the sessions that are not stopped, in MB."""
 
     def take(
         self, principal_id: str, memory_mb: int, host: HostSize
     ) -> tuple[Lack, QuotaExceeded] | None:
-        """Count one more running session with this memory, and return None. If a limit would be
-        exceeded, count nothing, and return the limit and the error for the caller.
+        """Count one more running session with this memory on a host of size `host`, and return
+        None. If a limit would be exceeded, count nothing, and return that limit and the error for
+        the caller.
         """
         if host.memory_mb:
             self._memory.most = round(host.memory_mb * PROMISED)
@@ -567,7 +594,7 @@ class SessionPlaces:
         self._memory.add(principal_id, memory_mb)
 
     def give_back(self, principal_id: str, memory_mb: int) -> None:
-        """Count one fewer running session."""
+        """Count one running session less, with this memory."""
         self.running.give_back(principal_id)
         self._memory.give_back(principal_id, memory_mb)
 
@@ -614,9 +641,10 @@ class CopyLost(Exception):
 
 
 class Saver(Protocol):
-    """Keeps copies of workspaces outside their containers. A part provides it (`EnginePart.saver`).
+    """Keeps copies of workspaces outside their containers. A part of the engine provides it
+    (`EnginePart.saver`).
 
-    Its methods are never called concurrently for one session. A stored copy stays complete until
+    The methods are never called concurrently for one session. A stored copy stays complete until
     the next copy is stored, or until `drop` is called.
     """
 
@@ -630,16 +658,17 @@ class Saver(Protocol):
         now: Callable[[], datetime],
         store: Callable[[SavedCopy], Awaitable[None]],
     ) -> None:
-        """Save the files that have changed since `copy`, and pass the new copy to `store`. If no
-        file has changed, do nothing. The new copy has the time that `now` returns.
+        """Save the files in `source` that have changed since `copy`, and pass the new copy to
+        `store`. If no file has changed, do nothing. The new copy bears the time that `now` returns.
 
         Raises:
             NotSaved: nothing was stored, and `copy` is still complete.
-            EngineError: `store` failed, so either copy may be the stored one; both are complete.
+            EngineError: `store` failed, so the stored copy may be the old or the new one; both are
+                complete.
         """
 
     async def restore(self, target: CopySource, copy: SavedCopy) -> None:
-        """Write the files of a copy into an empty workspace.
+        """Write the files of `copy` into the empty workspace `target`.
 
         Raises:
             CopyLost: files of the copy are permanently lost.
@@ -652,8 +681,8 @@ class Saver(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class CopySource:
-    """A session's workspace, as a saver uses it. It implements `Lease`. Unlike the lease of a call,
-    it takes no turn, and does not save the files after a run.
+    """A session's workspace, as a `Saver` uses it. It implements `Lease`. Unlike the lease of a
+    call, it takes no turn, and does not save the files after a run.
     """
 
     session_id: str
@@ -669,7 +698,9 @@ class CopySource:
         limits: Limits,
         sinks: RunSinks = NO_SINKS,
     ) -> RunEnding:
-        """Wait for the cleanup after the last run, then run one of the engine's own programs."""
+        """Wait for the cleanup after the last run, then run one of the engine's own programs, and
+        return its ending.
+        """
         await self.container.until_free()
         limits = replace(limits, memory_mb=self.memory_mb, disk_mb=self.disk_mb)
         return await self.container.run(program, arguments, limits, sinks)
@@ -681,7 +712,7 @@ class CopySource:
 
 
 def source_of(session: Session) -> CopySource:
-    """Return the workspace of a session, for a saver."""
+    """Return the workspace of a session in the form that a `Saver` needs."""
     return CopySource(session.id, session.spec.memory_mb, session.spec.disk_mb, session.container)
 
 
@@ -692,7 +723,8 @@ class SessionRows(Protocol):
     """The database table of sessions."""
 
     async def change(self, put: list[KeptSession], delete: list[str]) -> None:
-        """Write and delete rows in one transaction, which is durable when this method returns.
+        """Write the rows `put`, and delete the rows of the session ids `delete`, in one
+        transaction. The transaction is durable when this method returns.
 
         Raises:
             EngineError: the write failed. The transaction may or may not have been stored.
@@ -700,19 +732,21 @@ class SessionRows(Protocol):
 
 
 class SessionHistory:
-    """The records of ended sessions, and the unwritten changes to the rows of all sessions."""
+    """The records of ended sessions, and the changes to rows of all sessions that are not written
+    yet.
+    """
 
     def __init__(self, rows: SessionRows) -> None:
         self._rows = rows
         self._over: dict[str, KeptSession] = {}
         self._named: dict[tuple[str, str | None], str] = {}
-        """Principal and name → id of the last ended session with this name."""
+        """Principal and name of a session → id of the last ended session with this name."""
         self._unwritten: dict[str, KeptSession] = {}
         self._undeleted: set[str] = set()
 
     def find(self, principal_id: str, reference: str) -> KeptSession | None:
-        """Return a principal's ended session by its id or name, or None. A name means the last
-        session with this name that has ended.
+        """Return an ended session of a principal, or None. `reference` is the id of the session, or
+        a name, which means the last ended session with this name.
         """
         found = self._over.get(self._named.get((principal_id, reference), reference))
         return found if found is not None and found.principal_id == principal_id else None
@@ -732,13 +766,15 @@ class SessionHistory:
         self.note(ended)
 
     def note(self, changed: KeptSession) -> None:
-        """Register the new or changed row of a session, active or ended. The next `write` writes
-        the row.
+        """Register the new or changed row of a session, which may be active or over. The next
+        `write` writes the row.
         """
         self._unwritten[changed.record.id] = changed
 
     def prune(self, now: datetime) -> None:
-        """Forget sessions that ended more than a day ago. The next `write` deletes their rows."""
+        """Forget sessions that ended more than a day before `now`. The next `write` deletes their
+        rows.
+        """
         oldest = now - KEPT
         # Sessions are in the order in which they ended, so this stops at the first one to keep.
         gone = takewhile(lambda kept: (kept.finished_at or now) < oldest, self._over.values())
@@ -768,7 +804,9 @@ class SessionHistory:
         self.forget([old.record.id for old in own[MAX_OF_PRINCIPAL:]])
 
     def forget(self, session_ids: Iterable[str]) -> None:
-        """Forget sessions. The next `write` deletes their rows, if they are stored."""
+        """Forget the sessions with these ids. The next `write` deletes their rows, if they are
+        stored.
+        """
         for session_id in session_ids:
             gone = self._over.pop(session_id, None)
             own_name = (gone.principal_id, gone.record.name) if gone is not None else ("", None)

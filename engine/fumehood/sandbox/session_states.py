@@ -1,8 +1,9 @@
 """The transitions of a session: every change of its state that is possible.
 
-Each change in `sessions.py` is one row of the table `TRANSITIONS`. An attempt to make any other
-change is a bug. It is logged, and the session's state, files and stored row stay as they are. A
-model-based test covers the table, from which `docs/explanation/sessions.md` gets its own.
+Each change of a state in `sessions.py` is one row of the table `TRANSITIONS`. An attempt to make
+any other change is a bug. Such an attempt is logged, and the session's state, files and stored row
+stay as they are. A model-based test covers the table. The table in `docs/explanation/sessions.md`
+is generated from it.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ class Keeps(StrEnum):
 
 
 class ImpossibleChange(Exception):
-    """A change of a session's state is not in `TRANSITIONS`, which is a bug."""
+    """A change of a session's state is not in `TRANSITIONS`. This is always a bug."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,16 +37,22 @@ class Transition:
     """The states before the change. Empty if the change creates the session."""
     to: SessionStatus
     by: str
-    """Who makes the change, as text for the documentation."""
+    """Who makes the change, in words for the documentation."""
     when: str
-    """When the change is made, as text for the documentation."""
+    """When the change is made, in words for the documentation."""
     needs: frozenset[Keeps] = frozenset()
-    """The session must keep its files in at least one of these places. Empty if it need not."""
+    """The places of which at least one must keep the session's files. Empty if the change needs
+    none.
+    """
     is_seen: bool = False
-    """Whether the state of the container changes first, and that of the session follows."""
+    """Whether the container changes first, and the session's state is then adjusted to that of the
+    container.
+    """
 
     def fits(self, state: SessionStatus, keeps: frozenset[Keeps]) -> bool:
-        """Whether the change is possible for a session in this state with its files in `keeps`."""
+        """Whether the change is possible for a session in the state `state`, whose files the places
+        `keeps` keep.
+        """
         return state in self.leaves and (not self.needs or bool(self.needs & keeps))
 
 
@@ -98,13 +105,16 @@ TRANSITIONS = _rows(
         "its container is gone, and neither a disk nor a complete copy has its files",
     ),
 )  # fmt: skip
-"""Name → row, in the order in which the changes occur in a session's life."""
+"""Name of a transition → its row. The order is that of the changes in a session's life."""
 
 
 def next_state(
     name: str, state: SessionStatus, keeps: frozenset[Keeps] = frozenset()
 ) -> SessionStatus:
-    """Return the state after the transition `name`. Raises ImpossibleChange."""
+    """Return the state after the transition `name` of a session in the state `state`. `keeps` are
+    the places that keep the session's files. Raises ImpossibleChange if no row allows the
+    transition.
+    """
     row = TRANSITIONS[name]
     if not row.fits(state, keeps):
         raise ImpossibleChange(f"No transition {name!r} from {_in_words(state, keeps)}.")
@@ -113,7 +123,8 @@ def next_state(
 
 def seen_change(state: SessionStatus, now: SessionStatus, keeps: frozenset[Keeps]) -> str:
     """Return the name of the transition from a session's state to `now`, the state of its
-    container. Raises ImpossibleChange.
+    container. `keeps` are the places that keep the session's files. Raises ImpossibleChange if
+    there is no such transition.
     """
     for row in TRANSITIONS.values():
         if row.is_seen and row.to is now and row.fits(state, keeps):

@@ -1,8 +1,8 @@
 """Access to a session: leases for calls, and visits for parts.
 
 Host side. `sessions` creates these objects; executors and parts use them. A lease holds the
-session's turn, so that there is only one at a time. A visit uses the container without the turn; it
-only keeps the session from being paused or stopped.
+session's turn, so a session has at most one lease at a time. A visit uses the container without
+holding the turn. It only keeps the session from being paused or stopped.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class KeptValues:
-    """The values that parts keep with one session, by name.
+    """The values that parts of the engine keep with one session, by name.
 
-    `keep` sets and stores the value with a name (`SessionKeeper.keep`). Given to callers that
-    have the session's turn.
+    `keep` sets the value with a name, and stores it (`SessionKeeper.keep`). The engine gives this
+    object to callers that have the session's turn.
     """
 
     session_id: str
@@ -54,32 +54,40 @@ Raises:
 
 @dataclass(frozen=True, slots=True)
 class SessionAccess(KeptValues):
-    """One session for a part that uses its container outside of calls, without the turn."""
+    """Gives a part access to one session. With `visit`, the part uses the container outside of
+    calls, without the turn.
+    """
 
     session: Session
     visit: Visit
 
 
 InSession = Callable[[SessionAccess], object | None]
-"""Called for each turn in a session. Returns an object for one part's executors, or None."""
+"""Called for each turn in a session. Returns an object that one part provides for its own
+executors, or None.
+"""
 
 InNewContainer = Callable[[SessionAccess, SessionContainer], Awaitable[None]]
-"""Called when a session gets a new container in place of an earlier one, before a program runs in
-the new one."""
+"""Called when a new container has replaced a session's earlier one, before a program runs in the
+new container.
+"""
 
 CarryOver = Callable[[KeptValues, KeptValues], Awaitable[None]]
-"""Copies one part's values from a session, the first argument, to a new session that is made from
-it and not stored yet, the second. The part decides which values it copies."""
+"""Copies one part's values from one session to another. The first argument is the existing session,
+the second a new session that is made from it and not stored yet. The part decides which values it
+copies.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class SessionLease:
     """The turn in a session, for one call or one operation on files.
 
-    `until_ready` waits until the session can run a program, and raises if the session has ended.
-    `save` saves the session's files if the session is durable. `save_after` does so only if a run
-    of this program with these arguments may have changed files. Both return None, or a clause that
-    says why saving failed. `write` stores the session's record.
+    `until_ready` waits until the session can run a program, and raises an error if the session has
+    ended. `save` saves the session's files if the session is durable. `save_after` receives the
+    name and the arguments of a program, and saves the files only if a run of that program may have
+    changed them. Both return None, or a clause that says why saving failed. `write` stores the
+    session's record.
     """
 
     session: Session
@@ -89,12 +97,14 @@ class SessionLease:
     write: Callable[[], Awaitable[None]]
     queue_ms: float
     is_call: bool = True
-    """Whether the lease is for a call, which reports a restoration of the files."""
+    """Whether the lease is for a call. Only a call reports that the files were restored."""
     of_parts: tuple[object, ...] = ()
-    """Objects of parts for their own executors (`EnginePart.in_session`)."""
+    """The objects that parts provide for their own executors (`EnginePart.in_session`)."""
 
     def part(self, kind: type[T]) -> T | None:
-        """Return the object of class `kind` that a part provides for its executors, or None."""
+        """Return the object of class `kind` that a part provides for its executors, or None if
+        there is none.
+        """
         return next((given for given in self.of_parts if isinstance(given, kind)), None)
 
     async def run(
@@ -104,7 +114,8 @@ class SessionLease:
         limits: Limits,
         sinks: RunSinks = NO_SINKS,
     ) -> RunEnding:
-        """Run a program. Several runs are possible; they share files and variables.
+        """Run a program in the session, and return its ending. `run` can be called several times;
+        the runs share files and variables.
 
         Raises:
             ResourceNotFound: the session ended before this run.
@@ -137,8 +148,11 @@ class SessionLease:
     def _with_state(
         self, ending: RunEnding, program: str, copied_at: datetime | None, *, was_stopped: bool
     ) -> RunEnding:
-        """If the session was restored or restarted before this run, add this to the ending. Only
-        one run reports it.
+        """Return `ending`. If the session was restored or restarted before this run, add this fact
+        to the ending, but only once for each restoration or restart.
+
+        `copied_at` is the time of the copy from which the files were restored before the run, if
+        they were. `was_stopped` says whether the session had been stopped before the run.
         """
         session = self.session
         if copied_at is not None and self.is_call:
@@ -156,7 +170,7 @@ class SessionLease:
     async def _run_and_save(
         self, program: str, arguments: JsonObject, limits: Limits, sinks: RunSinks
     ) -> RunEnding:
-        """Run a program, and save the files before its ending is reported."""
+        """Run a program, and save the session's files before the ending of the run is reported."""
         endings: list[RunEnding] = []
         kept = replace(sinks, ending=endings.append)
         try:
@@ -178,8 +192,8 @@ _SWEEP_LIMITS = Limits(wall_s=10.0, cpu_s=10.0, memory_mb=None, output_bytes=MB)
 
 
 async def sweep(session: Session) -> None:
-    """Remove unfinished files (`Session.leftovers`) from the workspace. The caller must have the
-    session's turn.
+    """Remove unfinished files (`Session.leftovers`) from the session's workspace. The caller must
+    have the session's turn.
     """
     uploads = session.leftovers is Leftovers.UPLOADS
     ending = await source_of(session).run(

@@ -1,10 +1,10 @@
 """Sessions: containers that a principal keeps from one call to the next.
 
-Host side, used by `pipeline/execute` and the public interfaces; uses a wall that offers containers
-for sessions, and database rows that outlive the engine. Invariants: a session belongs to one
-principal and one agent, and other callers cannot find out that it exists; it serves one call at a
-time; its container ends with it; no principal has more than its share of sessions; a session is
-stored before it is reported.
+Host side, used by `pipeline/execute` and the public interfaces. It uses a wall that offers
+containers for sessions, and database rows that outlive the engine. Invariants: a session belongs to
+one principal and one agent, and other callers cannot find out that it exists; a session serves one
+call at a time; a session's container ends with the session; no principal has more than its share of
+sessions; a session is stored before it is reported.
 """
 
 from __future__ import annotations
@@ -105,20 +105,24 @@ STOP_AGAIN_S = 30.0
 """Seconds between attempts to stop an unused session."""
 
 PLACE_PAUSE_S = 0.05
-"""Seconds between attempts to get a place among the running sessions."""
+"""Seconds between attempts to count a stopped session as running while too many sessions run."""
 
 STOP_DEADLINE_S = 5.0
-"""Maximum seconds for which a stopping engine waits for the removal of sessions' containers. The
-wall removes the rest."""
+"""Maximum seconds for which a stopping engine waits until the containers of ended sessions are
+removed. The wall removes those that are left.
+"""
 
 OWN_NAMES = frozenset(field.name for field in fields(SessionHome))
-"""Names of the values that the kernel stores with a session. Parts cannot use these names."""
+"""Names of the values that the engine itself stores with a session. Parts cannot use these
+names.
+"""
 
 Records = list[SessionRecord]
 
 Check = Callable[[Principal, str | None], Sequence[str]]
-"""Returns the presets to which an agent is bound. Its sessions need one of them, unless the result
-is empty. Raises an error if the principal may not call tools, or may not act for the agent.
+"""Receives a principal and an agent's id. Returns the presets to which the agent is bound. If there
+are any, each session of the agent needs one of them. Raises an error if the principal may not call
+tools, or may not act for the agent.
 """
 
 
@@ -154,9 +158,10 @@ class SessionKeeper:
         on_event: OnEvent = lambda event, values: None,
     ) -> None:
         """`kept` are the stored sessions of earlier engines. Without a `saver`, no session can be
-        durable. The functions `in_session` are called for each turn in a session,
-        `in_new_container` when a session's container is replaced by a new one, and `carries` for
-        each session that `make_like` creates. `on_event` receives log events.
+        durable. Each function in `in_session` is called for each turn in a session. Each in
+        `in_new_container` is called when a new container replaces that of a session. Each in
+        `carries` is called for each session that `make_like` creates. `on_event` receives log
+        events.
         """
         self._wall = wall
         self._settings = settings
@@ -171,11 +176,11 @@ class SessionKeeper:
         self._live: dict[str, Session] = {}
         self._places = SessionPlaces(settings)
         self._awaited: frozenset[str] = frozenset()
-        """Ids of the sessions whose calls wait for a human."""
+        """Ids of the sessions with a call that waits for a human."""
         self._names: list[tuple[str, str | None]] = []
-        """Owners and names of the sessions that are being created."""
+        """Owner and name of each session that is being created."""
         self._leaving = 0
-        """Number of ended containers that are still being removed."""
+        """Number of containers of ended sessions that are still being removed."""
         self._left = anyio.Event()
         self._group: anyio.abc.TaskGroup | None = None
         self._stack = AsyncExitStack()
@@ -237,8 +242,9 @@ class SessionKeeper:
         idle_seconds: float | None = None,
         lifetime_seconds: float | None = None,
     ) -> SessionRecord:
-        """Create a session. None means the preset's value or, if the preset has none either, the
-        configured value. Without `preset`, the first preset to which the agent is bound is used.
+        """Create a session, and return its record. An argument of None means the preset's value or,
+        if the preset has none either, the configured value. If `preset` is None, the session uses
+        the first preset to which the agent is bound.
 
         Raises:
             InvalidParams: a value is invalid or outside its limits, the name is taken, the preset
@@ -286,16 +292,17 @@ class SessionKeeper:
         return self._record(session)
 
     async def keep(self, session_id: str, name: str, value: JsonObject) -> SessionRecord:
-        """Set and store a value that a part keeps with an active session, and return the session's
-        record.
+        """Set and store a value that a part keeps with an active session under `name`, and return
+        the session's record.
 
         The value lasts as long as the session, also in later engines and in engines without the
-        part. A session that `make_like` creates from this one gets only what the part carries over.
+        part. A session that `make_like` creates from this one gets only the values that the part
+        copies to it.
 
         Raises:
             ResourceNotFound: the session is not active.
             StoreError: the value could not be stored.
-            ValueError: the kernel uses this name itself.
+            ValueError: the engine uses this name itself.
         """
         _require_name_of_part(name)
         session = self._live.get(session_id)
@@ -306,21 +313,26 @@ class SessionKeeper:
         return self._record(session)
 
     def list(self, principal: Principal) -> Records:
-        """Return a principal's sessions: active ones, then recently ended ones, newest first."""
+        """Return a principal's sessions: first the active ones, then those that ended recently,
+        newest first.
+        """
         own = [live for live in self._live.values() if live.principal_id == principal.id]
         newest = sorted(own, key=lambda live: live.created_at, reverse=True)
         ended = [kept.record for kept in self._history.of(principal.id)]
         return [*map(self._record, newest), *ended]
 
     def every(self) -> Sequence[KeptSession]:
-        """Return all principals' sessions: active ones, then recently ended ones, newest first."""
+        """Return the sessions of all principals: first the active ones, then those that ended
+        recently, newest first.
+        """
         newest = sorted(self._live.values(), key=lambda live: live.created_at, reverse=True)
         live = [KeptSession(session.principal_id, self._record(session)) for session in newest]
         return [*live, *self._history.every()]
 
     def find(self, principal: Principal, reference: str) -> SessionRecord:
-        """Return a principal's session by its id or name, even if it has ended. A name means the
-        active session with this name or, if there is none, the last ended one.
+        """Return a principal's session, even if it has ended. `reference` is the session's id or a
+        name. A name means the active session with this name or, if there is none, the last ended
+        one.
 
         Raises:
             ResourceNotFound: the principal has no such session.
@@ -336,8 +348,9 @@ class SessionKeeper:
     async def end(
         self, principal: Principal, session_id: str, why: str = "its owner ended it"
     ) -> SessionRecord:
-        """End a principal's session with everything that runs in it, and return its record. If the
-        session has already ended, only return its record.
+        """End a principal's session with everything that runs in it, and return the session's
+        record. If the session has already ended, only return its record. `why` is a clause that the
+        record states as the reason.
 
         Raises:
             ResourceNotFound: this principal has no such session.
@@ -350,8 +363,8 @@ class SessionKeeper:
         return self.find(principal, session.id if session is not None else session_id)
 
     async def pause(self, principal: Principal, session_id: str) -> SessionRecord:
-        """Freeze a principal's session until its next use. First wait until the session's running
-        and waiting calls have finished.
+        """Freeze a principal's session until its next use, and return its record. First wait until
+        the session's running and waiting calls have finished.
 
         Raises:
             ResourceNotFound: this principal has no such session, or the session has ended.
@@ -363,8 +376,9 @@ class SessionKeeper:
         return self.find(principal, session.id)
 
     async def stop(self, principal: Principal, session_id: str) -> SessionRecord:
-        """Stop a principal's session: end everything that runs in it, and keep its disk. First wait
-        until the session's running and waiting calls have finished.
+        """Stop a principal's session, and return its record. Everything that runs in the session
+        ends, but its disk remains. First wait until the session's running and waiting calls have
+        finished.
 
         Raises:
             InvalidParams: the session has no disk.
@@ -377,12 +391,13 @@ class SessionKeeper:
         return self.find(principal, session.id)
 
     async def resume(self, principal: Principal, session_id: str) -> SessionRecord:
-        """Thaw a principal's session if it is paused, or start it if it is stopped. This counts as
-        a use.
+        """Thaw a principal's session if it is paused, or start it if it is stopped, and return its
+        record. This counts as a use of the session.
 
         Raises:
             ResourceNotFound: this principal has no such session, or the session has ended.
-            SandboxUnavailable: the calls take too long, or the session cannot run now.
+            SandboxUnavailable: the session's earlier calls take too long, or the session cannot run
+                now.
             QuotaExceeded: too many sessions run to start this one again.
         """
         session = self._usable(principal.id, session_id)
@@ -393,7 +408,7 @@ class SessionKeeper:
     # -- for parts ---------------------------------------------------------------------
 
     def usable(self, principal: Principal, reference: str) -> Session:
-        """Return a principal's active session by its id or name.
+        """Return a principal's active session. `reference` is the session's id or name.
 
         Raises:
             ResourceNotFound: this principal has no such session, or the session has ended.
@@ -402,8 +417,9 @@ class SessionKeeper:
 
     @asynccontextmanager
     async def turn(self, principal: Principal, reference: str) -> AsyncIterator[Session]:
-        """Wait for the turn in a principal's session, and hold it during the block. The session is
-        neither started nor thawed. Its row is stored after the block.
+        """Wait for the turn in a principal's session, and hold the turn during the block.
+        `reference` is the session's id or name. The block gets the session, which is neither
+        started nor thawed. The session's row is stored after the block.
 
         Raises:
             ResourceNotFound: this principal has no such session, or the session has ended.
@@ -416,7 +432,7 @@ class SessionKeeper:
         await self._write_changes()
 
     async def set(self, session: Session, name: str, value: object) -> None:
-        """Set the field `name` of a session, and store the session's row.
+        """Set the field `name` of a session to `value`, and store the session's row.
 
         Raises:
             StoreError: the row could not be stored, so the field has its old value again.
@@ -431,11 +447,11 @@ class SessionKeeper:
             raise
 
     async def continue_with(self, session: Session, why: str) -> str | None:
-        """Adopt the new files on the disk of a stopped session. The caller has the session's turn.
-        `why` is a sentence that says why the session was stopped.
+        """Accept the files that are new on the disk of a stopped session. The caller has the
+        session's turn. `why` is a sentence that says why the session was stopped.
 
-        If the session is durable, it is started, and the new files are saved at once, because its
-        copy has the old ones. Return None, or a clause that says why saving failed. Raises the same
+        If the session is durable, start it and save the new files at once, because its saved copy
+        has the old files. Return None, or a clause that says why saving failed. Raises the same
         errors as `resume`.
         """
         session.stopped_why = why
@@ -447,8 +463,9 @@ class SessionKeeper:
         return await self._save(session)
 
     def original(self, principal: Principal, reference: str) -> SessionRecord:
-        """Return a principal's session, which may be over, after checking that the principal may
-        create another session with its properties.
+        """Return a principal's session, which may have ended or be lost. First check that the
+        principal may create another session with the same properties. `reference` is the session's
+        id or name.
 
         Raises:
             PermissionDenied: the agent is bound to presets, and the session uses none of them.
@@ -467,13 +484,14 @@ class SessionKeeper:
         why: str,
         disk: Callable[[str, SessionHome], AbstractAsyncContextManager[str]],
     ) -> Records:
-        """Create stopped sessions from a principal's session, which may be lost: one for each name,
-        with the properties of that session and with a disk of its own. Create all of them, or none
-        if one fails. `why` is a sentence that says why they are stopped.
+        """Create stopped sessions with the properties of a principal's session, and return their
+        records. The principal's session, called the source here, may be lost. There is one new
+        session for each of `names`, each with its own disk. If one fails, none is created. `why` is
+        a sentence that says why the new sessions are stopped.
 
-        `disk` makes one disk, given the id of the new session and the home of the principal's
-        session. It returns a context manager, which removes the disk again if its block fails. The
-        block gets a name for the new session's container, which does not exist yet.
+        `disk` makes one disk. It receives the id of the new session and the home of the source. It
+        returns a context manager, whose block gets the name of the new session's container, which
+        does not exist yet. If the block fails, the disk is removed again.
 
         Raises:
             InvalidParams: a session already has one of the names.
@@ -508,7 +526,9 @@ class SessionKeeper:
         return [self.find(principal, new.record.id) for new in made]
 
     async def _carried_over(self, source: KeptValues, session_id: str) -> dict[str, JsonObject]:
-        """Return the parts' values for a new session that is made like the session `source`."""
+        """Return the values of parts for the new session `session_id`, which is made like the
+        session `source`.
+        """
         values: dict[str, JsonObject] = {}
 
         async def keep(name: str, value: JsonObject) -> None:
@@ -520,7 +540,7 @@ class SessionKeeper:
         return values
 
     async def _write(self, session: Session) -> None:
-        """Store a session's row. Raises StoreError."""
+        """Store a session's row. Raises StoreError if that fails."""
         self._history.note(session.kept())
         await self._history.write()
 
@@ -536,15 +556,18 @@ class SessionKeeper:
             raise
 
     def _copies(self) -> Sequence[str]:
-        """Return the ids of all snapshots. The wall keeps the copies of disks with these names."""
+        """Return the ids of all snapshots. The wall must keep the copies of disks with these
+        names.
+        """
         records = [kept.record for kept in (*self._left_behind, *self.every())]
         return [snapshot.id for record in records for snapshot in record.snapshots]
 
     # -- for calls -----------------------------------------------------------------
 
     def id_of(self, principal: Principal, reference: str) -> str:
-        """Return the id of a principal's session, which may have ended, given its id or name. Any
-        other text is returned unchanged, because calls that need no session may name any.
+        """Return the id of a principal's session, which may have ended. `reference` is the
+        session's id or name. If there is no such session, return `reference` unchanged, because a
+        call that needs no session may still name one.
         """
         session = self._live_one(principal.id, reference)
         if session is not None:
@@ -562,10 +585,10 @@ class SessionKeeper:
         memory_mb: int | None = None,
     ) -> SessionRecord:
         """Check that a call may use the session that it names, and return the session's record.
-        This reserves nothing.
+        Nothing is reserved.
 
-        If `language` or `memory_mb` is None, the image's languages or the session's memory size are
-        not checked.
+        If `language` is None, it is not checked that the session's image supports a language. If
+        `memory_mb` is None, the session's memory is not checked.
 
         Raises:
             ResourceNotFound: this principal and agent have no such session, or it has ended.
@@ -591,10 +614,10 @@ class SessionKeeper:
         return self._record(session)
 
     def own_env(self, principal: Principal, session_id: str) -> Mapping[str, str]:
-        """Return the environment variables that a principal has set for its session, without those
-        that have the value of the session's preset.
+        """Return the environment variables that a principal has set for its session. Variables with
+        the same value as in the session's preset are left out.
 
-        The result is empty if the principal has no such session, because a later stage refuses the
+        The result is empty if the principal has no such session; a later stage then refuses the
         call.
         """
         session = self._live.get(session_id)
@@ -605,8 +628,8 @@ class SessionKeeper:
         return {name: value for name, value in session.spec.env.items() if usual.get(name) != value}
 
     async def facts_of(self, session_id: str) -> JsonObject:
-        """Return the facts of the image that a session's next call uses, as `HasImages.facts_of`
-        does.
+        """Return the facts of the image that the next call in a session uses. They have the form of
+        `HasImages.facts_of`.
 
         Raises:
             ResourceNotFound: the session is not active.
@@ -630,14 +653,15 @@ class SessionKeeper:
         memory_mb: int | None,
     ) -> AbstractAsyncContextManager[Lease]:
         """Lease a session's container for one call. Entering the lease waits for earlier calls.
+        `language` and `memory_mb` are checked as in `examine`.
 
         Raises:
             ResourceNotFound, InvalidParams: for the reasons of `examine`.
 
         Entering the lease raises:
-            ResourceNotFound: the session has ended meanwhile.
-            SandboxUnavailable: the session is too busy, or cannot run now.
-            QuotaExceeded: too many sessions run to start this one again.
+            ResourceNotFound: the session has ended meanwhile. SandboxUnavailable: the session is
+            too busy, or cannot run now. QuotaExceeded: too many sessions run to start this one
+            again.
         """
         self.examine(principal, agent_id, session_id, language=language, memory_mb=memory_mb)
         return self._lease(principal.id, session_id, is_call=True)
@@ -659,7 +683,7 @@ class SessionKeeper:
 
     def tidy(self) -> None:
         """End expired sessions, pause or stop unused ones, and forget those that ended more than a
-        day ago. Called periodically.
+        day ago. The engine calls this periodically.
         """
         now = self._clock.monotonic()
         for session in list(self._live.values()):
@@ -677,7 +701,7 @@ class SessionKeeper:
         self._history.prune(self._clock.now())
 
     def is_active(self, session_id: str) -> bool:
-        """Whether an active session with this id exists, of any owner."""
+        """Whether there is an active session with this id, whoever its owner is."""
         return session_id in self._live
 
     def last_end(self, session_id: str) -> datetime | None:
@@ -691,10 +715,10 @@ class SessionKeeper:
             session.note_use(self._clock.monotonic(), self._clock.now())
 
     def keep_for_calls(self, session_ids: frozenset[str]) -> None:
-        """Set the ids of the sessions with calls that wait for a human. Idle time does not end
-        them.
+        """Set the ids of the sessions that have calls waiting for a human. These sessions do not
+        end when their idle time is over.
 
-        When a session is no longer in the set, its idle time starts again.
+        When a session is no longer among the ids, its idle time starts again.
         """
         before, self._awaited = self._awaited, session_ids
         for session in self._live.values():
@@ -704,7 +728,7 @@ class SessionKeeper:
 
     @property
     def counts(self) -> Mapping[str, int]:
-        """The number of sessions by state, for the operator."""
+        """State → number of sessions, for the operator."""
         states = [session.state for session in self._live.values()]
         return {
             "active": states.count(SessionStatus.ACTIVE),
@@ -719,8 +743,8 @@ class SessionKeeper:
     # -- inside ---------------------------------------------------------------------------
 
     def _inherit(self, stored: KeptSession) -> None:
-        """Add a stored session of an earlier engine. This engine will continue an active session
-        or, if the wall does not keep sessions, count it as lost.
+        """Add a stored session of an earlier engine. If the session is active, this engine will
+        continue it or, if the wall does not keep sessions, count it as lost.
         """
         if stored.record.state.is_over:
             self._history.keep(stored)
@@ -741,7 +765,9 @@ class SessionKeeper:
         self._history.add(KeptSession(stored.principal_id, record, now))
 
     def _resume(self, stored: KeptSession) -> None:
-        """Make a stored session active in this engine: one of an earlier engine, or a new fork."""
+        """Make a stored session active in this engine. It is a session of an earlier engine, or a
+        new fork.
+        """
         record, home, wall = stored.record, stored.home, self._wall
         assert home is not None
         now, now_at = self._clock.monotonic(), self._clock.now()
@@ -799,13 +825,15 @@ class SessionKeeper:
         self._follow(session)
 
     def _request(self, name: str | None, fields: Mapping[str, Any]) -> SessionRequest:
-        """Return a validated request with these fields. Raises InvalidParams."""
+        """Return a validated request for a session with this name and these fields. Raises
+        InvalidParams.
+        """
         limits, host = self._wall.limits, self._wall.host
         return make_request(self._settings, limits, host, name=name, **fields)
 
     def _require_limits(self) -> None:
         """Raise SandboxUnavailable if the wall does not enforce a required limit. If the wall is
-        down, do nothing, because `hold` then raises an error.
+        down, do nothing, because `SessionWall.hold` then raises an error.
         """
         with suppress(WallDown):
             require_enforcing("container", self._wall.status)
@@ -817,7 +845,9 @@ class SessionKeeper:
         preset: str | None,
         request: SessionRequest,
     ) -> Session:
-        """Create a session: reserve a container, and store the row. If that fails, undo both."""
+        """Create a session: reserve a container, and store the session's row. If one of these
+        fails, undo both.
+        """
         session_id = f"sess_{secrets.token_hex(ID_BYTES)}"
         self._require_limits()
         container = await self._wall.hold(
@@ -854,8 +884,8 @@ class SessionKeeper:
 
     @asynccontextmanager
     async def _place_for(self, principal_id: str, request: SessionRequest) -> AsyncIterator[None]:
-        """Reserve one more session within a principal's limits. If the block fails, release the
-        reservation. Raises QuotaExceeded.
+        """Reserve one more session within a principal's limits during the block, which creates the
+        session. If the block fails, release the reservation. Raises QuotaExceeded.
         """
         with ExitStack() as undo:
             if request.disk_mb is not None:
@@ -929,7 +959,8 @@ class SessionKeeper:
 
     async def _until_ready(self, session: Session) -> None:
         """Wait until a session's container can run a program. If necessary, start the session
-        again, or restore its files from the saved copy. On return, the session may have ended.
+        again, or restore its files from the saved copy. The session may have ended when this
+        returns.
 
         Raises:
             QuotaExceeded: too many other sessions run.
@@ -1028,15 +1059,17 @@ class SessionKeeper:
     async def _save_after(
         self, session: Session, program: str, arguments: JsonObject
     ) -> str | None:
-        """Do as `_save`, but only if a run of this program may have changed files."""
+        """Do the same as `_save`, but only if a run of this program with these arguments may have
+        changed files.
+        """
         saver = self._saver
         if saver is None or not saver.may_change(program, arguments):
             return None
         return await self._save(session)
 
     async def _save(self, session: Session) -> str | None:
-        """Save the files of a session, if it is durable. The caller must have the session's turn.
-        Return None, or a clause that says why saving failed.
+        """Save the files of a session, if the session is durable. The caller must have the
+        session's turn. Return None, or a clause that says why saving failed.
         """
         if session.finished is not None or session.copy is None or self._saver is None:
             return None
@@ -1067,7 +1100,7 @@ class SessionKeeper:
             await anyio.sleep(PLACE_PAUSE_S)
 
     def _leave_place(self, session: Session) -> None:
-        """Do not count a session as running any more."""
+        """Count a session as running no longer."""
         if session.has_place:
             session.has_place = False
             self._places.give_back(session.principal_id, session.spec.memory_mb)
@@ -1081,8 +1114,8 @@ class SessionKeeper:
             self._on_event("session.not_stopped", {"session": session.id, "why": error.message})
 
     async def _stop(self, session: Session, why: str, *, if_unused: bool = False) -> None:
-        """Stop a session that has a disk. With `if_unused`, do nothing if it is in use. `why` is a
-        clause.
+        """Stop a session that has a disk. If `if_unused` is True, do nothing while the session is
+        in use. `why` is a clause that says why the session is stopped.
         """
 
         def is_used() -> bool:
@@ -1097,8 +1130,8 @@ class SessionKeeper:
     async def _lease(
         self, principal_id: str, session_id: str, *, is_call: bool
     ) -> AsyncIterator[SessionLease]:
-        """Wait for the turn in a session, and until the session can run a program. The block has
-        the turn, and counts as a use.
+        """Take the turn in a session, and wait until the session can run a program. The block gets
+        the lease, holds the turn, and counts as a use of the session.
         """
         session = self._usable(principal_id, session_id)
 
@@ -1124,9 +1157,9 @@ class SessionKeeper:
     def access(
         self, principal: Principal, session_id: str, *, is_use: bool = True
     ) -> SessionAccess:
-        """Return access to a principal's session outside of calls. With `is_use`, a visit starts or
-        thaws the session if necessary, and counts as a use. Otherwise it does neither, so it is
-        only useful while the session runs.
+        """Return access to a principal's session outside of calls. If `is_use` is True, a visit
+        counts as a use of the session, and starts or thaws it if necessary. Otherwise, a visit does
+        neither, so it is only useful while the session runs.
 
         Raises:
             ResourceNotFound: this principal has no such session, or the session has ended.
@@ -1141,8 +1174,8 @@ class SessionKeeper:
     @asynccontextmanager
     async def _visit(self, session: Session, *, is_use: bool) -> AsyncIterator[SessionContainer]:
         """Keep a session from being paused or stopped during the block, which gets the session's
-        container. Calls can run at the same time. With `is_use`, first start or thaw the session if
-        necessary, which takes the turn, and count the block as a use.
+        container. Calls can run at the same time. If `is_use` is True, the block counts as a use of
+        the session, and the session is started or thawed first if necessary, which takes the turn.
         """
         self._usable(session.principal_id, session.id)
         if is_use:
@@ -1160,7 +1193,9 @@ class SessionKeeper:
                 session.note_use(self._clock.monotonic(), self._clock.now())
 
     def _of_parts(self, session: Session) -> tuple[object, ...]:
-        """Return the objects that parts provide for their executors in a session."""
+        """Return the objects that parts of the engine provide for their own executors in a
+        session.
+        """
         access = self._access(session)
         return tuple(given for give in self._in_session if (given := give(access)) is not None)
 
@@ -1177,7 +1212,7 @@ class SessionKeeper:
             self._end_if_over(session)
 
     def _live_one(self, principal_id: str, reference: str) -> Session | None:
-        """Return a principal's active session by its id or name, or None."""
+        """Return a principal's active session, or None. `reference` is the session's id or name."""
         session = self._live.get(reference)
         if session is None:
             named = (live for live in self._live.values() if live.spec.name == reference)
@@ -1190,8 +1225,8 @@ class SessionKeeper:
 
     @contextmanager
     def _named(self, principal_id: str, names: Sequence[str | None]) -> Iterator[None]:
-        """Reserve names for new sessions during the block, which creates them. Raises InvalidParams
-        if a name is taken.
+        """Reserve names for a principal's new sessions during the block, which creates the
+        sessions. Raises InvalidParams if a name is taken.
         """
         for name in names:
             self._check_name(principal_id, name)
@@ -1237,8 +1272,8 @@ class SessionKeeper:
 
     def _follow(self, session: Session | None) -> None:
         """Adjust a session's state to that of its container. Called when the container was stopped
-        or has ended, after each operation that may change it, and regularly. Does nothing once the
-        engine stops, because the next engine takes the container over.
+        or has ended, after each operation that may change the container's state, and regularly.
+        Does nothing once the engine stops, because the next engine takes the container over.
         """
         if session is None or session.finished is not None or self._group is None:
             return
@@ -1259,8 +1294,8 @@ class SessionKeeper:
                 self._tell(f"session.{session.state.value}", session)
 
     def _change(self, session: Session, name: str) -> bool:
-        """Change a session's state by the transition `name`, and return whether this was possible.
-        If not, log it.
+        """Change a session's state by the transition `name`, and return True. If this is
+        impossible, log it and return False.
         """
         try:
             session.change(name)
@@ -1270,16 +1305,17 @@ class SessionKeeper:
         return True
 
     def _refuse(self, session: Session, error: ImpossibleChange) -> None:
-        """Log an impossible change, once. The session, its files and its row stay as they are. It
-        remains usable as long as its container does. Tests replace this method to raise the error.
+        """Log `error`, an impossible change of a session's state, unless it was the last one
+        logged. The session, its files and its row stay as they are, and the session can be used as
+        long as its container exists. Tests replace this method to raise the error.
         """
         if session.refused != str(error):
             session.refused = str(error)
             self._tell("session.change_refused", session, why=str(error))
 
     def _finish(self, session: Session, name: str, why: str) -> None:
-        """End a session by the transition `name`. Do nothing if this is impossible. `why` is a
-        clause.
+        """End a session by the transition `name`, which is `end` or `lose`. Do nothing if this is
+        impossible. `why` is a clause.
         """
         if not self._change(session, name):
             return
@@ -1296,8 +1332,8 @@ class SessionKeeper:
         self._tell(f"session.{session.state.value}", session, why=why)
 
     def _remove_after_end(self, container: SessionContainer, saved_as: str | None = None) -> None:
-        """In the background, wait until an ended container is removed. Then delete the saved files
-        of the session with the id `saved_as`, if this is given.
+        """In the background, wait until an ended container is removed. Then, if `saved_as` is the
+        id of a session, delete the saved files of that session.
         """
         if self._group is None:
             return
@@ -1326,7 +1362,9 @@ class SessionKeeper:
             await anyio.sleep(TIDY_S)
 
     async def _write_changes(self) -> None:
-        """Write pending changes. If that fails, log it; the next write tries again."""
+        """Write pending changes to the database. If that fails, log it; the next write tries
+        again.
+        """
         try:
             await self._history.write()
         except EngineError as error:
@@ -1346,8 +1384,8 @@ class SessionKeeper:
 
 
 def require_disk(session: Session, fault: str) -> None:
-    """Raise InvalidParams if a session has no disk. `fault` completes "The files … are in memory,
-    and", and says what to do.
+    """Raise InvalidParams if a session has no disk. `fault` completes the message "The files of
+    this session are in memory, and …", and says what to do.
     """
     if session.spec.disk_mb is None:
         raise InvalidParams(
@@ -1366,7 +1404,7 @@ def _require_saver(session: Session) -> None:
 
 
 def _require_name_of_part(name: str) -> None:
-    """Raise ValueError if the kernel itself stores something under this name."""
+    """Raise ValueError if the engine itself stores a value with this name."""
     if name in OWN_NAMES:
         raise ValueError(f"A part cannot keep the value {name!r}, which is the kernel's.")
 
@@ -1379,7 +1417,9 @@ def _like(
     why: str,
     clock: SessionClock,
 ) -> KeptSession:
-    """Return a new, stopped session in `home`, with the properties of the session `source`."""
+    """Return a new, stopped session in `home`, with the properties of the session `source`.
+    `session_id`, `name` and `why` belong to the new session; `why` says why it is stopped.
+    """
     now_at = clock.now()
     record = source.record.model_copy(
         update={

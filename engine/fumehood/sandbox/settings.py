@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from fumehood.sandbox.container.additions import NewImageMaker
 
 GUEST_MB = 32
-"""MB of memory for the guest of an image without preloaded modules, in addition to a program's
-memory.
+"""Memory of the guest, in MB, in an image without preloaded modules. A container has it in addition
+to the program's memory.
 """
 
 MIN_MB, MAX_MB = CONTAINER_MEMORY_CLASSES[0], CONTAINER_MEMORY_CLASSES[-1]
@@ -36,7 +36,9 @@ ImageName = Annotated[str, Field(pattern=IMAGE_NAME)]
 
 
 class SessionSettings(BaseModel):
-    """Defaults and maximums for sessions, and limits on the number of sessions."""
+    """Defaults and maximums for sessions, and limits on the number of sessions. A default applies
+    if a request gives no value.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -45,9 +47,12 @@ class SessionSettings(BaseModel):
     """Maximum size of the disk that can be requested for a session."""
     max_disks: int = Field(default=100, ge=0, le=10_000)
     """Maximum number of sessions with a disk, including stopped ones. One principal may have half
-    of them."""
+    of this number.
+    """
     max_saved_mb: int = Field(default=20_480, ge=0, le=10_000_000)
-    """Maximum total size of all durable sessions' workspaces. One principal may have half of it."""
+    """Maximum total size of all durable sessions' workspaces, in MB. The workspaces of one
+    principal may have half of this size.
+    """
     disk_lifetime_seconds: float = Field(default=604_800, ge=10, le=31_536_000)
     """Both the default and the maximum lifetime of a session with a disk."""
     max: int = Field(default=32, ge=0, le=256)
@@ -57,13 +62,17 @@ class SessionSettings(BaseModel):
     """
     max_per_principal: int = Field(default=16, ge=0, le=256)
     max_memory_mb: int | None = Field(default=None, ge=MIN_MB, le=MAX_MB)
-    """Maximum memory that can be requested for a session. None: a quarter of the host's memory, but
-    at least the maximum for a call."""
+    """Maximum memory that can be requested for a session, in MB. None means a quarter of the host's
+    memory, but at least the maximum for a call.
+    """
     max_cpus: float | None = Field(default=None, ge=MIN_CPUS, le=MAX_CPUS)
-    """Maximum number of processors that can be requested for a session. None: all of the host's."""
+    """Maximum number of processors that can be requested for a session. None means all processors
+    of the host.
+    """
     idle_seconds: float = Field(default=1800, ge=1, le=86_400)
-    """Seconds without a call after which a session ends or, if it has a disk, is stopped. Like
-    `lifetime_seconds`, this is both the default and the maximum that a caller may request."""
+    """Seconds without a call after which a session ends or, if it has a disk, is stopped. This is
+    both the default and the maximum that a caller may request.
+    """
     pause_seconds: float = Field(default=60, ge=1, le=86_400)
     """Seconds without a call after which a session's processes are frozen until the next call."""
     lifetime_seconds: float = Field(default=14_400, ge=10, le=604_800)
@@ -72,7 +81,9 @@ class SessionSettings(BaseModel):
     waiting: int = Field(default=20, ge=0, le=1000)
     """Maximum number of calls that wait for one session."""
     orphan_seconds: float = Field(default=600, ge=0, le=86_400)
-    """How long a session's container waits for the next engine after a restart or a crash."""
+    """Seconds for which a session's container waits for the next engine after a restart or a
+    crash.
+    """
 
     @property
     def max_of_one(self) -> int:
@@ -83,8 +94,8 @@ class SessionSettings(BaseModel):
 
 
 class Preset(SessionFields):
-    """Properties of sessions that the operator has set under a name. A request that names the
-    preset gets them as defaults.
+    """Properties of sessions that the operator has set under a name. They are the defaults for a
+    request that names the preset.
     """
 
     model_config = ConfigDict(strict=False)
@@ -93,16 +104,17 @@ class Preset(SessionFields):
 
 
 AllPresets = dict[PresetName, Preset]
-"""Name → preset."""
+"""Name of a preset → preset."""
 
 
 def require_presets_within(presets: Mapping[str, Preset], sessions: SessionSettings) -> None:
-    """Check that each preset's values are within the limits for sessions, and that parts provide
-    its options. Limits that depend on the host are checked when a session is created.
+    """Check that each preset's values are within the limits of `sessions`, and that parts of the
+    engine provide its options. Limits that depend on the host are checked when a session is
+    created.
 
     Raises:
         ValueError: a value is outside its limits, or an option is not provided; the message names
-            its key.
+            the key of this value or option.
     """
     for name, preset in presets.items():
         for key in missing_options(preset):
@@ -161,12 +173,12 @@ class JailSettings(ProcessWallSettings):
 
 
 class LanguageImages(BaseModel):
-    """The image for programs in each language, if the call has no session."""
+    """The image for programs in each language, for calls that use no session."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     python: ImageName = "python-data"
-    """The image for Python programs. The containers that are kept warm also have this image."""
+    """The image for Python programs. Also the image of the containers that are kept ready."""
     shell: ImageName = "shell"
     javascript: ImageName = "node"
 
@@ -178,15 +190,16 @@ class ContainerSettings(BaseModel):
 
     images: LanguageImages = LanguageImages()
     runtime: str | None = Field(default=None, pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")
-    """Name of the OCI runtime. None: Docker's default runtime."""
+    """Name of the OCI runtime. None means Docker's default runtime."""
     timeout_seconds: float = Field(default=30, gt=0, le=600)
     max_timeout_seconds: float = Field(default=600, gt=0, le=600)
     cpu_seconds: float | None = Field(default=None, gt=0)
     """Maximum CPU seconds of one call. None means that only wall time and `cpus` limit CPU time."""
     cpus: float = Field(default=1, ge=MIN_CPUS, le=MAX_CPUS)
     memory_mb: int = Field(default=512, ge=MIN_MB, le=MAX_MB)
-    """Default memory of a call. Like `max_memory_mb`, this is rounded down to a value of
-    `CONTAINER_MEMORY_CLASSES`."""
+    """Default memory of a call, in MB. It is rounded down to a value of `CONTAINER_MEMORY_CLASSES`,
+    like `max_memory_mb`.
+    """
     max_memory_mb: int = Field(default=2048, ge=MIN_MB, le=MAX_MB)
     output_kb: int = Field(default=1024, ge=1, le=1024 * 1024)
     pool_min: int = Field(default=1, ge=0, le=256)
@@ -195,7 +208,7 @@ class ContainerSettings(BaseModel):
     max_uses: int = Field(default=1000, ge=1, le=1_000_000)
     """Number of calls after which a container is removed."""
     idle_seconds: float = Field(default=300, ge=1, le=86_400)
-    """Seconds for which an idle container is kept for its trust domain."""
+    """Seconds for which an idle container is kept for the trust domain that has used it."""
     lifetime_seconds: float = Field(default=3600, ge=10, le=86_400)
     queue_seconds: float = Field(default=30, ge=0, le=600)
     """Maximum seconds that a call waits for a container."""
@@ -230,9 +243,9 @@ class ContainerSettings(BaseModel):
 class WallSettings:
     """The settings of all walls of one engine.
 
-    `own_images` is the folder of the operator's own recipes. `longest_session_s` is the maximum
-    lifetime of a session without a disk, and `longest_with_disk_s` of a session with a disk.
-    `orphan_s` is how long a session's container waits for the next engine. All times are in
+    `own_images` is the folder of the recipes that the operator wrote. `longest_session_s` is the
+    maximum lifetime of a session without a disk, and `longest_with_disk_s` that of a session with a
+    disk. `orphan_s` is how long a session's container waits for the next engine. All times are in
     seconds.
     """
 
@@ -243,17 +256,20 @@ class WallSettings:
     longest_with_disk_s: float
     orphan_s: float
     part_of_one: float = 0.75
-    """The fraction of all containers, rounded up, that one principal's calls may use. It is 1 on a
-    node, because there the engine divides the slots."""
+    """The fraction of all containers, rounded up, that one principal's calls may use. On a node,
+    the fraction is 1, because the engine divides the slots of nodes.
+    """
     image_maker: NewImageMaker | None = None
-    """Creates what adds to images, or None if nothing can be added to them."""
+    """Creates the object that adds packages and the like to images. None if nothing can be added to
+    images.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class EngineIdentity:
-    """The identity of an engine, by which its containers are recognized.
+    """The identity of an engine. The engine recognizes its containers by it.
 
-    Each start of an engine has a new `engine_id`. All engines with the same state directory have
+    `engine_id` is new at each start of an engine. All engines with the same state directory have
     the same `owner_id`.
     """
 

@@ -1,12 +1,12 @@
-"""Streams of a container's channel: each connects a feature of the engine with the feature's own
-code in the guest.
+"""Streams of a container's channel. Each connects a feature of the engine with the code of this
+feature in the guest.
 
-Host side. A stream has a kind, which names its owner. The owner opens the stream for a run
-(`RunSinks.streams`) or for a container, checks every frame from the guest, and has code of the same
-kind in the guest (`guest/streams/`). The channel, the walls and the sessions pass frames on unread.
-Invariants: the channel accepts only frames of streams that were opened, and only while the streams
-are open; an end that finds a frame invalid ends the container; if the guest lacks one of a run's
-streams, the run does not begin.
+Host side. A stream has a kind, which names the feature that owns it. The owner opens the stream for
+a run (`RunSinks.streams`) or for a container, checks every frame from the guest, and has code of
+the same kind in the guest (`guest/streams/`). The channel, the walls and the sessions pass frames
+on without reading them. Invariants: the channel accepts only frames of streams that were opened,
+and only while these streams are open; if the host's end of a stream finds a frame invalid, the
+container is ended; if the guest lacks one of a run's streams, the run does not begin.
 """
 
 from __future__ import annotations
@@ -18,17 +18,18 @@ from typing import Generic, Protocol, TypeVar
 import anyio.abc
 
 MAX_UNREAD_BYTES = 32 << 20
-"""Usual maximum number of bytes sent to a guest that it has not read. A guest that exceeds this
-limit is treated as hostile."""
+"""Usual maximum number of bytes that were sent to a guest and that it has not read. A guest that
+leaves more bytes unread is treated as hostile.
+"""
 
 Dial = Callable[[str, int], Awaitable[anyio.abc.ByteStream]]
-"""Connects to an address and port from the machine on which the run takes place. Raises
-EngineError.
+"""Connects to an address and port from the machine on which the run takes place, and returns the
+connection. Raises EngineError.
 """
 
 
 class RunClock(Protocol):
-    """The clock that measures a run's time against the run's limit."""
+    """The clock that measures the time of a run against the run's limit."""
 
     def pause(self, *, is_paused: bool) -> None:
         """If `is_paused` is True, stop the clock, because the run waits for a human. Otherwise, let
@@ -37,14 +38,14 @@ class RunClock(Protocol):
 
 
 class StreamPort(RunClock, Protocol):
-    """What one stream can do with the channel. After the stream's run has ended, the methods do
-    nothing.
+    """The host's end of a stream uses this object to act on the channel. After the stream's run has
+    ended, the methods do nothing.
     """
 
     @property
     def dial(self) -> Dial | None:
         """A function that opens connections from the machine on which the container runs. None if
-        that is the engine's own machine.
+        that machine is the engine's own.
         """
 
     def send(self, body: bytes) -> None:
@@ -53,8 +54,8 @@ class StreamPort(RunClock, Protocol):
         """
 
     def refuse(self, why: str) -> None:
-        """End the container, because the guest broke the protocol. For faults that are found only
-        after `StreamEnd.on_frame` has returned.
+        """End the container, because the guest broke the protocol; `why` describes the fault. This
+        is for faults that are found only after `StreamEnd.on_frame` has returned.
         """
 
 
@@ -64,16 +65,16 @@ class StreamEnd(Protocol):
     """
 
     def on_frame(self, body: bytes) -> None:
-        """Process the body of a frame from the guest, which is hostile. After `close`, the frame is
-        still checked, but then dropped.
+        """Process the body of a frame from the guest. The body must be regarded as hostile. After
+        `close`, the frame is still checked, but then dropped.
 
         Raises:
             FrameError: the frame breaks the protocol. The container is then ended.
         """
 
     def close(self) -> None:
-        """The stream has ended, because its run was cancelled, or because the run or the container
-        has ended. May be called several times.
+        """Note that the stream has ended, because its run was cancelled, or because the run or the
+        container has ended. May be called several times.
         """
 
 
@@ -81,8 +82,8 @@ class KeptEnd(StreamEnd, Protocol):
     """The host's end of a stream that belongs to a container, and not to one of its runs."""
 
     def interrupt(self) -> None:
-        """Break the transfers that are in progress, because the container is about to be frozen.
-        The stream itself stays open.
+        """Break the transfers in progress, because the container is about to be frozen. The stream
+        stays open.
         """
 
 
@@ -93,11 +94,13 @@ class StreamKind:
     name: str
     """The name of the kind, and of the guest's module in `guest/streams/`."""
     told: str = ""
-    """A text for the guest's end, which the guest receives when the run starts."""
+    """A text for the guest's end of the stream. The guest receives it when the run starts."""
     modules: tuple[str, ...] = ()
-    """The modules in `guest/given/` that a Python program gets because of this stream."""
+    """The modules in `guest/given/` that a Python program can import because of this stream."""
     max_unread_bytes: int = MAX_UNREAD_BYTES
-    """Maximum number of bytes that the guest may leave unread when a frame is sent."""
+    """Maximum number of bytes that the guest may have left unread when another frame is sent to
+    it.
+    """
 
 
 E = TypeVar("E", bound=StreamEnd, covariant=True)
@@ -110,4 +113,6 @@ class Stream(Generic[E]):
 
     kind: StreamKind
     open: Callable[[StreamPort], E]
-    """Opens the host's end. Must not block, and must not send."""
+    """Opens the host's end of the stream, and returns it. Must not block, and must not send
+    frames.
+    """

@@ -2,8 +2,8 @@
 
 Host side. Definitions, policies and recipes decide what agents may do, so files that another user
 could have written are refused. Invariants: a directory's path is resolved first, and from then on
-no symbolic link is followed; every check is made on the opened file, because the name may refer to
-another file by then; only regular files are opened.
+no symbolic link is followed; every check is made on the opened file, because its name may meanwhile
+refer to another file; only regular files are opened.
 """
 
 from __future__ import annotations
@@ -25,9 +25,7 @@ _OPEN = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NOCTTY
 
 
 class Untrusted(Exception):
-    """A directory or file is not trusted, so it is not read. The message gives the operator the
-    reason.
-    """
+    """A directory or file is not trusted, so it is not read. The message tells the operator why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +45,7 @@ class Signature:
 
 
 def signature_of(found: os.stat_result) -> Signature:
-    """Return the signature of a file, given the result of `stat`."""
+    """Return the signature of a file. `found` is the result of `stat` for the file."""
     return Signature(
         found.st_dev, found.st_ino, found.st_mode, found.st_uid, found.st_size,
         found.st_mtime_ns, found.st_ctime_ns,
@@ -57,9 +55,9 @@ def signature_of(found: os.stat_result) -> Signature:
 def open_directory(path: Path, owners: frozenset[int]) -> int:
     """Open a directory and return its descriptor, which the caller must close.
 
-    The directory and all directories above it must belong to one of `owners`, and only their owners
-    may have the right to write in them. A directory above it with the sticky bit (like `/tmp`) may
-    be writable for others, because they still cannot replace its entries.
+    The directory and all directories above it must belong to a user in `owners`, and only their
+    owners may have the right to write in them. Exception: a directory above `path` with the sticky
+    bit (like `/tmp`) may be writable for others, because they still cannot replace its entries.
 
     Raises:
         Untrusted: the directory is missing, or another user could change its content.
@@ -88,10 +86,11 @@ def open_directory(path: Path, owners: frozenset[int]) -> int:
 
 
 def list_files(directory: int) -> dict[str, Signature]:
-    """Return the current signature of each file in a directory, by the file's name.
+    """Return the current signature of each file in a directory, by the file's name. `directory` is
+    a descriptor from `open_directory`.
 
-    Names that begin with a dot or end with a tilde are left out: editors, and programs that replace
-    files, leave such files behind.
+    Names that begin with a dot or end with a tilde are left out, because editors, and programs that
+    replace files, leave such files behind.
 
     Raises:
         Untrusted: the directory has too many files.
@@ -108,9 +107,11 @@ def list_files(directory: int) -> dict[str, Signature]:
 
 
 def read_file(directory: int, name: str, owners: frozenset[int]) -> tuple[bytes, Signature]:
-    """Read a file in a directory. Return its bytes, and the signature that it had afterwards.
+    """Read the file `name` in a directory. Return its bytes, and the signature that it had after
+    the reading. `directory` is a descriptor from `open_directory`. The file must belong to a user
+    in `owners`.
 
-    If `list_files` returned another signature before, the file has changed since then.
+    If an earlier `list_files` returned another signature, the file has changed since then.
 
     Raises:
         Untrusted: the file is not a regular file, is too large, or could have been written by

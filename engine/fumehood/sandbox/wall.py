@@ -1,9 +1,9 @@
 """The interfaces of walls and leases, and the code that walls share.
 
 Host side. `pipeline` and the executors use the interfaces; `process/`, `container/` and `cluster/`
-implement them. Invariants: a wall reports only limits that it was seen to enforce on this host; if
-a lease is left during a run, the run is ended; a program may report the kind of its failure, but
-never turn a failure into success.
+implement them. Invariants: a wall reports a limit only if the wall was seen to enforce it on this
+host; if a lease is left during a run, the run is ended; a program may report the kind of its
+failure, but can never turn a failure into success.
 """
 
 from __future__ import annotations
@@ -29,17 +29,19 @@ from fumehood.protocol.messages import GuestEnding
 from fumehood.sandbox.streams import Stream, StreamEnd
 
 OnProgress = Callable[[float, str], None]
-"""Receives a percentage (0 to 100) and a message of at most 200 characters."""
+"""Receives a program's progress: a percentage (0 to 100) and a message of at most 200
+characters.
+"""
 
 
 class FileSink(Protocol):
-    """Receives the files that a run left in its workspace, one file after the other."""
+    """Receives the files that a run has left in its workspace, one file after the other."""
 
     def start(self, path: str, size: int, kind: FileKind = "file") -> None:
         """Start the next file.
 
-        `path` is relative and consists of plain names. `size` is in bytes, as the program claims
-        it.
+        `path` is relative and consists of plain names. `size` is the number of bytes that the
+        program claims for the file.
         """
 
     def write(self, data: bytes) -> None:
@@ -50,7 +52,7 @@ OnOutput = Callable[[str, str], None]
 """Receives the name of a stream (`stdout`, `stderr`) and its next text."""
 
 OnEvent = Callable[[str, JsonObject], None]
-"""Receives the name of an event and its values."""
+"""Receives the name of a log event and the values of the event."""
 
 OnEnding = Callable[["RunEnding"], None]
 """Receives the ending of a run."""
@@ -68,15 +70,15 @@ class Brake:
         self._resume: Callable[[], None] | None = None
 
     def hold(self, pause: Callable[[], None], resume: Callable[[], None]) -> None:
-        """If the brake is on, call `pause`, which stops the reading. The next `release` then calls
-        `resume`.
+        """If the brake is on, call `pause`, which must stop the reading. The next `release` then
+        calls `resume`, which must continue it.
         """
         if self.is_on and self._resume is None:
             pause()
             self._resume = resume
 
     def release(self) -> None:
-        """Turn the brake off, and let the reading continue."""
+        """Turn the brake off. If the reading was stopped, let it continue."""
         self.is_on = False
         resume, self._resume = self._resume, None
         if resume is not None:
@@ -84,13 +86,14 @@ class Brake:
 
 
 BUSY_S, MAX_BREAK_S = 0.001, 0.1
-"""If processing one chunk takes more than `BUSY_S` seconds, the next chunk is read after a break
-four times as long, but at most `MAX_BREAK_S`."""
+"""If processing one chunk of output takes more than `BUSY_S` seconds, the next chunk is read after
+a break of four times this length, but at most of `MAX_BREAK_S` seconds.
+"""
 
 
 async def rest_after(took_s: float) -> None:
-    """Pause the reading of a program's output, if the last chunk took so long to process that other
-    tasks had to wait. `took_s` is this time in seconds.
+    """Wait before the next chunk of a program's output is read, if the last chunk took so long to
+    process that other tasks had to wait. `took_s` is the time that it took, in seconds.
     """
     if took_s > BUSY_S:
         await anyio.sleep(min(4 * took_s, MAX_BREAK_S))
@@ -101,27 +104,33 @@ class RunSinks:
     """The receivers of a run's events. An event without a receiver is dropped.
 
     Receivers are called in the event loop, so they must not block. If a receiver raises an
-    exception, it is not called again, and the run continues. Only the end of a stream can refuse
-    what it receives.
+    exception, it is not called again, and the run continues. Only the host's end of a stream can
+    refuse what it receives.
     """
 
     progress: OnProgress | None = None
     files: FileSink | None = None
     output: OnOutput | None = None
-    """Receives all output. The run's ending still includes the beginning of each stream."""
+    """Receives all output. The run's ending also includes the beginnings of standard output and
+    error.
+    """
     ending: OnEnding | None = None
-    """Receives a cancelled run's ending before the cancellation is raised, if the wall knows the
-    ending."""
+    """If a run is cancelled, this receives the run's ending, if the wall knows it, before the
+    cancellation is raised.
+    """
     is_live: bool = False
-    """Whether output is sent as soon as it is written, instead of in few long pieces."""
+    """Whether output is sent as soon as the program writes it. If False, it is sent in few long
+    pieces.
+    """
     streams: tuple[Stream[StreamEnd], ...] = ()
-    """The streams between the program and features of the engine, each of another kind."""
+    """The streams between the program and features of the engine. Each has a different kind."""
     brake: Brake | None = None
     """Pauses the reading of output and files while too much data is waiting to be processed."""
     trial: tuple[str, str] | None = None
-    """An action on the variables of a session's trial, and the trial's token. `hold`: this run is
-    the trial, and the variables that it leaves are held back. `adopt`: after this run, the session
-    gets the held variables. `drop`: the held variables are discarded."""
+    """An action on the variables of a session's trial, and the trial's token. The action is one of
+    these: `hold` (this run is the trial, and its variables are held back when it ends), `adopt`
+    (the session gets the held variables after this run), `drop` (the held variables are discarded).
+    """
 
 
 NO_SINKS = RunSinks()
@@ -147,30 +156,34 @@ class RunEnding:
     claimed_kind: str | None = None
     claimed_message: str | None = None
     claimed_error: JsonObject | None = None
-    """The program's complete description of its failure. Untrusted: validate it before use."""
+    """The program's complete description of its failure. It is untrusted and must be validated
+    before use.
+    """
     stdout: str = ""
     stderr: str = ""
-    """`stdout` and `stderr` are the beginnings of the two output streams, if the wall captures
-    them.
+    """`stdout` and `stderr` are the beginnings of the program's standard output and error, if the
+    wall captures them.
     """
     stdout_bytes: int = 0
     stderr_bytes: int = 0
     limits_hit: tuple[str, ...] = ()
-    """Names of the `Limit`s that refused an operation while the program continued."""
+    """The `value` of each `Limit` that refused an operation, while the program continued."""
     files_left_out: int = 0
-    """How many workspace files were not passed to the sink, because of their number or size."""
+    """Number of workspace files that were not passed to `RunSinks.files`, because of their number
+    or size.
+    """
     state: SessionState | None = None
     """The state of the variables, if the lease keeps them for the next run."""
     copied_at: datetime | None = None
-    """Time of the saved copy from which the session's files were, or will be, restored."""
+    """Time of the saved copy from which the session's files were restored, or will be restored."""
     not_saved: str | None = None
-    """Why the files of a durable session were not saved after the run, as a clause."""
+    """A clause that says why the files of a durable session were not saved after the run."""
     variables_bytes: int | None = None
-    """Memory of the process with the variables, in bytes."""
+    """Memory of the process that keeps the variables, in bytes."""
     node: str | None = None
     """The name of the node on which the program ran, if the engine has nodes."""
     is_node_lost: bool = False
-    """Whether the node was lost, not only the container."""
+    """Whether the whole node was lost, and not only the container."""
 
 
 class Lease(Protocol):
@@ -187,8 +200,9 @@ class Lease(Protocol):
         limits: Limits,
         sinks: RunSinks = NO_SINKS,
     ) -> RunEnding:
-        """Run one program to its end, and return the ending. If the caller is cancelled, the
-        program is ended before the cancellation is raised.
+        """Run a program to its end, and return the ending. `program` names one of the programs in
+        the guest. If the caller is cancelled, the program is ended before the cancellation is
+        raised.
 
         `sinks.progress` receives the program's progress reports, which are unverified claims.
         """
@@ -196,18 +210,20 @@ class Lease(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class WallStatus:
-    """Which limits a wall enforces at one moment, as far as known, and why it may not be ready."""
+    """The limits that a wall enforces at one moment, as far as known, and the reasons why the wall
+    may not be ready.
+    """
 
     required: frozenset[Limit]
-    """The limits without which no call runs here."""
+    """The limits that this wall must enforce; otherwise, it runs no call."""
     enforced: frozenset[Limit]
-    """The limits reported for calls: the required limits, except those that were seen to fail on
-    this host.
+    """The limits that are reported for calls. These are the required limits, except those that were
+    seen to fail on this host.
     """
     seen: frozenset[Limit]
     """The limits that were seen to hold on this host."""
     is_ready: bool
-    """Whether a call would be served."""
+    """Whether the wall would serve a call now."""
     is_in_use: bool = True
     faults: tuple[str, ...] = ()
     """Why the wall is not ready, in words for the operator."""
@@ -220,14 +236,14 @@ class WallStatus:
     guest_pid: int | None = None
 
     def lacking(self, wall: str) -> frozenset[Limit]:
-        """Return the required limits that are not enforced. `wall` is the wall's name, which also
-        determines required limits.
+        """Return the required limits that are not enforced. Limits are required by this status, and
+        by the engine for every wall with the name `wall`.
         """
         return (self.required | least_limits(wall)) - self.enforced
 
 
 class Wall(Protocol):
-    """One kind of sandbox."""
+    """One kind of sandbox, such as the containers of an engine."""
 
     @property
     def limits(self) -> WallLimits:
@@ -247,7 +263,7 @@ class Wall(Protocol):
     ) -> AbstractAsyncContextManager[Lease]:
         """Wait a bounded time for a sandbox of this trust domain, and lease it.
 
-        If `fresh` is True, the sandbox has run nothing before. If the wall offers several memory
+        If `fresh` is True, nothing has run in the sandbox before. If the wall offers several memory
         sizes or images, `memory_mb` and `image` choose one.
 
         Raises:
@@ -256,12 +272,12 @@ class Wall(Protocol):
 
 
 RETRY_AFTER_MS = 1000
-"""Delay in milliseconds suggested to callers who may repeat the call."""
+"""Delay in milliseconds that is suggested to callers before they repeat a call."""
 
 
 def try_later(words: str) -> SandboxUnavailable:
-    """Return the error that advises the caller to repeat the call, because the lack of a resource
-    is expected to end soon.
+    """Return an error with the message `words` that advises the caller to repeat the call soon.
+    Used if the lack of a resource is expected to end soon.
     """
     return SandboxUnavailable(words, retry_after_ms=RETRY_AFTER_MS)
 
@@ -271,10 +287,11 @@ class WallDown(SandboxUnavailable):
 
 
 def require_enforcing(wall: str, status: WallStatus) -> frozenset[Limit]:
-    """Check that a wall enforces all required limits, and return the required limits.
+    """Check that the wall named `wall` enforces all required limits, and return the required
+    limits. `status` is the wall's status.
 
-    Some limits are required by the wall itself. Others are required by the engine of every wall
-    with this name.
+    Some limits are required by the wall itself, in its status. Others are required by the engine
+    for every wall with this name.
 
     Raises:
         WallDown: the wall enforces no limits at all.
@@ -304,7 +321,9 @@ class ImageMissing(SandboxUnavailable):
 
     @classmethod
     def of(cls, image: str, fault: str, remedy: str) -> ImageMissing:
-        """Return the error for an image. `fault` completes the sentence "The image NAME …"."""
+        """Return the error for an image. `fault` completes the sentence "The image NAME …", and
+        `remedy` is a sentence that says what to do.
+        """
         return cls(f"The image {image} {fault}. {remedy}", retryable=False)
 
 
@@ -314,11 +333,11 @@ REMOVE_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class AttachedProgram:
-    """A running program that the operator configured, in a separate container without a guest.
+    """A running program that the operator has configured, in a separate container without a guest.
 
     `reader` reads the program's standard output and error, as multiplexed by Docker. `writer`
     writes to the program's standard input. If the container has a network, both are connected to
-    the container's front, which starts the program.
+    the container's front instead, which starts the program and passes its data on.
     """
 
     reader: asyncio.StreamReader
@@ -326,8 +345,8 @@ class AttachedProgram:
     remove: Callable[[], Awaitable[None]]
 
     async def stop(self) -> None:
-        """End the program by removing its container. If Docker does not respond in time, a later
-        sweep removes the container.
+        """End the program by removing its container. If Docker does not respond in time, the
+        container is removed later, when the wall looks for leftover containers.
         """
         with anyio.CancelScope(shield=True):
             self.writer.close()
@@ -345,8 +364,8 @@ class OpensPrograms(Protocol):
         self, command: tuple[str, ...], env: Mapping[str, str], *, image: str, memory_mb: int,
         has_network: bool = False,
     ) -> AttachedProgram:  # fmt: skip
-        """Start a program in a separate container, and return it. `env` contains the program's
-        environment variables.
+        """Start a program in a separate container, and return it. `command` is the program with its
+        arguments, and `env` contains its environment variables.
 
         Raises:
             ImageMissing: the image does not exist.
@@ -363,7 +382,7 @@ class HasImages(ABC):
 
     @abstractmethod
     def image_for(self, language: str) -> str:
-        """Return the name of the image for programs in a language.
+        """Return the name of the image for programs in this language.
 
         Raises:
             ImageMissing: the image does not exist.
@@ -372,7 +391,7 @@ class HasImages(ABC):
 
     @abstractmethod
     async def look_again(self) -> None:
-        """Query Docker again, and wait a bounded time for the result.
+        """Query Docker for the images again, and wait a bounded time for the result.
 
         Concurrent callers may share one query. A caller never gets the result of a query that began
         before its call.
@@ -383,11 +402,11 @@ class HasImages(ABC):
 
     @abstractmethod
     async def with_additions(self, image: str, wanted: Sequence[str], principal_id: str) -> str:
-        """Return the name of an image that adds to `image` what fulfils these wishes. A part of the
-        engine determines exactly what is added for the principal.
+        """Return the name of an image that consists of `image` and additions for `wanted`, such as
+        package names. A part of the engine determines exactly what is added for the principal.
 
         Raises:
-            InvalidParams: a wish is not allowed or cannot be fulfilled.
+            InvalidParams: something wanted is not allowed or not available.
             SandboxUnavailable: the additions cannot be determined now.
         """
 
@@ -402,7 +421,9 @@ class HasImages(ABC):
 
 
 def pins_of(lock: str) -> tuple[str, ...]:
-    """Return the packages that a lock names, each in the form NAME==VERSION."""
+    """Return the packages that a lock names, each in the form NAME==VERSION. `lock` is the text of
+    the lock.
+    """
     return tuple(line.split()[0] for line in lock.splitlines() if "==" in line)
 
 
@@ -424,7 +445,7 @@ class Walls:
 
 
 class SessionContainer(Protocol):
-    """The container of one session, from its creation to its end.
+    """The container of one session, from the creation of the session to its end.
 
     The container serves one trust domain and one run at a time, and ends with its session.
     """
@@ -435,7 +456,7 @@ class SessionContainer(Protocol):
 
     @property
     def node(self) -> str:
-        """The id of the node on which the container runs, or "" if the engine has no nodes."""
+        """The id of the node on which the container runs. Empty if the engine has no nodes."""
 
     @property
     def languages(self) -> tuple[str, ...]:
@@ -443,10 +464,12 @@ class SessionContainer(Protocol):
 
     @property
     def lock(self) -> str:
-        """The lock of the image's additions, or "" if nothing was added to the image."""
+        """The lock, which lists the packages added to the image with exact versions. Empty if
+        nothing was added.
+        """
 
     async def facts(self) -> JsonObject:
-        """Return the facts of the image that the next run uses, in the form of
+        """Return the facts of the image that the next run uses. They have the form of
         `HasImages.facts_of`.
 
         Raises:
@@ -455,8 +478,8 @@ class SessionContainer(Protocol):
 
     @property
     def lost(self) -> str | None:
-        """A clause that says why the container is permanently lost, or None if it exists or is only
-        stopped.
+        """A clause that says why the container is permanently lost. None if the container exists or
+        is only stopped.
         """
 
     @property
@@ -465,7 +488,9 @@ class SessionContainer(Protocol):
 
     @property
     def is_stopped(self) -> bool:
-        """Whether the container has ended but its disk is kept, so that it can be started again."""
+        """Whether the container has ended, but its disk is kept, so that the container can be
+        started again.
+        """
 
     @property
     def is_away(self) -> bool:
@@ -475,23 +500,23 @@ class SessionContainer(Protocol):
 
     async def stop(self, unless: Callable[[], bool] = lambda: False) -> None:
         """End the container after the current run, but keep its disk. The next `until_free` starts
-        a container for the disk.
+        a new container with this disk.
 
         If `unless` returns True just before the end, the container is not stopped.
         """
 
     def copy_disk(self, copy: str) -> AbstractAsyncContextManager[int]:
         """Copy the container's disk to a disk with the name `copy`, while no run is in progress.
-        The block gets the size of the copy in bytes. The copy is removed after the block, unless
-        the function passed to `SessionWall.spare_copies` returns its name.
+        The block gets the size of the copy in bytes. After the block, the copy is removed, unless
+        the function that was passed to `SessionWall.spare_copies` returns the copy's name.
 
         Raises:
             SandboxUnavailable: there is no room, or the disk could not be copied.
         """
 
     async def restore(self, copy: str) -> None:
-        """Stop the container, and replace its disk with a copy of the disk `copy`. Must not be
-        called during a run.
+        """Stop the container, and replace its disk by a copy of the disk with the name `copy`. Must
+        not be called during a run.
 
         Raises:
             SandboxUnavailable: there is no room, or the disk could not be replaced and is
@@ -500,12 +525,14 @@ class SessionContainer(Protocol):
 
     @property
     def running(self) -> int:
-        """The number of registered processes that run in the container, as last reported."""
+        """The number of registered processes in the container that run, as last reported by the
+        guest.
+        """
 
     async def processes(self, request: JsonObject) -> JsonObject:
         """Send a request about the registered processes, which run independently of calls, and
-        return the result. The request's `do` is `list`, `start`, `read`, `write` or `stop`. The
-        caller has checked the request, which has all fields that the guest needs.
+        return the guest's answer. The request's `do` is `list`, `start`, `read`, `write` or `stop`.
+        The caller has already checked the request, which has all fields that the guest needs.
 
         A request is possible during a run. It neither starts nor thaws the container.
 
@@ -517,8 +544,9 @@ class SessionContainer(Protocol):
         """
 
     async def connect(self, port: int) -> anyio.abc.ByteStream:
-        """Connect to a port on the container's loopback interface. The connection ends when the
-        container ends or is paused. Connecting neither starts nor thaws the container.
+        """Connect to a port on the container's loopback interface, and return the connection. The
+        connection ends when the container ends or is paused. Connecting neither starts nor thaws
+        the container.
 
         Raises:
             InvalidParams: `port` is not a valid port number.
@@ -528,7 +556,7 @@ class SessionContainer(Protocol):
         """
 
     async def pause(self) -> None:
-        """Freeze the container's processes once the container is clean after the last run. Must not
+        """Wait for the cleanup after the last run, then freeze the container's processes. Must not
         be called during a run.
 
         Raises:
@@ -536,8 +564,9 @@ class SessionContainer(Protocol):
         """
 
     async def until_free(self) -> None:
-        """Make the container ready for the next run: thaw it, or start it again. Then wait a
-        bounded time until the container is clean after the last run, or has ended.
+        """Make the container ready for the next run: thaw it if it is frozen, or start it again if
+        it is stopped. Then wait a bounded time for the cleanup after the last run, or until the
+        container has ended.
 
         Raises:
             SandboxUnavailable: the container cannot be thawed or started now.
@@ -548,22 +577,22 @@ class SessionContainer(Protocol):
     ) -> RunEnding:
         """Run a program, and return the ending.
 
-        `until_free` must have returned before. The next run gets the files and variables that this
-        run leaves.
+        The caller must have awaited `until_free` before. The next run gets the files and variables
+        that this run leaves.
         """
 
     def end(self, why: str) -> None:
-        """End the container and everything that runs in it. Does nothing if the container has
-        already ended.
+        """End the container and everything that runs in it. `why` is a clause. Does nothing if the
+        container has already ended.
         """
 
     async def until_gone(self) -> None:
-        """Wait until the container is removed. It must have ended before."""
+        """Wait until the container is removed. The container must already have ended."""
 
 
 FIRST_EPOCH = 1
-"""The epoch of the engine that creates a session. Each engine that takes the session over has a
-higher epoch.
+"""The epoch of the engine that creates a session. Each later engine that takes the session over has
+a higher epoch.
 """
 
 
@@ -583,8 +612,8 @@ class SessionWall(Wall, Protocol):
 
     @property
     def host(self) -> HostSize:
-        """The processors and the memory of the host on which containers run. Both are 0 if they are
-        not known.
+        """The processors and the memory of the host on which containers run. Each is 0 if it is not
+        known.
         """
 
     async def until_host_is_known(self) -> None:
@@ -611,11 +640,12 @@ class SessionWall(Wall, Protocol):
         """Wait a bounded time for a container in which nothing has run, and reserve it for a
         session in this trust domain.
 
-        If `disk_mb` is given, the working directory is a separate disk of this size. Either
-        `additions` or the contents of a `lock` are added to the image.
+        If `disk_mb` is given, the working directory is a separate disk of this size. What is added
+        to the image is given either by `additions`, such as package names, or by `lock`, the lock
+        of an earlier container.
 
         `on_lost` is called once the container has ended for any reason. If the container has a
-        disk, `on_lost` is also called each time that the container is stopped.
+        disk, `on_lost` is also called each time the container is stopped.
 
         Raises:
             InvalidParams: an addition is not allowed or not available.
@@ -624,8 +654,8 @@ class SessionWall(Wall, Protocol):
         """
 
     def spare_copies(self, copies: Callable[[], Iterable[str]]) -> None:
-        """From now on, keep the copies of disks whose names `copies` returns. Other copies are
-        removed. Called before the wall's context is entered.
+        """From now on, keep the copies of disks whose names `copies` returns, and remove other
+        copies. Must be called before the wall's context is entered.
         """
 
     def sweep_soon(self) -> None:
@@ -636,8 +666,9 @@ class SessionWall(Wall, Protocol):
     def fork(
         self, copy: str, session_id: str, home: SessionHome
     ) -> AbstractAsyncContextManager[str]:
-        """Make the disk of a new session from the copy of another session's disk. `home` belongs to
-        the other session, and the new disk is made on the same host.
+        """Make the disk of a new session from a copy of another session's disk. `copy` is the name
+        of the copy, `session_id` the id of the new session, and `home` the home of the other
+        session. The new disk is made on the host of the other session.
 
         The block gets the name for the new session's container, which does not exist yet. If the
         block fails, the new disk is removed.
@@ -648,21 +679,22 @@ class SessionWall(Wall, Protocol):
 
     def expect(self, record: SessionRecord, home: SessionHome) -> None:
         """Protect the container of an earlier engine's session from removal until `resume` is
-        called. Called before the wall's context is entered.
+        called. Must be called before the wall's context is entered.
         """
 
     def resume(
         self, record: SessionRecord, home: SessionHome, on_lost: Callable[[], None]
     ) -> SessionContainer:
-        """Return the container of an earlier engine's session. The container is taken over at the
-        latest when it is first used. The epoch in `home` must be higher than that of every earlier
-        engine.
+        """Return the container of an earlier engine's session. This engine takes the container over
+        when the container is first used, or before. The epoch in `home` must be higher than that of
+        every earlier engine.
         """
 
 
 MAX_FRAME_BYTES = 4 << 20
-"""Size limit of a frame from a guest, in bytes. The largest frame is an ending whose result has the
-size of the output limit, with JSON escapes."""
+"""Maximum size of a frame from a guest, in bytes. The largest frame is an ending whose result is as
+long as the output limit allows and is written with JSON escapes.
+"""
 
 CHUNK_BYTES = 64 * 1024
 """Maximum number of bytes read at once from a program or a worker."""
@@ -677,21 +709,24 @@ QUEUE_PATIENCE_S = 30.0
 class Slots:
     """The limit on concurrent runs behind one wall, and the queue of calls that wait for a slot.
 
-    The queue is limited in length and in time. One principal never has all slots or the whole
-    queue. So its calls, however long they run, never lock out the calls of other principals. `what`
-    completes the sentence "Too many calls wait for …" in errors.
+    At most `most` runs take place at once. The queue is limited in length and in time. One
+    principal never has all slots or the whole queue. So its calls, however long they run, never
+    lock out the calls of other principals. `what` completes the error message "Too many calls wait
+    for …".
     """
 
     def __init__(self, most: int, what: str) -> None:
         self._running = FairShare(most, most - most // 4)
         self._waiting = FairShare(MAX_WAITING, MAX_WAITING // 2)
         self._queue: dict[anyio.Event, str] = {}
-        """Waiting calls in order of arrival: the event that grants a slot → the principal."""
+        """Waiting calls in order of arrival: the event that is set when a slot is granted → the
+        principal's id.
+        """
         self._what = what
 
     async def take(self, principal_id: str) -> None:
-        """Take a slot for a principal. If the principal's share or all slots are in use, wait for a
-        slot at most `QUEUE_PATIENCE_S` seconds.
+        """Take a slot for a principal. If all slots, or all slots of the principal's share, are in
+        use, wait for a slot at most `QUEUE_PATIENCE_S` seconds.
 
         Raises:
             SandboxUnavailable: too many calls are already waiting, or no slot became free in time.
@@ -717,7 +752,7 @@ class Slots:
 
     def leave(self, principal_id: str) -> None:
         """Give back a principal's slot. Then grant the free slots to waiting calls in order of
-        arrival. Calls whose principal has used up its share are passed over.
+        arrival, but pass over calls whose principal has used up its share.
         """
         self._running.give_back(principal_id)
         for turn, waiting in list(self._queue.items()):
@@ -733,22 +768,24 @@ class Slots:
 
 
 LOST = RunEnding(EndedBy.SANDBOX_LOST, "call")
-"""The ending of a run whose guest was lost."""
+"""The ending of a run in a sandbox that was lost."""
 
 _CLAIMABLE = {
     "memory": EndedBy.MEMORY,
     "output": EndedBy.OUTPUT,
     "policy": EndedBy.POLICY,
 }
-"""The failures that a program may claim (ADR 0010)."""
+"""The kinds of failure that a program may claim (ADR 0010), and the endings that result from
+them.
+"""
 
 
 def ending_of_reply(
     reply: JsonObject, *, isolation: str, cpu_ms: float | None, output_bytes: int | None
 ) -> RunEnding:
-    """Return the ending of a run whose process sent `reply` directly to the host.
+    """Return the ending of a run whose process has sent `reply` directly to the host.
 
-    The host has measured `cpu_ms` and `output_bytes`.
+    The host has measured `cpu_ms` and `output_bytes`, and `isolation` is the run's isolation.
     """
     error = reply.get("error")
     result = reply.get("result")
@@ -795,8 +832,8 @@ class Claims(TypedDict):
 
 
 def claims_of(error: object) -> Claims:
-    """Return the fields of a `RunEnding` that describe the error in a program's reply. A field is
-    None if the reply has no value for it.
+    """Return the fields of a `RunEnding` that describe `error`, the error in a program's reply. A
+    field is None if the reply has no value for it.
     """
     found: JsonObject = error if isinstance(error, dict) else {}
     kind, message = (

@@ -1,4 +1,5 @@
-"""All walls of an engine: created from the settings, then started, stopped and reported together.
+"""All walls of an engine. They are created from the settings, and started, stopped and reported
+together.
 
 Host side, used by `compose`.
 """
@@ -65,18 +66,21 @@ def logged(log: Logger, warnings: Collection[str] = WARNINGS) -> OnEvent:
 
 @dataclass(frozen=True, slots=True)
 class OwnWalls:
-    """The kernel's own settings and container wall, from which a part can make its walls."""
+    """The engine's own settings and container wall. A part of the engine can make its walls from
+    them.
+    """
 
     settings: WallSettings
     container: ContainerWall | None
-    """The wall of this machine's containers, which has not started. None if the wall was passed
-    in."""
+    """The wall for containers on this machine, which has not been started. None if the caller of
+    `EngineWalls` has provided another container wall.
+    """
 
 
 NOTHING_GIVEN: Mapping[str, Wall] = MappingProxyType({})
 
 WallsOfParts = Callable[[OwnWalls], Mapping[str, Wall]]
-"""Makes the walls of parts by name."""
+"""Makes the walls of parts. Returns name → wall."""
 
 
 def no_walls(own: OwnWalls) -> Mapping[str, Wall]:
@@ -93,8 +97,8 @@ class EngineWalls:
     None if the engine keeps no state. `jail` and `container`, if given, are used instead of new
     walls.
 
-    `of_parts` makes the walls of parts by name. If a part makes a wall named `container`, that wall
-    runs the engine's containers. A wall in `given` replaces the part's wall with the same name.
+    `of_parts` makes the walls of parts. If a part makes a wall named `container`, that wall runs
+    the engine's containers. A wall in `given` replaces the part's wall with the same name.
     """
 
     def __init__(
@@ -113,7 +117,7 @@ class EngineWalls:
         self._given = given
         self._jail: Wall = jail or JailWall(jailed_paths, settings.jail.limits, on_event=on_event)
         self._own: ContainerWall | None = None
-        """The containers of this machine, if they were not passed in."""
+        """The wall for containers on this machine. None if `container` was given."""
         if container is None:
             self._own = container_wall(settings, state, on_event, eager=state is not None)
         self._added = {**of_parts(OwnWalls(settings, self._own)), **given}
@@ -183,8 +187,8 @@ class EngineWalls:
         return {name: int(count) for name, count in counts.items()}
 
     def readiness(self) -> tuple[bool, dict[str, WallReadiness]]:
-        """Return True if every essential wall is ready. Also return the public part of each wall's
-        report, by the wall's name.
+        """Return whether every essential wall is ready, and the public part of each wall's report,
+        by the wall's name.
         """
         report = self.report()
         is_held = all(wall["ready"] for wall in report.values() if wall["essential"])
